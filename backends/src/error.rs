@@ -1,0 +1,216 @@
+//! The one error type of the project: what went wrong, whose side it is on, whether trying again can help.
+
+use std::fmt;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Whose fault an error is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The program that made the call asked for something impossible.
+    Application,
+    /// The fast pool or the catalog.
+    Cache,
+    /// The bulk pool.
+    Pool,
+    /// FUSE or another kernel interface.
+    Kernel,
+}
+
+/// Whether the same call may succeed later without anybody changing anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    Never,
+    Later,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    NotFound,
+    Exists,
+    NotDirectory,
+    IsDirectory,
+    NotEmpty,
+    PermissionDenied,
+    NotPermitted,
+    NoSpace,
+    Quota,
+    TooLarge,
+    NameTooLong,
+    TooManyLinks,
+    CrossDevice,
+    Unsupported,
+    InvalidInput,
+    ReadOnly,
+    NoAttribute,
+    OutOfRange,
+    Busy,
+    /// The object is no longer the version that the caller named.
+    Stale,
+    /// A conditional change found another version than the expected one; nothing was changed.
+    Conflict,
+    /// A deadline passed.
+    Timeout,
+    /// The pool does not answer or is being recovered.
+    Unavailable,
+    /// Bytes or records that contradict their checksum or each other.
+    Corrupt,
+    /// Anything else, by its errno.
+    Os(i32),
+}
+
+impl ErrorKind {
+    /// The errno that the kernel is given.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::NotFound => libc::ENOENT,
+            Self::Exists => libc::EEXIST,
+            Self::NotDirectory => libc::ENOTDIR,
+            Self::IsDirectory => libc::EISDIR,
+            Self::NotEmpty => libc::ENOTEMPTY,
+            Self::PermissionDenied => libc::EACCES,
+            Self::NotPermitted => libc::EPERM,
+            Self::NoSpace => libc::ENOSPC,
+            Self::Quota => libc::EDQUOT,
+            Self::TooLarge => libc::EFBIG,
+            Self::NameTooLong => libc::ENAMETOOLONG,
+            Self::TooManyLinks => libc::EMLINK,
+            Self::CrossDevice => libc::EXDEV,
+            Self::Unsupported => libc::EOPNOTSUPP,
+            Self::InvalidInput => libc::EINVAL,
+            Self::ReadOnly => libc::EROFS,
+            Self::NoAttribute => libc::ENODATA,
+            Self::OutOfRange => libc::ERANGE,
+            Self::Busy => libc::EBUSY,
+            Self::Stale => libc::ESTALE,
+            Self::Conflict | Self::Corrupt | Self::Unavailable => libc::EIO,
+            Self::Timeout => libc::ETIMEDOUT,
+            Self::Os(errno) => errno,
+        }
+    }
+
+    /// The kind that stands for an errno.
+    pub fn from_errno(errno: i32) -> Self {
+        match errno {
+            libc::ENOENT => Self::NotFound,
+            libc::EEXIST => Self::Exists,
+            libc::ENOTDIR => Self::NotDirectory,
+            libc::EISDIR => Self::IsDirectory,
+            libc::ENOTEMPTY => Self::NotEmpty,
+            libc::EACCES => Self::PermissionDenied,
+            libc::EPERM => Self::NotPermitted,
+            libc::ENOSPC => Self::NoSpace,
+            libc::EDQUOT => Self::Quota,
+            libc::EFBIG => Self::TooLarge,
+            libc::ENAMETOOLONG => Self::NameTooLong,
+            libc::EMLINK => Self::TooManyLinks,
+            libc::EXDEV => Self::CrossDevice,
+            libc::EOPNOTSUPP | libc::ENOSYS => Self::Unsupported,
+            libc::EINVAL => Self::InvalidInput,
+            libc::EROFS => Self::ReadOnly,
+            libc::ENODATA => Self::NoAttribute,
+            libc::ERANGE => Self::OutOfRange,
+            libc::EBUSY => Self::Busy,
+            libc::ESTALE => Self::Stale,
+            libc::ETIMEDOUT => Self::Timeout,
+            other => Self::Os(other),
+        }
+    }
+}
+
+/// What failed, on what, why, and whose side it is on.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    side: Side,
+    context: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// `context` names the operation and the thing, and where it helps the remedy.
+    pub fn new(kind: ErrorKind, side: Side, context: impl Into<String>) -> Self {
+        Self { kind, side, context: context.into(), source: None }
+    }
+
+    /// An error of a system call.
+    pub fn os(errno: i32, side: Side, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::from_errno(errno), side, context)
+    }
+
+    pub fn io(error: std::io::Error, side: Side, context: impl Into<String>) -> Self {
+        let kind = error.raw_os_error().map_or(ErrorKind::Os(libc::EIO), ErrorKind::from_errno);
+        Self { kind, side, context: context.into(), source: Some(Box::new(error)) }
+    }
+
+    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Puts what the caller was doing in front of the context.
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.context = format!("{what}: {}", self.context);
+        self
+    }
+
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    pub fn errno(&self) -> i32 {
+        self.kind.errno()
+    }
+
+    pub fn retry(&self) -> Retry {
+        match self.kind {
+            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Busy | ErrorKind::NoSpace | ErrorKind::Quota => {
+                Retry::Later
+            }
+            ErrorKind::Os(libc::EIO | libc::EINTR | libc::EAGAIN | libc::ENOTCONN | libc::EHOSTDOWN)
+                if self.side == Side::Pool =>
+            {
+                Retry::Later
+            }
+            _ => Retry::Never,
+        }
+    }
+
+    pub fn is(&self, kind: ErrorKind) -> bool {
+        self.kind == kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = std::io::Error::from_raw_os_error(self.errno());
+        let side = match self.side {
+            Side::Application => "request",
+            Side::Cache => "fast pool",
+            Side::Pool => "pool",
+            Side::Kernel => "kernel",
+        };
+        match self.kind {
+            ErrorKind::Conflict => write!(f, "{}: conflicting change in the {side}", self.context)?,
+            ErrorKind::Corrupt => write!(f, "{}: corrupt data in the {side}", self.context)?,
+            ErrorKind::Unavailable => write!(f, "{}: the {side} does not answer", self.context)?,
+            _ => write!(f, "{}: {why} ({side})", self.context)?,
+        }
+        if let Some(source) = &self.source {
+            if !matches!(self.kind, ErrorKind::Os(_)) && source.downcast_ref::<std::io::Error>().is_none() {
+                write!(f, ": {source}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|s| s as _)
+    }
+}

@@ -1,0 +1,19 @@
+//! The bytes of the pool: the [`Pool`] trait, one module for each kind of pool, decorators, and the
+//! conformance suite that every pool must pass. Nothing here knows of FUSE, the catalog or policy.
+
+pub mod conformance;
+pub mod decorators;
+pub mod dir;
+mod error;
+pub mod memory;
+mod path;
+mod pool;
+mod types;
+
+pub use error::{Error, ErrorKind, Result, Retry, Side};
+pub use path::PoolPath;
+pub use pool::{Listing, Piece, Pieces, Pool, RESERVED_PREFIX};
+pub use types::{
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, RenameMode, SetAttrs, Space, Stat, Time,
+    Version,
+};

@@ -1,0 +1,101 @@
+//! The trait that every pool implements.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+
+use crate::{Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat};
+use crate::Version;
+
+/// A piece of an object's content. Between pieces are holes, which read as zeros.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset in bytes from the start of the object.
+    pub offset: u64,
+    pub data: Bytes,
+}
+
+/// The content of an object: pieces in ascending order that do not overlap.
+pub type Pieces<'a> = BoxStream<'a, Result<Piece>>;
+
+/// The entries of a directory, in pages, in no particular order.
+pub type Listing = BoxStream<'static, Result<Vec<DirEntry>>>;
+
+/// Names that a pool uses for its own unfinished work start with this; listings never show them, and
+/// [`Pool`] callers may not use them.
+pub const RESERVED_PREFIX: &[u8] = b".forebay~";
+
+/// Bulk storage: big, shared, slow, and changed by others at any time.
+///
+/// Every call is cancel-safe in the sense that dropping its future leaves the pool as it was or as the call
+/// would have left it. A call that changes something is durable when it returns, except where said; names
+/// become durable at [`Pool::sync_dir`] of the directory that holds them.
+#[async_trait]
+pub trait Pool: Send + Sync + 'static {
+    fn capabilities(&self) -> &Capabilities;
+
+    /// How a person would name it: its URL, without secrets.
+    fn url(&self) -> String;
+
+    /// The attributes of what `path` names; a symlink is not followed.
+    async fn stat(&self, path: &PoolPath) -> Result<Stat>;
+
+    /// The entries of a directory, each with its attributes. An entry that vanishes meanwhile is left out.
+    async fn list(&self, path: &PoolPath) -> Result<Listing>;
+
+    /// Reads a range of one version: `Stale` where the object is, or becomes while it is read, another one.
+    /// Shorter than asked for only at the end of the object.
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes>;
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>>;
+
+    /// Replaces or creates a whole object of `size` bytes in one step that no reader sees the middle of, and
+    /// makes its content durable. `Conflict` and no change where the target is not as `expected`.
+    async fn put(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        content: Pieces<'_>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat>;
+
+    /// Overwrites a range in place (capability `ranged_write`); grows the object where the range ends behind
+    /// its end.
+    async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat>;
+
+    async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat>;
+
+    async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat>;
+
+    /// Makes an empty file, a fifo, a socket or a device file.
+    async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat>;
+
+    /// Gives the object at `existing` another name. `Exists` where `new` exists.
+    async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat>;
+
+    /// Removes anything but a directory. `Conflict` and no change where it is not as `expected`.
+    async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()>;
+
+    /// Removes an empty directory.
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()>;
+
+    /// Gives an object another name and returns its attributes under it.
+    async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat>;
+
+    async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat>;
+
+    /// All extended attributes with their values, those that ACLs are kept in among them.
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+
+    async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()>;
+
+    async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()>;
+
+    /// Makes the names in a directory durable.
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()>;
+
+    async fn space(&self) -> Result<Space>;
+}

@@ -1,0 +1,228 @@
+//! What a pool says of its objects, and what it is told.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl FileKind {
+    /// The `S_IFMT` bits of the kind.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Self::File => libc::S_IFREG,
+            Self::Directory => libc::S_IFDIR,
+            Self::Symlink => libc::S_IFLNK,
+            Self::Fifo => libc::S_IFIFO,
+            Self::Socket => libc::S_IFSOCK,
+            Self::CharDevice => libc::S_IFCHR,
+            Self::BlockDevice => libc::S_IFBLK,
+        }
+    }
+
+    /// The kind in an `st_mode`; `None` for what POSIX does not know.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & libc::S_IFMT {
+            libc::S_IFREG => Self::File,
+            libc::S_IFDIR => Self::Directory,
+            libc::S_IFLNK => Self::Symlink,
+            libc::S_IFIFO => Self::Fifo,
+            libc::S_IFSOCK => Self::Socket,
+            libc::S_IFCHR => Self::CharDevice,
+            libc::S_IFBLK => Self::BlockDevice,
+            _ => return None,
+        })
+    }
+}
+
+/// A moment, as POSIX counts it: seconds since 1970 (may be negative) and nanoseconds below 10^9.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Time {
+    pub secs: i64,
+    pub nanos: u32,
+}
+
+impl Time {
+    pub fn now() -> Self {
+        SystemTime::now().into()
+    }
+}
+
+impl From<SystemTime> for Time {
+    fn from(time: SystemTime) -> Self {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(d) => Self { secs: d.as_secs() as i64, nanos: d.subsec_nanos() },
+            Err(before) => {
+                let d = before.duration();
+                match d.subsec_nanos() {
+                    0 => Self { secs: -(d.as_secs() as i64), nanos: 0 },
+                    n => Self { secs: -(d.as_secs() as i64) - 1, nanos: 1_000_000_000 - n },
+                }
+            }
+        }
+    }
+}
+
+impl From<Time> for SystemTime {
+    fn from(time: Time) -> Self {
+        let nanos = Duration::from_nanos(u64::from(time.nanos));
+        if time.secs >= 0 {
+            UNIX_EPOCH + Duration::from_secs(time.secs as u64) + nanos
+        } else {
+            UNIX_EPOCH - Duration::from_secs(time.secs.unsigned_abs()) + nanos
+        }
+    }
+}
+
+/// What identifies one state of one object in a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Version {
+    /// A file system's: every change of content or attributes changes at least `ctime`.
+    Inode { dev: u64, ino: u64, mtime: Time, ctime: Time, size: u64 },
+    /// An object store's.
+    Tag { etag: String, size: u64, mtime: Time },
+}
+
+impl Version {
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Inode { size, .. } | Self::Tag { size, .. } => *size,
+        }
+    }
+
+    /// The same object with the same content as far as can be told when only names or attributes were
+    /// changed, which moves `ctime` alone.
+    pub fn same_content(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Inode { dev, ino, mtime, size, .. },
+                Self::Inode { dev: dev2, ino: ino2, mtime: mtime2, size: size2, .. },
+            ) => (dev, ino, mtime, size) == (dev2, ino2, mtime2, size2),
+            (a, b) => a == b,
+        }
+    }
+
+    /// The same object by identity, whatever its content is now.
+    pub fn same_object(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Inode { dev, ino, .. }, Self::Inode { dev: dev2, ino: ino2, .. }) => (dev, ino) == (dev2, ino2),
+            (a, b) => a == b,
+        }
+    }
+}
+
+/// The attributes of an object in a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    pub kind: FileKind,
+    /// Permission bits, set-id bits and the sticky bit: at most 0o7777.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    /// Device number of a device file, in `dev_t` encoding; 0 for the rest.
+    pub rdev: u64,
+    pub size: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub version: Version,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    pub name: Vec<u8>,
+    pub stat: Stat,
+}
+
+/// The attributes that a new object is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attrs {
+    /// At most 0o7777.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime: Time,
+    pub mtime: Time,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Changes of attributes; `None` leaves one as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SetAttrs {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+}
+
+/// What a conditional change expects to find at its target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    Absent,
+    Version(Version),
+    Anything,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RenameMode {
+    /// What is at the target is replaced, atomically where the pool can.
+    Replace,
+    /// Fails with `Exists` where the target exists.
+    NoReplace,
+    /// Both exist and change places.
+    Exchange,
+}
+
+/// How a pool keeps its word on [`Expected`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConditionalPut {
+    /// Test and change are one step: of many writers one wins.
+    Atomic,
+    /// The test is made right before the change; a writer in between is not seen.
+    Checked,
+}
+
+/// What a pool can hold and do. What it cannot is a value, not a surprise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Metadata calls are answered from this machine, without a network: they may be made inline.
+    pub local: bool,
+    pub symlinks: bool,
+    pub hard_links: bool,
+    pub special_files: bool,
+    pub xattrs: bool,
+    /// Owner, group and mode can be set by this process.
+    pub owners: bool,
+    pub rename: bool,
+    pub rename_exchange: bool,
+    pub ranged_write: bool,
+    pub sparse: bool,
+    pub conditional_put: ConditionalPut,
+    /// Nanoseconds between distinguishable timestamps.
+    pub time_granularity_ns: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+    pub read_only: bool,
+}
+
+/// Sizes of the store behind a pool, in bytes and files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub available_bytes: u64,
+    pub total_files: u64,
+    pub free_files: u64,
+}
