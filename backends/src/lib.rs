@@ -7,6 +7,7 @@ pub mod dir;
 mod error;
 pub mod memory;
 mod path;
+mod pieces;
 mod pool;
 mod types;
 
@@ -14,6 +15,5 @@ pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use path::PoolPath;
 pub use pool::{Listing, Piece, Pieces, Pool, RESERVED_PREFIX};
 pub use types::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, RenameMode, SetAttrs, Space, Stat, Time,
-    Version,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, RenameMode, SetAttrs, Space, Stat, Time, Version,
 };

@@ -1,1 +1,395 @@
-//! Under construction.
+//! A pool in memory, for tests: full POSIX semantics without permission checks, every capability, atomic
+//! conditional changes, and a logical clock, so that the same calls give the same answers in every run.
+
+mod content;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+
+use crate::pieces::PieceOrder;
+use crate::{
+    Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, Listing, Pieces, Pool,
+    PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version,
+};
+
+use content::Content;
+use tree::{Body, Outcome, ROOT, Tree};
+
+/// Entries in one page of a listing.
+const PAGE_ENTRIES: usize = 1_000;
+const DEFAULT_CAPACITY_BYTES: u64 = 1 << 40;
+/// Linux's limits.
+const XATTR_NAME_MAX: usize = 255;
+const XATTR_SIZE_MAX: usize = 65_536;
+const XATTR_NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
+
+/// A file tree in memory.
+pub struct MemoryPool {
+    tree: Mutex<Tree>,
+    capabilities: Capabilities,
+}
+
+/// What [`MemoryPool::snapshot`] says of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotEntry {
+    pub kind: FileKind,
+    pub mode: u32,
+    /// 0 for directories.
+    pub size: u64,
+    /// Empty for all but files.
+    pub content: Bytes,
+    /// Empty for all but symlinks.
+    pub target: Vec<u8>,
+    pub nlink: u32,
+}
+
+impl Default for MemoryPool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryPool {
+    pub fn new() -> Self {
+        Self::with_capabilities(Self::all_capabilities())
+    }
+
+    /// A pool that can less. What it cannot is refused with `Unsupported`, or `ReadOnly`.
+    pub fn with_capabilities(capabilities: Capabilities) -> Self {
+        Self { tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)), capabilities }
+    }
+
+    pub fn all_capabilities() -> Capabilities {
+        Capabilities {
+            local: true,
+            symlinks: true,
+            hard_links: true,
+            special_files: true,
+            xattrs: true,
+            owners: true,
+            rename: true,
+            rename_exchange: true,
+            ranged_write: true,
+            sparse: true,
+            conditional_put: ConditionalPut::Atomic,
+            time_granularity_ns: 1,
+            name_max: 255,
+            read_only: false,
+        }
+    }
+
+    /// Bytes of content that fit from now on; what is more is refused with `NoSpace`.
+    pub fn set_capacity_bytes(&self, bytes: u64) {
+        self.tree.lock().capacity_bytes = bytes;
+    }
+
+    /// The whole tree but for its root, sorted by path.
+    pub fn snapshot(&self) -> BTreeMap<PoolPath, SnapshotEntry> {
+        let tree = self.tree.lock();
+        let mut all = BTreeMap::new();
+        let mut open = vec![(PoolPath::root(), ROOT)];
+        while let Some((path, ino)) = open.pop() {
+            let Ok(entries) = tree.entries(ino) else { continue };
+            for (name, ino) in entries {
+                let path = path.join(name);
+                let Ok(node) = tree.node(*ino) else { continue };
+                let (size, content, target) = match &node.body {
+                    Body::File(content) => (content.size(), content.read(0..u64::MAX), Vec::new()),
+                    Body::Symlink(target) => (target.len() as u64, Bytes::new(), target.clone()),
+                    _ => (0, Bytes::new(), Vec::new()),
+                };
+                if matches!(node.body, Body::Directory(_)) {
+                    open.push((path.clone(), *ino));
+                }
+                let (kind, mode, nlink) = (node.kind(), node.mode, node.nlink);
+                all.insert(path, SnapshotEntry { kind, mode, size, content, target, nlink });
+            }
+        }
+        all
+    }
+
+    /// Runs one operation on the tree; its error is told with `what` and `path`.
+    fn with<T>(&self, what: &str, path: &PoolPath, work: impl FnOnce(&mut Tree) -> Outcome<T>) -> Result<T> {
+        let answer = if path.is_reserved() { Err(ErrorKind::InvalidInput) } else { work(&mut self.tree.lock()) };
+        answer.map_err(|kind| Error::new(kind, Side::Pool, format!("{what} {path} in memory")))
+    }
+
+    fn change<T>(&self, what: &str, path: &PoolPath, work: impl FnOnce(&mut Tree) -> Outcome<T>) -> Result<T> {
+        let read_only = self.capabilities.read_only;
+        self.with(what, path, |tree| if read_only { Err(ErrorKind::ReadOnly) } else { work(tree) })
+    }
+
+    fn require(&self, able: bool, what: &str, path: &PoolPath) -> Result<()> {
+        if able {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, Side::Pool, format!("{what} {path} in memory")))
+    }
+}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryPool").field("objects", &self.tree.lock().len()).finish_non_exhaustive()
+    }
+}
+
+fn check_expected(tree: &Tree, ino: Option<tree::Ino>, expected: &Expected) -> Outcome<()> {
+    let as_expected = match (expected, ino) {
+        (Expected::Anything, _) | (Expected::Absent, None) => true,
+        (Expected::Absent, Some(_)) | (Expected::Version(_), None) => false,
+        (Expected::Version(version), Some(ino)) => tree.stat(ino)?.version.same_content(version),
+    };
+    if as_expected { Ok(()) } else { Err(ErrorKind::Conflict) }
+}
+
+fn check_xattr(name: &[u8], value: &[u8], kind: FileKind) -> Outcome<()> {
+    if name.len() > XATTR_NAME_MAX {
+        return Err(ErrorKind::OutOfRange);
+    }
+    if value.len() > XATTR_SIZE_MAX {
+        return Err(ErrorKind::Os(libc::E2BIG));
+    }
+    if !XATTR_NAMESPACES.iter().any(|space| name.starts_with(space)) {
+        return Err(ErrorKind::Unsupported);
+    }
+    // As Linux has it: attributes of users belong to files and directories alone.
+    if name.starts_with(b"user.") && !matches!(kind, FileKind::File | FileKind::Directory) {
+        return Err(ErrorKind::NotPermitted);
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Pool for MemoryPool {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn url(&self) -> String {
+        "memory:".to_owned()
+    }
+
+    async fn stat(&self, path: &PoolPath) -> Result<Stat> {
+        self.with("stat", path, |tree| tree.stat(tree.lookup(path)?))
+    }
+
+    async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        let entries = self.with("list", path, |tree| {
+            let entries = tree.entries(tree.lookup(path)?)?;
+            entries.iter().map(|(name, ino)| Ok(DirEntry { name: name.clone(), stat: tree.stat(*ino)? })).collect()
+        })?;
+        let entries: Vec<DirEntry> = entries;
+        let pages: Vec<_> = entries.chunks(PAGE_ENTRIES).map(|page| Ok(page.to_vec())).collect();
+        Ok(stream::iter(pages).boxed())
+    }
+
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        self.with("read", path, |tree| {
+            let ino = tree.lookup(path)?;
+            let Body::File(content) = &tree.node(ino)?.body else {
+                let directory = tree.node(ino)?.kind() == FileKind::Directory;
+                return Err(if directory { ErrorKind::IsDirectory } else { ErrorKind::InvalidInput });
+            };
+            if range.start > range.end {
+                return Err(ErrorKind::InvalidInput);
+            }
+            if tree.stat(ino)?.version != *version {
+                return Err(ErrorKind::Stale);
+            }
+            Ok(content.read(range))
+        })
+    }
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
+        self.with("readlink", path, |tree| match &tree.node(tree.lookup(path)?)?.body {
+            Body::Symlink(target) => Ok(target.clone()),
+            _ => Err(ErrorKind::InvalidInput),
+        })
+    }
+
+    async fn put(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        mut content: Pieces<'_>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let mut order = PieceOrder::new(size);
+        let mut pieces = Vec::new();
+        while let Some(piece) = content.next().await {
+            let piece = piece?;
+            order.check(&piece)?;
+            pieces.push(piece);
+        }
+        self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "put attributes of", path)?;
+        self.change("put", path, |tree| {
+            if path.is_root() {
+                return Err(ErrorKind::IsDirectory);
+            }
+            for (name, value) in &attrs.xattrs {
+                check_xattr(name, value, FileKind::File)?;
+            }
+            let slot = tree.slot(path)?;
+            check_expected(tree, slot.ino, expected)?;
+            let ino = tree.replace(&slot, Content::from_pieces(size, pieces), attrs)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
+        self.require(self.capabilities.ranged_write, "write", path)?;
+        self.change("write", path, |tree| {
+            let ino = tree.lookup(path)?;
+            if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
+                return Err(ErrorKind::TooLarge);
+            }
+            tree.rewrite(ino, |content| content.write(offset, data))?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
+        self.change("mkdir", path, |tree| {
+            let ino = tree.create(path, Body::Directory(BTreeMap::new()), attrs)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
+        self.require(self.capabilities.symlinks, "symlink", path)?;
+        self.change("symlink", path, |tree| {
+            if target.is_empty() {
+                return Err(ErrorKind::NotFound);
+            }
+            let attrs = Attrs { mode: 0o777, ..attrs.clone() };
+            let ino = tree.create(path, Body::Symlink(target.to_vec()), &attrs)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
+        self.require(self.capabilities.special_files || kind == FileKind::File, "mknod", path)?;
+        self.change("mknod", path, |tree| {
+            let body = match kind {
+                FileKind::File => Body::File(Content::default()),
+                FileKind::Fifo | FileKind::Socket => Body::Special(kind, 0),
+                FileKind::CharDevice | FileKind::BlockDevice => Body::Special(kind, rdev),
+                FileKind::Directory | FileKind::Symlink => return Err(ErrorKind::InvalidInput),
+            };
+            let ino = tree.create(path, body, attrs)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
+        self.require(self.capabilities.hard_links, "link", new)?;
+        self.change("link", new, |tree| {
+            if existing.is_reserved() {
+                return Err(ErrorKind::InvalidInput);
+            }
+            let ino = tree.link(existing, new)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
+        self.change("remove", path, |tree| {
+            if path.is_root() {
+                return Err(ErrorKind::IsDirectory);
+            }
+            let slot = tree.slot(path)?;
+            match (slot.ino, expected) {
+                (None, Expected::Absent) => return Ok(()),
+                (None, _) => return Err(ErrorKind::NotFound),
+                (Some(_), _) => check_expected(tree, slot.ino, expected)?,
+            }
+            let ino = slot.ino.ok_or(ErrorKind::NotFound)?;
+            if tree.node(ino)?.kind() == FileKind::Directory {
+                return Err(ErrorKind::IsDirectory);
+            }
+            tree.detach(&slot, ino)
+        })
+    }
+
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
+        self.change("rmdir", path, |tree| tree.remove_dir(path))
+    }
+
+    async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
+        self.require(self.capabilities.rename, "rename", from)?;
+        self.require(self.capabilities.rename_exchange || mode != RenameMode::Exchange, "exchange", from)?;
+        self.change(&format!("rename {from} to"), to, |tree| {
+            if from.is_reserved() {
+                return Err(ErrorKind::InvalidInput);
+            }
+            let ino = tree.rename(from, to, mode)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
+        self.change("set attributes of", path, |tree| {
+            let ino = tree.lookup(path)?;
+            let owners = self.capabilities.owners;
+            let changes = SetAttrs {
+                uid: changes.uid.filter(|_| owners),
+                gid: changes.gid.filter(|_| owners),
+                ..changes.clone()
+            };
+            tree.set_attrs(ino, &changes)?;
+            tree.stat(ino)
+        })
+    }
+
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.require(self.capabilities.xattrs, "list extended attributes of", path)?;
+        self.with("list extended attributes of", path, |tree| {
+            let xattrs = &tree.node(tree.lookup(path)?)?.xattrs;
+            Ok(xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
+        })
+    }
+
+    async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()> {
+        self.require(self.capabilities.xattrs, "set an extended attribute of", path)?;
+        self.change("set an extended attribute of", path, |tree| {
+            let ino = tree.lookup(path)?;
+            check_xattr(name, value, tree.node(ino)?.kind())?;
+            tree.change_xattrs(ino, |xattrs| {
+                xattrs.insert(name.to_vec(), value.to_vec());
+                Ok(())
+            })
+        })
+    }
+
+    async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {
+        self.require(self.capabilities.xattrs, "remove an extended attribute of", path)?;
+        self.change("remove an extended attribute of", path, |tree| {
+            let ino = tree.lookup(path)?;
+            tree.change_xattrs(ino, |xattrs| xattrs.remove(name).map(drop).ok_or(ErrorKind::NoAttribute))
+        })
+    }
+
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
+        self.with("sync", path, |tree| tree.entries(tree.lookup(path)?).map(drop))
+    }
+
+    async fn space(&self) -> Result<Space> {
+        let tree = self.tree.lock();
+        let free = tree.capacity_bytes.saturating_sub(tree.used_bytes);
+        Ok(Space {
+            total_bytes: tree.capacity_bytes,
+            free_bytes: free,
+            available_bytes: free,
+            total_files: u64::from(u32::MAX),
+            free_files: u64::from(u32::MAX).saturating_sub(tree.len()),
+        })
+    }
+}

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RESERVED_PREFIX;
+
 /// A path relative to the pool's root. Components are byte strings without `/` and NUL, never empty,
 /// `.` or `..`; the empty path is the root.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
@@ -67,6 +69,11 @@ impl PoolPath {
         ancestor.is_root()
             || self.0 == ancestor.0
             || (self.0.starts_with(&ancestor.0) && self.0[ancestor.0.len()] == b'/')
+    }
+
+    /// Whether a name on the path is one that pools keep for their own unfinished work.
+    pub fn is_reserved(&self) -> bool {
+        self.components().any(|name| name.starts_with(RESERVED_PREFIX))
     }
 
     pub fn as_bytes(&self) -> &[u8] {

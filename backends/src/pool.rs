@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-use crate::{Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat};
 use crate::Version;
+use crate::{Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat};
 
 /// A piece of an object's content. Between pieces are holes, which read as zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
