@@ -1,0 +1,62 @@
+//! Which content goes first when the fast pool is full: the [`Evictor`] trait, and one policy per file.
+//!
+//! A policy only orders; what may go at all (clean, unleased, not open) is the caller's knowledge, and is asked for
+//! through `may_evict`.
+
+mod queue;
+mod s3fifo;
+#[cfg(test)]
+mod tests;
+
+pub use s3fifo::S3Fifo;
+
+/// One policy. Keys are opaque content ids, sizes are bytes on the fast pool. Not `Sync`: the caller locks.
+///
+/// The policy never evicts by itself: it may hold more than its capacity until the caller asks for victims.
+pub trait Evictor: Send {
+    /// Takes in new content, or content that came back. A key that is already here is resized instead.
+    fn insert(&mut self, key: u64, bytes: u64);
+
+    /// Notes a touch. Unknown keys are ignored.
+    fn access(&mut self, key: u64);
+
+    /// Notes that the content is now `bytes` long on the fast pool. Unknown keys are ignored.
+    fn resize(&mut self, key: u64, bytes: u64);
+
+    /// Forgets content that is gone for a reason other than eviction, also from what is remembered of the evicted.
+    /// Unknown keys are ignored.
+    fn remove(&mut self, key: u64);
+
+    /// Takes out the next victim that `may_evict` allows, and remembers it if the policy remembers such victims.
+    /// `None` if nothing that is here may go.
+    ///
+    /// The first key for which `may_evict` says true *is* the victim and is asked nothing more, so the caller may claim
+    /// the content inside the closure. Refused keys stay. A call does at most a small multiple of [`Evictor::len`]
+    /// steps; one that found nothing has done them all, so don't repeat it before something has changed.
+    fn evict(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
+
+    /// How many contents are here.
+    fn len(&self) -> usize;
+
+    /// The sum of their sizes; `u64::MAX` if it does not fit.
+    fn bytes(&self) -> u64;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+type Build = fn(u64) -> Box<dyn Evictor>;
+
+/// A new policy is one new file and one line here.
+const POLICIES: &[(&str, Build)] = &[("s3fifo", |capacity_bytes| Box::new(S3Fifo::new(capacity_bytes)))];
+
+/// The policy that the configuration calls `name`, for a fast pool of `capacity_bytes`; `None` if there is none.
+pub fn by_name(name: &str, capacity_bytes: u64) -> Option<Box<dyn Evictor>> {
+    POLICIES.iter().find(|(known, _)| *known == name).map(|(_, build)| build(capacity_bytes))
+}
+
+/// The names that [`by_name`] knows, for messages and help texts.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    POLICIES.iter().map(|(name, _)| *name)
+}

@@ -1,0 +1,4 @@
+//! Decisions, and nothing else: no I/O, no clock, no threads. What a decision needs to know is passed in, so that every
+//! one of them can be replayed and tested.
+
+pub mod eviction;
