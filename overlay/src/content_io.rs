@@ -1,0 +1,119 @@
+//! How the daemon itself reads and writes content files on the fast pool: fetched chunks in, chunks to flush out.
+//! Resident files that are open in passthrough mode never come by here.
+
+mod plain;
+#[cfg(test)]
+mod tests;
+mod uring;
+
+use std::collections::TryReserveError;
+use std::fs::File;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use plain::Plain;
+use uring::{Limits, Uring};
+
+/// The largest offset that Linux has (`loff_t`).
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// Positioned I/O on content files. Errors are of [`Side::Cache`].
+///
+/// The number of operations under way is bounded; further ones wait for their turn. Two operations on overlapping
+/// ranges have no order unless one is awaited before the other begins.
+///
+/// Dropping a future does not recall an operation that has begun: it runs on, keeps its file open and its buffer
+/// allocated until the kernel is done with them, and may change the file after the drop. Whoever truncates or reuses
+/// the range must await the operation instead.
+#[async_trait]
+pub trait ContentIo: Send + Sync + 'static {
+    /// Writes all of `data` at byte `offset`; short writes are continued. After an error any part of it may have been
+    /// written. The file must not be open with `O_APPEND`.
+    ///
+    /// Errors: `NoSpace` and `Quota` as the fast pool says; `TooLarge` past the largest offset.
+    async fn write_at(&self, file: Arc<File>, offset: u64, data: Bytes) -> Result<()>;
+
+    /// Reads up to `len` bytes at byte `offset`; fewer only at the end of the file, none past it.
+    async fn read_at(&self, file: Arc<File>, offset: u64, len: usize) -> Result<Bytes>;
+
+    /// Makes what was written durable: `fdatasync` if `data_only` (size included, times not), else `fsync`. Covers the
+    /// operations that were awaited before.
+    async fn sync(&self, file: Arc<File>, data_only: bool) -> Result<()>;
+
+    /// `"io_uring"` or `"plain"`.
+    fn name(&self) -> &'static str;
+}
+
+/// Which implementation is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// What works here; io_uring before plain.
+    #[default]
+    Auto,
+    /// io_uring; a reason is given if it is not to be had.
+    Uring,
+    /// `pread` and `pwrite` on tokio's blocking threads.
+    Plain,
+}
+
+/// io_uring if it was not declined and the kernel lets a round trip through it, else plain. The text says why io_uring
+/// was asked for and is not used. Blocks for at most five seconds, usually for a millisecond.
+///
+/// The plain one must be used within a tokio runtime.
+pub fn open(choice: Choice) -> (Arc<dyn ContentIo>, Option<String>) {
+    match choice {
+        Choice::Plain => (Arc::new(Plain::new()), None),
+        Choice::Auto | Choice::Uring => open_uring_or_plain(Limits::DEFAULT),
+    }
+}
+
+fn open_uring_or_plain(limits: Limits) -> (Arc<dyn ContentIo>, Option<String>) {
+    match Uring::start(limits) {
+        Ok(uring) => (Arc::new(uring), None),
+        Err(reason) => (Arc::new(Plain::new()), Some(reason)),
+    }
+}
+
+/// Refuses writes that end past the largest offset. (An offset of -1 means "the file's position" to io_uring.)
+fn check_write(offset: u64, len: usize) -> Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= OFFSET_MAX => Ok(()),
+        _ => Err(Error::new(ErrorKind::TooLarge, Side::Cache, describe("write", offset, len))),
+    }
+}
+
+/// How much of a read lies below the largest offset. Refuses offsets past it.
+fn clip_read(offset: u64, len: usize) -> Result<usize> {
+    match OFFSET_MAX.checked_sub(offset) {
+        Some(room) => Ok(usize::try_from(room).unwrap_or(usize::MAX).min(len)),
+        None => Err(Error::new(ErrorKind::InvalidInput, Side::Cache, describe("read", offset, len))),
+    }
+}
+
+/// An empty buffer with room for `len` bytes; an error where there is no such memory, rather than an abort.
+fn buffer_for(offset: u64, len: usize) -> Result<Vec<u8>> {
+    let no_memory =
+        |error: TryReserveError| Error::os(libc::ENOMEM, Side::Cache, describe("read", offset, len)).with_source(error);
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(no_memory)?;
+    Ok(buffer)
+}
+
+/// Gives memory back that a short read did not need: the bytes may live long in somebody's cache.
+fn into_bytes(mut buffer: Vec<u8>) -> Bytes {
+    if buffer.len() < buffer.capacity() / 2 {
+        buffer.shrink_to_fit();
+    }
+    Bytes::from(buffer)
+}
+
+fn describe(what: &str, offset: u64, len: usize) -> String {
+    format!("{what} {len} bytes at offset {offset} of a content file")
+}
+
+fn describe_sync(data_only: bool) -> String {
+    format!("{} of a content file", if data_only { "fdatasync" } else { "fsync" })
+}

@@ -1,0 +1,212 @@
+//! The thread that owns the ring: takes operations in, submits them, continues short ones, answers.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+
+use super::op::{Next, Op};
+use super::wake::Wake;
+use super::{Limits, stopped};
+
+/// Marks the completion of the wake-up; operations are marked by their slot.
+const WAKE: u64 = u64::MAX;
+
+/// Rest after the kernel had no memory for a submission and there was nothing else to do.
+const KERNEL_BUSY_REST: Duration = Duration::from_millis(1);
+
+pub(super) struct Driver {
+    ring: IoUring,
+    limits: Limits,
+    inbox: mpsc::Receiver<Op>,
+    wake: Arc<Wake>,
+    in_flight: InFlight,
+    /// Slots of operations that are to be submitted.
+    ready: VecDeque<usize>,
+    /// Slot and result of each completion that was found; empty but for its memory between two looks.
+    completions: Vec<(u64, i32)>,
+    /// All senders are gone: what is in flight is finished, nothing else comes.
+    closing: bool,
+}
+
+impl Driver {
+    pub fn new(ring: IoUring, limits: Limits, inbox: mpsc::Receiver<Op>, wake: Arc<Wake>) -> Self {
+        Self {
+            ring,
+            limits,
+            inbox,
+            wake,
+            in_flight: InFlight::default(),
+            ready: VecDeque::new(),
+            completions: Vec::new(),
+            closing: false,
+        }
+    }
+
+    /// Returns when the inbox is closed and all operations are done, or when the kernel refuses the ring. The latter
+    /// is not known to happen; it ends all operations with an error.
+    pub fn run(mut self) {
+        if let Err(error) = self.work() {
+            tracing::error!(%error, "the kernel refuses the ring: content I/O has stopped");
+        }
+    }
+
+    fn work(&mut self) -> io::Result<()> {
+        while !self.closing || !self.in_flight.is_empty() {
+            self.fill_submissions();
+            self.enter()?;
+            self.take_completions()?;
+        }
+        Ok(())
+    }
+
+    /// What does not fit waits for the next turn.
+    fn fill_submissions(&mut self) {
+        let mut submissions = self.ring.submission();
+        if !self.closing && !self.in_flight.wake_armed && !submissions.is_full() {
+            let number: *mut u64 = &mut *self.in_flight.wake_number;
+            let entry = opcode::Read::new(types::Fd(self.wake.raw_fd()), number.cast(), size_of::<u64>() as u32)
+                .build()
+                .user_data(WAKE);
+            self.in_flight.wake_armed = true;
+            // SAFETY: the number and the eventfd live until the completion, or are leaked (see `InFlight`).
+            let pushed = unsafe { submissions.push(&entry) };
+            assert!(pushed.is_ok(), "there was room");
+        }
+        while !submissions.is_full() {
+            let Some(slot) = self.ready.pop_front() else { break };
+            let entry = self.in_flight.op(slot).entry(self.limits.step_bytes).user_data(slot as u64);
+            // SAFETY: buffer and file belong to the operation, which stays in its slot until the completion, or is
+            // leaked (see `InFlight`).
+            let pushed = unsafe { submissions.push(&entry) };
+            assert!(pushed.is_ok(), "there was room");
+        }
+    }
+
+    /// Submits and waits for at least one completion, unless disturbed.
+    fn enter(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(()),
+                // No memory for a submission, or completions that have overflowed must be taken first. What was not
+                // taken by the kernel stays in the queue.
+                Some(libc::EAGAIN | libc::EBUSY) => {
+                    if self.ring.completion().is_empty() {
+                        thread::sleep(KERNEL_BUSY_REST);
+                    }
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Completions that have overflowed come at the next turn: the kernel keeps them (`IORING_FEAT_NODROP`).
+    fn take_completions(&mut self) -> io::Result<()> {
+        let mut completions = mem::take(&mut self.completions);
+        completions.extend(self.ring.completion().map(|completion| (completion.user_data(), completion.result())));
+        for (user_data, result) in completions.drain(..) {
+            if user_data == WAKE {
+                self.in_flight.wake_armed = false;
+                self.woken(result)?;
+                continue;
+            }
+            let slot = user_data as usize;
+            match self.in_flight.op(slot).complete(result) {
+                Next::Submit => self.ready.push_back(slot),
+                Next::Finish(result) => self.in_flight.take(slot).finish(result),
+            }
+        }
+        self.completions = completions;
+        Ok(())
+    }
+
+    fn woken(&mut self, result: i32) -> io::Result<()> {
+        if result < 0 && !matches!(-result, libc::EINTR | libc::EAGAIN) {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        self.wake.acknowledge();
+        loop {
+            match self.inbox.try_recv() {
+                Ok(op) => {
+                    let slot = self.in_flight.put(op);
+                    self.ready.push_back(slot);
+                }
+                Err(mpsc::TryRecvError::Empty) => return Ok(()),
+                Err(mpsc::TryRecvError::Disconnected) => {
+                    self.closing = true;
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Everything that the kernel may be reading from or writing to.
+///
+/// Closing a ring does not wait for its operations. So what is still here when this is dropped, because the thread
+/// panicked or the kernel refused the ring, is leaked: lost memory is better than foreign bytes in it.
+#[derive(Default)]
+struct InFlight {
+    /// No longer than the most operations that the callers were permitted at once.
+    slots: Vec<Option<Op>>,
+    free: Vec<usize>,
+    /// What the eventfd is read into; of no interest.
+    wake_number: Box<u64>,
+    wake_armed: bool,
+}
+
+impl InFlight {
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len() && !self.wake_armed
+    }
+
+    fn put(&mut self, op: Op) -> usize {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        assert!(self.slots[slot].is_none(), "slot {slot} is free");
+        self.slots[slot] = Some(op);
+        slot
+    }
+
+    fn op(&mut self, slot: usize) -> &mut Op {
+        match &mut self.slots[slot] {
+            Some(op) => op,
+            None => panic!("slot {slot} holds an operation"),
+        }
+    }
+
+    fn take(&mut self, slot: usize) -> Op {
+        match self.slots[slot].take() {
+            Some(op) => {
+                self.free.push(slot);
+                op
+            }
+            None => panic!("slot {slot} holds an operation"),
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.wake_armed {
+            mem::forget(mem::take(&mut self.wake_number));
+        }
+        for op in self.slots.drain(..).flatten() {
+            op.abandon(stopped());
+        }
+    }
+}
+
+/// Ends as the thread does when it panics with `op` under way.
+#[cfg(test)]
+pub(super) fn die_with(op: Op) {
+    InFlight::default().put(op);
+}

@@ -1,0 +1,141 @@
+//! One operation under way: what the kernel reads from or writes to, and who waits for it.
+
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use io_uring::{opcode, squeue, types};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use crate::content_io::into_bytes;
+
+/// Interruptions without progress after which an operation is given up.
+const INTERRUPTIONS_MAX: u32 = 1000;
+
+pub(super) enum Request {
+    Write(Bytes),
+    /// `buffer` starts empty and has room for `len` bytes.
+    Read {
+        buffer: Vec<u8>,
+        len: usize,
+    },
+    Sync {
+        data_only: bool,
+    },
+}
+
+/// What a completion means for the operation.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// The rest is to be submitted.
+    Submit,
+    Finish(io::Result<()>),
+}
+
+/// The buffer does not move in memory while this is moved: it is on the heap, or static.
+pub(super) struct Op {
+    file: Arc<File>,
+    offset: u64,
+    request: Request,
+    done_bytes: usize,
+    /// What the submission under way asks for; 0 for a sync.
+    step_bytes: usize,
+    /// Since the last progress.
+    interruptions: u32,
+    reply: oneshot::Sender<io::Result<Bytes>>,
+    /// Back when the operation is dropped, be its future alive or not.
+    permit: OwnedSemaphorePermit,
+}
+
+impl Op {
+    pub fn new(
+        file: Arc<File>,
+        offset: u64,
+        request: Request,
+        reply: oneshot::Sender<io::Result<Bytes>>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { file, offset, request, done_bytes: 0, step_bytes: 0, interruptions: 0, reply, permit }
+    }
+
+    /// The next submission, of at most `step_bytes_max`. Whoever submits it must not touch or drop `self` before its
+    /// completion has come.
+    pub fn entry(&mut self, step_bytes_max: usize) -> squeue::Entry {
+        let fd = types::Fd(self.file.as_raw_fd());
+        let at = self.offset + self.done_bytes as u64;
+        self.step_bytes = (self.len() - self.done_bytes).min(step_bytes_max);
+        let step = u32::try_from(self.step_bytes).unwrap_or(u32::MAX);
+        match &mut self.request {
+            Request::Write(data) => opcode::Write::new(fd, data[self.done_bytes..].as_ptr(), step).offset(at).build(),
+            Request::Read { buffer, .. } => {
+                let room = buffer.spare_capacity_mut().as_mut_ptr().cast();
+                opcode::Read::new(fd, room, step).offset(at).build()
+            }
+            Request::Sync { data_only } => {
+                let flags = if *data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
+                opcode::Fsync::new(fd).flags(flags).build()
+            }
+        }
+    }
+
+    /// Takes in the result of the submission under way: a count of bytes, or a negated errno.
+    pub fn complete(&mut self, result: i32) -> Next {
+        let Ok(moved) = usize::try_from(result) else {
+            return self.failed(-result);
+        };
+        assert!(moved <= self.step_bytes, "the kernel moved {moved} of {} bytes", self.step_bytes);
+        self.interruptions = 0;
+        self.done_bytes += moved;
+        match &mut self.request {
+            Request::Sync { .. } => return Next::Finish(Ok(())),
+            Request::Write(_) if moved == 0 => return Next::Finish(Err(io::ErrorKind::WriteZero.into())),
+            Request::Write(_) => {}
+            Request::Read { buffer, .. } => {
+                // SAFETY: the kernel has initialised so much, within the room of the entry.
+                unsafe { buffer.set_len(self.done_bytes) };
+                if moved == 0 {
+                    return Next::Finish(Ok(())); // the end of the file
+                }
+            }
+        }
+        if self.done_bytes == self.len() { Next::Finish(Ok(())) } else { Next::Submit }
+    }
+
+    fn failed(&mut self, errno: i32) -> Next {
+        self.interruptions += 1;
+        if matches!(errno, libc::EINTR | libc::EAGAIN) && self.interruptions <= INTERRUPTIONS_MAX {
+            return Next::Submit;
+        }
+        Next::Finish(Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    fn len(&self) -> usize {
+        match &self.request {
+            Request::Write(data) => data.len(),
+            Request::Read { len, .. } => *len,
+            Request::Sync { .. } => 0,
+        }
+    }
+
+    /// Answers whoever waits, if anybody still does. The kernel must be done with the operation.
+    pub fn finish(self, result: io::Result<()>) {
+        let Self { file, request, reply, permit, .. } = self;
+        let answer = result.map(|()| match request {
+            Request::Read { buffer, .. } => into_bytes(buffer),
+            Request::Write(_) | Request::Sync { .. } => Bytes::new(),
+        });
+        // First, so that who was answered finds the file closed and the turn free.
+        drop((file, permit));
+        let _ = reply.send(answer);
+    }
+
+    /// Answers with an error, and leaks the buffer and the file, because the kernel may still use them.
+    pub fn abandon(self, error: io::Error) {
+        let Self { file, request, reply, .. } = self;
+        mem::forget((file, request));
+        let _ = reply.send(Err(error));
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether io_uring works here: kernels without it, containers that filter it and sysctls that forbid it all differ in
+//! how they say no, so the ring is tried on a file in memory.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd};
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::Limits;
+
+const PATTERN: &[u8; 16] = b"forebay io_uring";
+
+/// A ring that has done a no-op, a write, a sync and a read. The error says what to do about it.
+pub(super) fn working_ring(limits: Limits) -> Result<IoUring, String> {
+    let mut ring = IoUring::builder().dontfork().build(limits.entries).map_err(why_not)?;
+    if !ring.params().is_feature_nodrop() {
+        return Err("the kernel may drop io_uring completions (Linux 5.5 does not)".into());
+    }
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(why_not)?;
+    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Nop::CODE];
+    if !needed.iter().all(|code| probe.is_supported(*code)) {
+        return Err("the kernel's io_uring has no read, write or fsync (Linux 5.6 has)".into());
+    }
+    round_trip(&mut ring).map_err(why_not)?;
+    Ok(ring)
+}
+
+fn why_not(error: io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => "; see sysctl kernel.io_uring_disabled and the container's seccomp profile",
+        Some(libc::ENOSYS) => "; the kernel has none, or a seccomp profile hides it",
+        Some(libc::ENOMEM) => "; raise RLIMIT_MEMLOCK (Linux before 5.12)",
+        _ => "",
+    };
+    format!("io_uring does not work here: {error}{remedy}")
+}
+
+fn round_trip(ring: &mut IoUring) -> io::Result<()> {
+    let file = memfd_create("forebay-probe", MemfdFlags::CLOEXEC)?;
+    let fd = types::Fd(file.as_fd().as_raw_fd());
+    // If a step fails, the kernel may still be at it: then the buffer is leaked.
+    let mut buffer = ManuallyDrop::new(vec![0u8; PATTERN.len()]);
+    let len = PATTERN.len() as u32;
+    one(ring, opcode::Nop::new().build())?;
+    let written = one(ring, opcode::Write::new(fd, PATTERN.as_ptr(), len).offset(0).build())?;
+    one(ring, opcode::Fsync::new(fd).build())?;
+    let read = one(ring, opcode::Read::new(fd, buffer.as_mut_ptr(), len).offset(0).build())?;
+    let buffer = ManuallyDrop::into_inner(buffer);
+    if written != len || read != len || buffer != PATTERN {
+        return Err(io::Error::other("it returned other bytes than were written"));
+    }
+    Ok(())
+}
+
+/// Submits one entry and waits for its result.
+fn one(ring: &mut IoUring, entry: squeue::Entry) -> io::Result<u32> {
+    // SAFETY: the pattern is static and the buffer is leaked unless the completion was seen; likewise nobody reuses the
+    // descriptor for anything that a stray operation could harm, because the ring is given up on errors.
+    unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) => {
+                if let Some(completion) = ring.completion().next() {
+                    return u32::try_from(completion.result())
+                        .map_err(|_| io::Error::from_raw_os_error(-completion.result()));
+                }
+            }
+        }
+    }
+}
