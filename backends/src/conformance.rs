@@ -1,1 +1,124 @@
-//! Under construction.
+//! The suite that every pool must pass, against the real server where it has one.
+//!
+//! A case for a capability that the pool says it lacks asserts the refusal instead: `Unsupported`, and nothing
+//! changed. Each case works in a directory of its own beneath the scratch directory and removes it again.
+
+mod attributes;
+mod conditions;
+mod content;
+mod context;
+mod directories;
+mod errors;
+mod links;
+mod renames;
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use crate::{Pool, PoolPath};
+
+use context::{Context, Outcome};
+
+/// One promise of the [`Pool`] trait and the code that checks it.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub name: &'static str,
+    check: fn(Context) -> BoxFuture<'static, Outcome>,
+}
+
+/// How one case ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CaseResult {
+    pub name: &'static str,
+    /// Why it failed; `None` where it passed.
+    pub failure: Option<String>,
+}
+
+/// How the pool did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The pool's URL.
+    pub pool: String,
+    pub results: Vec<CaseResult>,
+}
+
+impl Report {
+    pub fn passed(&self) -> bool {
+        !self.results.is_empty() && self.results.iter().all(|result| result.failure.is_none())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failed: Vec<_> = self.results.iter().filter(|result| result.failure.is_some()).collect();
+        writeln!(f, "{}: {} of {} cases failed", self.pool, failed.len(), self.results.len())?;
+        for result in failed {
+            writeln!(f, "  {}: {}", result.name, result.failure.as_deref().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+}
+
+/// All cases, in the order in which they run.
+pub fn cases() -> Vec<Case> {
+    [directories::CASES, content::CASES, conditions::CASES, attributes::CASES, links::CASES, renames::CASES]
+        .into_iter()
+        .chain([errors::CASES])
+        .flatten()
+        .copied()
+        .collect()
+}
+
+/// Runs every case in directories beneath `scratch`, an existing directory of the pool, and prints each one's
+/// name and result to standard output. Files of up to 64 MiB are made.
+pub async fn run(pool: Arc<dyn Pool>, scratch: PoolPath) -> Report {
+    let mut results = Vec::new();
+    for case in cases() {
+        let failure = run_case(&pool, &scratch, case).await.err();
+        println!("conformance of {}: {} ... {}", pool.url(), case.name, failure.as_deref().unwrap_or("ok"));
+        results.push(CaseResult { name: case.name, failure });
+    }
+    Report { pool: pool.url(), results }
+}
+
+/// Runs one case.
+pub async fn run_case(pool: &Arc<dyn Pool>, scratch: &PoolPath, case: Case) -> Result<(), String> {
+    let context = Context::new(Arc::clone(pool), scratch, case.name).await?;
+    let outcome = (case.check)(context.clone()).await;
+    let cleaned = context.remove_all().await;
+    outcome.and(cleaned).map_err(|failure| failure.to_string())
+}
+
+/// A table entry for an async function.
+macro_rules! case {
+    ($function:ident) => {
+        $crate::conformance::Case {
+            name: stringify!($function),
+            check: |context| ::futures::FutureExt::boxed($function(context)),
+        }
+    };
+}
+
+/// Fails the case where the condition does not hold.
+macro_rules! ensure {
+    ($condition:expr, $($why:tt)+) => {
+        if !$condition {
+            return Err($crate::conformance::context::Failure::new(format!($($why)+)));
+        }
+    };
+}
+
+/// Fails the case where two values differ, and shows both.
+macro_rules! ensure_eq {
+    ($left:expr, $right:expr, $($what:tt)+) => {{
+        let (left, right) = (&$left, &$right);
+        if left != right {
+            let what = format!($($what)+);
+            return Err($crate::conformance::context::Failure::new(format!("{what}: {left:?} is not {right:?}")));
+        }
+    }};
+}
+
+use {case, ensure, ensure_eq};

@@ -1,1 +1,474 @@
-//! Under construction.
+//! A directory as a pool: of a local file system, or one that the kernel has mounted (NFS, BeeGFS, Lustre).
+//!
+//! All paths are resolved beneath a handle to the root, through no symlink. What is not local is done on
+//! threads that may block, a bounded number of them. A root that vanishes is told as `Unavailable`, never as
+//! files that are not found.
+//!
+//! A file with several hard links is replaced in place, so that its other names go on naming it. That is the
+//! one `put` that is not atomic for programs which read the pool directly; [`Pool::read`] answers `Stale`.
+//!
+//! On kernels before 6.13 two changes within one tick of the clock (up to 10 ms) may leave equal times: see
+//! [`Capabilities::time_granularity_ns`].
+
+mod attrs;
+mod content;
+mod fds;
+mod listing;
+mod names;
+mod probe;
+mod publish;
+mod root;
+mod staging;
+mod stat;
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use rustix::fs::{OFlags, fstatvfs, fsync, ftruncate, readlinkat};
+use rustix::io::Errno;
+use tokio::sync::Semaphore;
+
+use crate::pieces::PieceOrder;
+use crate::{
+    Attrs, Capabilities, Error, ErrorKind, Expected, FileKind, Listing, Piece, Pieces, Pool, PoolPath, RenameMode,
+    Result, SetAttrs, Side, Space, Stat, Version,
+};
+
+use attrs::Target;
+use fds::OpenFiles;
+use listing::OpenListing;
+use probe::Abilities;
+use publish::Publish;
+use root::{Call, Root};
+use staging::Staging;
+use stat::{stat_fd, stat_name};
+
+/// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
+const MAX_BLOCKING_CALLS: usize = 64;
+/// Content is written in batches of about this size.
+const WRITE_BATCH_BYTES: usize = 1 << 20;
+const PUBLISH_LOCKS: usize = 64;
+
+/// A pool in a directory.
+pub struct DirPool {
+    shared: Arc<Shared>,
+    permits: Arc<Semaphore>,
+}
+
+struct Shared {
+    root: Root,
+    abilities: Abilities,
+    files: Arc<OpenFiles>,
+    /// Writers of one name within this process take turns, by the hash of the path.
+    publishing: [Mutex<()>; PUBLISH_LOCKS],
+}
+
+impl fmt::Debug for DirPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirPool").field("root", &self.shared.root.path()).finish_non_exhaustive()
+    }
+}
+
+impl DirPool {
+    /// Opens the directory `root` and finds out what its file system can do; for that two small files are made
+    /// in it for a moment, where it may be written to. May block.
+    pub fn open(root: &Path) -> Result<Self> {
+        let root = Root::open(root)?;
+        let abilities = probe::probe(root.fd()).map_err(|errno| {
+            let what = format!("find out what the file system of {} can do", root.path().display());
+            Error::os(errno.raw_os_error(), Side::Pool, what)
+        })?;
+        let publishing = std::array::from_fn(|_| Mutex::new(()));
+        let shared = Shared { root, abilities, files: Arc::new(OpenFiles::new()), publishing };
+        Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(MAX_BLOCKING_CALLS)) })
+    }
+
+    /// The directory, absolute.
+    pub fn root(&self) -> &Path {
+        self.shared.root.path()
+    }
+
+    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
+    /// their number. Nothing calls this by itself.
+    pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
+        let path = path.clone();
+        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path))).await
+    }
+
+    /// Runs `work` on a thread that may block. It runs to its end, and keeps its permit, even where the caller
+    /// has lost patience.
+    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
+        let stopped = |what: &str| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {what}", self.url()));
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
+        let shared = Arc::clone(&self.shared);
+        let task = tokio::task::spawn_blocking(move || {
+            let answer = work(&shared);
+            drop(permit);
+            answer
+        });
+        task.await.map_err(|failure| stopped("its worker thread ended").with_source(failure))?
+    }
+
+    /// Runs a cheap `work` at once where the answer is on this machine.
+    async fn cheap<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
+        if self.shared.abilities.public.local { work(&self.shared) } else { self.blocking(work).await }
+    }
+
+    async fn next_page(
+        &self,
+        path: PoolPath,
+        mut listing: OpenListing,
+    ) -> Result<Option<(Vec<crate::DirEntry>, OpenListing)>> {
+        self.blocking(move |pool| {
+            let page = listing.next_page(&pool.root, pool.root.call("list", &path))?;
+            Ok(page.map(|page| (page, listing)))
+        })
+        .await
+    }
+
+    fn handle(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), permits: Arc::clone(&self.permits) }
+    }
+}
+
+impl Shared {
+    /// The last step of a `put`, under the lock of the path.
+    fn publish(
+        &self,
+        staging: Staging,
+        path: &PoolPath,
+        size: u64,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let call = self.root.call("put", path);
+        let Some(name) = path.name() else { return Err(call.failed(Errno::ISDIR)) };
+        let may_chown = self.abilities.public.owners;
+        staging.finish(call, size, attrs, may_chown)?;
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        let _turn = self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock();
+        let (rename_noreplace, rename_exchange) =
+            (self.abilities.rename_noreplace, self.abilities.public.rename_exchange);
+        let publish = Publish { call, name, attrs, may_chown, rename_noreplace, rename_exchange };
+        let stat = publish.run(staging, expected)?;
+        if let Expected::Version(replaced) = expected {
+            self.files.forget_object(replaced);
+        }
+        Ok(stat)
+    }
+
+    fn set_attrs(&self, call: Call<'_>, changes: &SetAttrs) -> Result<Stat> {
+        if let Some(size) = changes.size {
+            let (file, _) = content::open_file(&self.root, call, OFlags::WRONLY)?;
+            ftruncate(&file, size).and_then(|()| fsync(&file)).map_err(|errno| call.failed(errno))?;
+        }
+        self.with_object(call, |target, object| {
+            target.change(changes, self.abilities.public.owners)?;
+            target.sync()?;
+            stat_fd(object)
+        })
+    }
+
+    fn with_object<T>(
+        &self,
+        call: Call<'_>,
+        work: impl FnOnce(&Target<'_>, std::os::fd::BorrowedFd<'_>) -> rustix::io::Result<T>,
+    ) -> Result<T> {
+        let object = self.root.object(call.path).map_err(|errno| call.failed(errno))?;
+        let kind = stat_fd(&object).map_err(|errno| call.failed(errno))?.kind;
+        work(&Target::handle(object.as_fd(), kind), object.as_fd()).map_err(|errno| call.failed(errno))
+    }
+
+    fn require(&self, able: bool, call: Call<'_>, why: &str) -> Result<()> {
+        call.check_names()?;
+        if able { Ok(()) } else { Err(call.error(ErrorKind::Unsupported, why)) }
+    }
+
+    fn require_xattrs(&self, call: Call<'_>) -> Result<()> {
+        self.require(self.abilities.public.xattrs, call, "its file system has no extended attributes")
+    }
+}
+
+/// The next pieces of a `put`, about [`WRITE_BATCH_BYTES`] of them; `true` where the stream has ended.
+async fn next_batch(content: &mut Pieces<'_>, order: &mut PieceOrder) -> Result<(Vec<Piece>, bool)> {
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    while bytes < WRITE_BATCH_BYTES {
+        let Some(piece) = content.next().await else { return Ok((batch, true)) };
+        let piece = piece?;
+        order.check(&piece)?;
+        bytes += piece.data.len();
+        batch.push(piece);
+    }
+    Ok((batch, false))
+}
+
+#[async_trait]
+impl Pool for DirPool {
+    fn capabilities(&self) -> &Capabilities {
+        &self.shared.abilities.public
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}", self.shared.root.path().display())
+    }
+
+    async fn stat(&self, path: &PoolPath) -> Result<Stat> {
+        let path = path.clone();
+        self.cheap(move |pool| {
+            let call = pool.root.call("stat", &path);
+            call.check_names()?;
+            if path.is_root() {
+                return stat_fd(pool.root.fd()).map_err(|errno| call.failed(errno));
+            }
+            let (dir, name) = pool.root.slot(&path).map_err(|errno| call.failed(errno))?;
+            stat_name(&dir, name).map_err(|errno| call.failed(errno))
+        })
+        .await
+    }
+
+    async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        let wanted = path.clone();
+        let open = self.blocking(move |pool| {
+            let call = pool.root.call("list", &wanted);
+            call.check_names()?;
+            OpenListing::open(&pool.root, call)
+        });
+        let state = (self.handle(), path.clone(), open.await?);
+        let pages = stream::try_unfold(state, |(pool, path, open)| async move {
+            let next = pool.next_page(path.clone(), open).await?;
+            Ok(next.map(|(page, open)| (page, (pool, path, open))))
+        });
+        Ok(pages.boxed())
+    }
+
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        let (path, wanted) = (path.clone(), version.clone());
+        let reading = self.blocking(move |pool| {
+            let call = pool.root.call("read", &path);
+            call.check_names()?;
+            content::read(&pool.root, &pool.files, call, &wanted, range)
+        });
+        let (data, opened) = reading.await?;
+        if let Some(file) = opened {
+            self.shared.files.keep(version.clone(), file);
+        }
+        Ok(data)
+    }
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
+        let path = path.clone();
+        self.cheap(move |pool| {
+            let call = pool.root.call("readlink", &path);
+            call.check_names()?;
+            let slot = pool.root.slot(&path);
+            let (dir, name) =
+                slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::INVAL } else { errno }))?;
+            let target = readlinkat(&dir, name, Vec::new()).map_err(|errno| call.failed(errno))?;
+            Ok(target.into_bytes())
+        })
+        .await
+    }
+
+    async fn put(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        mut content: Pieces<'_>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let mut order = PieceOrder::new(size);
+        let mut staging: Option<Staging> = None;
+        // A small object takes one trip to a blocking thread.
+        loop {
+            let (batch, last) = next_batch(&mut content, &mut order).await?;
+            let (path, attrs, expected) = (path.clone(), attrs.clone(), expected.clone());
+            let started = staging.take();
+            let step = self.blocking(move |pool| {
+                let call = pool.root.call("put", &path);
+                call.check_names()?;
+                let staging = match started {
+                    Some(staging) => staging,
+                    None => Staging::create(&pool.root, call, !pool.abilities.public.local)?,
+                };
+                staging.write(call, &batch)?;
+                if last { pool.publish(staging, &path, size, &attrs, &expected).map(Err) } else { Ok(Ok(staging)) }
+            });
+            match step.await? {
+                Ok(started) => staging = Some(started),
+                Err(stat) => return Ok(stat),
+            }
+        }
+    }
+
+    async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
+        let path = path.clone();
+        self.blocking(move |pool| {
+            let call = pool.root.call("write", &path);
+            call.check_names()?;
+            content::write_at(&pool.root, call, offset, &data)
+        })
+        .await
+    }
+
+    async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
+        let (path, attrs) = (path.clone(), attrs.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("mkdir", &path);
+            call.check_names()?;
+            names::make(&pool.root, call, &pool.abilities, names::mkdir, FileKind::Directory, &attrs)
+        })
+        .await
+    }
+
+    async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
+        let (path, target, attrs) = (path.clone(), target.to_vec(), attrs.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("symlink", &path);
+            pool.require(pool.abilities.public.symlinks, call, "its file system has no symlinks")?;
+            let make = |dir: &root::Dir<'_>, name: &[u8]| names::symlink(&target, dir, name);
+            names::make(&pool.root, call, &pool.abilities, make, FileKind::Symlink, &attrs)
+        })
+        .await
+    }
+
+    async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
+        let (path, attrs) = (path.clone(), attrs.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("mknod", &path);
+            // Fifos and sockets need no privilege.
+            let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+            let able = pool.abilities.public.special_files || !device;
+            pool.require(able, call, "device files need CAP_MKNOD and a file system that has them")?;
+            let make = |dir: &root::Dir<'_>, name: &[u8]| names::mknod(kind, rdev, dir, name);
+            names::make(&pool.root, call, &pool.abilities, make, kind, &attrs)
+        })
+        .await
+    }
+
+    async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
+        let (existing, new) = (existing.clone(), new.clone());
+        self.blocking(move |pool| {
+            pool.root.call("link", &existing).check_names()?;
+            let call = pool.root.call("link", &new);
+            pool.require(pool.abilities.public.hard_links, call, "its file system has no hard links")?;
+            names::link(&pool.root, call, &existing, &pool.abilities)
+        })
+        .await
+    }
+
+    async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
+        let (path, expected) = (path.clone(), expected.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("remove", &path);
+            call.check_names()?;
+            if let Some(removed) = names::remove(&pool.root, call, &expected)? {
+                pool.files.forget_object(&removed.version);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
+        let path = path.clone();
+        self.blocking(move |pool| {
+            let call = pool.root.call("rmdir", &path);
+            call.check_names()?;
+            names::remove_dir(&pool.root, call)
+        })
+        .await
+    }
+
+    async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
+        let (from, to) = (from.clone(), to.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("rename", &from);
+            call.check_names()?;
+            pool.root.call("rename to", &to).check_names()?;
+            names::rename(&pool.root, call, &to, mode, &pool.abilities)
+        })
+        .await
+    }
+
+    async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
+        let (path, changes) = (path.clone(), changes.clone());
+        self.blocking(move |pool| {
+            let call = pool.root.call("set attributes of", &path);
+            call.check_names()?;
+            pool.set_attrs(call, &changes)
+        })
+        .await
+    }
+
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let path = path.clone();
+        self.cheap(move |pool| {
+            let call = pool.root.call("list extended attributes of", &path);
+            pool.require_xattrs(call)?;
+            pool.with_object(call, |target, _| target.xattrs())
+        })
+        .await
+    }
+
+    async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()> {
+        let (path, name, value) = (path.clone(), name.to_vec(), value.to_vec());
+        self.blocking(move |pool| {
+            let call = pool.root.call("set an extended attribute of", &path);
+            pool.require_xattrs(call)?;
+            pool.with_object(call, |target, _| target.set_xattr(&name, &value).and_then(|()| target.sync()))
+        })
+        .await
+    }
+
+    async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {
+        let (path, name) = (path.clone(), name.to_vec());
+        self.blocking(move |pool| {
+            let call = pool.root.call("remove an extended attribute of", &path);
+            pool.require_xattrs(call)?;
+            pool.with_object(call, |target, _| target.remove_xattr(&name).and_then(|()| target.sync()))
+        })
+        .await
+    }
+
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
+        let path = path.clone();
+        self.blocking(move |pool| {
+            let call = pool.root.call("sync", &path);
+            call.check_names()?;
+            let dir = pool.root.open_directory(&path).map_err(|errno| call.failed(errno))?;
+            match fsync(&dir) {
+                // A file system without anything to sync for a directory.
+                Ok(()) | Err(Errno::INVAL) => Ok(()),
+                Err(errno) => Err(call.failed(errno)),
+            }
+        })
+        .await
+    }
+
+    async fn space(&self) -> Result<Space> {
+        self.blocking(|pool| {
+            let root = PoolPath::root();
+            let call = pool.root.call("ask for the space of", &root);
+            let vfs = fstatvfs(pool.root.fd()).map_err(|errno| call.failed(errno))?;
+            Ok(Space {
+                total_bytes: vfs.f_blocks.saturating_mul(vfs.f_frsize),
+                free_bytes: vfs.f_bfree.saturating_mul(vfs.f_frsize),
+                available_bytes: vfs.f_bavail.saturating_mul(vfs.f_frsize),
+                total_files: vfs.f_files,
+                free_files: vfs.f_ffree,
+            })
+        })
+        .await
+    }
+}

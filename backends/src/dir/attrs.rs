@@ -1,0 +1,198 @@
+//! Attributes and extended attributes of objects.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, chmod, chownat, fchmod, fchown,
+    fgetxattr, flistxattr, fremovexattr, fsetxattr, fsync, futimens, getxattr, listxattr, open, removexattr, setxattr,
+    utimensat,
+};
+use rustix::io::Errno;
+
+use crate::{Attrs, FileKind, SetAttrs, Time};
+
+/// The kernel's limit for a list of names and for a value.
+const XATTR_BUFFER_BYTES: usize = 64 * 1024;
+
+/// Attributes that a file system keeps for itself; they mean nothing on another object and are not copied.
+const INTERNAL_XATTRS: [&[u8]; 12] = [
+    b"lustre.",
+    b"trusted.lov",
+    b"trusted.lma",
+    b"trusted.link",
+    b"trusted.fid",
+    b"trusted.som",
+    b"trusted.hsm",
+    b"trusted.lmv",
+    b"trusted.dmv",
+    b"trusted.version",
+    b"trusted.overlay.",
+    b"user.fhgfs",
+];
+
+/// An object by a handle. One that was opened without access to the content (`O_PATH`) is reached through
+/// `/proc/self/fd`, which names the object itself, a symlink too.
+pub(super) struct Target<'a> {
+    fd: BorrowedFd<'a>,
+    by_proc: Option<String>,
+    kind: FileKind,
+}
+
+impl<'a> Target<'a> {
+    pub(super) fn opened(fd: BorrowedFd<'a>, kind: FileKind) -> Self {
+        Self { fd, by_proc: None, kind }
+    }
+
+    pub(super) fn handle(fd: BorrowedFd<'a>, kind: FileKind) -> Self {
+        Self { fd, by_proc: Some(format!("/proc/self/fd/{}", fd.as_raw_fd())), kind }
+    }
+
+    /// Gives a new object its attributes. Owners come before extended attributes (a change of owner drops
+    /// `security.capability`), these before the mode (ACLs change it) and the times last.
+    pub(super) fn apply(&self, attrs: &Attrs, may_chown: bool) -> rustix::io::Result<()> {
+        self.chown(Some(attrs.uid), Some(attrs.gid), may_chown)?;
+        for (name, value) in &attrs.xattrs {
+            self.set_xattr(name, value)?;
+        }
+        if self.kind != FileKind::Symlink {
+            self.chmod(attrs.mode)?;
+        }
+        self.set_times(Some(attrs.atime), Some(attrs.mtime))
+    }
+
+    /// Changes everything but the size.
+    pub(super) fn change(&self, changes: &SetAttrs, may_chown: bool) -> rustix::io::Result<()> {
+        if changes.uid.is_some() || changes.gid.is_some() {
+            self.chown(changes.uid, changes.gid, may_chown)?;
+        }
+        if let Some(mode) = changes.mode {
+            if self.kind == FileKind::Symlink {
+                return Err(Errno::OPNOTSUPP);
+            }
+            self.chmod(mode)?;
+        }
+        if changes.atime.is_some() || changes.mtime.is_some() {
+            self.set_times(changes.atime, changes.mtime)?;
+        }
+        Ok(())
+    }
+
+    fn chown(&self, uid: Option<u32>, gid: Option<u32>, may_chown: bool) -> rustix::io::Result<()> {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        let done = match &self.by_proc {
+            None => fchown(self.fd, uid, gid),
+            Some(_) => chownat(self.fd, c"", uid, gid, AtFlags::EMPTY_PATH),
+        };
+        match done {
+            Err(Errno::PERM) if !may_chown => Ok(()),
+            other => other,
+        }
+    }
+
+    fn chmod(&self, mode: u32) -> rustix::io::Result<()> {
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        match &self.by_proc {
+            None => fchmod(self.fd, mode),
+            Some(path) => chmod(path, mode),
+        }
+    }
+
+    fn set_times(&self, atime: Option<Time>, mtime: Option<Time>) -> rustix::io::Result<()> {
+        let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
+        match &self.by_proc {
+            None => futimens(self.fd, &times),
+            Some(path) => utimensat(CWD, path, &times, AtFlags::empty()),
+        }
+    }
+
+    /// Makes changed attributes durable. Symlinks and special files cannot be synced by themselves; they are
+    /// with the directory that holds them.
+    pub(super) fn sync(&self) -> rustix::io::Result<()> {
+        let Some(path) = &self.by_proc else { return fsync(self.fd) };
+        if !matches!(self.kind, FileKind::File | FileKind::Directory) {
+            return Ok(());
+        }
+        match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
+            Ok(opened) => fsync(opened).or_else(|errno| if errno == Errno::INVAL { Ok(()) } else { Err(errno) }),
+            // The right to change attributes does not bring the right to read.
+            Err(Errno::ACCESS) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub(super) fn set_xattr(&self, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
+        match &self.by_proc {
+            None => fsetxattr(self.fd, name, value, XattrFlags::empty()),
+            Some(path) => setxattr(path, name, value, XattrFlags::empty()),
+        }
+    }
+
+    pub(super) fn remove_xattr(&self, name: &[u8]) -> rustix::io::Result<()> {
+        match &self.by_proc {
+            None => fremovexattr(self.fd, name),
+            Some(path) => removexattr(path, name),
+        }
+    }
+
+    /// All extended attributes but those that the file system keeps for itself.
+    pub(super) fn xattrs(&self) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut buffer = Vec::with_capacity(XATTR_BUFFER_BYTES);
+        match &self.by_proc {
+            None => flistxattr(self.fd, spare_capacity(&mut buffer))?,
+            Some(path) => listxattr(path, spare_capacity(&mut buffer))?,
+        };
+        let names: Vec<Vec<u8>> = buffer.split(|b| *b == 0).map(<[u8]>::to_vec).collect();
+        let mut xattrs = Vec::new();
+        for name in names {
+            if name.is_empty() || INTERNAL_XATTRS.iter().any(|internal| name.starts_with(internal)) {
+                continue;
+            }
+            buffer.clear();
+            let got = match &self.by_proc {
+                None => fgetxattr(self.fd, &name[..], spare_capacity(&mut buffer)),
+                Some(path) => getxattr(path, &name[..], spare_capacity(&mut buffer)),
+            };
+            match got {
+                Ok(_) => xattrs.push((name, buffer.clone())),
+                // Removed since it was listed, or listed but not for this process to see.
+                Err(Errno::NODATA) => {}
+                Err(Errno::PERM | Errno::ACCESS) if !name.starts_with(b"user.") => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(xattrs)
+    }
+
+    /// Removes what `keep` does not have: what a replaced object would have lost by itself.
+    pub(super) fn remove_other_xattrs(&self, keep: &[(Vec<u8>, Vec<u8>)]) -> rustix::io::Result<()> {
+        let present = match self.xattrs() {
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            other => other?,
+        };
+        for (name, _) in present {
+            if keep.iter().any(|(kept, _)| *kept == name) || name == b"security.selinux" {
+                continue;
+            }
+            match self.remove_xattr(&name) {
+                Ok(()) | Err(Errno::NODATA) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn timespec(time: Option<Time>) -> Timespec {
+    match time {
+        Some(time) => Timespec { tv_sec: time.secs, tv_nsec: i64::from(time.nanos) },
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    }
+}
+
+/// A new object's handle with its attributes applied; what `fd` is must have been made by the caller.
+pub(super) fn dress<Fd: AsFd>(fd: Fd, kind: FileKind, attrs: &Attrs, may_chown: bool) -> rustix::io::Result<()> {
+    let target = Target::handle(fd.as_fd(), kind);
+    target.apply(attrs, may_chown)?;
+    target.sync()
+}

@@ -1,0 +1,124 @@
+//! Reading a version of a file, and writing into one in place.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{Mode, OFlags, fdatasync, openat};
+use rustix::io::{Errno, pread};
+
+use crate::{ErrorKind, FileKind, Result, Stat, Version};
+
+use super::fds::OpenFiles;
+use super::root::{Call, Root};
+use super::staging::write_all;
+use super::stat::{stat_fd, stat_fd_cached, stat_name};
+
+/// Opens a regular file; anything else is refused before it is opened, because opening a device acts on it.
+pub(super) fn open_file(root: &Root, call: Call<'_>, flags: OFlags) -> Result<(OwnedFd, Stat)> {
+    let slot = root.slot(call.path);
+    let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
+    check_kind(call, &stat_name(&dir, name).map_err(|errno| call.failed(errno))?)?;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = match openat(&dir, name, flags, Mode::empty()) {
+        Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
+            openat(&dir, name, flags - OFlags::NOATIME, Mode::empty())
+        }
+        other => other,
+    };
+    let file = opened.map_err(|errno| call.failed(errno))?;
+    let stat = stat_fd(&file).map_err(|errno| call.failed(errno))?;
+    check_kind(call, &stat)?;
+    Ok((file, stat))
+}
+
+fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
+    match stat.kind {
+        FileKind::File => Ok(()),
+        FileKind::Directory => Err(call.failed(Errno::ISDIR)),
+        _ => Err(call.error(ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+/// Whether an open file still is `version`. Its name may have gone: that moves `ctime`, but the file that has
+/// lost its last name can be opened by nobody any more, so that equal times and size mean equal content.
+fn is_still(stat: &Stat, version: &Version) -> bool {
+    stat.version == *version || (stat.nlink == 0 && stat.version.same_content(version))
+}
+
+/// Reads `range` of `version`, through a file kept open from an earlier read where there is one.
+/// The file to keep is returned where it was opened just now.
+pub(super) fn read(
+    root: &Root,
+    files: &OpenFiles,
+    call: Call<'_>,
+    version: &Version,
+    range: Range<u64>,
+) -> Result<(Bytes, Option<Arc<OwnedFd>>)> {
+    if range.start > range.end {
+        return Err(call.error(ErrorKind::InvalidInput, "the range ends before it starts"));
+    }
+    if let Some(file) = files.get(version) {
+        if stat_fd_cached(&*file).is_ok_and(|stat| is_still(&stat, version)) {
+            return read_open(call, &file, version, range).map(|data| (data, None));
+        }
+        files.forget(version);
+    }
+    let (file, stat) = open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?;
+    if stat.version != *version {
+        return Err(call.error(ErrorKind::Stale, "it was changed by another writer"));
+    }
+    let file = Arc::new(file);
+    let data = read_open(call, &file, version, range)?;
+    Ok((data, Some(file)))
+}
+
+fn read_open(call: Call<'_>, file: &OwnedFd, version: &Version, range: Range<u64>) -> Result<Bytes> {
+    let length = range.end.min(version.size()).saturating_sub(range.start);
+    let length = usize::try_from(length).map_err(|_| call.error(ErrorKind::TooLarge, "the range is too long"))?;
+    let mut buffer = Vec::new();
+    if buffer.try_reserve_exact(length).is_err() {
+        return Err(call.error(ErrorKind::Os(libc::ENOMEM), "there is no memory for the range"));
+    }
+    while buffer.len() < length {
+        let at = range.start + buffer.len() as u64;
+        let missing = length - buffer.len();
+        // The vector may have got more room than asked for.
+        let got = if buffer.capacity() - buffer.len() == missing {
+            pread(file, spare_capacity(&mut buffer), at)
+        } else {
+            read_exactly_missing(file, &mut buffer, missing, at)
+        };
+        match got {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(call.failed(errno)),
+        }
+    }
+    let after = stat_fd_cached(file).map_err(|errno| call.failed(errno))?;
+    if !is_still(&after, version) || buffer.len() < length {
+        return Err(call.error(ErrorKind::Stale, "it was changed by another writer"));
+    }
+    Ok(buffer.into())
+}
+
+fn read_exactly_missing(file: &OwnedFd, buffer: &mut Vec<u8>, missing: usize, at: u64) -> rustix::io::Result<usize> {
+    let filled = buffer.len();
+    buffer.resize(filled + missing, 0);
+    let got = pread(file, &mut buffer[filled..], at);
+    buffer.truncate(filled + *got.as_ref().unwrap_or(&0));
+    got
+}
+
+/// Overwrites a range in place and makes it durable.
+pub(super) fn write_at(root: &Root, call: Call<'_>, offset: u64, data: &[u8]) -> Result<Stat> {
+    let (file, _) = open_file(root, call, OFlags::WRONLY)?;
+    if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
+        return Err(call.error(ErrorKind::TooLarge, "no file reaches that far"));
+    }
+    let written = write_all(&file, data, offset).and_then(|()| fdatasync(&file));
+    written.map_err(|errno| call.failed(errno))?;
+    stat_fd(&file).map_err(|errno| call.failed(errno))
+}

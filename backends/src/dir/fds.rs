@@ -1,0 +1,106 @@
+//! Files that are kept open between ranged reads of one version.
+
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::Version;
+
+/// Files kept open by one pool.
+const MAX_OPEN_FILES: NonZeroUsize = match NonZeroUsize::new(64) {
+    Some(files) => files,
+    None => NonZeroUsize::MIN,
+};
+/// A removed file takes space as long as it is open, so none stays for long unused.
+const MAX_IDLE: Duration = Duration::from_secs(10);
+const REAP_EVERY: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Kept {
+    file: Arc<OwnedFd>,
+    last_use: Instant,
+}
+
+/// Open files by the version that they were when they were opened.
+#[derive(Debug)]
+pub(super) struct OpenFiles {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    files: LruCache<Version, Kept>,
+    /// A task runs that closes idle files; it ends when none is left.
+    reaping: bool,
+}
+
+impl OpenFiles {
+    pub(super) fn new() -> Self {
+        Self { state: Mutex::new(State { files: LruCache::new(MAX_OPEN_FILES), reaping: false }) }
+    }
+
+    pub(super) fn get(&self, version: &Version) -> Option<Arc<OwnedFd>> {
+        let mut state = self.state.lock();
+        let kept = state.files.get_mut(version)?;
+        kept.last_use = Instant::now();
+        Some(Arc::clone(&kept.file))
+    }
+
+    /// Must be called within a tokio runtime.
+    pub(super) fn keep(self: &Arc<Self>, version: Version, file: Arc<OwnedFd>) {
+        let mut state = self.state.lock();
+        let evicted = state.files.push(version, Kept { file, last_use: Instant::now() });
+        let start = !std::mem::replace(&mut state.reaping, true);
+        drop(state);
+        drop(evicted);
+        if start {
+            tokio::spawn(reap(Arc::downgrade(self)));
+        }
+    }
+
+    pub(super) fn forget(&self, version: &Version) {
+        let file = self.state.lock().files.pop(version);
+        drop(file);
+    }
+
+    /// Forgets every version of one object: a file that this pool removes shall not go on taking space.
+    pub(super) fn forget_object(&self, version: &Version) {
+        let mut gone = Vec::new();
+        let mut state = self.state.lock();
+        let versions: Vec<_> =
+            state.files.iter().map(|(kept, _)| kept.clone()).filter(|kept| kept.same_object(version)).collect();
+        for version in versions {
+            gone.extend(state.files.pop(&version));
+        }
+        drop(state);
+        drop(gone);
+    }
+
+    /// Takes out what is idle; `false` where nothing is left to look after.
+    fn take_idle(&self, idle: &mut Vec<Kept>) -> bool {
+        let mut state = self.state.lock();
+        while state.files.peek_lru().is_some_and(|(_, kept)| kept.last_use.elapsed() >= MAX_IDLE) {
+            idle.extend(state.files.pop_lru().map(|(_, kept)| kept));
+        }
+        state.reaping = !state.files.is_empty();
+        state.reaping
+    }
+}
+
+async fn reap(files: Weak<OpenFiles>) {
+    loop {
+        tokio::time::sleep(REAP_EVERY).await;
+        let Some(files) = files.upgrade() else { return };
+        let mut idle = Vec::new();
+        let go_on = files.take_idle(&mut idle);
+        // Closing a file of a network file system may wait for its server.
+        tokio::task::spawn_blocking(move || drop(idle));
+        if !go_on {
+            return;
+        }
+    }
+}

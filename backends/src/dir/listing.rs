@@ -1,0 +1,98 @@
+//! Directories, page by page, and the removal of what dead writers left in them.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Dir as Entries, unlinkat};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::{DirEntry, RESERVED_PREFIX, Result};
+
+use super::root::{Call, Root};
+use super::staging::{PUT_PREFIX, boot_id};
+use super::stat::{stat_name, stat_name_cached};
+
+/// Entries in one page.
+const PAGE_ENTRIES: usize = 1_000;
+/// An unfinished file younger than this may belong to a writer on another node that still lives.
+const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// A directory that is being listed.
+pub(super) struct OpenListing {
+    entries: Entries,
+    any: bool,
+}
+
+impl OpenListing {
+    pub(super) fn open(root: &Root, call: Call<'_>) -> Result<Self> {
+        let opened = root.open_directory(call.path).and_then(Entries::new);
+        Ok(Self { entries: opened.map_err(|errno| call.failed(errno))?, any: false })
+    }
+
+    /// The next entries; `None` at the end.
+    pub(super) fn next_page(&mut self, root: &Root, call: Call<'_>) -> Result<Option<Vec<DirEntry>>> {
+        let mut page = Vec::new();
+        while page.len() < PAGE_ENTRIES {
+            let Some(entry) = self.entries.read() else { break };
+            let entry = entry.map_err(|errno| call.failed(errno))?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." || name.starts_with(RESERVED_PREFIX) {
+                continue;
+            }
+            let dir = self.entries.fd().map_err(|errno| call.failed(errno))?;
+            match stat_name_cached(dir, name) {
+                Ok(stat) => page.push(DirEntry { name: name.to_vec(), stat }),
+                Err(Errno::NOENT | Errno::STALE) => {}
+                Err(errno) => return Err(call.failed(errno).context(format!("stat {}", name.escape_ascii()))),
+            }
+        }
+        if !page.is_empty() {
+            self.any = true;
+            return Ok(Some(page));
+        }
+        if !self.any {
+            // Nothing at all is what a pool that was unmounted shows, too.
+            root.verify()?;
+        }
+        Ok(None)
+    }
+}
+
+/// Removes the unfinished files of dead writers from one directory and returns how many there were.
+pub(super) fn sweep(root: &Root, call: Call<'_>) -> Result<u64> {
+    let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
+    let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
+    let mut removed = 0;
+    while let Some(entry) = entries.read() {
+        let entry = entry.map_err(|errno| call.failed(errno))?;
+        let name = entry.file_name().to_bytes();
+        if !is_abandoned(&dir, name) {
+            continue;
+        }
+        match unlinkat(&dir, name, AtFlags::empty()) {
+            Ok(()) => removed += 1,
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(call.failed(errno).context(format!("remove {}", name.escape_ascii()))),
+        }
+    }
+    Ok(removed)
+}
+
+fn is_abandoned(dir: &OwnedFd, name: &[u8]) -> bool {
+    let Some(writer) = name.strip_prefix(PUT_PREFIX).and_then(|rest| std::str::from_utf8(rest).ok()) else {
+        return false;
+    };
+    let mut parts = writer.split('-');
+    let (Some(boot), Some(pid)) = (parts.next(), parts.next().and_then(|pid| pid.parse::<i32>().ok())) else {
+        return false;
+    };
+    // `ctime`, because a finished file has been given the times of the original.
+    let old = stat_name(dir, name)
+        .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= SWEEP_AGE));
+    old && (boot != boot_id() || !is_alive(pid))
+}
+
+fn is_alive(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}

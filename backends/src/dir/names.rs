@@ -1,0 +1,136 @@
+//! Making, linking, renaming and removing names.
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat, renameat_with, symlinkat,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::{Attrs, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Stat};
+
+use super::attrs::dress;
+use super::probe::Abilities;
+use super::root::{Call, Dir, Root};
+use super::stat::{stat_fd, stat_name};
+
+/// The slot for a new name: for the root, which exists, `Exists`.
+fn new_slot<'a>(root: &'a Root, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
+    root.slot(path).map_err(|errno| if errno == Errno::BUSY { Errno::EXIST } else { errno })
+}
+
+/// Makes an object of any kind but a file with content. Where its attributes cannot be set it is removed again.
+pub(super) fn make(
+    root: &Root,
+    call: Call<'_>,
+    abilities: &Abilities,
+    make: impl FnOnce(&Dir<'_>, &[u8]) -> rustix::io::Result<()>,
+    kind: FileKind,
+    attrs: &Attrs,
+) -> Result<Stat> {
+    let (dir, name) = new_slot(root, call.path).map_err(|errno| call.failed(errno))?;
+    make(&dir, name).map_err(|errno| call.failed(errno))?;
+    let dressed = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        .and_then(|object| dress(&object, kind, attrs, abilities.public.owners).and_then(|()| stat_fd(&object)));
+    dressed.map_err(|errno| {
+        let flags = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        // The error that counts is the first one.
+        let _ = unlinkat(&dir, name, flags);
+        call.failed(errno).context("set the attributes")
+    })
+}
+
+pub(super) fn mkdir(dir: &Dir<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    mkdirat(dir, name, Mode::RWXU)
+}
+
+pub(super) fn symlink(target: &[u8], dir: &Dir<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    symlinkat(target, dir, name)
+}
+
+pub(super) fn mknod(kind: FileKind, rdev: u64, dir: &Dir<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file_type = match kind {
+        FileKind::File => {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            return openat(dir, name, flags, mode).map(drop);
+        }
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Directory | FileKind::Symlink => return Err(Errno::INVAL),
+    };
+    mknodat(dir, name, file_type, mode, rdev)
+}
+
+pub(super) fn link(root: &Root, call: Call<'_>, existing: &PoolPath, abilities: &Abilities) -> Result<Stat> {
+    let from = root.slot(existing).map_err(|errno| if errno == Errno::BUSY { Errno::PERM } else { errno });
+    let (from_dir, from_name) = from.map_err(|errno| call.failed(errno))?;
+    let (dir, name) = new_slot(root, call.path).map_err(|errno| call.failed(errno))?;
+    let linked = linkat(&from_dir, from_name, &dir, name, AtFlags::empty());
+    linked.map_err(|errno| match errno {
+        Errno::PERM if !abilities.public.hard_links => call.failed(Errno::OPNOTSUPP),
+        _ => call.failed(errno),
+    })?;
+    stat_name(&dir, name).map_err(|errno| call.failed(errno))
+}
+
+/// What was removed, for those that keep it open; `None` where nothing was there and nothing was expected.
+pub(super) fn remove(root: &Root, call: Call<'_>, expected: &Expected) -> Result<Option<Stat>> {
+    let slot = root.slot(call.path);
+    let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
+    let target = match (stat_name(&dir, name), expected) {
+        (Ok(target), _) => target,
+        (Err(Errno::NOENT), Expected::Absent) => return root.verify().map(|()| None),
+        (Err(errno), _) => return Err(call.failed(errno)),
+    };
+    let as_expected = match expected {
+        Expected::Anything => true,
+        Expected::Absent => false,
+        Expected::Version(version) => target.version.same_content(version),
+    };
+    if !as_expected {
+        return Err(call.error(ErrorKind::Conflict, "it was changed by another writer"));
+    }
+    if target.kind == FileKind::Directory {
+        return Err(call.failed(Errno::ISDIR));
+    }
+    unlinkat(&dir, name, AtFlags::empty()).map_err(|errno| call.failed(errno))?;
+    Ok(Some(target))
+}
+
+pub(super) fn remove_dir(root: &Root, call: Call<'_>) -> Result<()> {
+    let (dir, name) = root.slot(call.path).map_err(|errno| call.failed(errno))?;
+    unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(|errno| match errno {
+        Errno::EXIST | Errno::NOTEMPTY => call.error(
+            ErrorKind::NotEmpty,
+            "it has entries; a listing leaves out unfinished .forebay~put- files, which a sweep removes",
+        ),
+        _ => call.failed(errno),
+    })
+}
+
+pub(super) fn rename(
+    root: &Root,
+    call: Call<'_>,
+    to: &PoolPath,
+    mode: RenameMode,
+    abilities: &Abilities,
+) -> Result<Stat> {
+    let fail = |errno| call.failed(errno).context(format!("rename to {to}"));
+    let (from_dir, from_name) = root.slot(call.path).map_err(fail)?;
+    let (to_dir, to_name) = root.slot(to).map_err(fail)?;
+    let flagged = |flags| renameat_with(&from_dir, from_name, &to_dir, to_name, flags);
+    match mode {
+        RenameMode::Replace => renameat(&from_dir, from_name, &to_dir, to_name).map_err(fail)?,
+        RenameMode::Exchange if abilities.public.rename_exchange => flagged(RenameFlags::EXCHANGE).map_err(fail)?,
+        RenameMode::Exchange => return Err(fail(Errno::OPNOTSUPP)),
+        RenameMode::NoReplace if abilities.rename_noreplace => flagged(RenameFlags::NOREPLACE).map_err(fail)?,
+        RenameMode::NoReplace => match stat_name(&to_dir, to_name) {
+            Err(Errno::NOENT) => renameat(&from_dir, from_name, &to_dir, to_name).map_err(fail)?,
+            Ok(_) => return Err(fail(Errno::EXIST)),
+            Err(errno) => return Err(fail(errno)),
+        },
+    }
+    stat_name(&to_dir, to_name).map_err(fail)
+}

@@ -1,0 +1,169 @@
+//! What the file system under a directory pool can do: tried, where it may be written to; else known by kind.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, StatVfsMountFlags, Timespec, Timestamps, Uid, XattrFlags,
+    fchown, fsetxattr, fstatfs, fstatvfs, ftruncate, futimens, linkat, makedev, mknodat, openat, renameat_with,
+    symlinkat, unlinkat,
+};
+use rustix::io::{Errno, pwrite};
+use rustix::process::geteuid;
+
+use crate::{Capabilities, ConditionalPut};
+
+use super::staging::unique_name;
+use super::stat::stat_fd;
+
+/// `f_type` of file systems that answer from this machine.
+const LOCAL_FILE_SYSTEMS: [u64; 15] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // xfs
+    0x9123_683e, // btrfs
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlayfs
+    0x2fc1_2fc1, // zfs
+    0xf2f5_2010, // f2fs
+    0xca45_1a4e, // bcachefs
+    0x3153_464a, // jfs
+    0x4d44,      // vfat
+    0x2011_bab0, // exfat
+    0x7366_746e, // ntfs3
+    0x7371_7368, // squashfs
+    0xe0f5_e1e2, // erofs
+];
+/// A sparse file of this size tells whether holes take space.
+const SPARSE_PROBE_BYTES: u64 = 4 << 20;
+const PROBE_NANOS: u32 = 123_456_789;
+
+/// What the trait tells its callers, and what only this pool needs to know.
+#[derive(Debug, Clone)]
+pub(super) struct Abilities {
+    pub(super) public: Capabilities,
+    pub(super) rename_noreplace: bool,
+}
+
+pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
+    let vfs = fstatvfs(root)?;
+    // The kernel's types differ between machines; the magic numbers have 32 bits.
+    let magic = fstatfs(root)?.f_type as u64 & 0xffff_ffff;
+    let local = LOCAL_FILE_SYSTEMS.contains(&magic);
+    let mut abilities = Abilities {
+        public: Capabilities {
+            local,
+            symlinks: true,
+            hard_links: true,
+            special_files: geteuid().is_root(),
+            xattrs: local,
+            owners: geteuid().is_root(),
+            rename: true,
+            rename_exchange: local,
+            ranged_write: true,
+            sparse: true,
+            conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
+            time_granularity_ns: tick_ns(),
+            name_max: u32::try_from(vfs.f_namemax).ok().filter(|max| *max > 0).unwrap_or(255),
+            read_only: vfs.f_flag.contains(StatVfsMountFlags::RDONLY),
+        },
+        rename_noreplace: local,
+    };
+    if abilities.public.read_only {
+        return Ok(abilities);
+    }
+    match Probe::new(root) {
+        Ok(probe) => probe.run(&mut abilities)?,
+        Err(Errno::ROFS) => abilities.public.read_only = true,
+        // The root is not ours to write in, directories beneath it may be: stay with what the kind tells.
+        Err(Errno::ACCESS | Errno::PERM | Errno::NOSPC | Errno::DQUOT) => {}
+        Err(errno) => return Err(errno),
+    }
+    Ok(abilities)
+}
+
+/// Two temporary files in the root, removed when dropped.
+struct Probe<'a> {
+    root: BorrowedFd<'a>,
+    names: [Vec<u8>; 2],
+    file: OwnedFd,
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = unlinkat(self.root, &name[..], AtFlags::empty());
+        }
+    }
+}
+
+impl<'a> Probe<'a> {
+    fn new(root: BorrowedFd<'a>) -> rustix::io::Result<Self> {
+        let names = [unique_name(), unique_name()];
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(root, &names[0][..], flags, Mode::RUSR | Mode::WUSR)?;
+        let probe = Self { root, names, file };
+        openat(root, &probe.names[1][..], flags, Mode::RUSR | Mode::WUSR)?;
+        Ok(probe)
+    }
+
+    fn run(&self, abilities: &mut Abilities) -> rustix::io::Result<()> {
+        let [first, second] = &self.names;
+        let public = &mut abilities.public;
+        let exchanged = renameat_with(self.root, &first[..], self.root, &second[..], RenameFlags::EXCHANGE);
+        public.rename_exchange = exchanged.is_ok();
+        let refused = renameat_with(self.root, &first[..], self.root, &second[..], RenameFlags::NOREPLACE);
+        abilities.rename_noreplace = refused == Err(Errno::EXIST);
+        public.hard_links = self.with_third(|name| linkat(self.root, &first[..], self.root, name, AtFlags::empty()));
+        public.symlinks = self.with_third(|name| symlinkat(c"x", self.root, name));
+        public.special_files =
+            self.with_third(|name| mknodat(self.root, name, FileType::CharacterDevice, Mode::RUSR, makedev(1, 3)));
+        public.xattrs = fsetxattr(&self.file, c"user.forebay", b"1", XattrFlags::empty()).is_ok();
+        let other = Some(65_534);
+        public.owners = fchown(&self.file, other.map(Uid::from_raw), other.map(Gid::from_raw)).is_ok();
+        public.time_granularity_ns = self.time_granularity()?;
+        public.sparse = self.holes_are_free()?;
+        let atomic = public.rename_exchange && (abilities.rename_noreplace || public.hard_links);
+        public.conditional_put = if atomic { ConditionalPut::Atomic } else { ConditionalPut::Checked };
+        Ok(())
+    }
+
+    fn with_third(&self, attempt: impl FnOnce(&[u8]) -> rustix::io::Result<()>) -> bool {
+        let name = unique_name();
+        let able = attempt(&name).is_ok();
+        if able {
+            let _ = unlinkat(self.root, &name[..], AtFlags::empty());
+        }
+        able
+    }
+
+    /// The coarser of what the file system stores and what the kernel's clock for it tells apart.
+    fn time_granularity(&self) -> rustix::io::Result<u32> {
+        let moment = Timespec { tv_sec: 1_000_000_000, tv_nsec: i64::from(PROBE_NANOS) };
+        futimens(&self.file, &Timestamps { last_access: moment, last_modification: moment })?;
+        let kept = stat_fd(&self.file)?.mtime.nanos;
+        let units = (0..9).map(|digits| 10_u32.pow(digits));
+        let stored_ns = units.into_iter().find(|unit| PROBE_NANOS / unit * unit == kept).unwrap_or(1_000_000_000);
+        // Since Linux 6.13 some file systems give a finer time to a change that follows a look at the old one.
+        for _ in 0..4 {
+            let before = stat_fd(&self.file)?.mtime;
+            pwrite(&self.file, b"x", 0)?;
+            if stat_fd(&self.file)?.mtime == before {
+                return Ok(stored_ns.max(tick_ns()));
+            }
+        }
+        Ok(stored_ns)
+    }
+
+    fn holes_are_free(&self) -> rustix::io::Result<bool> {
+        ftruncate(&self.file, SPARSE_PROBE_BYTES)?;
+        pwrite(&self.file, b"x", SPARSE_PROBE_BYTES - 1)?;
+        let blocks = rustix::fs::fstat(self.file.as_fd())?.st_blocks as u64;
+        Ok(blocks * 512 < SPARSE_PROBE_BYTES)
+    }
+}
+
+/// Nanoseconds between two ticks of the clock that file systems take times from.
+fn tick_ns() -> u32 {
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::RealtimeCoarse);
+    u32::try_from(tick.tv_nsec).unwrap_or(4_000_000).max(1)
+}

@@ -1,0 +1,292 @@
+//! Gives a staged file its name, on the condition that the caller set.
+//!
+//! The condition `Version` is kept by exchanging the staged file with the target and looking at what came
+//! out. Where that is not the expected version, both are exchanged back. In between, for microseconds and
+//! only where two writers race, a reader may meet the version that is then taken back.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, fsync, ftruncate, linkat, openat, renameat,
+    renameat_with, seek,
+};
+use rustix::io::{Errno, pread};
+
+use crate::{Attrs, ErrorKind, Expected, FileKind, Result, Stat, Version};
+
+use super::attrs::Target;
+use super::root::Call;
+use super::staging::{Staging, write_all};
+use super::stat::{stat_fd, stat_name};
+
+const UNDO_ATTEMPTS: u32 = 64;
+const COPY_BYTES: usize = 1 << 20;
+
+/// One publication.
+pub(super) struct Publish<'a> {
+    pub(super) call: Call<'a>,
+    /// The last name of the path.
+    pub(super) name: &'a [u8],
+    pub(super) attrs: &'a Attrs,
+    pub(super) may_chown: bool,
+    pub(super) rename_noreplace: bool,
+    pub(super) rename_exchange: bool,
+}
+
+/// What became of an attempt to replace a version by exchange.
+enum Exchanged {
+    Done,
+    /// The target has got another name meanwhile and must keep its inode.
+    Linked(Stat),
+    /// The file system cannot exchange.
+    Unable,
+}
+
+impl Publish<'_> {
+    pub(super) fn run(&self, mut staging: Staging, expected: &Expected) -> Result<Stat> {
+        match expected {
+            Expected::Absent => self.create(&mut staging)?,
+            Expected::Version(version) => {
+                if let Some(in_place) = self.replace_version(&mut staging, version)? {
+                    return Ok(in_place);
+                }
+            }
+            Expected::Anything => match stat_name(&staging.dir, self.name) {
+                Ok(target) if target.kind == FileKind::File && target.nlink > 1 => {
+                    return self.rewrite(&mut staging, &target);
+                }
+                Ok(_) | Err(Errno::NOENT) => self.rename(&mut staging)?,
+                Err(errno) => return Err(self.call.failed(errno)),
+            },
+        }
+        // By the open file: the name may belong to another writer by now, whose version is not ours to report.
+        staging.stat().map_err(|errno| self.call.failed(errno))
+    }
+
+    fn conflict(&self, why: &str) -> crate::Error {
+        self.call.error(ErrorKind::Conflict, why)
+    }
+
+    fn create(&self, staging: &mut Staging) -> Result<()> {
+        if self.rename_noreplace {
+            let flags = RenameFlags::NOREPLACE;
+            match renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, flags) {
+                Ok(()) => {
+                    staging.owned = false;
+                    return Ok(());
+                }
+                Err(Errno::EXIST) => return Err(self.conflict("it exists already")),
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+                Err(errno) => return Err(self.call.failed(errno)),
+            }
+        }
+        self.create_by_link(staging)
+    }
+
+    /// `link` refuses to replace on every file system that has hard links, over NFS too.
+    fn create_by_link(&self, staging: &mut Staging) -> Result<()> {
+        let linked = linkat(&staging.dir, &staging.temp[..], &staging.dir, self.name, AtFlags::empty());
+        match linked {
+            Ok(()) => {}
+            // Where the first reply was lost, the repeated request finds what the first one made.
+            Err(Errno::EXIST) if self.is_ours(staging) => {}
+            Err(Errno::EXIST) => return Err(self.conflict("it exists already")),
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
+                return match stat_name(&staging.dir, self.name) {
+                    Err(Errno::NOENT) => self.rename(staging),
+                    Ok(_) => Err(self.conflict("it exists already")),
+                    Err(errno) => Err(self.call.failed(errno)),
+                };
+            }
+            Err(errno) => return Err(self.call.failed(errno)),
+        }
+        staging.unlink_temp().map_err(|errno| self.call.failed(errno).context("remove the temporary name"))
+    }
+
+    fn is_ours(&self, staging: &Staging) -> bool {
+        match (stat_name(&staging.dir, self.name), staging.stat()) {
+            (Ok(target), Ok(ours)) => target.version.same_object(&ours.version),
+            _ => false,
+        }
+    }
+
+    fn rename(&self, staging: &mut Staging) -> Result<()> {
+        renameat(&staging.dir, &staging.temp[..], &staging.dir, self.name).map_err(|errno| self.call.failed(errno))?;
+        staging.owned = false;
+        Ok(())
+    }
+
+    /// Replaces `version`; the attributes are returned where it had to be done in place.
+    fn replace_version(&self, staging: &mut Staging, version: &Version) -> Result<Option<Stat>> {
+        let target = self.expect(staging, version)?;
+        if target.kind == FileKind::Directory {
+            return Err(self.call.failed(Errno::ISDIR));
+        }
+        if target.kind == FileKind::File && target.nlink > 1 {
+            return self.rewrite(staging, &target).map(Some);
+        }
+        let exchanged = if self.rename_exchange { self.exchange(staging, version)? } else { Exchanged::Unable };
+        match exchanged {
+            Exchanged::Done => Ok(None),
+            Exchanged::Linked(target) => self.rewrite(staging, &target).map(Some),
+            Exchanged::Unable => {
+                self.expect(staging, version)?;
+                self.rename(staging).map(|()| None)
+            }
+        }
+    }
+
+    /// The target, where it is the expected version.
+    fn expect(&self, staging: &Staging, version: &Version) -> Result<Stat> {
+        match stat_name(&staging.dir, self.name) {
+            Ok(target) if target.version.same_content(version) => Ok(target),
+            Ok(_) => Err(self.conflict("it was changed by another writer")),
+            Err(Errno::NOENT) => {
+                // Told apart from a pool that is gone as a whole.
+                let error = self.call.failed(Errno::NOENT);
+                Err(if error.is(ErrorKind::NotFound) {
+                    self.conflict("it was removed by another writer")
+                } else {
+                    error
+                })
+            }
+            Err(errno) => Err(self.call.failed(errno)),
+        }
+    }
+
+    fn swap(&self, staging: &Staging) -> rustix::io::Result<()> {
+        renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, RenameFlags::EXCHANGE)
+    }
+
+    fn exchange(&self, staging: &mut Staging, version: &Version) -> Result<Exchanged> {
+        match self.swap(staging) {
+            Ok(()) => staging.owned = false,
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(Exchanged::Unable),
+            Err(Errno::NOENT) => return Err(self.conflict("it was removed by another writer")),
+            Err(errno) => return Err(self.call.failed(errno)),
+        }
+        let out = staging.stat_temp().map_err(|errno| self.left_behind(staging, errno))?;
+        if !out.version.same_content(version) {
+            self.undo(staging, &out)?;
+            return Err(self.conflict("it was changed by another writer"));
+        }
+        if out.kind == FileKind::File && out.nlink > 1 {
+            self.undo(staging, &out)?;
+            return Ok(Exchanged::Linked(out));
+        }
+        staging.unlink_temp().map_err(|errno| self.call.failed(errno).context("remove the replaced version"))?;
+        Ok(Exchanged::Done)
+    }
+
+    /// Puts `taken`, which came out in place of the expected version, back at the target. Others may move the
+    /// target meanwhile, by exchanges of their own: it goes on until our file is in our hands again, or is
+    /// known to be replaced for good.
+    fn undo(&self, staging: &mut Staging, taken: &Stat) -> Result<()> {
+        for _ in 0..UNDO_ATTEMPTS {
+            match self.swap(staging) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => {
+                    // Our file was removed from the target: what it had displaced must not be lost with it.
+                    let flags = RenameFlags::NOREPLACE;
+                    match renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, flags) {
+                        Ok(()) => return Ok(()),
+                        Err(Errno::EXIST) => continue,
+                        Err(errno) => return Err(self.left_behind(staging, errno)),
+                    }
+                }
+                Err(errno) => return Err(self.left_behind(staging, errno)),
+            }
+            let out = staging.stat_temp().map_err(|errno| self.left_behind(staging, errno))?;
+            let ours = staging.stat().map_err(|errno| self.left_behind(staging, errno))?;
+            if out.version.same_object(&ours.version) {
+                staging.owned = true;
+                return Ok(());
+            }
+            if ours.nlink == 0 && out.version.same_object(&taken.version) {
+                // Someone replaced our file, and with it what it had displaced; theirs is at the target.
+                return staging.unlink_temp().map_err(|errno| self.left_behind(staging, errno));
+            }
+        }
+        Err(self.left_behind(staging, Errno::BUSY))
+    }
+
+    fn left_behind(&self, staging: &Staging, errno: Errno) -> crate::Error {
+        let why = format!("another writer's version may be at {}", staging.temp.escape_ascii());
+        self.call.failed(errno).context(why)
+    }
+
+    /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
+    /// Readers by version see `Stale`, never a mixture; a crash in the middle leaves a torn file and the
+    /// complete content beside it under the temporary name.
+    fn rewrite(&self, staging: &mut Staging, target: &Stat) -> Result<Stat> {
+        let fail = |errno| self.call.failed(errno).context("rewrite a file with several names in place");
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(&staging.dir, self.name, flags, Mode::empty()).map_err(fail)?;
+        if !stat_fd(&file).map_err(fail)?.version.same_content(&target.version) {
+            return Err(self.conflict("it was changed by another writer"));
+        }
+        copy_content(&staging.file, &file).map_err(fail)?;
+        let opened = Target::opened(file.as_fd(), FileKind::File);
+        opened.remove_other_xattrs(&self.attrs.xattrs).map_err(fail)?;
+        opened.apply(self.attrs, self.may_chown).map_err(fail)?;
+        fsync(&file).map_err(fail)?;
+        staging.unlink_temp().map_err(fail)?;
+        stat_fd(&file).map_err(fail)
+    }
+}
+
+/// Makes `to` equal to `from`, holes included.
+fn copy_content(from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<()> {
+    let size = stat_fd(from)?.size;
+    ftruncate(to, 0)?;
+    ftruncate(to, size)?;
+    let mut at = 0;
+    while at < size {
+        let start = match seek(from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            Err(Errno::INVAL) => at,
+            Err(errno) => return Err(errno),
+        };
+        let end = seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+        copy_range(from, to, start, end)?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn copy_range(from: &OwnedFd, to: &OwnedFd, start: u64, end: u64) -> rustix::io::Result<()> {
+    let mut at = start;
+    while at < end {
+        let (mut read_at, mut write_at) = (at, at);
+        let length = usize::try_from(end - at).unwrap_or(usize::MAX).min(1 << 30);
+        match copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), length) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(copied) => at += copied as u64,
+            Err(Errno::INTR) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => {
+                return copy_by_hand(from, to, at, end);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(from: &OwnedFd, to: &OwnedFd, start: u64, end: u64) -> rustix::io::Result<()> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = start;
+    while at < end {
+        let length = COPY_BYTES.min(usize::try_from(end - at).unwrap_or(COPY_BYTES));
+        match pread(from, &mut buffer[..length], at) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(got) => {
+                write_all(to, &buffer[..got], at)?;
+                at += got as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! The temporary file that a new object is written to before it takes its name.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags, fsync, ftruncate, openat, unlinkat};
+use rustix::io::{Errno, pwrite};
+
+use crate::{Attrs, FileKind, Piece, Result, Stat};
+
+use super::attrs::Target;
+use super::root::{Call, Root};
+use super::stat::{stat_fd, stat_name};
+
+pub(super) const PUT_PREFIX: &[u8] = b".forebay~put-";
+const NAME_ATTEMPTS: u32 = 1_000;
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// `.forebay~put-<boot>-<pid>-<counter>`: `boot` tells this machine's processes from those of other nodes.
+pub(super) fn unique_name() -> Vec<u8> {
+    let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let mut name = PUT_PREFIX.to_vec();
+    name.extend_from_slice(format!("{}-{}-{counter}", boot_id(), process::id()).as_bytes());
+    name
+}
+
+/// The first eight digits of the id that Linux draws at each boot.
+pub(super) fn boot_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let id: String = id.chars().filter(char::is_ascii_hexdigit).take(8).collect();
+        if id.is_empty() { "0".to_owned() } else { id }
+    })
+}
+
+/// Writes all of `data`; a short write goes on where it stopped.
+pub(super) fn write_all<Fd: AsFd>(file: Fd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+    while !data.is_empty() {
+        match pwrite(&file, data, offset) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => {
+                data = &data[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// A file that has no public name yet. It is removed when this is dropped, unless its content was published.
+#[derive(Debug)]
+pub(super) struct Staging {
+    pub(super) file: OwnedFd,
+    pub(super) dir: OwnedFd,
+    pub(super) temp: Vec<u8>,
+    /// The temporary name stands for our own file, so that it is ours to remove.
+    pub(super) owned: bool,
+    /// Removing a name may wait for a server: then a thread does it that may wait.
+    remote: bool,
+}
+
+/// What cannot be removed now is left to [`DirPool::sweep`](super::DirPool::sweep).
+fn discard(dir: &OwnedFd, temp: &[u8]) {
+    let _ = unlinkat(dir, temp, AtFlags::empty());
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        let runtime = tokio::runtime::Handle::try_current().ok().filter(|_| self.remote);
+        match (runtime, rustix::io::fcntl_dupfd_cloexec(&self.dir, 0)) {
+            (Some(runtime), Ok(dir)) => {
+                let temp = std::mem::take(&mut self.temp);
+                runtime.spawn_blocking(move || discard(&dir, &temp));
+            }
+            _ => discard(&self.dir, &self.temp),
+        }
+    }
+}
+
+impl Staging {
+    /// An empty temporary file in the directory that will hold `call`'s path.
+    pub(super) fn create(root: &Root, call: Call<'_>, remote: bool) -> Result<Self> {
+        let opened = root.slot(call.path).and_then(|(dir, name)| {
+            // Found out here, not after all has been written.
+            if name.len() > 255 {
+                return Err(Errno::NAMETOOLONG);
+            }
+            dir.into_owned()
+        });
+        let dir = opened.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        for _ in 0..NAME_ATTEMPTS {
+            let temp = unique_name();
+            match openat(&dir, &temp[..], flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => return Ok(Self { file, dir, temp, owned: true, remote }),
+                // A process with our number, before a restart or in another container, left it.
+                Err(Errno::EXIST | Errno::INTR) => {}
+                Err(errno) => return Err(call.failed(errno)),
+            }
+        }
+        Err(call.failed(Errno::EXIST))
+    }
+
+    pub(super) fn write(&self, call: Call<'_>, pieces: &[Piece]) -> Result<()> {
+        for piece in pieces {
+            write_all(&self.file, &piece.data, piece.offset).map_err(|errno| {
+                call.failed(errno).context(format!("write {} bytes at {}", piece.data.len(), piece.offset))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sets size and attributes and makes the content durable. Afterwards only the name is missing.
+    pub(super) fn finish(&self, call: Call<'_>, size: u64, attrs: &Attrs, may_chown: bool) -> Result<()> {
+        ftruncate(&self.file, size).map_err(|errno| call.failed(errno))?;
+        let target = Target::opened(self.file.as_fd(), FileKind::File);
+        target.apply(attrs, may_chown).map_err(|errno| call.failed(errno).context("set the attributes"))?;
+        fsync(&self.file).map_err(|errno| call.failed(errno).context("make the content durable"))
+    }
+
+    /// What the temporary name stands for now.
+    pub(super) fn stat_temp(&self) -> rustix::io::Result<Stat> {
+        stat_name(&self.dir, &self.temp)
+    }
+
+    /// What the file itself is, whatever its names.
+    pub(super) fn stat(&self) -> rustix::io::Result<Stat> {
+        stat_fd(&self.file)
+    }
+
+    pub(super) fn unlink_temp(&mut self) -> rustix::io::Result<()> {
+        self.owned = false;
+        match unlinkat(&self.dir, &self.temp[..], AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    }
+}

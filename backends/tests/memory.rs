@@ -1,0 +1,83 @@
+//! The pool in memory against the suite, and what it offers to tests.
+
+mod common;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Capabilities, ConditionalPut, ErrorKind, Expected, FileKind, Pool, PoolPath};
+
+use common::{attrs, path, pieces};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn memory_pool_conforms() {
+    common::assert_conforms(Arc::new(MemoryPool::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn memory_pool_without_capabilities_conforms() {
+    let less = Capabilities {
+        symlinks: false,
+        hard_links: false,
+        special_files: false,
+        xattrs: false,
+        owners: false,
+        rename: false,
+        rename_exchange: false,
+        ranged_write: false,
+        conditional_put: ConditionalPut::Checked,
+        ..MemoryPool::all_capabilities()
+    };
+    common::assert_conforms(Arc::new(MemoryPool::with_capabilities(less))).await;
+}
+
+#[tokio::test]
+async fn a_read_only_pool_refuses_every_change() {
+    let pool = MemoryPool::with_capabilities(Capabilities { read_only: true, ..MemoryPool::all_capabilities() });
+    let answer = pool.mkdir(&path("d"), &attrs()).await;
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::ReadOnly);
+    pool.stat(&PoolPath::root()).await.unwrap();
+}
+
+#[tokio::test]
+async fn snapshot_shows_the_whole_tree() {
+    let pool = MemoryPool::new();
+    pool.mkdir(&path("d"), &attrs()).await.unwrap();
+    pool.put(&path("d/f"), 5, pieces(&[(1, "abc")]), &attrs(), &Expected::Absent).await.unwrap();
+    pool.link(&path("d/f"), &path("g")).await.unwrap();
+    pool.symlink(&path("l"), b"d/f", &attrs()).await.unwrap();
+    let snapshot = pool.snapshot();
+    let names: Vec<_> = snapshot.keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["/d", "/d/f", "/g", "/l"]);
+    assert_eq!(snapshot[&path("g")].content, Bytes::from_static(b"\0abc\0"));
+    assert_eq!((snapshot[&path("g")].nlink, snapshot[&path("g")].kind), (2, FileKind::File));
+    assert_eq!(snapshot[&path("l")].target, b"d/f");
+}
+
+#[tokio::test]
+async fn a_full_pool_refuses_content_and_takes_it_again_after_removals() {
+    let pool = MemoryPool::new();
+    pool.set_capacity_bytes(10);
+    pool.put(&path("a"), 8, pieces(&[(0, "12345678")]), &attrs(), &Expected::Absent).await.unwrap();
+    let full = pool.put(&path("b"), 3, pieces(&[(0, "abc")]), &attrs(), &Expected::Absent).await;
+    assert_eq!(full.unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(pool.space().await.unwrap().free_bytes, 2);
+    pool.put(&path("a"), 9, pieces(&[(0, "123456789")]), &attrs(), &Expected::Anything).await.unwrap();
+    assert_eq!(pool.space().await.unwrap().free_bytes, 1);
+    pool.remove(&path("a"), &Expected::Anything).await.unwrap();
+    assert_eq!(pool.space().await.unwrap().free_bytes, 10);
+    pool.put(&path("b"), 3, pieces(&[(0, "abc")]), &attrs(), &Expected::Absent).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_same_calls_give_the_same_versions() {
+    let mut versions = Vec::new();
+    for _ in 0..2 {
+        let pool = MemoryPool::new();
+        pool.mkdir(&path("d"), &attrs()).await.unwrap();
+        let put = pool.put(&path("d/f"), 1, pieces(&[(0, "x")]), &attrs(), &Expected::Absent).await.unwrap();
+        versions.push(put.version);
+    }
+    assert_eq!(versions[0], versions[1]);
+}
