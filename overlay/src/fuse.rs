@@ -1,0 +1,38 @@
+//! The front end that the kernel talks to: a FUSE mount.
+//!
+//! | module | is |
+//! |---|---|
+//! | `mount` | options, and serving a mount |
+//! | `mountpoint` | mounting and unmounting, apart from serving: the mount outlives the daemon |
+//! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
+//! | `filesystem`, `front` | each request, turned into one call of the engine |
+//! | `dispatch` | the one way from a request to its answer |
+//! | `iomode`, `handle` | how the kernel does the I/O of each open |
+//! | `dirs` | open directories |
+//! | `notifier` | telling the kernel what to forget |
+//! | `adopt`, `resend` | what a dead process leaves: open files, unanswered requests |
+//! | `setid` | set-id bits and capabilities, which writes take away |
+//! | `device`, `convert` | ioctls and notifications; types |
+
+mod adopt;
+mod attach;
+mod convert;
+mod device;
+mod dirs;
+mod dispatch;
+mod filesystem;
+mod front;
+mod handle;
+mod init;
+mod iomode;
+mod mount;
+mod mountpoint;
+mod notifier;
+mod resend;
+mod setid;
+
+pub use attach::Attach;
+pub use init::Handshake;
+pub use iomode::PassthroughState;
+pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
+pub use mountpoint::{mount_device, unmount};

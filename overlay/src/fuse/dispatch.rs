@@ -1,0 +1,106 @@
+//! The one way in which a request becomes an answer.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use futures::FutureExt;
+use tokio::runtime::Handle;
+
+/// Runs `work` and hands its outcome to `reply`, exactly once.
+///
+/// `work` is polled once on the calling thread: what the cache can answer is answered there, since handing a
+/// request to another thread costs half of the request rate. What is still pending then goes to the runtime,
+/// and `reply` is called from there. The first poll has no waker; that is sound because the runtime polls the
+/// task again before anything may rely on a wake-up.
+///
+/// A panic in `work` becomes EIO: the caller in the kernel gets an answer and the mount goes on.
+pub fn dispatch<T, W, R>(runtime: &Handle, operation: &'static str, work: W, reply: R)
+where
+    T: 'static,
+    W: Future<Output = Result<T>> + Send + 'static,
+    R: FnOnce(Result<T>) + Send + 'static,
+{
+    let task = async move {
+        let outcome = AssertUnwindSafe(work).catch_unwind().await;
+        reply(outcome.unwrap_or_else(|panic| Err(panicked(operation, panic.as_ref()))));
+    };
+    let _inside = runtime.enter();
+    let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
+    match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(()) => {}
+        Poll::Pending => {
+            runtime.spawn(task);
+        }
+    }
+}
+
+fn panicked(operation: &'static str, panic: &(dyn Any + Send)) -> Error {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned());
+    tracing::error!(operation, %message, "a request panicked and is answered with EIO");
+    Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("{operation} panicked: {message}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn a_hit_is_answered_on_the_calling_thread() {
+        let runtime = runtime();
+        let (tx, rx) = mpsc::channel();
+        dispatch(runtime.handle(), "test", async { Ok(7) }, move |outcome| {
+            tx.send((outcome.unwrap(), thread::current().id())).unwrap();
+        });
+        assert_eq!(rx.try_recv().unwrap(), (7, thread::current().id()));
+    }
+
+    #[test]
+    fn a_miss_is_answered_by_the_runtime() {
+        let runtime = runtime();
+        let (tx, rx) = mpsc::channel();
+        let work = async {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::task::yield_now().await;
+            Ok(7)
+        };
+        dispatch(runtime.handle(), "test", work, move |outcome| {
+            tx.send((outcome.unwrap(), thread::current().id())).unwrap();
+        });
+        let (value, thread) = rx.recv().unwrap();
+        assert_eq!(value, 7);
+        assert_ne!(thread, thread::current().id());
+    }
+
+    #[test]
+    fn a_panic_is_answered_with_eio() {
+        let runtime = runtime();
+        for after_await in [false, true] {
+            let (tx, rx) = mpsc::channel();
+            let work = async move {
+                if after_await {
+                    tokio::task::yield_now().await;
+                }
+                panic!("on purpose");
+                #[allow(unreachable_code)]
+                Ok(())
+            };
+            dispatch(runtime.handle(), "test", work, move |outcome: Result<()>| tx.send(outcome).unwrap());
+            assert_eq!(rx.recv().unwrap().unwrap_err().errno(), libc::EIO);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What all requests share.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use forebay_backends::Result;
+use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr};
+use tokio::runtime::Handle as Runtime;
+
+use super::adopt::Adopted;
+use super::dirs::Dirs;
+use super::dispatch;
+use super::handle::{Handle, Mode};
+use super::init::{Handshake, Terms};
+use super::iomode::{Grant, IoModes, Wish};
+use super::notifier::KernelNotifier;
+use super::{convert, setid};
+use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
+
+/// One mount's side of the conversation with the kernel.
+#[derive(Clone)]
+pub struct Front(Arc<Shared>);
+
+pub struct Shared {
+    pub overlay: Overlay,
+    pub runtime: Runtime,
+    pub modes: Arc<IoModes>,
+    pub dirs: Dirs,
+    pub adopted: Arc<Adopted>,
+    /// Which attach this is: handles of others are known by it.
+    pub epoch: u32,
+    pub terms: Terms,
+    /// Set while the session begins.
+    pub handshake: OnceLock<Handshake>,
+    /// Set once the session has begun.
+    pub kernel: OnceLock<Arc<KernelNotifier>>,
+}
+
+impl std::ops::Deref for Front {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Front {
+    pub fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
+    }
+
+    /// See [`dispatch::dispatch`].
+    pub fn dispatch<T, W, R>(&self, operation: &'static str, work: W, reply: R)
+    where
+        T: 'static,
+        W: Future<Output = Result<T>> + Send + 'static,
+        R: FnOnce(Result<T>) + Send + 'static,
+    {
+        dispatch::dispatch(&self.runtime, operation, work, reply);
+    }
+
+    /// For requests that are answered with "done".
+    pub fn dispatch_done<W>(&self, operation: &'static str, work: W, reply: ReplyEmpty)
+    where
+        W: Future<Output = Result<()>> + Send + 'static,
+    {
+        self.dispatch(operation, work, |outcome| match outcome {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(convert::errno(&error)),
+        });
+    }
+
+    /// For requests that make a name.
+    pub fn dispatch_entry<W>(&self, operation: &'static str, work: W, reply: ReplyEntry)
+    where
+        W: Future<Output = Result<Entry>> + Send + 'static,
+    {
+        self.dispatch(operation, work, |outcome| match outcome {
+            Ok(entry) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
+            Err(error) => reply.error(convert::errno(&error)),
+        });
+    }
+
+    /// For requests that ask for bytes with a buffer of `size`, or with 0 for how large it must be.
+    pub fn dispatch_sized<W>(&self, operation: &'static str, size: u32, work: W, reply: ReplyXattr)
+    where
+        W: Future<Output = Result<Vec<u8>>> + Send + 'static,
+    {
+        self.dispatch(operation, work, move |outcome| match outcome {
+            Ok(value) if size == 0 => reply.size(value.len() as u32),
+            Ok(value) if value.len() > size as usize => reply.error(fuser::Errno::ERANGE),
+            Ok(value) => reply.data(&value),
+            Err(error) => reply.error(convert::errno(&error)),
+        });
+    }
+
+    /// Opens a file: the engine's part, and what else an open has to see to.
+    pub async fn open_file(&self, ino: Ino, flags: i32, caller: Caller) -> Result<(Opened, bool)> {
+        let opened = self.overlay.open_file(ino, flags).await?;
+        match self.after_open(ino, flags, caller).await {
+            Ok(privileged) => Ok((opened, privileged)),
+            Err(error) => {
+                self.overlay.release(ino, flags);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes privileges from a file that was truncated by the open, and tells whether writes must.
+    async fn after_open(&self, ino: Ino, flags: i32, caller: Caller) -> Result<bool> {
+        if !is_writable(flags) {
+            return Ok(false);
+        }
+        if flags & libc::O_TRUNC != 0 {
+            let mut change = Change { size: Some(0), ..Change::default() };
+            setid::complete(&self.overlay, ino, &mut change, caller).await?;
+            if change.mode.is_some() {
+                change.size = None;
+                self.overlay.setattr(ino, &change, caller).await?;
+                self.attributes_changed(ino);
+            }
+        }
+        setid::is_privileged(&self.overlay, ino).await
+    }
+
+    /// Chooses how the kernel does the I/O of an open. Returns its handle, and the flags of the answer.
+    pub fn grant(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool) -> (Handle, FopenFlags, Grant) {
+        let writable = is_writable(flags);
+        let content = opened.resident.as_deref().filter(|_| !(writable && privileged));
+        let grant = self.modes.grant(ino, Wish { content, writable });
+        let mut answer = FopenFlags::empty();
+        answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
+        answer.set(FopenFlags::FOPEN_DIRECT_IO, grant.mode == Mode::Direct);
+        answer.set(FopenFlags::FOPEN_KEEP_CACHE, grant.mode == Mode::Cached && opened.keep_cache);
+        (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged }, answer, grant)
+    }
+
+    /// Tells the kernel of an open file.
+    pub fn reply_opened(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool, reply: ReplyOpen) {
+        let (handle, answer, grant) = self.grant(ino, flags, opened, privileged);
+        if grant.mode == Mode::Passthrough {
+            // SAFETY: the id is registered with this mount, and stays so while the open is counted.
+            let backing = unsafe { reply.wrap_backing(grant.backing) };
+            grant.commit();
+            reply.opened_passthrough(handle.encode(), answer, &backing);
+            backing.into_raw();
+        } else {
+            grant.commit();
+            reply.opened(handle.encode(), answer);
+        }
+    }
+
+    /// Tells the kernel of a new file that is open.
+    pub fn reply_created(&self, entry: &Entry, flags: i32, opened: &Opened, privileged: bool, reply: ReplyCreate) {
+        let (handle, answer, grant) = self.grant(entry.attr.ino, flags, opened, privileged);
+        let (attr, generation) = (convert::attr(&entry.attr), fuser::Generation(0));
+        if grant.mode == Mode::Passthrough {
+            // SAFETY: as in `reply_opened`.
+            let backing = unsafe { reply.wrap_backing(grant.backing) };
+            grant.commit();
+            reply.created_passthrough(&entry.ttl, &attr, generation, handle.encode(), answer, &backing);
+            backing.into_raw();
+        } else {
+            grant.commit();
+            reply.created(&entry.ttl, &attr, generation, handle.encode(), answer);
+        }
+    }
+
+    /// Writes, and takes from the file the privileges that a write ends.
+    pub async fn write(&self, ino: Ino, offset: u64, data: Bytes, kill: Kill) -> Result<u32> {
+        let written = self.overlay.write(ino, offset, data).await?;
+        if kill.capabilities {
+            setid::clear_capabilities(&self.overlay, ino).await?;
+        }
+        if kill.bits && setid::clear_bits(&self.overlay, ino).await? {
+            self.attributes_changed(ino);
+        }
+        Ok(written)
+    }
+
+    /// The kernel closed a file, and was told that we know.
+    pub fn released(&self, ino: Ino, handle: Handle, flags: i32) {
+        if !self.modes.release(ino, handle.mode, handle.writable) {
+            tracing::debug!(%ino, ?handle, "a release of an open that is not on record");
+        } else if handle.epoch == self.epoch {
+            self.overlay.release(ino, flags);
+        } else {
+            self.adopted.release(&self.overlay, ino, handle.writable);
+        }
+    }
+
+    /// The kernel's attributes of `ino` are stale by something that it asked for.
+    pub fn attributes_changed(&self, ino: Ino) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.invalidate_inode(ino, false);
+        }
+    }
+}
+
+/// What a write takes from a file.
+#[derive(Debug, Clone, Copy)]
+pub struct Kill {
+    pub bits: bool,
+    pub capabilities: bool,
+}
+
+pub fn is_writable(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}

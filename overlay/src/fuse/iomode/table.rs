@@ -1,0 +1,218 @@
+//! The opens that the kernel holds, in a file that the next process finds when this one dies.
+//!
+//! The kernel keeps open files over the death of the daemon, and refuses opens that don't fit them. So each
+//! change of the counts is stored in shared memory before the kernel hears of it. The file needs no sync: it
+//! means nothing once the mount is gone, so a reboot may lose it. It belongs on a tmpfs, such as /run.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fbiomod1");
+/// How many inodes may be on record at once. The file is sparse: 16 MiB of address space, 64 B for each.
+const SLOTS_MAX: usize = 1 << 18;
+
+/// The opens of one inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    pub ino: u64,
+    /// The content file that `backing` stands for.
+    pub content: u64,
+    /// Backing id that is registered with the kernel; 0 for none.
+    pub backing: u32,
+    pub cached: u32,
+    pub passthrough: u32,
+    pub direct: u32,
+    /// How many of the opens are for writing.
+    pub writers: u32,
+}
+
+#[repr(C, align(64))]
+struct Slot {
+    /// 0 for a free slot. Stored last when a slot is taken, first when it is given back.
+    ino: AtomicU64,
+    content: AtomicU64,
+    backing: AtomicU32,
+    cached: AtomicU32,
+    passthrough: AtomicU32,
+    direct: AtomicU32,
+    writers: AtomicU32,
+}
+
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    /// Slots from here on were never used.
+    high_water: AtomicU64,
+}
+
+#[repr(C)]
+struct Layout {
+    header: Header,
+    slots: [Slot; SLOTS_MAX],
+}
+
+/// Where a record is kept. Not `Clone`: it is given back once.
+#[derive(Debug)]
+pub struct SlotId(usize);
+
+pub struct Table {
+    map: NonNull<Layout>,
+    free: Mutex<Vec<usize>>,
+    _file: File,
+}
+
+// SAFETY: the mapping is only accessed through atomics and lives as long as the table.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// An empty table.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        file.set_len(size_of::<Layout>() as u64)?;
+        let table = Self::map(file)?;
+        table.layout().header.magic.store(MAGIC, Ordering::Release);
+        Ok(table)
+    }
+
+    /// The table that a previous process left, and what is in it.
+    pub fn open(path: &Path) -> io::Result<(Self, Vec<(SlotId, Record)>)> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        if file.metadata()?.len() != size_of::<Layout>() as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong size"));
+        }
+        let table = Self::map(file)?;
+        if table.layout().header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong magic"));
+        }
+        let mut records = Vec::new();
+        let used = table.layout().header.high_water.load(Ordering::Acquire).min(SLOTS_MAX as u64) as usize;
+        for at in 0..used {
+            match table.load(at) {
+                Record { ino: 0, .. } => table.free.lock().push(at),
+                record => records.push((SlotId(at), record)),
+            }
+        }
+        Ok((table, records))
+    }
+
+    /// Puts `record` into a free slot. `None` where the table is full.
+    pub fn insert(&self, record: &Record) -> Option<SlotId> {
+        let at = self.free.lock().pop().or_else(|| self.grow())?;
+        let slot = SlotId(at);
+        self.store(&slot, record);
+        Some(slot)
+    }
+
+    /// Replaces the record in a slot that is taken.
+    pub fn store(&self, slot: &SlotId, record: &Record) {
+        let to = &self.layout().slots[slot.0];
+        to.content.store(record.content, Ordering::Relaxed);
+        to.backing.store(record.backing, Ordering::Relaxed);
+        to.cached.store(record.cached, Ordering::Relaxed);
+        to.passthrough.store(record.passthrough, Ordering::Relaxed);
+        to.direct.store(record.direct, Ordering::Relaxed);
+        to.writers.store(record.writers, Ordering::Relaxed);
+        to.ino.store(record.ino, Ordering::Release);
+    }
+
+    pub fn remove(&self, slot: SlotId) {
+        self.layout().slots[slot.0].ino.store(0, Ordering::Release);
+        self.free.lock().push(slot.0);
+    }
+
+    fn load(&self, at: usize) -> Record {
+        let from = &self.layout().slots[at];
+        Record {
+            ino: from.ino.load(Ordering::Acquire),
+            content: from.content.load(Ordering::Relaxed),
+            backing: from.backing.load(Ordering::Relaxed),
+            cached: from.cached.load(Ordering::Relaxed),
+            passthrough: from.passthrough.load(Ordering::Relaxed),
+            direct: from.direct.load(Ordering::Relaxed),
+            writers: from.writers.load(Ordering::Relaxed),
+        }
+    }
+
+    fn grow(&self) -> Option<usize> {
+        let high_water = &self.layout().header.high_water;
+        high_water
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| (used < SLOTS_MAX as u64).then_some(used + 1))
+            .ok()
+            .map(|used| used as usize)
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: the mapping has the size of a layout, is aligned to a page, and all bit patterns are valid.
+        unsafe { self.map.as_ref() }
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing else refers to it.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Layout>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let map = NonNull::new(address.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { map, free: Mutex::new(Vec::new()), _file: file })
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: the address and length of the mapping that `map` made; no reference outlives the table.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), size_of::<Layout>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_process_finds_what_this_one_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("modes");
+        let table = Table::create(&path).unwrap();
+        let record =
+            |ino| Record { ino, content: ino + 1, backing: 3, cached: 0, passthrough: 2, direct: 1, writers: 1 };
+        let slots: Vec<_> = (1..=100).map(|ino| table.insert(&record(ino)).unwrap()).collect();
+        for slot in slots.into_iter().take(50) {
+            table.remove(slot);
+        }
+        let (again, records) = Table::open(&path).unwrap();
+        let mut found: Vec<_> = records.iter().map(|(_, record)| *record).collect();
+        found.sort_by_key(|record| record.ino);
+        assert_eq!(found, (51..=100).map(record).collect::<Vec<_>>());
+        for ino in 1..=50 {
+            again.insert(&record(ino)).unwrap();
+        }
+        assert_eq!(Table::open(&path).unwrap().1.len(), 100);
+    }
+
+    #[test]
+    fn something_else_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("modes");
+        std::fs::write(&path, b"no table").unwrap();
+        assert!(Table::open(&path).is_err());
+        File::create(&path).unwrap().set_len(size_of::<Layout>() as u64).unwrap();
+        assert!(Table::open(&path).is_err());
+    }
+}
