@@ -1,0 +1,105 @@
+# make demo    the main job on real files, with a table of times
+# make test    everything that a change must pass
+# make bench   ratios to the native file system
+# make help    the rest
+#
+# Each target installs what it needs and is missing. One profile (--release) for all, so that RocksDB is compiled
+# once. Every step has a time limit.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
+TOOLS := $(CACHE)/tools
+ifndef CARGO_TARGET_DIR
+  # Where checkouts come and go, what was built must not go with them.
+  CARGO_TARGET_DIR := $(if $(CI),$(CACHE)/target,$(CURDIR)/target)
+endif
+export CARGO_TARGET_DIR
+export PATH := $(HOME)/.cargo/bin:$(TOOLS)/bin:$(PATH)
+# For tests, benches and the demo.
+export FOREBAY_BIN := $(CARGO_TARGET_DIR)/release/forebay
+export FOREBAY_TOOLS := $(TOOLS)/bin
+
+CARGO := cargo
+BUILD_LIMIT := timeout 3600
+PJDFSTEST := pjdfstest@0.2.2
+FSX := fsx@0.3.2
+PREFIX ?= /usr
+DESTDIR ?=
+
+.PHONY: help build demo test test-quick bench lint deny nightly deps man install clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "make build   the program, in $(CARGO_TARGET_DIR)/release"
+	@echo "make lint    formatting and clippy"
+	@echo "make deny    licences and advisories of what is linked"
+	@echo "make nightly the long randomised runs"
+	@echo "make man     manual pages and completions, from the command line's description"
+	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
+
+deps:
+	@packaging/deps build demo test
+
+build:
+	@packaging/deps build
+	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
+
+demo: build
+	@packaging/deps demo
+	@timeout 600 packaging/demo/demo.sh
+
+lint:
+	@packaging/deps build
+	@timeout 120 $(CARGO) fmt --all --check
+	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- -D warnings
+
+# Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
+test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX)
+	@packaging/deps build test
+	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
+	@timeout 7200 $(CARGO) test --release --workspace
+
+# Only what needs neither root nor a mount.
+test-quick: lint
+	@timeout 3600 $(CARGO) test --release --workspace --lib --bins
+
+bench: build
+	@packaging/deps test
+	@timeout 7200 $(CARGO) bench -p forebay-benches
+
+nightly: test deny
+	@FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
+
+deny: $(TOOLS)/cargo-deny
+	@timeout 600 $(CARGO) deny --all-features check
+
+# A tool is installed once for each version: the stamp carries it.
+$(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX):
+	@packaging/deps build
+	@echo "installing: $(@F)"
+	@CARGO_TARGET_DIR=$(CACHE)/tools-target $(BUILD_LIMIT) $(CARGO) install --quiet --locked --root $(TOOLS) $(@F)
+	@touch $@
+
+$(TOOLS)/cargo-deny:
+	@packaging/deps build
+	@echo "installing: cargo-deny"
+	@CARGO_TARGET_DIR=$(CACHE)/tools-target $(BUILD_LIMIT) $(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny
+	@touch $@
+
+man: build
+	@$(FOREBAY_BIN) man packaging/man
+	@$(FOREBAY_BIN) completions bash > packaging/completions/forebay.bash
+
+install: build
+	install -D -m 755 $(FOREBAY_BIN) $(DESTDIR)$(PREFIX)/bin/forebay
+	install -D -m 755 packaging/mount.fuse.forebay $(DESTDIR)/sbin/mount.fuse.forebay
+	install -D -m 644 packaging/forebay@.service $(DESTDIR)/lib/systemd/system/forebay@.service
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	install -m 644 packaging/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 packaging/completions/forebay.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
+
+clean:
+	@$(CARGO) clean

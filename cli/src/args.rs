@@ -1,0 +1,213 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{Args, Parser, Subcommand};
+use forebay_overlay::control::config::Pace;
+
+use crate::values;
+
+/// A caching overlay in front of a bulk pool: stages what a job reads onto local NVMe, absorbs what it writes.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, max_term_width = 100)]
+pub struct Cli {
+    /// Print JSON, one object on each line.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Mount a pool, and return when the mount serves.
+    Mount(Mount),
+    /// Unmount. What is not in the pool yet stays safe in the fast pool.
+    Umount(Umount),
+    /// Show the mounts: pool, space, what is dirty, what is resident.
+    Status {
+        /// Show only the mount that this path lies in.
+        path: Option<PathBuf>,
+    },
+    /// Bring files onto the fast pool, and keep them there under a lease. Fails where a byte is missing.
+    Stage(Stage),
+    /// Write what is dirty back to the pool.
+    Flush(Flush),
+    /// Drop clean content from the fast pool. Dirty content stays.
+    Evict(Evict),
+    /// List what is not in the pool yet.
+    Dirty {
+        /// A path under the mount. Not needed where there is one mount only.
+        path: Option<PathBuf>,
+    },
+    /// List files with their residency.
+    Ls {
+        path: PathBuf,
+        /// Everything below, too.
+        #[arg(short = 'R', long)]
+        recursive: bool,
+    },
+    /// Sum up sizes and resident bytes.
+    Du {
+        path: PathBuf,
+        /// Only the total.
+        #[arg(short, long)]
+        summarize: bool,
+    },
+    /// Say what this machine allows, what a lack costs, and the command that grants it.
+    Doctor {
+        /// A fast directory to look at.
+        #[arg(long)]
+        fast: Vec<PathBuf>,
+        /// A pool to look at.
+        #[arg(long)]
+        pool: Option<PathBuf>,
+    },
+    /// Check a fast pool: the catalog against the content.
+    Fsck {
+        /// A mountpoint, or a fast directory that no daemon has open.
+        place: PathBuf,
+        /// Put right what can be.
+        #[arg(long)]
+        repair: bool,
+    },
+    /// Supervise a mount that is described on standard input.
+    #[command(hide = true, name = forebay_overlay::control::SUPERVISE_COMMAND)]
+    Supervise,
+    /// Serve the mount of a runtime directory, on the descriptor that is standard input.
+    #[command(hide = true, name = forebay_overlay::control::WORKER_COMMAND)]
+    Worker { runtime: PathBuf },
+    /// Write the manual pages into a directory.
+    #[command(hide = true)]
+    Man { dir: PathBuf },
+    /// Print the completions of a shell.
+    #[command(hide = true)]
+    Completions { shell: clap_complete::Shell },
+}
+
+#[derive(Debug, Args)]
+pub struct Mount {
+    /// The pool: `/path` or `file:///path`.
+    pub url: String,
+    pub mountpoint: PathBuf,
+    /// A directory on local NVMe that holds cached content; repeat it for more devices.
+    #[arg(long, value_name = "DIR")]
+    pub fast: Vec<PathBuf>,
+    /// The most that the fast pool may hold, such as 500G.
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<ByteSize>,
+    /// How paths are read, written, flushed and kept (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Stay in the foreground.
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// The pool never changes: opens are served by the kernel alone.
+    #[arg(long)]
+    pub immutable: bool,
+    #[arg(long)]
+    pub read_only: bool,
+    /// Slow the pool down, such as 100MB/s,2ms: for demonstrations and tests.
+    #[arg(long, value_name = "RATE,LATENCY", value_parser = values::pace)]
+    pub throttle: Option<Pace>,
+    /// Budget of all buffers together.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// Threads that answer the kernel; as many as cores if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Options as in fstab: fast=, limit=, policy=, throttle=, ro, immutable, allow_other, ...
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Check everything and mount nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Umount {
+    pub mountpoint: PathBuf,
+    /// Detach at once; those who use the mount may finish.
+    #[arg(long)]
+    pub lazy: bool,
+    /// Write everything back first, and stay mounted where that fails.
+    #[arg(long)]
+    pub flush: bool,
+    /// Say what would be done.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Paths, as all commands take them.
+#[derive(Debug, Args)]
+pub struct Paths {
+    /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input.
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<std::ffi::OsString>,
+    /// Names in lists end with NUL instead of a newline.
+    #[arg(short = '0', long)]
+    pub null: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Stage {
+    #[command(flatten)]
+    pub paths: Paths,
+    /// How long eviction leaves the files alone, such as 12h. For as long as the owner holds it if not given.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub lease: Option<Duration>,
+    /// Whose lease it is. The Slurm job, or else the user, if not given.
+    #[arg(long, value_name = "NAME")]
+    pub owner: Option<String>,
+    /// Of directories, only the files that lie in them directly.
+    #[arg(long)]
+    pub no_recursive: bool,
+    /// Say what would be brought in, and whether it fits.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Flush {
+    #[command(flatten)]
+    pub paths: Paths,
+    /// Return when everything is in the pool.
+    #[arg(long)]
+    pub wait: bool,
+    /// Say what would be written.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Evict {
+    #[command(flatten)]
+    pub paths: Paths,
+    /// Staged files, too: end their leases.
+    #[arg(long)]
+    pub release_leases: bool,
+    /// Say what would be dropped.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_durations_are_read() {
+        let line = "forebay mount /p /m --fast /a --fast /b --limit 500G --throttle 100MB/s,2ms";
+        let Command::Mount(mount) = Cli::parse_from(line.split(' ')).command else { panic!("not a mount") };
+        assert_eq!(mount.fast.len(), 2);
+        assert_eq!(mount.limit, Some(ByteSize::gb(500)));
+        assert_eq!(mount.throttle, Some(Pace { bytes_per_sec: 100_000_000, latency: Duration::from_millis(2) }));
+    }
+}

@@ -1,0 +1,37 @@
+//! One module for each command, or for a few that are alike.
+
+mod check;
+mod documents;
+mod listing;
+mod mount;
+mod options;
+mod processes;
+mod status;
+mod transfer;
+mod umount;
+
+use forebay_overlay::control::Failure;
+
+use crate::args::Command;
+use crate::exit::Exit;
+use crate::output::Output;
+
+pub fn run(command: Command, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        Command::Mount(args) => mount::run(args, output),
+        Command::Umount(args) => umount::run(&args, output),
+        Command::Status { path } => status::run(path.as_deref(), output),
+        Command::Stage(args) => transfer::stage(args, output),
+        Command::Flush(args) => transfer::flush(args, output),
+        Command::Evict(args) => transfer::evict(args, output),
+        Command::Dirty { path } => listing::dirty(path.as_deref(), output),
+        Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
+        Command::Du { path, summarize } => listing::du(&path, summarize, output),
+        Command::Doctor { fast, pool } => check::doctor(pool.as_deref(), &fast, output),
+        Command::Fsck { place, repair } => check::fsck(&place, repair, output),
+        Command::Supervise => processes::supervise(),
+        Command::Worker { runtime } => processes::worker(&runtime),
+        Command::Man { dir } => documents::man(&dir),
+        Command::Completions { shell } => documents::completions(shell),
+    }
+}

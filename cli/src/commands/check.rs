@@ -1,0 +1,92 @@
+//! `forebay doctor` and `fsck`.
+
+use std::path::{Path, PathBuf};
+
+use forebay_overlay::control::doctor::{self, Check, Verdict};
+use forebay_overlay::control::protocol::{Reply, Request};
+use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::{Failure, FailureKind, client, offline};
+use forebay_overlay::operator::FsckReport;
+
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::values::{bytes, files, shown};
+
+pub fn doctor(pool: Option<&Path>, fast: &[PathBuf], output: &Output) -> Result<Exit, Failure> {
+    let mut exit = Exit::Done;
+    for check in doctor::machine().into_iter().chain(doctor::places(pool, fast)) {
+        if check.verdict == Verdict::Needed {
+            exit = Exit::Missing;
+        }
+        if output.json {
+            output.json(&check);
+        } else {
+            show(&check, output);
+        }
+    }
+    Ok(exit)
+}
+
+fn show(check: &Check, output: &Output) {
+    let verdict = match check.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Missing => "missing",
+        Verdict::Needed => "NEEDED",
+    };
+    output.line(format!("{verdict:<8} {:<16} {}", check.name, check.found));
+    if let Some(costs) = check.costs {
+        output.line(format!("{:25} costs: {costs}", ""));
+    }
+    if let Some(remedy) = &check.remedy {
+        output.line(format!("{:25} try: {remedy}", ""));
+    }
+}
+
+pub fn fsck(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
+    let report = match user_of(place) {
+        Some(entry) => online(&entry, repair)?,
+        None => {
+            let fast = place.canonicalize().map_err(|e| Failure::io(place.display(), &e))?;
+            offline::fsck(&offline::recall(&fast)?, repair)?
+        }
+    };
+    if output.json {
+        output.json(&report);
+    } else {
+        summarise(&report, output);
+    }
+    let left = report.problems.len() as u64 > report.repaired;
+    Ok(if left { Exit::Corrupt } else { Exit::Done })
+}
+
+/// The mount that is at this place or that uses it as a fast directory.
+fn user_of(place: &Path) -> Option<Entry> {
+    if let Ok(located) = registry::locate(place) {
+        return Some(located.entry);
+    }
+    let fast = place.canonicalize().ok()?;
+    registry::entries().into_iter().find(|e| e.supervisor_alive() && e.state.config.fast.contains(&fast))
+}
+
+fn online(entry: &Entry, repair: bool) -> Result<FsckReport, Failure> {
+    for reply in client::call(entry, &Request::Fsck { repair })? {
+        if let Reply::Fsck(report) = reply? {
+            return Ok(report);
+        }
+    }
+    Err(Failure::new(FailureKind::Other, "the daemon ended its answer without a report"))
+}
+
+fn summarise(report: &FsckReport, output: &Output) {
+    for problem in &report.problems {
+        output.line(shown(problem));
+    }
+    output.line(format!(
+        "checked {}, {}: {} problems, {} repaired, {} orphans removed",
+        files(report.checked_files),
+        bytes(report.checked_bytes),
+        report.problems.len(),
+        report.repaired,
+        report.orphans_removed
+    ));
+}

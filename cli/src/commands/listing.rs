@@ -1,0 +1,166 @@
+//! `forebay dirty`, `ls` and `du`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use forebay_overlay::control::protocol::{Reply, Request};
+use forebay_overlay::control::registry::{self, Located};
+use forebay_overlay::control::{Failure, client};
+use forebay_overlay::operator::Listed;
+
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::targets;
+use crate::values::{bytes, moment, shown};
+
+pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let Located { entry, inner } = targets::one(path)?;
+    for reply in client::call(&entry, &Request::Dirty)? {
+        let Reply::Dirty(files) = reply? else { continue };
+        let wanted: Vec<_> = files.into_iter().filter(|f| is_below(&f.path, &inner)).collect();
+        if output.json {
+            wanted.iter().for_each(|f| output.json(f));
+            continue;
+        }
+        let rows: Vec<Vec<String>> = wanted
+            .iter()
+            .map(|f| {
+                let error = f.error.as_ref().map_or(String::new(), |e| format!("  NOT FLUSHED: {}", shown(e)));
+                let path = f.path.trim_start_matches('/');
+                vec![bytes(f.bytes), f.what.clone(), moment(f.since_unix), format!("{}{error}", shown(path))]
+            })
+            .collect();
+        output.table(&rows);
+    }
+    Ok(Exit::Done)
+}
+
+pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure> {
+    listed(path, recursive, |files| {
+        if output.json {
+            files.iter().for_each(|f| output.json(f));
+            return;
+        }
+        let rows: Vec<Vec<String>> = files
+            .iter()
+            .map(|f| {
+                let lease = f.lease_owner.as_ref().map_or(String::new(), |o| format!("  leased by {}", shown(o)));
+                let (size, resident) = if f.kind == "directory" {
+                    ("-".into(), String::new())
+                } else {
+                    (bytes(f.size), share(f.resident_bytes, f.size))
+                };
+                let when = moment(u64::try_from(f.mtime_unix).unwrap_or(0));
+                vec![f.state.clone(), resident, size, when, format!("{}{lease}", shown(&f.path))]
+            })
+            .collect();
+        output.table(&rows);
+    })
+}
+
+/// Sizes that are added up.
+#[derive(Debug, Default, Clone, serde::Serialize)]
+struct Sum {
+    files: u64,
+    bytes: u64,
+    resident_bytes: u64,
+    dirty_bytes: u64,
+}
+
+impl Sum {
+    fn add(&mut self, file: &Listed) {
+        self.files += 1;
+        self.bytes += file.size;
+        self.resident_bytes += file.resident_bytes;
+        if matches!(file.state.as_str(), "dirty" | "flushing") {
+            self.dirty_bytes += file.size;
+        }
+    }
+}
+
+pub fn du(path: &Path, summarize: bool, output: &Output) -> Result<Exit, Failure> {
+    let base = registry::locate(path)?.inner;
+    let mut children: BTreeMap<String, Sum> = BTreeMap::new();
+    let mut total = Sum::default();
+    listed(path, true, |files| {
+        for file in files.iter().filter(|f| f.kind != "directory") {
+            total.add(file);
+            if !summarize {
+                children.entry(child(&file.path, &base)).or_default().add(file);
+            }
+        }
+    })?;
+    let mut rows = vec![["size", "resident", "", "dirty", "files", "path"].map(String::from).to_vec()];
+    let name = path.display().to_string();
+    for (path, sum) in children.iter().map(|(p, s)| (p.as_str(), s)).chain([(name.as_str(), &total)]) {
+        if output.json {
+            output.json(&serde_json::json!({ "path": path, "sum": sum }));
+        }
+        rows.push(vec![
+            bytes(sum.bytes),
+            bytes(sum.resident_bytes),
+            share(sum.resident_bytes, sum.bytes),
+            bytes(sum.dirty_bytes),
+            sum.files.to_string(),
+            shown(path),
+        ]);
+    }
+    if !output.json {
+        output.table(&rows);
+    }
+    Ok(Exit::Done)
+}
+
+fn listed(path: &Path, recursive: bool, mut each: impl FnMut(Vec<Listed>)) -> Result<Exit, Failure> {
+    let Located { entry, inner } = registry::locate(path)?;
+    for reply in client::call(&entry, &Request::Ls { path: inner, recursive })? {
+        if let Reply::Listed(files) = reply? {
+            each(files);
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The first component of `path` below `base`.
+fn child(path: &str, base: &str) -> String {
+    let path = path.trim_start_matches('/');
+    let rest = path.strip_prefix(base).unwrap_or(path).trim_start_matches('/');
+    let first = rest.split('/').next().unwrap_or(rest);
+    if first.is_empty() { path.to_string() } else { first.to_string() }
+}
+
+fn is_below(path: &str, base: &str) -> bool {
+    let path = path.trim_start_matches('/');
+    base.is_empty() || path == base || path.strip_prefix(base).is_some_and(|rest| rest.starts_with('/'))
+}
+
+fn share(part: u64, whole: u64) -> String {
+    match part.saturating_mul(100).checked_div(whole) {
+        Some(percent) => format!("{percent}%"),
+        None => "100%".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_kept_by_the_first_component_below() {
+        assert_eq!(child("/a/b/c", "a"), "b");
+        assert_eq!(child("a/f", ""), "a");
+        assert_eq!(child("/a/f", "a/f"), "a/f");
+    }
+
+    #[test]
+    fn below_is_by_component() {
+        assert!(is_below("/a/b", "a") && is_below("/a", "a") && is_below("/x", ""));
+        assert!(!is_below("/ab", "a"));
+    }
+
+    #[test]
+    fn nothing_of_nothing_is_all_of_it() {
+        assert_eq!(share(0, 0), "100%");
+        assert_eq!(share(1, 3), "33%");
+    }
+}

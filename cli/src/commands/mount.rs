@@ -1,0 +1,110 @@
+//! `forebay mount`
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use forebay_overlay::control::config::MountConfig;
+use forebay_overlay::control::preflight::{self, Plan};
+use forebay_overlay::control::supervisor::{self, Ready};
+use forebay_overlay::control::{Failure, worker};
+
+use super::{options, processes};
+use crate::args;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::values;
+
+pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
+    let kernel_options = options::apply(&mut args)?;
+    let (foreground, dry_run) = (args.foreground, args.dry_run);
+    let config = config(args, kernel_options)?;
+    worker::policy(&config)?;
+    let plan = preflight::check(config)?;
+    if dry_run {
+        show(&plan, output);
+        return Ok(Exit::Done);
+    }
+    preflight::prepare(&plan)?;
+    if plan.stale_mount {
+        output.note(format!("a dead mount at {} was detached", plan.config.mountpoint.display()));
+    }
+    if foreground {
+        processes::log();
+        supervisor::run(plan.config, |ready| {
+            told(ready, output);
+            notify_systemd();
+        })?;
+    } else {
+        told(&supervisor::launch(&plan.config)?, output);
+    }
+    Ok(Exit::Done)
+}
+
+fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
+    let policy = args
+        .policy
+        .map(|file| std::fs::read_to_string(&file).map_err(|e| Failure::io(format!("policy {}", file.display()), &e)));
+    Ok(MountConfig {
+        pool: args.url,
+        mountpoint: args.mountpoint,
+        fast: args.fast,
+        limit_bytes: args.limit.map(|l| l.as_u64()),
+        policy: policy.transpose()?,
+        read_only: args.read_only,
+        immutable: args.immutable,
+        allow_other: options::allow_other(&kernel_options),
+        throttle: args.throttle,
+        threads: args.threads.map(usize::from),
+        memory_bytes: args.memory.map(|m| m.as_u64()),
+        kernel_options: kernel_options.into_iter().filter(|o| o != options::ALLOW_OTHER).collect(),
+    })
+}
+
+fn told(ready: &Ready, output: &Output) {
+    if output.json {
+        let Ready { mountpoint, pid, passthrough, dirty_files, .. } = ready;
+        output.json(&serde_json::json!({
+            "mountpoint": mountpoint, "pid": pid, "passthrough": passthrough, "dirty_files": dirty_files
+        }));
+        return;
+    }
+    if ready.dirty_files > 0 {
+        output.note(format!("{} of an earlier mount are not in the pool yet", values::files(ready.dirty_files)));
+    }
+    if !ready.passthrough {
+        output.note("without passthrough: `forebay doctor` says why, and what it costs");
+    }
+}
+
+fn show(plan: &Plan, output: &Output) {
+    if output.json {
+        output.json(&serde_json::json!({
+            "config": plan.config, "create": plan.to_create, "detach_dead_mount": plan.stale_mount,
+            "hides_files": plan.hides_files
+        }));
+        return;
+    }
+    output.line(format!("would run: {}", plan.config.command_line()));
+    for dir in &plan.to_create {
+        output.line(format!("would create: {}", dir.display()));
+    }
+    if plan.stale_mount {
+        output.line("would detach the dead mount that lies there");
+    }
+    if plan.hides_files {
+        output.line(format!("would hide the files in {}", plan.config.mountpoint.display()));
+    }
+}
+
+/// Tells systemd that a unit of `Type=notify` is ready.
+fn notify_systemd() {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.to_str().and_then(|n| n.strip_prefix('@')) {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    if let Err(error) = told {
+        Output::new(false).note(format!("systemd cannot be told that the mount is ready: {error}"));
+    }
+}

@@ -1,0 +1,36 @@
+//! The hidden commands that are the two processes of a mount.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use forebay_overlay::control::supervisor::{self, Outcome};
+use forebay_overlay::control::{Failure, FailureKind, worker};
+use tracing_subscriber::EnvFilter;
+
+use crate::exit::Exit;
+
+/// Logs to standard error what `FOREBAY_LOG` asks for, else what an operator wants to know.
+pub fn log() {
+    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A second call has nothing to add.
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).try_init();
+}
+
+pub fn supervise() -> Result<Exit, Failure> {
+    log();
+    // Away from the terminal that it was started on. It can only fail for the leader of a group, who is away already.
+    let _ = rustix::process::setsid();
+    let config = serde_json::from_reader(std::io::stdin().lock())
+        .map_err(|e| Failure::new(FailureKind::Usage, format!("the description of the mount: {e}")))?;
+    let outcome = supervisor::run(config, |ready| Outcome::Ready(ready.clone()).tell());
+    if let Err(failure) = &outcome {
+        Outcome::Failed(failure.clone()).tell();
+    }
+    outcome.map(|()| Exit::Done)
+}
+
+pub fn worker(runtime: &Path) -> Result<Exit, Failure> {
+    log();
+    worker::run(runtime).map(|()| Exit::Done)
+}

@@ -1,0 +1,122 @@
+//! `forebay status`: answers whether the daemon does or not.
+
+use std::path::Path;
+
+use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::operator::Status;
+
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::targets;
+use crate::values::{bytes, files, moment, shown, span};
+
+pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let entries = match path {
+        Some(_) => vec![targets::one(path)?.entry],
+        None => registry::entries(),
+    };
+    let unknown = if path.is_none() { registry::foreign_mounts(&entries) } else { Vec::new() };
+    if entries.is_empty() && unknown.is_empty() && !output.json {
+        output.line("no forebay mounts");
+    }
+    let mut exit = Exit::Done;
+    for entry in &entries {
+        let status = client::status(entry);
+        if status.is_err() {
+            exit = Exit::NoDaemon;
+        }
+        match (&status, output.json) {
+            (_, true) => as_json(entry, &status, output),
+            (Ok(status), false) => show(entry, status, output),
+            (Err(failure), false) => show_dead(entry, failure, output),
+        }
+    }
+    for mountpoint in unknown {
+        exit = Exit::NoDaemon;
+        let failure =
+            Failure::new(FailureKind::NoDaemon, format!("the daemon of {} is not known here", mountpoint.display()))
+                .remedy("run this as the user who mounted it; if its daemon is gone: forebay umount --lazy MOUNTPOINT");
+        output.failure(&failure);
+    }
+    Ok(exit)
+}
+
+fn as_json(entry: &Entry, status: &Result<Status, Failure>, output: &Output) {
+    output.json(&serde_json::json!({
+        "mountpoint": entry.mountpoint(),
+        "state": entry.state,
+        "supervisor_alive": entry.supervisor_alive(),
+        "worker_alive": entry.worker_alive(),
+        "status": status.as_ref().ok(),
+        "error": status.as_ref().err(),
+    }));
+}
+
+fn show_dead(entry: &Entry, failure: &Failure, output: &Output) {
+    let state = &entry.state;
+    output.line(format!("{}  NOT SERVING", entry.mountpoint().display()));
+    output.line(format!("  daemon      {failure}"));
+    output.line(format!(
+        "  last known  {:?} since {}, pid {}",
+        state.phase,
+        moment(state.since_unix),
+        state.supervisor.pid
+    ));
+    if let Some(last) = &state.last_exit {
+        output.line(format!("  last exit   the worker {last}; {} restarts", state.restarts));
+    }
+    output.line(format!("  pool        {}", state.config.pool));
+    for fast in &state.config.fast {
+        output.line(format!("  fast pool   {} (holds everything that was written and not flushed)", fast.display()));
+    }
+}
+
+fn show(entry: &Entry, status: &Status, output: &Output) {
+    let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
+    output.line(format!("{}", entry.mountpoint().display()));
+    line("pool", format!("{}  {}", entry.state.config.pool, status.pool_state));
+    for device in &status.fast {
+        let space = format!("{} free of {}", bytes(device.free_bytes), bytes(device.total_bytes));
+        line("fast pool", format!("{}  {}, {space}", device.path, device.state));
+    }
+    let used = format!("{} of {}", bytes(status.used_bytes), bytes(status.limit_bytes));
+    line(
+        "content",
+        format!("{used}; {} resident, {} leased", files(status.resident_files), bytes(status.leased_bytes)),
+    );
+    let oldest = status.oldest_dirty_secs.map_or(String::new(), |s| format!(", the oldest since {}", span(s)));
+    line("dirty", format!("{}, {}{oldest}", files(status.dirty_files), bytes(status.dirty_bytes)));
+    for error in &status.flush_errors {
+        line("NOT FLUSHED", shown(error));
+    }
+    for conflict in &status.conflicts {
+        line("CONFLICT", shown(conflict));
+    }
+    let counters = &status.counters;
+    line(
+        "since start",
+        format!(
+            "{} read from the pool, {} written; opens: {} resident, {} not; reads: {} hits, {} misses",
+            bytes(counters.pool_read_bytes),
+            bytes(counters.pool_written_bytes),
+            counters.opens_resident,
+            counters.opens_absent,
+            counters.read_hits,
+            counters.read_misses
+        ),
+    );
+    let passthrough = if status.passthrough { "passthrough" } else { "no passthrough (see forebay doctor)" };
+    let restarts = match (entry.state.restarts, &entry.state.last_exit) {
+        (0, _) => String::new(),
+        (n, last) => format!("; {n} restarts, the last because it {}", last.as_deref().unwrap_or("ended")),
+    };
+    let pids = format!("pid {}, supervisor {}", status.pid, entry.state.supervisor.pid);
+    line("daemon", format!("{pids}; {passthrough}; {}{restarts}", status.content_io));
+    if !entry.supervisor_alive() {
+        line(
+            "WARNING",
+            "the supervisor is gone: the mount does not survive the daemon; unmount and mount again".into(),
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! `forebay stage`, `flush` and `evict`: long pieces of work that move bytes.
+
+use forebay_overlay::control::Failure;
+use forebay_overlay::control::protocol::Request;
+use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
+
+use crate::args;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::progress::{self, Verb};
+use crate::targets::{self, Target};
+
+const STAGE: Verb = Verb { doing: "staging", done: "staged" };
+pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed" };
+const EVICT: Verb = Verb { doing: "evicting", done: "evicted" };
+
+pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
+    let lease_owner = args.owner.clone().unwrap_or_else(owner);
+    on_each(&args.paths, STAGE, args.dry_run, output, |paths| {
+        Request::Stage(StageRequest {
+            paths,
+            recursive: !args.no_recursive,
+            lease_owner: lease_owner.clone(),
+            lease_secs: args.lease.map(|l| l.as_secs()),
+            dry_run: args.dry_run,
+        })
+    })
+}
+
+pub fn flush(args: args::Flush, output: &Output) -> Result<Exit, Failure> {
+    let verb = if args.wait { FLUSH } else { Verb { done: "queued", ..FLUSH } };
+    on_each(&args.paths, verb, args.dry_run, output, |paths| {
+        Request::Flush(FlushRequest { paths, wait: args.wait, dry_run: args.dry_run })
+    })
+}
+
+pub fn evict(args: args::Evict, output: &Output) -> Result<Exit, Failure> {
+    on_each(&args.paths, EVICT, args.dry_run, output, |paths| {
+        Request::Evict(EvictRequest { paths, release_leases: args.release_leases, dry_run: args.dry_run })
+    })
+}
+
+fn on_each(
+    paths: &args::Paths,
+    verb: Verb,
+    dry_run: bool,
+    output: &Output,
+    request: impl Fn(Vec<String>) -> Request,
+) -> Result<Exit, Failure> {
+    let mut exit = Exit::Done;
+    for Target { entry, paths } in targets::of(paths)? {
+        let summary = progress::follow(&entry, &request(paths), verb, output)?;
+        progress::summarise(&summary, verb.done, dry_run, output);
+        if summary.failed > 0 {
+            exit = Exit::Incomplete;
+        }
+    }
+    Ok(exit)
+}
+
+/// Whose lease it is when nobody says: the job's, or else the user's.
+fn owner() -> String {
+    match std::env::var("SLURM_JOB_ID") {
+        Ok(job) if !job.is_empty() => format!("job:{job}"),
+        _ => format!("user:{}", rustix::process::getuid().as_raw()),
+    }
+}

@@ -1,0 +1,100 @@
+//! `forebay umount`
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_overlay::control::protocol::Request;
+use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::{Failure, FailureKind, client, limits, mounts, paths, supervisor};
+use forebay_overlay::operator::{FlushRequest, Status};
+
+use super::transfer::FLUSH;
+use crate::args::Umount;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::{progress, values};
+
+pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
+    let place = paths::absolute(&args.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
+    let entry = match registry::locate(&place) {
+        Ok(found) if found.inner.is_empty() => Some(found.entry),
+        Ok(found) => {
+            return Err(Failure::usage(format!("{} is not a mountpoint", place.display()))
+                .remedy(format!("it lies in the mount {}", found.entry.mountpoint().display())));
+        }
+        Err(_) if mounts::is_ours(&place) => None,
+        Err(failure) => return Err(failure),
+    };
+    let mountpoint = entry.as_ref().map_or(place.as_path(), Entry::mountpoint).to_path_buf();
+    if let Some(entry) = entry.as_ref().filter(|_| args.flush) {
+        flush(entry, args.dry_run, output)?;
+    }
+    let status = entry.as_ref().filter(|e| e.worker_alive()).and_then(|e| client::status(e).ok());
+    if args.dry_run {
+        tell(&mountpoint, status.as_ref(), true, output);
+        return Ok(Exit::Done);
+    }
+    mounts::unmount(&mountpoint, args.lazy).map_err(|e| supervisor::refused(&mountpoint, &e))?;
+    if let Some(entry) = &entry {
+        settle(entry, args.lazy)?;
+    }
+    tell(&mountpoint, status.as_ref(), false, output);
+    Ok(Exit::Done)
+}
+
+fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
+    let request = Request::Flush(FlushRequest { paths: Vec::new(), wait: true, dry_run });
+    let summary = progress::follow(entry, &request, FLUSH, output)?;
+    progress::summarise(&summary, FLUSH.done, dry_run, output);
+    if summary.failed == 0 {
+        return Ok(());
+    }
+    let what = format!("{} could not be written to the pool; nothing was unmounted", values::files(summary.failed));
+    Err(Failure::new(FailureKind::Incomplete, what).remedy("`forebay dirty` says why; without --flush it unmounts"))
+}
+
+/// Waits until the daemon has written its catalog and ended, so that the fast pool can be used again at once.
+fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    /// After a lazy unmount the daemon may have users for long; it is given the time to end where it has none.
+    const LAZY: Duration = Duration::from_secs(2);
+    let deadline = Instant::now() + if lazy { LAZY } else { limits::STOP };
+    while entry.supervisor_alive() || entry.worker_alive() {
+        if Instant::now() >= deadline {
+            if lazy {
+                return Ok(());
+            }
+            let pid = entry.state.supervisor.pid;
+            return Err(Failure::new(
+                FailureKind::Busy,
+                format!("unmounted, but the daemon (pid {pid}) has not ended yet"),
+            )
+            .remedy(format!("its log says more: {}", entry.runtime.log().display())));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    entry.runtime.remove();
+    Ok(())
+}
+
+fn tell(mountpoint: &Path, status: Option<&Status>, dry_run: bool, output: &Output) {
+    let place = mountpoint.display();
+    if output.json {
+        output.json(&serde_json::json!({
+            "mountpoint": mountpoint, "unmounted": !dry_run,
+            "dirty_files": status.map(|s| s.dirty_files), "dirty_bytes": status.map(|s| s.dirty_bytes),
+        }));
+        return;
+    }
+    if dry_run {
+        output.line(format!("would unmount {place}"));
+    }
+    if let Some(status) = status.filter(|s| s.dirty_files > 0) {
+        output.note(format!(
+            "{} ({}) not in the pool yet; the fast pool keeps them for the next mount.\n  try: `forebay flush --wait {place}` \
+             while it is mounted, or `forebay umount --flush {place}`",
+            values::files(status.dirty_files),
+            values::bytes(status.dirty_bytes),
+        ));
+    }
+}

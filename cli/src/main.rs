@@ -1,0 +1,33 @@
+//! The `forebay` program: parses, asks the daemon, prints.
+
+mod args;
+mod commands;
+mod exit;
+mod output;
+mod progress;
+mod targets;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+use exit::Exit;
+use output::Output;
+
+fn main() -> ExitCode {
+    let matches = args::Cli::command().after_long_help(exit::table()).get_matches();
+    let cli = match args::Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let output = Output::new(cli.json);
+    let exit = match commands::run(cli.command, &output) {
+        Ok(exit) => exit,
+        Err(failure) => {
+            output.failure(&failure);
+            Exit::from(failure.kind)
+        }
+    };
+    ExitCode::from(exit as u8)
+}

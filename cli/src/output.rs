@@ -1,0 +1,77 @@
+//! Printing: lines for people, or JSON for programs.
+
+use std::io::{ErrorKind, IsTerminal, Write};
+
+use forebay_overlay::control::Failure;
+use serde::Serialize;
+
+use crate::exit::Exit;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    pub json: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Prints a line on standard output. Ends the program where nobody reads any more.
+    pub fn line(&self, text: impl AsRef<str>) {
+        let mut out = std::io::stdout().lock();
+        let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
+        if written.is_err_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+            std::process::exit(Exit::Done as i32);
+        }
+    }
+
+    /// Prints a value as one line of JSON.
+    pub fn json(&self, value: &impl Serialize) {
+        match serde_json::to_string(value) {
+            Ok(text) => self.line(text),
+            Err(error) => self.note(format!("cannot be shown as JSON: {error}")),
+        }
+    }
+
+    /// A remark for people, on standard error.
+    pub fn note(&self, text: impl AsRef<str>) {
+        // Where standard error is closed there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
+    }
+
+    pub fn failure(&self, failure: &Failure) {
+        if self.json {
+            self.json(&serde_json::json!({ "error": failure, "exit": Exit::from(failure.kind) as u8 }));
+        } else {
+            self.note(format!("forebay: {failure}"));
+        }
+    }
+
+    /// Progress bars are for people at a terminal.
+    pub fn animated(&self) -> bool {
+        !self.json && std::io::stderr().is_terminal()
+    }
+
+    /// Prints rows in columns: those that look like numbers to the right, the last one as it is.
+    pub fn table(&self, rows: &[Vec<String>]) {
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |at: usize| rows.iter().filter_map(|r| r.get(at)).map(|c| c.chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in rows {
+            let cells: Vec<String> = row.iter().enumerate().map(|(at, cell)| aligned(cell, at, &widths)).collect();
+            self.line(cells.join("  ").trim_end());
+        }
+    }
+}
+
+fn aligned(cell: &str, at: usize, widths: &[usize]) -> String {
+    let width = widths[at];
+    if at + 1 == widths.len() {
+        cell.to_string()
+    } else if cell.starts_with(|c: char| c.is_ascii_digit()) {
+        format!("{cell:>width$}")
+    } else {
+        format!("{cell:<width$}")
+    }
+}

@@ -1,0 +1,82 @@
+//! Follows a long piece of work of the daemon: a bar at a terminal, JSON for programs, a summary for all.
+
+use std::time::Duration;
+
+use forebay_overlay::control::protocol::{Reply, Request};
+use forebay_overlay::control::registry::Entry;
+use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::operator::{Progress, Summary};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output::Output;
+use crate::values;
+
+/// The words for what is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Verb {
+    /// "staging"
+    pub doing: &'static str,
+    /// "staged"
+    pub done: &'static str,
+}
+
+/// Asks for the work and follows it to its end.
+pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> Result<Summary, Failure> {
+    let bar = bar(verb, output);
+    let mut summary = None;
+    for reply in client::call(entry, request)? {
+        let Reply::Progress(step) = reply? else { continue };
+        if output.json {
+            output.json(&step);
+        }
+        match step {
+            Progress::Planned { bytes, .. } => bar.set_length(bytes),
+            Progress::Advanced { files, bytes } => {
+                bar.set_position(bytes);
+                bar.set_message(values::files(files));
+            }
+            Progress::Failed { path, reason } if !output.json => {
+                bar.suspend(|| output.note(format!("{}: {reason}", values::shown(&path))));
+            }
+            Progress::Failed { .. } => {}
+            Progress::Done(done) => summary = Some(done),
+        }
+    }
+    bar.finish_and_clear();
+    summary.ok_or_else(|| Failure::new(FailureKind::Other, "the daemon ended its answer without a summary"))
+}
+
+/// Says in one line what was done.
+pub fn summarise(summary: &Summary, done: &str, dry_run: bool, output: &Output) {
+    if output.json {
+        return;
+    }
+    let mut line = if dry_run { format!("would be {done}: ") } else { format!("{done}: ") };
+    line += &format!("{}, {}", values::files(summary.files), values::bytes(summary.bytes));
+    if summary.skipped > 0 {
+        line += &format!("; {} skipped", values::files(summary.skipped));
+    }
+    if summary.failed > 0 {
+        line += &format!("; {} FAILED", values::files(summary.failed));
+    }
+    if !dry_run && summary.elapsed_ms > 0 {
+        let elapsed = Duration::from_millis(summary.elapsed_ms);
+        let rate = summary.bytes.saturating_mul(1000) / summary.elapsed_ms;
+        line += &format!(" in {} ({}/s)", humantime::format_duration(elapsed), values::bytes(rate));
+    }
+    output.line(line);
+    if let Some(message) = &summary.message {
+        output.line(format!("  {message}"));
+    }
+}
+
+fn bar(verb: Verb, output: &Output) -> ProgressBar {
+    const TEMPLATE: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {msg}";
+    if !output.animated() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(0).with_style(style).with_prefix(verb.doing);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

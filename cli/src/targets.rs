@@ -1,0 +1,96 @@
+//! The paths that a command is given, sorted by the mount that they lie in.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::{Failure, FailureKind};
+
+use crate::args::Paths;
+
+/// A mount and paths under it, as the daemon takes them.
+#[derive(Debug)]
+pub struct Target {
+    pub entry: Entry,
+    pub paths: Vec<String>,
+}
+
+/// Finds the mounts of all paths. Fails, and nothing is begun, where one lies under none.
+pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
+    let mut targets: Vec<Target> = Vec::new();
+    for path in expand(paths)? {
+        let located = registry::locate(Path::new(&path))?;
+        match targets.iter_mut().find(|t| t.entry.mountpoint() == located.entry.mountpoint()) {
+            Some(target) => target.paths.push(located.inner),
+            None => targets.push(Target { entry: located.entry, paths: vec![located.inner] }),
+        }
+    }
+    if targets.is_empty() {
+        return Err(Failure::usage("the list of paths is empty"));
+    }
+    Ok(targets)
+}
+
+/// The mount of a path, or the only mount there is.
+pub fn one(path: Option<&Path>) -> Result<registry::Located, Failure> {
+    if let Some(path) = path {
+        return registry::locate(path);
+    }
+    let mut entries = registry::entries();
+    match (entries.pop(), entries.is_empty()) {
+        (Some(entry), true) => Ok(registry::Located { entry, inner: String::new() }),
+        (None, _) => Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount")
+            .remedy("forebay mount URL MOUNTPOINT --fast DIR")),
+        (Some(_), false) => {
+            Err(Failure::usage("there are several mounts").remedy("name one; `forebay status` lists them"))
+        }
+    }
+}
+
+/// Reads the lists among the paths.
+fn expand(paths: &Paths) -> Result<Vec<OsString>, Failure> {
+    let mut all = Vec::new();
+    for path in &paths.paths {
+        let bytes = path.as_bytes();
+        if bytes == b"-" {
+            let mut text = Vec::new();
+            std::io::stdin().read_to_end(&mut text).map_err(|e| Failure::io("standard input", &e))?;
+            all.extend(split(&text, paths.null));
+        } else if let Some(list) = bytes.strip_prefix(b"@") {
+            let list = OsStr::from_bytes(list);
+            let text = std::fs::read(list).map_err(|e| Failure::io(format!("list {}", list.display()), &e))?;
+            all.extend(split(&text, paths.null));
+        } else {
+            all.push(path.clone());
+        }
+    }
+    Ok(all)
+}
+
+fn split(text: &[u8], null: bool) -> Vec<OsString> {
+    let end = if null { 0 } else { b'\n' };
+    text.split(|b| *b == end).filter(|l| !l.is_empty()).map(|l| OsString::from_vec(l.to_vec())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_hold_one_name_on_each_line_or_before_each_nul() {
+        assert_eq!(split(b"a b\n\nc\n", false), ["a b", "c"]);
+        assert_eq!(split(b"a\nb\0c\0", true), ["a\nb", "c"]);
+    }
+
+    #[test]
+    fn a_list_is_read_from_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "/x\n/y\n").unwrap();
+        let mut list = OsString::from("@");
+        list.push(file.path());
+        let paths = Paths { paths: vec!["/w".into(), list], null: false };
+        assert_eq!(expand(&paths).unwrap(), ["/w", "/x", "/y"]);
+    }
+}

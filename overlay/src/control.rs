@@ -1,0 +1,66 @@
+//! The local API of a daemon, and the two processes behind a mount.
+//!
+//! A mount has a *supervisor*, which holds the `/dev/fuse` descriptor and does nothing else, and a *worker*, which
+//! serves the descriptor, the catalog and the control socket. A worker that dies takes nothing with it: the
+//! descriptor keeps the mount alive, and the supervisor starts another worker on it.
+//!
+//! Operators talk to the worker by JSON lines over a unix socket in the runtime directory of the mount. Which mount
+//! a path belongs to is decided by text alone, so that no command ever waits for a mount that does not answer.
+
+pub mod client;
+pub mod config;
+pub mod doctor;
+mod failure;
+pub mod mounts;
+pub mod offline;
+pub mod paths;
+pub mod preflight;
+pub mod protocol;
+pub mod registry;
+pub mod server;
+pub mod supervisor;
+pub mod worker;
+
+pub use failure::{Failure, FailureKind};
+
+/// The hidden command by which the program runs itself as a supervisor.
+pub const SUPERVISE_COMMAND: &str = "supervise";
+/// The hidden command by which a supervisor runs the program as a worker.
+pub const WORKER_COMMAND: &str = "daemon";
+
+/// Every bound of the local API, in one place.
+pub mod limits {
+    use std::time::Duration;
+
+    /// How long a client waits for a daemon to accept, restarts of the worker included.
+    pub const CONNECT: Duration = Duration::from_secs(5);
+    /// How long a client waits for the next line; the server sends a sign of life every [`HEARTBEAT`].
+    pub const SILENCE: Duration = Duration::from_secs(20);
+    pub const HEARTBEAT: Duration = Duration::from_secs(2);
+    /// How long the server waits for the request of a client that has connected.
+    pub const REQUEST: Duration = Duration::from_secs(10);
+    /// Bytes of one request line: room for a list of some hundred thousand paths.
+    pub const REQUEST_BYTES: u64 = 64 << 20;
+    /// Clients served at a time; more wait in the socket's backlog.
+    pub const CLIENTS: usize = 64;
+    /// Entries of a listing in one reply line.
+    pub const ENTRIES_PER_REPLY: usize = 500;
+    /// How long `mount` waits for the daemon: long enough for a catalog that must be recovered.
+    pub const MOUNT: Duration = Duration::from_secs(120);
+    /// How long a check before the mount waits for a pool to answer.
+    pub const POOL_CHECK: Duration = Duration::from_secs(10);
+    /// Deadline of one call to the pool.
+    pub const POOL_CALL: Duration = Duration::from_secs(30);
+    /// How long `umount` waits for the daemon to write its catalog and end.
+    pub const STOP: Duration = Duration::from_secs(60);
+    /// A worker that dies younger than this counts as a rapid crash.
+    pub const RAPID_CRASH: Duration = Duration::from_secs(30);
+    /// Rapid crashes in a row after which the mount is called failing.
+    pub const RAPID_CRASHES: u32 = 5;
+    /// The longest pause before a worker is started again.
+    pub const RESTART_PAUSE: Duration = Duration::from_secs(5);
+    /// The log of a daemon in the background is emptied when it has grown to this.
+    pub const LOG_BYTES: u64 = 16 << 20;
+    /// A fast pool with less room than this cannot even hold its catalog.
+    pub const FAST_FREE_BYTES: u64 = 16 << 20;
+}

@@ -1,0 +1,119 @@
+//! How a mount is made: everything that a worker needs to start again as it was.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The pace to which a pool is slowed down, for demonstrations and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    pub bytes_per_sec: u64,
+    pub latency: Duration,
+}
+
+/// The options of one mount. Paths are absolute and canonical once they have passed the preflight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountConfig {
+    /// `file:///path` or a plain path.
+    pub pool: String,
+    pub mountpoint: PathBuf,
+    /// Directories of the fast pool, one for each device.
+    pub fast: Vec<PathBuf>,
+    /// Bytes of content on the fast pool. `None`: as the engine chooses.
+    pub limit_bytes: Option<u64>,
+    /// The text of the policy, not the name of its file: a restart must not meet another policy.
+    pub policy: Option<String>,
+    pub read_only: bool,
+    /// The pool never changes, neither by us nor by others.
+    pub immutable: bool,
+    /// Users other than the one who mounts may use the mount.
+    pub allow_other: bool,
+    pub throttle: Option<Pace>,
+    /// Threads that answer the kernel. `None`: as many as cores.
+    pub threads: Option<usize>,
+    /// Budget of all buffers together. `None`: as the engine chooses.
+    pub memory_bytes: Option<u64>,
+    /// Options of the mount itself, beside those of the file system: `nosuid`, `noexec`, ...
+    #[serde(default)]
+    pub kernel_options: Vec<String>,
+}
+
+impl MountConfig {
+    /// The directory behind the pool's URL; `None` where the URL has a scheme that this build does not serve.
+    pub fn pool_dir(&self) -> Option<PathBuf> {
+        match self.pool.split_once("://") {
+            None => Some(PathBuf::from(&self.pool)),
+            Some(("file", path)) if path.starts_with('/') => Some(PathBuf::from(path)),
+            Some(_) => None,
+        }
+    }
+
+    /// The command line that makes this mount again, for messages and for people.
+    pub fn command_line(&self) -> String {
+        let mut words =
+            vec!["forebay mount".to_string(), quoted(&self.pool), quoted(&self.mountpoint.to_string_lossy())];
+        for fast in &self.fast {
+            words.push(format!("--fast {}", quoted(&fast.to_string_lossy())));
+        }
+        if let Some(limit) = self.limit_bytes {
+            words.push(format!("--limit {limit}"));
+        }
+        if self.policy.is_some() {
+            words.push("--policy FILE".into());
+        }
+        if let Some(pace) = self.throttle {
+            words.push(format!("--throttle {}/s,{}us", pace.bytes_per_sec, pace.latency.as_micros()));
+        }
+        for (set, flag) in
+            [(self.read_only, "--read-only"), (self.immutable, "--immutable"), (self.allow_other, "-o allow_other")]
+        {
+            if set {
+                words.push(flag.into());
+            }
+        }
+        words.join(" ")
+    }
+}
+
+/// `word` as a shell would take it.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pool: &str) -> MountConfig {
+        MountConfig {
+            pool: pool.into(),
+            mountpoint: "/mnt/my data".into(),
+            fast: vec!["/nvme".into()],
+            limit_bytes: Some(7),
+            policy: None,
+            read_only: true,
+            immutable: false,
+            allow_other: false,
+            throttle: None,
+            threads: None,
+            memory_bytes: None,
+            kernel_options: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn pool_urls_name_directories_or_are_refused() {
+        assert_eq!(config("/a b").pool_dir(), Some("/a b".into()));
+        assert_eq!(config("file:///a").pool_dir(), Some("/a".into()));
+        assert_eq!(config("file://host/a").pool_dir(), None);
+        assert_eq!(config("s3://bucket").pool_dir(), None);
+    }
+
+    #[test]
+    fn command_line_quotes_what_a_shell_would_split() {
+        let line = config("/p").command_line();
+        assert_eq!(line, "forebay mount /p '/mnt/my data' --fast /nvme --limit 7 --read-only");
+    }
+}

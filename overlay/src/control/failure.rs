@@ -1,0 +1,92 @@
+//! Why a command did not do what it was asked for.
+
+use std::fmt;
+
+use forebay_backends::{Error, ErrorKind, Side};
+use serde::{Deserialize, Serialize};
+
+/// What sort of failure it is. The command line gives each its own exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// Part of what was asked for was not done.
+    Incomplete,
+    /// The request makes no sense as it was given.
+    Usage,
+    /// No daemon serves the path, or the one that should does not answer.
+    NoDaemon,
+    PoolUnavailable,
+    NoSpace,
+    /// Something else holds what is needed.
+    Busy,
+    Denied,
+    /// Stored data is not what was written.
+    Corrupt,
+    /// The machine lacks something that is needed.
+    Missing,
+    Other,
+}
+
+/// A failure in words: what, on which thing, why, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub kind: FailureKind,
+    pub what: String,
+    pub remedy: Option<String>,
+}
+
+impl Failure {
+    pub fn new(kind: FailureKind, what: impl Into<String>) -> Self {
+        Self { kind, what: what.into(), remedy: None }
+    }
+
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self::new(FailureKind::Usage, what)
+    }
+
+    /// An error of the operating system about `what`.
+    pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        let kind = match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => FailureKind::Denied,
+            Some(libc::ENOSPC | libc::EDQUOT) => FailureKind::NoSpace,
+            Some(libc::EBUSY) => FailureKind::Busy,
+            _ => FailureKind::Other,
+        };
+        Self::new(kind, format!("{what}: {error}"))
+    }
+
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.remedy {
+            Some(remedy) => write!(f, "\n  try: {remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Timeout | ErrorKind::Unavailable => FailureKind::PoolUnavailable,
+            ErrorKind::NoSpace | ErrorKind::Quota => FailureKind::NoSpace,
+            ErrorKind::Busy => FailureKind::Busy,
+            ErrorKind::Corrupt => FailureKind::Corrupt,
+            ErrorKind::InvalidInput => FailureKind::Usage,
+            ErrorKind::PermissionDenied | ErrorKind::NotPermitted | ErrorKind::ReadOnly => FailureKind::Denied,
+            _ if error.side() == Side::Pool && error.retry() == forebay_backends::Retry::Later => {
+                FailureKind::PoolUnavailable
+            }
+            _ => FailureKind::Other,
+        };
+        Self::new(kind, error.to_string())
+    }
+}

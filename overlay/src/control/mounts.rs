@@ -1,0 +1,199 @@
+//! What the kernel knows of mounts, read without touching any of them.
+
+use std::io::{self, BufRead};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use super::paths::decode_octal;
+
+/// The file system type of our mounts, as `/proc/self/mountinfo` shows it.
+pub const FS_TYPE: &str = "fuse.forebay";
+
+/// One line of mountinfo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub mountpoint: PathBuf,
+    pub fs_type: String,
+    pub source: String,
+    /// `major:minor` of the superblock.
+    pub device: String,
+    pub read_only: bool,
+}
+
+/// All mounts of this process' namespace, in the order in which they were made.
+pub fn list() -> io::Result<Vec<Mount>> {
+    parse(io::BufReader::new(std::fs::File::open("/proc/self/mountinfo")?))
+}
+
+fn parse(lines: impl BufRead) -> io::Result<Vec<Mount>> {
+    let mut mounts = Vec::new();
+    for line in lines.split(b'\n') {
+        let line = line?;
+        let mut fields = line.split(|b| *b == b' ');
+        let device = fields.nth(2);
+        let mountpoint = fields.nth(1);
+        let read_only = fields.next().is_some_and(|options| options.split(|b| *b == b',').any(|o| o == b"ro"));
+        let mut tail = fields.skip_while(|f| *f != b"-").skip(1);
+        let (Some(device), Some(mountpoint), Some(fs_type), Some(source)) =
+            (device, mountpoint, tail.next(), tail.next())
+        else {
+            continue;
+        };
+        mounts.push(Mount {
+            mountpoint: decode_octal(mountpoint),
+            fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+            source: decode_octal(source).to_string_lossy().into_owned(),
+            device: String::from_utf8_lossy(device).into_owned(),
+            read_only,
+        });
+    }
+    Ok(mounts)
+}
+
+/// What is mounted at exactly this place, the topmost if there are several.
+pub fn at(mountpoint: &Path) -> io::Result<Option<Mount>> {
+    Ok(list()?.into_iter().rev().find(|m| m.mountpoint == mountpoint))
+}
+
+/// Whether a mount of ours is at this place.
+pub fn is_ours(mountpoint: &Path) -> bool {
+    at(mountpoint).ok().flatten().is_some_and(|m| m.fs_type == FS_TYPE)
+}
+
+/// The options that a mount can be given, beside those of its file system.
+const OPTIONS: [(&str, MountFlags); 6] = [
+    ("nosuid", MountFlags::NOSUID),
+    ("nodev", MountFlags::NODEV),
+    ("noexec", MountFlags::NOEXEC),
+    ("noatime", MountFlags::NOATIME),
+    ("nodiratime", MountFlags::NODIRATIME),
+    ("relatime", MountFlags::RELATIME),
+];
+
+/// Whether a mount can be given this option.
+pub fn is_option(name: &str) -> bool {
+    OPTIONS.iter().any(|(n, _)| *n == name)
+}
+
+/// Gives a mount options of [`is_option`]. Needs CAP_SYS_ADMIN; without it every mount is `nosuid,nodev` already.
+pub fn restrict(mountpoint: &Path, options: &[String]) -> io::Result<()> {
+    if options.is_empty() {
+        return Ok(());
+    }
+    let mut flags = MountFlags::BIND;
+    for (name, flag) in OPTIONS {
+        flags.set(flag, options.iter().any(|o| o == name));
+    }
+    if at(mountpoint)?.is_some_and(|m| m.read_only) {
+        flags |= MountFlags::RDONLY;
+    }
+    Ok(rustix::mount::mount_remount(mountpoint, flags, "")?)
+}
+
+/// Takes a mount away. `lazy` detaches it at once and lets those who use it finish.
+///
+/// Blocks while the kernel writes back what it still holds: never call it on the thread that serves the mount.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => by_fusermount(mountpoint, lazy),
+        // Not a mountpoint any more: someone was faster, which is as good.
+        Err(Errno::INVAL | Errno::NOENT) if !is_ours(mountpoint) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Without CAP_SYS_ADMIN the set-uid program of FUSE does it.
+fn by_fusermount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let mut command = Command::new("fusermount3");
+    command.arg(if lazy { "-uz" } else { "-u" }).arg("--").arg(mountpoint).stdin(Stdio::null());
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("busy") {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    Err(io::Error::other(said.trim().to_string()))
+}
+
+/// A process that keeps a mount busy, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    pub pid: u32,
+    pub command: String,
+    pub by: PathBuf,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (pid {}) by {}", self.command, self.pid, self.by.display())
+    }
+}
+
+/// At most `limit` processes that have something open below `mountpoint`, as far as this user may see. Reads the
+/// names that the kernel keeps in /proc, and no file below the mount.
+pub fn holders(mountpoint: &Path, limit: usize) -> Vec<Holder> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut found = Vec::new();
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        if let Some(by) = held_by(&process.path(), mountpoint) {
+            let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            found.push(Holder { pid, command: command.trim().to_string(), by });
+            if found.len() == limit {
+                break;
+            }
+        }
+    }
+    found
+}
+
+fn held_by(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
+    let inside = |link: PathBuf| std::fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint));
+    let fixed = ["cwd", "root", "exe"].into_iter().find_map(|name| inside(process.join(name)));
+    fixed
+        .or_else(|| std::fs::read_dir(process.join("fd")).ok()?.flatten().find_map(|fd| inside(fd.path())))
+        .or_else(|| mapped(process, mountpoint))
+}
+
+/// A file below the mount that is mapped but no longer open.
+fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
+    let maps = std::fs::read(process.join("maps")).ok()?;
+    maps.split(|b| *b == b'\n').find_map(|line| {
+        let start = line.iter().position(|b| *b == b'/')?;
+        let path = Path::new(std::ffi::OsStr::from_bytes(&line[start..]));
+        path.starts_with(mountpoint).then(|| path.to_path_buf())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_parsed_with_and_without_optional_fields() {
+        let text = b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw\n\
+                     37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
+        let mounts = parse(&text[..]).unwrap();
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[0].mountpoint, Path::new("/mnt/a b"));
+        assert_eq!((mounts[0].fs_type.as_str(), mounts[0].source.as_str()), ("fuse.forebay", "/po ol"));
+        assert_eq!((mounts[0].read_only, mounts[1].read_only), (false, true));
+        assert_eq!((mounts[1].fs_type.as_str(), mounts[1].device.as_str()), ("tmpfs", "0:44"));
+    }
+
+    #[test]
+    fn holders_names_a_process_with_an_open_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let _open = std::fs::File::create(root.join("f")).unwrap();
+        let holders = holders(&root, 8);
+        assert!(holders.iter().any(|h| h.pid == std::process::id() && h.by == root.join("f")), "{holders:?}");
+    }
+}

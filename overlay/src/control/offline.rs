@@ -1,0 +1,73 @@
+//! A fast pool that no daemon has open: what it belongs to, and its check.
+
+use std::io;
+use std::path::Path;
+
+use super::config::MountConfig;
+use super::{Failure, FailureKind, registry, worker};
+use crate::operator::FsckReport;
+
+/// The note in each fast directory that says how it was mounted last.
+const NOTE: &str = "mount.json";
+
+/// Writes the note. Failing to is no reason not to mount.
+pub fn remember(config: &MountConfig) {
+    for fast in &config.fast {
+        let written = serde_json::to_vec_pretty(config)
+            .map_err(io::Error::other)
+            .and_then(|text| registry::Runtime::at(fast.clone()).replace(&fast.join(NOTE), &text));
+        if let Err(error) = written {
+            tracing::warn!("cannot write {}: {error}", fast.join(NOTE).display());
+        }
+    }
+}
+
+/// How a fast directory was mounted last.
+pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
+    let note = fast.join(NOTE);
+    let text = std::fs::read(&note).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            Failure::usage(format!("{} is not a fast directory: it has no {NOTE}", fast.display()))
+                .remedy("give a directory that was named to `forebay mount --fast`, or a mountpoint")
+        }
+        _ => Failure::io(note.display(), &e),
+    })?;
+    serde_json::from_slice(&text).map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", note.display())))
+}
+
+/// Opens a fast pool as it was mounted last, checks it, and closes it.
+pub fn fsck(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
+    let rt = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::io("cannot start", &e))?;
+    let outcome = rt.block_on(async {
+        let overlay = worker::open(config).await?;
+        let report = overlay.fsck(repair).await;
+        overlay.shutdown().await?;
+        Ok(report?)
+    });
+    rt.shutdown_background();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fast_directory_remembers_its_mount() {
+        let dir = tempfile::tempdir().unwrap();
+        let config: MountConfig = serde_json::from_value(serde_json::json!({
+            "pool": "/p", "mountpoint": "/m", "fast": [dir.path()], "read_only": true, "immutable": false,
+            "allow_other": false
+        }))
+        .unwrap();
+        assert_eq!(recall(dir.path()).unwrap_err().kind, FailureKind::Usage);
+        remember(&config);
+        assert_eq!(recall(dir.path()).unwrap(), config);
+        std::fs::write(dir.path().join(NOTE), "{").unwrap();
+        assert_eq!(recall(dir.path()).unwrap_err().kind, FailureKind::Corrupt);
+    }
+}

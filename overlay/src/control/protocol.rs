@@ -1,0 +1,63 @@
+//! What is said over the control socket: one request line from the client, then reply lines until `end` or `error`.
+
+use serde::{Deserialize, Serialize};
+
+use super::Failure;
+use crate::operator::{DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, StageRequest, Status};
+
+/// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`super::paths::encode`] does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    Status,
+    Stage(StageRequest),
+    Flush(FlushRequest),
+    Evict(EvictRequest),
+    /// What is not in the pool yet.
+    Dirty,
+    /// The residency of what lies at and below a path.
+    Ls {
+        path: String,
+        recursive: bool,
+    },
+    Fsck {
+        repair: bool,
+    },
+}
+
+/// One line of the daemon's answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "reply", content = "value", rename_all = "snake_case")]
+pub enum Reply {
+    Status(Box<Status>),
+    Progress(Progress),
+    /// At most [`super::limits::ENTRIES_PER_REPLY`] at a time.
+    Dirty(Vec<DirtyFile>),
+    Listed(Vec<Listed>),
+    Fsck(FsckReport),
+    /// Nothing new, but the daemon is at work.
+    Alive,
+    /// The request was carried out, as far as the replies before say.
+    End,
+    Error(Failure),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_readable_json() {
+        let request: Request = serde_json::from_str(r#"{"op":"ls","path":"a","recursive":true}"#).unwrap();
+        assert!(matches!(request, Request::Ls { recursive: true, .. }));
+        assert_eq!(serde_json::to_string(&Request::Status).unwrap(), r#"{"op":"status"}"#);
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_and_remedy_on_the_way() {
+        let failure = Failure::usage("no").remedy("yes");
+        let line = serde_json::to_string(&Reply::Error(failure.clone())).unwrap();
+        let Reply::Error(back) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!(back, failure);
+    }
+}

@@ -1,0 +1,198 @@
+//! The process that does the work of a mount: engine, front end and control socket, on a descriptor that its
+//! supervisor holds.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_backends::Pool;
+use forebay_backends::decorators::{Deadline, Metrics, Throttle};
+use forebay_backends::dir::DirPool;
+
+use super::config::MountConfig;
+use super::registry::{Runtime, State};
+use super::supervisor::{Outcome, Ready, Signals, stop};
+use super::{Failure, FailureKind, limits, server};
+use crate::fuse::{self, Attach, MountOptions, Mounted};
+use crate::{Options, Overlay, Policy};
+
+/// Threads for calls that block: what a pool that hangs can hold at most.
+const BLOCKING_THREADS: usize = 64;
+/// The engine's own threads: more than this only wait for each other.
+const ENGINE_THREADS: usize = 4;
+/// Budget of all buffers where the mount does not set one.
+const MEMORY_BYTES: u64 = 64 << 20;
+
+/// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output.
+pub fn run(dir: &Path) -> Result<(), Failure> {
+    let outcome = start(dir);
+    if let Err(failure) = &outcome {
+        tracing::error!("{failure}");
+        Outcome::Failed(failure.clone()).tell();
+    }
+    outcome
+}
+
+fn start(dir: &Path) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
+    let runtime = Runtime::at(dir.to_path_buf());
+    let state = runtime.load().map_err(|e| Failure::io(format!("no mount is described in {}", dir.display()), &e))?;
+    // Modes come from the caller of each operation, complete; the mask of whoever mounted has no say.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    raise_descriptor_limit();
+    let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let rt = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.min(ENGINE_THREADS))
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("forebay")
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let outcome = rt.block_on(serve(&runtime, &state, device));
+    rt.shutdown_background();
+    outcome
+}
+
+async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), Failure> {
+    let config = &state.config;
+    let overlay = open(config).await?;
+    let options = mount_options(config);
+    let attach = attach(runtime)?;
+    let front = overlay.clone();
+    let mounted = tokio::task::spawn_blocking(move || fuse::serve(front, device, options, attach))
+        .await
+        .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
+    let facts =
+        server::Facts { mountpoint: config.mountpoint.display().to_string(), passthrough: mounted.passthrough() };
+    let socket = runtime.socket();
+    let listener =
+        server::bind(&socket).map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let ready = Ready {
+        mountpoint: config.mountpoint.clone(),
+        pid: std::process::id(),
+        passthrough: facts.passthrough,
+        dirty_files: overlay.status().await.dirty_files,
+        attach: serde_json::to_value(mounted.attach_state())
+            .map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?,
+    };
+    super::offline::remember(config);
+    let clients = tokio::spawn(server::serve(listener, overlay.clone(), facts));
+    tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
+    Outcome::Ready(ready).tell();
+    until_unmounted(config, mounted).await?;
+    clients.abort();
+    finish(runtime, state, &overlay).await
+}
+
+/// Waits until the kernel has let go of the mount; signals meanwhile ask for that.
+async fn until_unmounted(config: &MountConfig, mounted: Mounted) -> Result<(), Failure> {
+    let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
+    let mut end = tokio::task::spawn_blocking(move || mounted.wait());
+    let mut asked = 0;
+    loop {
+        tokio::select! {
+            ended = &mut end => {
+                return ended
+                    .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))?
+                    .map_err(Failure::from);
+            }
+            () = signals.stop() => {
+                asked += 1;
+                let mountpoint = config.mountpoint.clone();
+                tokio::task::spawn_blocking(move || stop(&mountpoint, asked > 1));
+            }
+        }
+    }
+}
+
+async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay) -> Result<(), Failure> {
+    let status = overlay.status().await;
+    if status.dirty_files > 0 {
+        tracing::warn!(
+            "{} files ({} bytes) are not in the pool yet; they are safe in {}",
+            status.dirty_files,
+            status.dirty_bytes,
+            state.config.fast.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let closed = overlay.shutdown().await.map_err(Failure::from);
+    if !state.supervisor.is_alive() {
+        runtime.remove();
+    }
+    closed
+}
+
+/// Opens the engine of a mount.
+pub(super) async fn open(config: &MountConfig) -> Result<Overlay, Failure> {
+    let policy = policy(config)?;
+    let pool = pool(config, &policy)?;
+    let options = Options {
+        pool,
+        fast: config.fast.clone(),
+        limit_bytes: config.limit_bytes,
+        policy,
+        memory_bytes: config.memory_bytes.unwrap_or(MEMORY_BYTES),
+        content_io: Default::default(),
+        read_only: config.read_only,
+        node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    Ok(Overlay::open(options).await?)
+}
+
+/// The policy of a mount.
+pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
+    match &config.policy {
+        Some(text) => Ok(Policy::parse(text)?),
+        None if config.immutable => Ok(Policy::immutable()),
+        None => Ok(Policy::default()),
+    }
+}
+
+fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
+    let dir =
+        config.pool_dir().ok_or_else(|| Failure::usage(format!("no kind of pool is known for `{}`", config.pool)))?;
+    let mut pool: Arc<dyn Pool> = Arc::new(DirPool::open(&dir)?);
+    if let Some(pace) = config.throttle {
+        pool = Arc::new(Throttle::new(pool, pace.bytes_per_sec, pace.latency));
+    }
+    let counted = Arc::new(Metrics::new(pool));
+    Ok(Arc::new(Deadline::new(counted, policy.pool_deadline, limits::POOL_CALL)))
+}
+
+/// The front end's options of a mount.
+pub fn mount_options(config: &MountConfig) -> MountOptions {
+    MountOptions {
+        mountpoint: config.mountpoint.clone(),
+        allow_other: config.allow_other,
+        read_only: config.read_only,
+        immutable: config.immutable,
+        threads: config.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        fs_name: config.pool.clone(),
+    }
+}
+
+/// How to take the kernel's connection over: from its first message on, or where an earlier worker left it.
+fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
+    let file = runtime.attach();
+    match std::fs::read(&file) {
+        Ok(text) => {
+            let state = serde_json::from_slice(&text)
+                .map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", file.display())))?;
+            Ok(Attach::Again(state))
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
+        Err(e) => Err(Failure::io(file.display(), &e)),
+    }
+}
+
+/// Every open resident file holds a descriptor: take as many as the administrator allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
