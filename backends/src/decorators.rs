@@ -1,1 +1,187 @@
-//! Under construction.
+//! Pools around a pool: slower, faulty, with deadlines, counted. Each is an [`Around`]: one function that
+//! every call, every page of a listing and every piece of a `put` goes through.
+
+mod call;
+mod deadline;
+mod fault;
+mod metrics;
+mod throttle;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, future, stream};
+
+use crate::{
+    Attrs, Capabilities, Expected, FileKind, Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs, Space,
+    Stat, Version,
+};
+
+pub use call::{Answer, Call, CallKind};
+pub use deadline::{Deadline, Limits};
+pub use fault::{Fault, Faults, Moment, Odds};
+pub use metrics::{CallStats, Counters, Metrics, MetricsSnapshot};
+pub use throttle::{Rate, Throttle};
+
+/// What a decorator does with a call of the pool within.
+pub trait Around: Send + Sync + 'static {
+    /// Answers `call`; `inner` is the pool's own answer and does nothing before it is awaited.
+    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>>;
+}
+
+/// A pool within an [`Around`].
+pub struct Decorated<A> {
+    inner: Arc<dyn Pool>,
+    around: Arc<A>,
+}
+
+impl<A: Around> Decorated<A> {
+    pub fn with(inner: Arc<dyn Pool>, around: A) -> Self {
+        Self { inner, around: Arc::new(around) }
+    }
+
+    /// The pool within.
+    pub fn inner(&self) -> &Arc<dyn Pool> {
+        &self.inner
+    }
+
+    fn around<'a, T: Answer>(
+        &'a self,
+        kind: CallKind,
+        path: &'a PoolPath,
+        bytes: u64,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        self.around.around(Call { kind, path, bytes }, inner)
+    }
+}
+
+impl<A> fmt::Debug for Decorated<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decorated").field("url", &self.inner.url()).finish_non_exhaustive()
+    }
+}
+
+/// Sends each page of a listing through the decorator too.
+fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing {
+    stream::try_unfold((around, path, listing), |(around, path, mut listing)| async move {
+        let next = async { listing.next().await.transpose() }.boxed();
+        let page = around.around(Call { kind: CallKind::ListPage, path: &path, bytes: 0 }, next).await?;
+        Ok(page.map(|page| (page, (around, path, listing))))
+    })
+    .boxed()
+}
+
+/// Sends each piece of a `put` through the decorator, once its source has it.
+fn pieces<'a, A: Around>(around: &'a A, path: &'a PoolPath, content: Pieces<'a>) -> Pieces<'a> {
+    content
+        .then(move |piece| async move {
+            let piece = piece?;
+            let call = Call { kind: CallKind::PutPiece, path, bytes: piece.data.len() as u64 };
+            around.around(call, future::ready(Ok(piece)).boxed()).await
+        })
+        .boxed()
+}
+
+#[async_trait]
+impl<A: Around> Pool for Decorated<A> {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    async fn stat(&self, path: &PoolPath) -> Result<Stat> {
+        self.around(CallKind::Stat, path, 0, self.inner.stat(path)).await
+    }
+
+    async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        let listing = self.around(CallKind::List, path, 0, self.inner.list(path)).await?;
+        Ok(pages(Arc::clone(&self.around), path.clone(), listing))
+    }
+
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        let bytes = range.end.min(version.size()).saturating_sub(range.start);
+        self.around(CallKind::Read, path, bytes, self.inner.read(path, version, range)).await
+    }
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
+        self.around(CallKind::Readlink, path, 0, self.inner.readlink(path)).await
+    }
+
+    async fn put(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        content: Pieces<'_>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let content = pieces(&*self.around, path, content);
+        self.around(CallKind::Put, path, size, self.inner.put(path, size, content, attrs, expected)).await
+    }
+
+    async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
+        let bytes = data.len() as u64;
+        self.around(CallKind::WriteAt, path, bytes, self.inner.write_at(path, offset, data)).await
+    }
+
+    async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
+        self.around(CallKind::Mkdir, path, 0, self.inner.mkdir(path, attrs)).await
+    }
+
+    async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
+        self.around(CallKind::Symlink, path, 0, self.inner.symlink(path, target, attrs)).await
+    }
+
+    async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
+        self.around(CallKind::Mknod, path, 0, self.inner.mknod(path, kind, rdev, attrs)).await
+    }
+
+    async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
+        self.around(CallKind::Link, new, 0, self.inner.link(existing, new)).await
+    }
+
+    async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
+        self.around(CallKind::Remove, path, 0, self.inner.remove(path, expected)).await
+    }
+
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
+        self.around(CallKind::RemoveDir, path, 0, self.inner.remove_dir(path)).await
+    }
+
+    async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
+        self.around(CallKind::Rename, from, 0, self.inner.rename(from, to, mode)).await
+    }
+
+    async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
+        self.around(CallKind::SetAttrs, path, 0, self.inner.set_attrs(path, changes)).await
+    }
+
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.around(CallKind::Xattrs, path, 0, self.inner.xattrs(path)).await
+    }
+
+    async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()> {
+        self.around(CallKind::SetXattr, path, 0, self.inner.set_xattr(path, name, value)).await
+    }
+
+    async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {
+        self.around(CallKind::RemoveXattr, path, 0, self.inner.remove_xattr(path, name)).await
+    }
+
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
+        self.around(CallKind::SyncDir, path, 0, self.inner.sync_dir(path)).await
+    }
+
+    async fn space(&self) -> Result<Space> {
+        let root = PoolPath::root();
+        self.around.around(Call { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await
+    }
+}

@@ -1,0 +1,63 @@
+//! A limit to the time that a pool may take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::time::timeout;
+
+use crate::{Error, ErrorKind, Pool, Result, Side};
+
+use super::{Answer, Around, Call, CallKind, Decorated};
+
+/// A pool none of whose calls takes longer than its limit: then it fails with `Timeout`. Whether a change that
+/// ran out of time has happened or will, nobody knows.
+pub type Deadline = Decorated<Limits>;
+
+/// How long calls may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// For calls that move no content, and for each page of a listing.
+    pub metadata: Duration,
+    /// For calls that move content and for syncs, in addition to what their bytes take.
+    pub data: Duration,
+    /// The rate that content is given time for; 0 is no time at all.
+    pub min_bytes_per_second: u64,
+}
+
+impl Deadline {
+    pub fn new(inner: Arc<dyn Pool>, limits: Limits) -> Self {
+        Self::with(inner, limits)
+    }
+}
+
+impl Limits {
+    fn limit(&self, call: &Call<'_>) -> Duration {
+        if !call.kind.moves_data() {
+            return if call.kind == CallKind::SyncDir { self.data } else { self.metadata };
+        }
+        if self.min_bytes_per_second == 0 {
+            return self.data;
+        }
+        let whole = Duration::from_secs(call.bytes / self.min_bytes_per_second);
+        let rest = (call.bytes % self.min_bytes_per_second) as f64 / self.min_bytes_per_second as f64;
+        self.data.saturating_add(whole).saturating_add(Duration::from_secs_f64(rest))
+    }
+}
+
+impl Around for Limits {
+    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+        if call.kind.is_step() {
+            return inner;
+        }
+        async move {
+            let limit = self.limit(&call);
+            timeout(limit, inner).await.unwrap_or_else(|_| {
+                let context = format!("{call}: no answer within {limit:?}");
+                Err(Error::new(ErrorKind::Timeout, Side::Pool, context))
+            })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,197 @@
+//! A pool that fails: by chance from a seed, at the n-th call, or altogether.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::sync::watch;
+
+use crate::{Error, ErrorKind, Pool, Result, Side};
+
+use super::{Answer, Around, Call, CallKind, Decorated};
+
+/// A pool that fails as it is told to. Told nothing, it never does.
+pub type Fault = Decorated<Faults>;
+
+/// When a call fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// The pool never sees it.
+    Before,
+    /// It takes effect, and its answer is lost.
+    After,
+}
+
+/// How probable it is that a call fails, each from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Odds {
+    pub before: f64,
+    pub after: f64,
+}
+
+/// Which call fails by its number, counted from 1.
+#[derive(Debug, Clone, Copy)]
+struct Appointed {
+    number: u64,
+    moment: Moment,
+    /// All later calls fail, too, before they reach the pool: the caller's last sign of life.
+    and_all_later: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    None,
+    Down,
+    Hanging,
+}
+
+#[derive(Debug)]
+struct Plan {
+    random: ChaCha8Rng,
+    odds: BTreeMap<CallKind, Odds>,
+    error: ErrorKind,
+    calls: u64,
+    appointed: Option<Appointed>,
+}
+
+/// What is to fail, behind [`Fault`].
+#[derive(Debug)]
+pub struct Faults {
+    plan: Mutex<Plan>,
+    outage: watch::Sender<Outage>,
+}
+
+impl Fault {
+    /// The same `seed` gives the same failures to the same sequence of calls.
+    pub fn new(inner: Arc<dyn Pool>, seed: u64) -> Self {
+        let random = ChaCha8Rng::seed_from_u64(seed);
+        let plan = Plan { random, odds: BTreeMap::new(), error: ErrorKind::Unavailable, calls: 0, appointed: None };
+        Self::with(inner, Faults { plan: Mutex::new(plan), outage: watch::Sender::new(Outage::None) })
+    }
+
+    /// Lets calls of one kind fail by chance.
+    pub fn set_odds(&self, kind: CallKind, odds: Odds) {
+        self.around.plan.lock().odds.insert(kind, odds);
+    }
+
+    /// Lets calls of every kind fail by chance.
+    pub fn set_all_odds(&self, odds: Odds) {
+        self.around.plan.lock().odds = CallKind::ALL.into_iter().map(|kind| (kind, odds)).collect();
+    }
+
+    /// The kind of the errors from now on; `Unavailable` at first. An outage is always `Unavailable`.
+    pub fn set_error(&self, kind: ErrorKind) {
+        self.around.plan.lock().error = kind;
+    }
+
+    /// While it is down every call fails with `Unavailable`; those under way lose their answers.
+    pub fn set_down(&self, down: bool) {
+        self.around.outage.send_replace(if down { Outage::Down } else { Outage::None });
+    }
+
+    /// While it hangs no call is answered; those that wait go on when it is released.
+    pub fn set_hanging(&self, hanging: bool) {
+        self.around.outage.send_replace(if hanging { Outage::Hanging } else { Outage::None });
+    }
+
+    /// The calls so far, each page of a listing and each piece of a `put` among them: what a sweep over
+    /// [`fail_call`](Self::fail_call) or [`crash_at`](Self::crash_at) runs up to.
+    pub fn calls(&self) -> u64 {
+        self.around.plan.lock().calls
+    }
+
+    /// Lets the `number`-th call from now on fail, counted from 1, and no other.
+    pub fn fail_call(&self, number: u64, moment: Moment) {
+        self.appoint(number, moment, false);
+    }
+
+    /// Lets the `number`-th call from now on fail, and all after it, until [`heal`](Self::heal).
+    pub fn crash_at(&self, number: u64, moment: Moment) {
+        self.appoint(number, moment, true);
+    }
+
+    /// Forgets all that was to fail, and ends an outage.
+    pub fn heal(&self) {
+        let mut plan = self.around.plan.lock();
+        plan.appointed = None;
+        plan.odds.clear();
+        drop(plan);
+        self.around.outage.send_replace(Outage::None);
+    }
+
+    fn appoint(&self, number: u64, moment: Moment, and_all_later: bool) {
+        let mut plan = self.around.plan.lock();
+        let number = plan.calls.saturating_add(number);
+        plan.appointed = Some(Appointed { number, moment, and_all_later });
+    }
+}
+
+impl Plan {
+    /// Counts a call and decides about it.
+    fn decide(&mut self, kind: CallKind) -> Option<Moment> {
+        self.calls += 1;
+        if let Some(appointed) = self.appointed {
+            if self.calls == appointed.number {
+                return Some(appointed.moment);
+            }
+            if appointed.and_all_later && self.calls > appointed.number {
+                return Some(Moment::Before);
+            }
+        }
+        // One draw for each call, so that the odds of one kind do not shift the failures of another.
+        let drawn: f64 = self.random.random();
+        let odds = self.odds.get(&kind)?;
+        if drawn < odds.before {
+            Some(Moment::Before)
+        } else if drawn < odds.before + odds.after {
+            Some(Moment::After)
+        } else {
+            None
+        }
+    }
+}
+
+impl Faults {
+    /// Waits while the pool hangs; fails while it is down.
+    async fn reach(&self, call: &Call<'_>) -> Result<()> {
+        let mut outage = self.outage.subscribe();
+        loop {
+            match *outage.borrow_and_update() {
+                Outage::None => return Ok(()),
+                Outage::Down => {
+                    let context = format!("{call}: the pool was switched off");
+                    return Err(Error::new(ErrorKind::Unavailable, Side::Pool, context));
+                }
+                Outage::Hanging => {}
+            }
+            // The sender lives in `self`, so that it cannot be gone.
+            let _ = outage.changed().await;
+        }
+    }
+}
+
+impl Around for Faults {
+    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+        async move {
+            self.reach(&call).await?;
+            let (moment, kind) = {
+                let mut plan = self.plan.lock();
+                (plan.decide(call.kind), plan.error)
+            };
+            if moment == Some(Moment::Before) {
+                return Err(Error::new(kind, Side::Pool, format!("{call}: made to fail before it reached the pool")));
+            }
+            let answer = inner.await?;
+            self.reach(&call).await?;
+            if moment == Some(Moment::After) {
+                return Err(Error::new(kind, Side::Pool, format!("{call}: made to lose its answer")));
+            }
+            Ok(answer)
+        }
+        .boxed()
+    }
+}
