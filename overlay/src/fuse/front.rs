@@ -130,7 +130,7 @@ impl Front {
         let grant = self.modes.grant(ino, Wish { content, writable });
         let mut answer = FopenFlags::empty();
         answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
-        answer.set(FopenFlags::FOPEN_DIRECT_IO, grant.mode == Mode::Direct);
+        answer.set(FopenFlags::FOPEN_DIRECT_IO, matches!(grant.mode, Mode::Direct | Mode::Beside));
         answer.set(FopenFlags::FOPEN_KEEP_CACHE, grant.mode == Mode::Cached && opened.keep_cache);
         (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged }, answer, grant)
     }
@@ -138,7 +138,7 @@ impl Front {
     /// Tells the kernel of an open file.
     pub fn reply_opened(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool, reply: ReplyOpen) {
         let (handle, answer, grant) = self.grant(ino, flags, opened, privileged);
-        if grant.mode == Mode::Passthrough {
+        if grant.needs_backing() {
             // SAFETY: the id is registered with this mount, and stays so while the open is counted.
             let backing = unsafe { reply.wrap_backing(grant.backing) };
             grant.commit();
@@ -154,7 +154,7 @@ impl Front {
     pub fn reply_created(&self, entry: &Entry, flags: i32, opened: &Opened, privileged: bool, reply: ReplyCreate) {
         let (handle, answer, grant) = self.grant(entry.attr.ino, flags, opened, privileged);
         let (attr, generation) = (convert::attr(&entry.attr), fuser::Generation(0));
-        if grant.mode == Mode::Passthrough {
+        if grant.needs_backing() {
             // SAFETY: as in `reply_opened`.
             let backing = unsafe { reply.wrap_backing(grant.backing) };
             grant.commit();

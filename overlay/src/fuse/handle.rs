@@ -14,6 +14,9 @@ pub enum Mode {
     Passthrough = 2,
     /// Each request is asked of us.
     Direct = 3,
+    /// Each request is asked of us, and mappings are of the content file that others have open in passthrough:
+    /// all that the kernel allows beside those.
+    Beside = 4,
 }
 
 /// The handle of an open file.
@@ -28,9 +31,9 @@ pub struct Handle {
     pub privileged: bool,
 }
 
-const MODE_MASK: u64 = 0b11;
-const WRITABLE: u64 = 1 << 2;
-const PRIVILEGED: u64 = 1 << 3;
+const MODE_MASK: u64 = 0b111;
+const WRITABLE: u64 = 1 << 3;
+const PRIVILEGED: u64 = 1 << 4;
 const EPOCH_SHIFT: u32 = 32;
 
 impl Handle {
@@ -52,6 +55,7 @@ impl Handle {
             1 => Mode::Cached,
             2 => Mode::Passthrough,
             3 => Mode::Direct,
+            4 => Mode::Beside,
             _ => return None,
         };
         let epoch = (raw >> EPOCH_SHIFT) as u32;
@@ -65,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_handle_survives_the_round_trip_through_the_kernel() {
-        for mode in [Mode::Cached, Mode::Passthrough, Mode::Direct] {
+        for mode in [Mode::Cached, Mode::Passthrough, Mode::Direct, Mode::Beside] {
             for bits in 0..4 {
                 let handle = Handle { epoch: 0xdead_beef, mode, writable: bits & 1 != 0, privileged: bits & 2 != 0 };
                 assert_eq!(Handle::decode(handle.encode()), Some(handle));

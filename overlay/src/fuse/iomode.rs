@@ -1,8 +1,10 @@
 //! Which I/O mode each open is given, so that the kernel never has to refuse one.
 //!
-//! The kernel (`fs/fuse/iomode.c`) allows on one inode either cached opens or passthrough opens, and only one
-//! backing file at a time; an open that does not fit fails with EIO. Direct opens fit everything, except that a
-//! shared mapping of one makes the inode cached. From that follows the table in [`Inode::choose`].
+//! The kernel (`fs/fuse/iomode.c`) allows on one inode either cached opens or passthrough opens, only one backing
+//! file at a time, and beside passthrough no open without it; what does not fit fails with EIO. An open that asks
+//! for both passthrough and direct I/O is served by us and counts as passthrough. A plain direct open fits where
+//! nothing is passed through, but a shared mapping of it makes the inode cached. From that follows the table in
+//! [`Inode::choose`].
 //!
 //! Counts are raised before the kernel hears of an open and lowered after it has forgotten it, so ours are
 //! never below the kernel's: a choice made by them may be less than the best, never one that is refused.
@@ -79,6 +81,7 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Inode {
     cached: u32,
+    /// In passthrough, and beside it.
     passthrough: u32,
     direct: u32,
     writers: u32,
@@ -107,6 +110,11 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// The kernel must be told the backing id.
+    pub fn needs_backing(&self) -> bool {
+        matches!(self.mode, Mode::Passthrough | Mode::Beside)
+    }
+
     /// The kernel is being told: the open counts until it is released.
     pub fn commit(mut self) {
         self.committed = true;
@@ -128,14 +136,16 @@ impl Inode {
     /// |---|---|---|
     /// | nothing | passthrough | cached |
     /// | cached | cached | cached |
-    /// | passthrough, same content file | passthrough | direct |
-    /// | passthrough, another content file | direct | direct |
+    /// | passthrough, same content file | passthrough | beside |
+    /// | passthrough, another content file | beside | beside |
     /// | only direct | cached, since one of them may have a shared mapping | cached |
+    ///
+    /// Direct opens are given only where there is no room to keep a record.
     fn choose(&self, content: Option<u64>) -> Mode {
         debug_assert!(self.cached == 0 || self.passthrough == 0, "the kernel refuses this mix");
         match (content, self.backing) {
             (Some(content), Some(backing)) if self.passthrough > 0 && backing.content == content => Mode::Passthrough,
-            _ if self.passthrough > 0 => Mode::Direct,
+            _ if self.passthrough > 0 => Mode::Beside,
             (Some(_), _) if self.cached == 0 && self.direct == 0 => Mode::Passthrough,
             _ => Mode::Cached,
         }
@@ -144,7 +154,7 @@ impl Inode {
     fn count(&mut self, mode: Mode) -> &mut u32 {
         match mode {
             Mode::Cached => &mut self.cached,
-            Mode::Passthrough => &mut self.passthrough,
+            Mode::Passthrough | Mode::Beside => &mut self.passthrough,
             Mode::Direct => &mut self.direct,
         }
     }
@@ -196,7 +206,8 @@ impl IoModes {
                 current: true,
             });
             let Record { cached, passthrough, direct, writers, .. } = record;
-            let inode = Inode { cached, passthrough, direct, writers, backing, slot: Some(slot) };
+            let mut inode = Inode { cached, passthrough, direct, writers, backing, slot: Some(slot) };
+            modes.persist(ino, &mut inode);
             opens.push(Inherited { ino, readers: all.saturating_sub(writers), writers: writers.min(all) });
             modes.shard(ino).lock().inodes.insert(ino, inode);
         }
@@ -222,7 +233,8 @@ impl IoModes {
         *inode.count(mode) += 1;
         inode.writers += u32::from(wish.writable);
         if !self.persist(ino, inode) {
-            // Not on record, the next process would not know of it: then it must fit everything.
+            // Not on record, the next process would not know of it: then it must be one that fits whatever that
+            // process gives. Nothing is passed through here, or there would be a record.
             *inode.count(mode) -= 1;
             *inode.count(Mode::Direct) += 1;
             mode = Mode::Direct;

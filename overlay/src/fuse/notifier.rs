@@ -185,7 +185,7 @@ mod tests {
     fn too_many_names_become_all_names() {
         let lane = Lane::default();
         lane.push(Note::Bytes(Ino(9)));
-        for at in 0..=WAITING_MAX as u64 {
+        for at in 0..WAITING_MAX as u64 {
             lane.push(Note::Name(Ino(at), b"a"[..].into()));
         }
         assert_eq!(lane.next(), Some(Note::Bytes(Ino(9))));

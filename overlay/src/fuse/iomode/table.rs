@@ -26,6 +26,7 @@ pub struct Record {
     /// Backing id that is registered with the kernel; 0 for none.
     pub backing: u32,
     pub cached: u32,
+    /// In passthrough, and beside it.
     pub passthrough: u32,
     pub direct: u32,
     /// How many of the opens are for writing.

@@ -60,12 +60,12 @@ fn a_backing_id_is_kept_for_the_next_open_until_the_content_changes() {
 }
 
 #[test]
-fn replaced_content_is_read_directly_while_the_old_one_is_open() {
+fn replaced_content_is_read_through_us_while_the_old_one_is_open() {
     let ids = Ids::default();
     let modes = modes(&ids);
     modes.grant(INO, read(Some(&content(1)))).commit();
     modes.drop_backing(INO);
-    assert_eq!(modes.grant(INO, read(Some(&content(2)))).mode, Mode::Direct);
+    assert_eq!(modes.grant(INO, read(Some(&content(2)))).mode, Mode::Beside);
     assert!(modes.release(INO, Mode::Passthrough, false));
     assert!(ids.live.lock().is_empty(), "replaced content is not kept");
 }
@@ -121,7 +121,7 @@ fn the_next_process_goes_on_with_the_opens_of_the_last() {
     assert_eq!(ids.live.lock().len(), 1, "the id that nobody used is given back");
 
     assert_eq!(after.grant(INO, read(Some(&content(1)))).backing, 1, "the kernel wants the same backing file");
-    assert_eq!(after.grant(INO, read(Some(&content(2)))).mode, Mode::Direct);
+    assert_eq!(after.grant(INO, read(Some(&content(2)))).mode, Mode::Beside);
     assert_eq!(after.grant(Ino(8), read(Some(&content(5)))).mode, Mode::Cached);
     assert!(after.release(Ino(8), Mode::Cached, false));
     assert!(!after.release(Ino(8), Mode::Cached, false), "no underflow");
@@ -143,23 +143,22 @@ impl KernelInode {
     }
 
     fn open(&mut self, mode: Mode, backing: u32) -> Result<(), &'static str> {
-        match mode {
-            Mode::Cached if !self.passthrough.is_empty() => Err("cached beside passthrough"),
-            Mode::Passthrough if self.is_cached() => Err("passthrough beside cached"),
-            Mode::Passthrough if self.passthrough.iter().any(|id| *id != backing) => Err("two backing files"),
-            Mode::Cached => {
-                self.cached += 1;
-                Ok(())
-            }
-            Mode::Passthrough => {
-                self.passthrough.push(backing);
-                Ok(())
-            }
-            Mode::Direct => {
-                self.direct.push(false);
-                Ok(())
-            }
+        let passes = matches!(mode, Mode::Passthrough | Mode::Beside);
+        if !passes && !self.passthrough.is_empty() {
+            return Err("something else beside passthrough");
         }
+        if passes && self.is_cached() {
+            return Err("passthrough beside cached");
+        }
+        if passes && self.passthrough.iter().any(|id| *id != backing) {
+            return Err("two backing files");
+        }
+        match mode {
+            Mode::Cached => self.cached += 1,
+            Mode::Passthrough | Mode::Beside => self.passthrough.push(backing),
+            Mode::Direct => self.direct.push(false),
+        }
+        Ok(())
     }
 }
 
@@ -204,7 +203,10 @@ impl World {
                 }
                 let refused = self.kernel.entry(ino).or_default().open(grant.mode, grant.backing);
                 prop_assert_eq!(refused, Ok(()));
-                prop_assert!(grant.mode != Mode::Passthrough || self.ids.live.lock().contains(&grant.backing));
+                prop_assert!(
+                    !matches!(grant.mode, Mode::Passthrough | Mode::Beside)
+                        || self.ids.live.lock().contains(&grant.backing)
+                );
                 self.open.entry(ino).or_default().push((grant.mode, writable, grant.backing));
                 grant.commit();
             }
@@ -214,7 +216,7 @@ impl World {
                 let inode = self.kernel.entry(ino).or_default();
                 match mode {
                     Mode::Cached => inode.cached -= 1,
-                    Mode::Passthrough => inode.passthrough.retain({
+                    Mode::Passthrough | Mode::Beside => inode.passthrough.retain({
                         let mut first = true;
                         move |id| *id != backing || !std::mem::take(&mut first)
                     }),
@@ -256,6 +258,8 @@ proptest! {
             for (mode, writable, _) in opens {
                 prop_assert!(world.modes.release(Ino(ino), mode, writable));
             }
+        }
+        for ino in 1..4 {
             world.modes.drop_backing(Ino(ino));
         }
         prop_assert!(world.ids.live.lock().is_empty(), "ids leaked");
