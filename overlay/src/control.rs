@@ -49,8 +49,10 @@ pub mod limits {
     pub const MOUNT: Duration = Duration::from_secs(120);
     /// How long a check before the mount waits for a pool to answer.
     pub const POOL_CHECK: Duration = Duration::from_secs(10);
-    /// Deadline of one call to the pool.
+    /// Deadline of a call to the pool that moves content, apart from the time that its bytes take
     pub const POOL_CALL: Duration = Duration::from_secs(30);
+    /// at this rate, below which a pool counts as not answering.
+    pub const POOL_BYTES_PER_SECOND: u64 = 256 << 10;
     /// How long `umount` waits for the daemon to write its catalog and end.
     pub const STOP: Duration = Duration::from_secs(60);
     /// A worker that dies younger than this counts as a rapid crash.

@@ -36,7 +36,11 @@ fail() { echo "demo: $*" >&2; exit 1; }
 # Runs a command and leaves its time in seconds in $took.
 timed() {
     local begin=$EPOCHREALTIME
-    timeout 170 "$@" || fail "failed or took too long: $*"
+    if [ "$(type -t "$1")" = function ]; then
+        timeout 170 bash -c '"$@"' bash "$@" || fail "failed or took too long: $*"
+    else
+        timeout 170 "$@" || fail "failed or took too long: $*"
+    fi
     took=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
 }
 
@@ -48,12 +52,14 @@ mb() { awk -v bytes="$1" 'BEGIN { printf "%.0f MB", bytes / 1e6 }'; }
 # Reads every byte of every file. The output must go through a pipe: grep and tar do not read for /dev/null.
 search() { grep -r -c -F 'unsafe' "$1" 2>/dev/null | awk -F: '{ n += $NF } END { print n + 0 }' >"$work/answer"; }
 archive() { tar -C "$1" --sort=name -cf - . | sha256sum | cut -c1-64 >"$work/answer"; }
+export -f search archive
+export work
 
 # --- a real tree of files ---------------------------------------------------------------------------------------
 candidates() {
     local toolchain
     toolchain=$(rustc --print sysroot 2>/dev/null || true)
-    printf '%s\n' "${toolchain:+$toolchain/share/doc/rust/html}" "${CARGO_HOME:-$HOME/.cargo}/registry/src" \
+    printf '%s\n' "${CARGO_HOME:-$HOME/.cargo}/registry/src" "${toolchain:+$toolchain/share/doc/rust/html}" \
         /usr/lib/python3 /usr/lib/python3.* /usr/share /usr/include | grep -v '^$'
 }
 

@@ -34,7 +34,7 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
         tell(&mountpoint, status.as_ref(), true, output);
         return Ok(Exit::Done);
     }
-    mounts::unmount(&mountpoint, args.lazy).map_err(|e| supervisor::refused(&mountpoint, &e))?;
+    mounts::unmount(&mountpoint, args.lazy).map_err(|e| supervisor::refused(&mountpoint, e))?;
     if let Some(entry) = &entry {
         settle(entry, args.lazy)?;
     }

@@ -80,7 +80,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 /// The type of the file system behind a path.
-fn fs_type(path: &Path) -> Option<&'static str> {
+pub(super) fn fs_type(path: &Path) -> Option<&'static str> {
     let magic = rustix::fs::statfs(path).ok()?.f_type;
     Some(match u32::try_from(magic).ok()? {
         0xEF53 => "ext4",

@@ -3,10 +3,8 @@
 use std::io::{self, BufRead};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 
 use super::paths::decode_octal;
 
@@ -94,32 +92,15 @@ pub fn restrict(mountpoint: &Path, options: &[String]) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(mountpoint, flags, "")?)
 }
 
-/// Takes a mount away. `lazy` detaches it at once and lets those who use it finish.
+/// Takes a mount away. `lazy` detaches it at once and lets those who use it finish. A mount that someone else took
+/// away meanwhile is as good.
 ///
 /// Blocks while the kernel writes back what it still holds: never call it on the thread that serves the mount.
-pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
-        Err(Errno::PERM) => by_fusermount(mountpoint, lazy),
-        // Not a mountpoint any more: someone was faster, which is as good.
-        Err(Errno::INVAL | Errno::NOENT) if !is_ours(mountpoint) => Ok(()),
-        other => Ok(other?),
+pub fn unmount(mountpoint: &Path, lazy: bool) -> forebay_backends::Result<()> {
+    match crate::fuse::unmount(mountpoint, lazy) {
+        Err(_) if !is_ours(mountpoint) => Ok(()),
+        outcome => outcome,
     }
-}
-
-/// Without CAP_SYS_ADMIN the set-uid program of FUSE does it.
-fn by_fusermount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    let mut command = Command::new("fusermount3");
-    command.arg(if lazy { "-uz" } else { "-u" }).arg("--").arg(mountpoint).stdin(Stdio::null());
-    let output = command.output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("busy") {
-        return Err(io::Error::from_raw_os_error(libc::EBUSY));
-    }
-    Err(io::Error::other(said.trim().to_string()))
 }
 
 /// A process that keeps a mount busy, and by what.

@@ -61,7 +61,7 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
     if plan.stale_mount {
         let mountpoint = &plan.config.mountpoint;
         mounts::unmount(mountpoint, true)
-            .map_err(|e| Failure::io(format!("cannot detach the dead mount at {}", mountpoint.display()), &e))?;
+            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
         registry::Runtime::of(mountpoint).remove();
     }
     for dir in &plan.to_create {

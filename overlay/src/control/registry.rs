@@ -99,11 +99,6 @@ impl Runtime {
         self.0.join("daemon.log")
     }
 
-    /// What the kernel and the daemon agreed on, for the next worker.
-    pub fn attach(&self) -> PathBuf {
-        self.0.join("attach.json")
-    }
-
     /// Makes the directory, readable for nobody else, and takes its lock: held by the supervisor as long as it
     /// lives, so that two of them never serve one mountpoint.
     pub fn claim(&self) -> Result<File, Failure> {
@@ -146,6 +141,16 @@ impl Runtime {
         out.write_all(content)?;
         out.sync_data()?;
         std::fs::rename(part, file)
+    }
+
+    /// Removes what an earlier mount left, all but its log and the lock.
+    pub fn clear(&self) {
+        let Ok(files) = std::fs::read_dir(&self.0) else { return };
+        for file in files.flatten().filter(|f| f.file_name() != "lock" && f.path() != self.log()) {
+            if let Err(error) = std::fs::remove_file(file.path()) {
+                tracing::warn!("cannot remove {}: {error}", file.path().display());
+            }
+        }
     }
 
     /// Forgets the mount.

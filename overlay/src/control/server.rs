@@ -17,10 +17,10 @@ use crate::backends::PoolPath;
 use crate::operator::{Progress, Status};
 
 /// What the engine does not know of the mount that it is behind.
-#[derive(Debug, Clone)]
 pub struct Facts {
     pub mountpoint: String,
-    pub passthrough: bool,
+    /// Whether the kernel reads resident files without asking us: it may cease to.
+    pub passthrough: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// Binds the socket for this user alone. One that a dead worker left behind is replaced.
@@ -126,7 +126,7 @@ async fn carry_out(request: Request, overlay: Overlay, facts: &Facts, out: &mut 
 
 fn complete(mut status: Status, facts: &Facts) -> Status {
     status.mountpoint = Some(facts.mountpoint.clone());
-    status.passthrough = facts.passthrough;
+    status.passthrough = (facts.passthrough)();
     status
 }
 
@@ -169,3 +169,6 @@ impl Replies {
         Err(Gone::Failed(Failure::new(FailureKind::Other, "the daemon stopped the work without a summary")))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use forebay_backends::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncBufReadExt;
 use tokio::process::Child;
@@ -35,8 +36,6 @@ pub struct Ready {
     /// The kernel reads resident files without asking the daemon.
     pub passthrough: bool,
     pub dirty_files: u64,
-    /// What the next worker must know of the connection to the kernel.
-    pub attach: serde_json::Value,
 }
 
 impl Outcome {
@@ -102,6 +101,8 @@ pub fn run(config: MountConfig, on_ready: impl FnOnce(&Ready)) -> Result<(), Fai
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
     let lock = runtime.claim()?;
+    // What a mount left that ended without its supervisor would be taken for ours.
+    runtime.clear();
     // A working directory would keep its file system busy for as long as the mount lives.
     std::env::set_current_dir("/").map_err(failed)?;
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -201,7 +202,6 @@ impl Supervisor {
         }
         match serde_json::from_str(&line) {
             Ok(Outcome::Ready(ready)) => {
-                self.keep_attach(&ready.attach);
                 self.phase(Phase::Serving);
                 if let Some(tell) = on_ready.take() {
                     self.restrict();
@@ -293,13 +293,6 @@ impl Supervisor {
         }
     }
 
-    fn keep_attach(&self, attach: &serde_json::Value) {
-        let file = self.runtime.attach();
-        if let Err(error) = self.runtime.replace(&file, attach.to_string().as_bytes()) {
-            tracing::error!("cannot write {}: {error}; a worker that dies cannot be replaced", file.display());
-        }
-    }
-
     /// Both processes append to the log, so that emptying it is safe at any time.
     fn bound_log(&self) {
         let Ok(log) = OpenOptions::new().append(true).open(self.runtime.log()) else { return };
@@ -356,17 +349,17 @@ pub(super) fn stop(mountpoint: &Path, lazy: bool) {
     match mounts::unmount(mountpoint, lazy) {
         Ok(()) if lazy => tracing::warn!("{} is detached; its daemon ends with its last user", mountpoint.display()),
         Ok(()) => tracing::info!("{} is unmounted", mountpoint.display()),
-        Err(error) => tracing::error!("{}", refused(mountpoint, &error)),
+        Err(error) => tracing::error!("{}", refused(mountpoint, error)),
     }
 }
 
 /// Why an unmount was refused, and by whom.
-pub fn refused(mountpoint: &Path, error: &io::Error) -> Failure {
+pub fn refused(mountpoint: &Path, error: Error) -> Failure {
     const SHOWN: usize = 5;
-    let place = mountpoint.display();
-    if error.raw_os_error() != Some(libc::EBUSY) {
-        return Failure::io(format!("cannot unmount {place}"), error);
+    if !error.is(ErrorKind::Busy) {
+        return error.into();
     }
+    let place = mountpoint.display();
     let holders: Vec<String> = mounts::holders(mountpoint, SHOWN).iter().map(ToString::to_string).collect();
     let who = if holders.is_empty() { "a process that this user may not see".into() } else { holders.join(", ") };
     Failure::new(FailureKind::Busy, format!("{place} is in use by {who}"))

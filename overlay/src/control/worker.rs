@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_backends::Pool;
-use forebay_backends::decorators::{Deadline, Metrics, Throttle};
+use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
 use forebay_backends::dir::DirPool;
 
 use super::config::MountConfig;
 use super::registry::{Runtime, State};
 use super::supervisor::{Outcome, Ready, Signals, stop};
-use super::{Failure, FailureKind, limits, server};
-use crate::fuse::{self, Attach, MountOptions, Mounted};
+use super::{Failure, FailureKind, doctor, limits, server};
+use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use crate::{Options, Overlay, Policy};
 
 /// Threads for calls that block: what a pool that hangs can hold at most.
@@ -58,24 +58,26 @@ fn start(dir: &Path) -> Result<(), Failure> {
 async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), Failure> {
     let config = &state.config;
     let overlay = open(config).await?;
-    let options = mount_options(config);
+    let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let attach = attach(runtime)?;
     let front = overlay.clone();
     let mounted = tokio::task::spawn_blocking(move || fuse::serve(front, device, options, attach))
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
-    let facts =
-        server::Facts { mountpoint: config.mountpoint.display().to_string(), passthrough: mounted.passthrough() };
+    let mounted = Arc::new(mounted);
+    let kernel = mounted.clone();
+    let facts = server::Facts {
+        mountpoint: config.mountpoint.display().to_string(),
+        passthrough: Box::new(move || kernel.passthrough_state() == PassthroughState::On),
+    };
     let socket = runtime.socket();
     let listener =
         server::bind(&socket).map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
     let ready = Ready {
         mountpoint: config.mountpoint.clone(),
         pid: std::process::id(),
-        passthrough: facts.passthrough,
+        passthrough: (facts.passthrough)(),
         dirty_files: overlay.status().await.dirty_files,
-        attach: serde_json::to_value(mounted.attach_state())
-            .map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?,
     };
     super::offline::remember(config);
     let clients = tokio::spawn(server::serve(listener, overlay.clone(), facts));
@@ -87,7 +89,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), 
 }
 
 /// Waits until the kernel has let go of the mount; signals meanwhile ask for that.
-async fn until_unmounted(config: &MountConfig, mounted: Mounted) -> Result<(), Failure> {
+async fn until_unmounted(config: &MountConfig, mounted: Arc<Mounted>) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
     let mut end = tokio::task::spawn_blocking(move || mounted.wait());
     let mut asked = 0;
@@ -155,35 +157,37 @@ fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure>
         config.pool_dir().ok_or_else(|| Failure::usage(format!("no kind of pool is known for `{}`", config.pool)))?;
     let mut pool: Arc<dyn Pool> = Arc::new(DirPool::open(&dir)?);
     if let Some(pace) = config.throttle {
-        pool = Arc::new(Throttle::new(pool, pace.bytes_per_sec, pace.latency));
+        pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
     let counted = Arc::new(Metrics::new(pool));
-    Ok(Arc::new(Deadline::new(counted, policy.pool_deadline, limits::POOL_CALL)))
+    let deadlines = Limits {
+        metadata: policy.pool_deadline,
+        data: limits::POOL_CALL,
+        min_bytes_per_second: limits::POOL_BYTES_PER_SECOND,
+    };
+    Ok(Arc::new(Deadline::new(counted, deadlines)))
 }
 
 /// The front end's options of a mount.
 pub fn mount_options(config: &MountConfig) -> MountOptions {
+    let options = MountOptions::new(&config.mountpoint);
     MountOptions {
-        mountpoint: config.mountpoint.clone(),
-        allow_other: config.allow_other,
+        allow_other: options.allow_other || config.allow_other,
         read_only: config.read_only,
         immutable: config.immutable,
-        threads: config.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        threads: config.threads.unwrap_or(0),
         fs_name: config.pool.clone(),
+        stacked_backing: config.fast.iter().any(|dir| doctor::fs_type(dir) == Some("overlay")),
+        ..options
     }
 }
 
 /// How to take the kernel's connection over: from its first message on, or where an earlier worker left it.
 fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
-    let file = runtime.attach();
-    match std::fs::read(&file) {
-        Ok(text) => {
-            let state = serde_json::from_slice(&text)
-                .map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", file.display())))?;
-            Ok(Attach::Again(state))
-        }
+    match Handshake::load(runtime.dir()) {
+        Ok(handshake) => Ok(Attach::Again(handshake)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
-        Err(e) => Err(Failure::io(file.display(), &e)),
+        Err(e) => Err(Failure::io(format!("what the last worker left in {}", runtime.dir().display()), &e)),
     }
 }
 

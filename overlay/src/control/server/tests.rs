@@ -1,0 +1,111 @@
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream as Client;
+use std::path::PathBuf;
+
+use forebay_backends::memory::MemoryPool;
+
+use super::*;
+use crate::control::client;
+use crate::control::registry::{Entry, Phase, Process, Runtime, State};
+use crate::{Options, Policy};
+
+struct Daemon {
+    temp: tempfile::TempDir,
+    entry: Entry,
+    overlay: Overlay,
+}
+
+fn entry(dir: PathBuf) -> Entry {
+    let config = serde_json::from_value(serde_json::json!({
+        "pool": "/p", "mountpoint": "/m", "fast": ["/f"], "read_only": false, "immutable": false, "allow_other": false
+    }));
+    let state = State {
+        version: "1".into(),
+        config: config.unwrap(),
+        supervisor: Process::current(),
+        worker: None,
+        phase: Phase::Serving,
+        since_unix: 0,
+        restarts: 0,
+        last_exit: None,
+        command: "forebay mount".into(),
+    };
+    Entry { runtime: Runtime::at(dir), state }
+}
+
+async fn daemon() -> Daemon {
+    let temp = tempfile::tempdir().unwrap();
+    let options = Options {
+        pool: Arc::new(MemoryPool::new()),
+        fast: vec![temp.path().join("fast")],
+        limit_bytes: Some(64 << 20),
+        policy: Policy::default(),
+        memory_bytes: 16 << 20,
+        content_io: Default::default(),
+        read_only: false,
+        node: "test".into(),
+    };
+    let overlay = Overlay::open(options).await.unwrap();
+    let entry = entry(temp.path().to_path_buf());
+    let facts = Facts { mountpoint: "/m".into(), passthrough: Box::new(|| true) };
+    tokio::spawn(serve(bind(&entry.runtime.socket()).unwrap(), overlay.clone(), facts));
+    Daemon { temp, entry, overlay }
+}
+
+async fn call(daemon: &Daemon, request: Request) -> Vec<Result<Reply, Failure>> {
+    let entry = daemon.entry.clone();
+    tokio::task::spawn_blocking(move || client::call(&entry, &request).unwrap().collect()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_is_completed_by_what_the_front_end_knows() {
+    let daemon = daemon().await;
+    let replies = call(&daemon, Request::Status).await;
+    let [Ok(Reply::Status(status))] = &replies[..] else { panic!("{replies:?}") };
+    assert_eq!((status.mountpoint.as_deref(), status.passthrough), (Some("/m"), true));
+    daemon.overlay.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_socket_is_for_its_user_alone() {
+    let daemon = daemon().await;
+    let mode = std::fs::metadata(daemon.entry.runtime.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(daemon.temp.path().exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_is_answered_by_an_error_that_says_so() {
+    let daemon = daemon().await;
+    let socket = daemon.entry.runtime.socket();
+    let line = tokio::task::spawn_blocking(move || {
+        let mut stream = Client::connect(socket).unwrap();
+        stream.write_all(b"{\"op\":\"dance\"}\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    });
+    let Reply::Error(failure) = serde_json::from_str(&line.await.unwrap()).unwrap() else { panic!("no error") };
+    assert_eq!(failure.kind, FailureKind::Usage);
+    let replies = call(&daemon, Request::Ls { path: "a/../b".into(), recursive: false }).await;
+    assert!(matches!(&replies[..], [Err(f)] if f.kind == FailureKind::Usage), "{replies:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_does_not_stop_the_others() {
+    let daemon = daemon().await;
+    for _ in 0..2 * limits::CLIENTS {
+        drop(Client::connect(daemon.entry.runtime.socket()).unwrap());
+    }
+    assert_eq!(call(&daemon, Request::Status).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_dead_daemon_is_named_with_the_command_that_brings_it_back() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut entry = entry(temp.path().to_path_buf());
+    entry.state.supervisor.start_ticks += 1;
+    let failure = client::call(&entry, &Request::Status).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::NoDaemon);
+    assert!(failure.to_string().contains("forebay mount"), "{failure}");
+}
