@@ -9,6 +9,8 @@
 //!
 //! On kernels before 6.13 two changes within one tick of the clock (up to 10 ms) may leave equal times: see
 //! [`Capabilities::time_granularity_ns`].
+//!
+//! In versions the root's own device has the number 0, so that they outlive a mount; see `Shared::outward`.
 
 mod attrs;
 mod content;
@@ -20,13 +22,16 @@ mod publish;
 mod root;
 mod staging;
 mod stat;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -55,7 +60,11 @@ use stat::{stat_fd, stat_name};
 const MAX_BLOCKING_CALLS: usize = 64;
 /// Content is written in batches of about this size.
 const WRITE_BATCH_BYTES: usize = 1 << 20;
+/// An unfinished file younger than this may belong to a writer on another node that still lives.
+const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 const PUBLISH_LOCKS: usize = 64;
+/// Stands for the root's device in versions. The kernel gives no file system the number 0.
+const ROOT_DEVICE: u64 = 0;
 
 /// A pool in a directory.
 pub struct DirPool {
@@ -100,7 +109,7 @@ impl DirPool {
     /// their number. Nothing calls this by itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
         let path = path.clone();
-        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path))).await
+        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path), SWEEP_AGE)).await
     }
 
     /// Runs `work` on a thread that may block. It runs to its end, and keeps its permit, even where the caller
@@ -128,8 +137,11 @@ impl DirPool {
         mut listing: OpenListing,
     ) -> Result<Option<(Vec<crate::DirEntry>, OpenListing)>> {
         self.blocking(move |pool| {
-            let page = listing.next_page(&pool.root, pool.root.call("list", &path))?;
-            Ok(page.map(|page| (page, listing)))
+            let Some(mut page) = listing.next_page(&pool.root, pool.root.call("list", &path))? else { return Ok(None) };
+            for entry in &mut page {
+                entry.stat = pool.outward(entry.stat.clone());
+            }
+            Ok(Some((page, listing)))
         })
         .await
     }
@@ -140,6 +152,35 @@ impl DirPool {
 }
 
 impl Shared {
+    /// The number by which callers know a device: [`ROOT_DEVICE`] for the root's own. The kernel numbers
+    /// network file systems and others anew at each mount, and versions are kept for longer than that.
+    fn outward(&self, mut stat: Stat) -> Stat {
+        if let Version::Inode { dev, .. } = &mut stat.version
+            && *dev == self.root.device()
+        {
+            *dev = ROOT_DEVICE;
+        }
+        stat
+    }
+
+    /// The version with the kernel's device number.
+    fn inward(&self, version: &Version) -> Version {
+        let mut version = version.clone();
+        if let Version::Inode { dev, .. } = &mut version
+            && *dev == ROOT_DEVICE
+        {
+            *dev = self.root.device();
+        }
+        version
+    }
+
+    fn inward_expected(&self, expected: &Expected) -> Expected {
+        match expected {
+            Expected::Version(version) => Expected::Version(self.inward(version)),
+            other => other.clone(),
+        }
+    }
+
     /// The last step of a `put`, under the lock of the path.
     fn publish(
         &self,
@@ -193,6 +234,11 @@ impl Shared {
         if able { Ok(()) } else { Err(call.error(ErrorKind::Unsupported, why)) }
     }
 
+    /// Whether an object with these attributes may have this name.
+    fn check_new(&self, call: Call<'_>, attrs: &Attrs) -> Result<()> {
+        if attrs.xattrs.is_empty() { call.check_names() } else { self.require_xattrs(call) }
+    }
+
     fn require_xattrs(&self, call: Call<'_>) -> Result<()> {
         self.require(self.abilities.public.xattrs, call, "its file system has no extended attributes")
     }
@@ -228,10 +274,10 @@ impl Pool for DirPool {
             let call = pool.root.call("stat", &path);
             call.check_names()?;
             if path.is_root() {
-                return stat_fd(pool.root.fd()).map_err(|errno| call.failed(errno));
+                return stat_fd(pool.root.fd()).map(|stat| pool.outward(stat)).map_err(|errno| call.failed(errno));
             }
             let (dir, name) = pool.root.slot(&path).map_err(|errno| call.failed(errno))?;
-            stat_name(&dir, name).map_err(|errno| call.failed(errno))
+            stat_name(&dir, name).map(|stat| pool.outward(stat)).map_err(|errno| call.failed(errno))
         })
         .await
     }
@@ -252,7 +298,8 @@ impl Pool for DirPool {
     }
 
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
-        let (path, wanted) = (path.clone(), version.clone());
+        let (path, version) = (path.clone(), self.shared.inward(version));
+        let wanted = version.clone();
         let reading = self.blocking(move |pool| {
             let call = pool.root.call("read", &path);
             call.check_names()?;
@@ -260,7 +307,7 @@ impl Pool for DirPool {
         });
         let (data, opened) = reading.await?;
         if let Some(file) = opened {
-            self.shared.files.keep(version.clone(), file);
+            self.shared.files.keep(version, file);
         }
         Ok(data)
     }
@@ -292,21 +339,25 @@ impl Pool for DirPool {
         // A small object takes one trip to a blocking thread.
         loop {
             let (batch, last) = next_batch(&mut content, &mut order).await?;
-            let (path, attrs, expected) = (path.clone(), attrs.clone(), expected.clone());
+            let (path, attrs, expected) = (path.clone(), attrs.clone(), self.shared.inward_expected(expected));
             let started = staging.take();
             let step = self.blocking(move |pool| {
                 let call = pool.root.call("put", &path);
-                call.check_names()?;
+                pool.check_new(call, &attrs)?;
                 let staging = match started {
                     Some(staging) => staging,
                     None => Staging::create(&pool.root, call, !pool.abilities.public.local)?,
                 };
                 staging.write(call, &batch)?;
-                if last { pool.publish(staging, &path, size, &attrs, &expected).map(Err) } else { Ok(Ok(staging)) }
+                if !last {
+                    return Ok(ControlFlow::Continue(staging));
+                }
+                let stat = pool.publish(staging, &path, size, &attrs, &expected)?;
+                Ok(ControlFlow::Break(pool.outward(stat)))
             });
             match step.await? {
-                Ok(started) => staging = Some(started),
-                Err(stat) => return Ok(stat),
+                ControlFlow::Continue(started) => staging = Some(started),
+                ControlFlow::Break(stat) => return Ok(stat),
             }
         }
     }
@@ -316,7 +367,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("write", &path);
             call.check_names()?;
-            content::write_at(&pool.root, call, offset, &data)
+            content::write_at(&pool.root, call, offset, &data).map(|stat| pool.outward(stat))
         })
         .await
     }
@@ -325,8 +376,9 @@ impl Pool for DirPool {
         let (path, attrs) = (path.clone(), attrs.clone());
         self.blocking(move |pool| {
             let call = pool.root.call("mkdir", &path);
-            call.check_names()?;
+            pool.check_new(call, &attrs)?;
             names::make(&pool.root, call, &pool.abilities, names::mkdir, FileKind::Directory, &attrs)
+                .map(|stat| pool.outward(stat))
         })
         .await
     }
@@ -335,9 +387,11 @@ impl Pool for DirPool {
         let (path, target, attrs) = (path.clone(), target.to_vec(), attrs.clone());
         self.blocking(move |pool| {
             let call = pool.root.call("symlink", &path);
+            pool.check_new(call, &attrs)?;
             pool.require(pool.abilities.public.symlinks, call, "its file system has no symlinks")?;
             let make = |dir: &root::Dir<'_>, name: &[u8]| names::symlink(&target, dir, name);
             names::make(&pool.root, call, &pool.abilities, make, FileKind::Symlink, &attrs)
+                .map(|stat| pool.outward(stat))
         })
         .await
     }
@@ -346,12 +400,13 @@ impl Pool for DirPool {
         let (path, attrs) = (path.clone(), attrs.clone());
         self.blocking(move |pool| {
             let call = pool.root.call("mknod", &path);
+            pool.check_new(call, &attrs)?;
             // Fifos and sockets need no privilege.
             let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
             let able = pool.abilities.public.special_files || !device;
             pool.require(able, call, "device files need CAP_MKNOD and a file system that has them")?;
             let make = |dir: &root::Dir<'_>, name: &[u8]| names::mknod(kind, rdev, dir, name);
-            names::make(&pool.root, call, &pool.abilities, make, kind, &attrs)
+            names::make(&pool.root, call, &pool.abilities, make, kind, &attrs).map(|stat| pool.outward(stat))
         })
         .await
     }
@@ -362,13 +417,13 @@ impl Pool for DirPool {
             pool.root.call("link", &existing).check_names()?;
             let call = pool.root.call("link", &new);
             pool.require(pool.abilities.public.hard_links, call, "its file system has no hard links")?;
-            names::link(&pool.root, call, &existing, &pool.abilities)
+            names::link(&pool.root, call, &existing, &pool.abilities).map(|stat| pool.outward(stat))
         })
         .await
     }
 
     async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
-        let (path, expected) = (path.clone(), expected.clone());
+        let (path, expected) = (path.clone(), self.shared.inward_expected(expected));
         self.blocking(move |pool| {
             let call = pool.root.call("remove", &path);
             call.check_names()?;
@@ -396,7 +451,7 @@ impl Pool for DirPool {
             let call = pool.root.call("rename", &from);
             call.check_names()?;
             pool.root.call("rename to", &to).check_names()?;
-            names::rename(&pool.root, call, &to, mode, &pool.abilities)
+            names::rename(&pool.root, call, &to, mode, &pool.abilities).map(|stat| pool.outward(stat))
         })
         .await
     }
@@ -406,7 +461,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("set attributes of", &path);
             call.check_names()?;
-            pool.set_attrs(call, &changes)
+            pool.set_attrs(call, &changes).map(|stat| pool.outward(stat))
         })
         .await
     }

@@ -200,10 +200,11 @@ impl fmt::Display for Error {
             ErrorKind::Unavailable => write!(f, "{}: the {side} does not answer", self.context)?,
             _ => write!(f, "{}: {why} ({side})", self.context)?,
         }
-        if let Some(source) = &self.source {
-            if !matches!(self.kind, ErrorKind::Os(_)) && source.downcast_ref::<std::io::Error>().is_none() {
-                write!(f, ": {source}")?;
-            }
+        if let Some(source) = &self.source
+            && !matches!(self.kind, ErrorKind::Os(_))
+            && source.downcast_ref::<std::io::Error>().is_none()
+        {
+            write!(f, ": {source}")?;
         }
         Ok(())
     }

@@ -257,6 +257,7 @@ impl Pool for MemoryPool {
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
+        self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "mkdir", path)?;
         self.change("mkdir", path, |tree| {
             let ino = tree.create(path, Body::Directory(BTreeMap::new()), attrs)?;
             tree.stat(ino)

@@ -2,11 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{Attrs, Capabilities, DirEntry, Error, ErrorKind, Expected, FileKind, Piece, Pool, PoolPath, Stat, Time};
+
+const REMOVE_ATTEMPTS: u32 = 200;
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a case failed.
 #[derive(Debug)]
@@ -159,9 +163,20 @@ impl Context {
             emptied.push(dir);
         }
         for dir in emptied.iter().rev() {
-            self.pool.remove_dir(dir).await?;
+            self.remove_emptied(dir).await?;
         }
         Ok(())
+    }
+
+    /// What a dropped `put` has left may be cleared away by the pool a moment later.
+    async fn remove_emptied(&self, dir: &PoolPath) -> Outcome {
+        for _ in 0..REMOVE_ATTEMPTS {
+            match self.pool.remove_dir(dir).await {
+                Err(error) if error.is(ErrorKind::NotEmpty) => tokio::time::sleep(REMOVE_PAUSE).await,
+                answer => return Ok(answer?),
+            }
+        }
+        Ok(self.pool.remove_dir(dir).await?)
     }
 }
 

@@ -15,8 +15,6 @@ use super::stat::{stat_name, stat_name_cached};
 
 /// Entries in one page.
 const PAGE_ENTRIES: usize = 1_000;
-/// An unfinished file younger than this may belong to a writer on another node that still lives.
-const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// A directory that is being listed.
 pub(super) struct OpenListing {
@@ -59,15 +57,16 @@ impl OpenListing {
     }
 }
 
-/// Removes the unfinished files of dead writers from one directory and returns how many there were.
-pub(super) fn sweep(root: &Root, call: Call<'_>) -> Result<u64> {
+/// Removes the unfinished files of dead writers that are at least `age` old from one directory and returns how
+/// many there were.
+pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
     let mut removed = 0;
     while let Some(entry) = entries.read() {
         let entry = entry.map_err(|errno| call.failed(errno))?;
         let name = entry.file_name().to_bytes();
-        if !is_abandoned(&dir, name) {
+        if !is_abandoned(&dir, name, age) {
             continue;
         }
         match unlinkat(&dir, name, AtFlags::empty()) {
@@ -79,7 +78,7 @@ pub(super) fn sweep(root: &Root, call: Call<'_>) -> Result<u64> {
     Ok(removed)
 }
 
-fn is_abandoned(dir: &OwnedFd, name: &[u8]) -> bool {
+fn is_abandoned(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     let Some(writer) = name.strip_prefix(PUT_PREFIX).and_then(|rest| std::str::from_utf8(rest).ok()) else {
         return false;
     };
@@ -89,7 +88,7 @@ fn is_abandoned(dir: &OwnedFd, name: &[u8]) -> bool {
     };
     // `ctime`, because a finished file has been given the times of the original.
     let old = stat_name(dir, name)
-        .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= SWEEP_AGE));
+        .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age));
     old && (boot != boot_id() || !is_alive(pid))
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use crate::{Error, ErrorKind, PoolPath, Result, Side, Stat};
+use crate::{Error, ErrorKind, PoolPath, Result, Side, Stat, Version};
 
 use super::stat::{stat_at, stat_fd};
 
@@ -20,7 +20,7 @@ pub(super) struct Root {
     path: PathBuf,
     /// What the root was when it was opened.
     stat: Stat,
-    has_openat2: bool,
+    pub(super) has_openat2: bool,
 }
 
 /// A directory that one call works in.
@@ -77,6 +77,14 @@ impl Root {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The kernel's number of the file system that the root is in, as of now.
+    pub(super) fn device(&self) -> u64 {
+        match self.stat.version {
+            Version::Inode { dev, .. } => dev,
+            Version::Tag { .. } => 0,
+        }
     }
 
     /// A handle to a directory by which names in it are reached.
@@ -210,10 +218,8 @@ impl Call<'_> {
                 | Errno::SHUTDOWN
                 | Errno::REMOTEIO
         );
-        if suspicious {
-            if let Err(gone) = self.root.verify() {
-                return gone.context(self.context());
-            }
+        if suspicious && let Err(gone) = self.root.verify() {
+            return gone.context(self.context());
         }
         Error::os(errno.raw_os_error(), Side::Pool, self.context())
     }

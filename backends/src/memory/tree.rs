@@ -287,10 +287,10 @@ impl Tree {
         }
         node.nlink -= 1;
         node.ctime = now;
-        if node.nlink == 0 {
-            if let Some(Node { body: Body::File(content), .. }) = self.nodes.remove(&ino) {
-                self.used_bytes -= content.held_bytes();
-            }
+        if node.nlink == 0
+            && let Some(Node { body: Body::File(content), .. }) = self.nodes.remove(&ino)
+        {
+            self.used_bytes -= content.held_bytes();
         }
         Ok(())
     }
