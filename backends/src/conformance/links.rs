@@ -75,7 +75,8 @@ async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
     let made = made?;
     ensure_eq!((made.kind, made.size), (FileKind::Symlink, 12), "kind and size");
     ensure_eq!(t.pool.readlink(&path).await?, b"some/where \xff", "target");
-    let long = vec![b'x'; 4_000];
+    // The longest that xfs takes has 1,023 bytes.
+    let long = vec![b'x'; 1_000];
     t.pool.symlink(&t.path("long"), &long, &t.attrs(0o777)).await?;
     ensure_eq!(t.pool.readlink(&t.path("long")).await?, long, "long target");
     refused("symlink again", t.pool.symlink(&path, b"x", &t.attrs(0o777)).await, ErrorKind::Exists)?;

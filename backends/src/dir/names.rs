@@ -122,7 +122,11 @@ pub(super) fn rename(
     let (to_dir, to_name) = root.slot(to).map_err(fail)?;
     let flagged = |flags| renameat_with(&from_dir, from_name, &to_dir, to_name, flags);
     match mode {
-        RenameMode::Replace => renameat(&from_dir, from_name, &to_dir, to_name).map_err(fail)?,
+        RenameMode::Replace => renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| match errno {
+            // POSIX allows both for a directory that is not empty; xfs says this one.
+            Errno::EXIST => fail(Errno::NOTEMPTY),
+            errno => fail(errno),
+        })?,
         RenameMode::Exchange if abilities.public.rename_exchange => flagged(RenameFlags::EXCHANGE).map_err(fail)?,
         RenameMode::Exchange => return Err(fail(Errno::OPNOTSUPP)),
         RenameMode::NoReplace if abilities.rename_noreplace => flagged(RenameFlags::NOREPLACE).map_err(fail)?,

@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, StatVfsMountFlags, Timespec, Timestamps, Uid, XattrFlags,
-    fchown, fsetxattr, fstatfs, fstatvfs, ftruncate, futimens, linkat, makedev, mknodat, openat, renameat_with,
-    symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, StatVfsMountFlags, Timespec, Timestamps, Uid, XattrFlags, fchown,
+    fsetxattr, fstatfs, fstatvfs, ftruncate, futimens, linkat, makedev, mknodat, openat, renameat_with, symlinkat,
+    unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
@@ -118,8 +118,7 @@ impl<'a> Probe<'a> {
         public.special_files =
             self.with_third(|name| mknodat(self.root, name, FileType::CharacterDevice, Mode::RUSR, makedev(1, 3)));
         public.xattrs = fsetxattr(&self.file, c"user.forebay", b"1", XattrFlags::empty()).is_ok();
-        let other = Some(65_534);
-        public.owners = fchown(&self.file, other.map(Uid::from_raw), other.map(Gid::from_raw)).is_ok();
+        public.owners = fchown(&self.file, Some(Uid::from_raw(another_user())), None).is_ok();
         public.time_granularity_ns = self.time_granularity()?;
         public.sparse = self.holes_are_free()?;
         let atomic = public.rename_exchange && (abilities.rename_noreplace || public.hard_links);
@@ -160,6 +159,11 @@ impl<'a> Probe<'a> {
         let blocks = rustix::fs::fstat(self.file.as_fd())?.st_blocks as u64;
         Ok(blocks * 512 < SPARSE_PROBE_BYTES)
     }
+}
+
+/// Anybody but ourselves.
+fn another_user() -> u32 {
+    if geteuid().as_raw() == 65_534 { 65_533 } else { 65_534 }
 }
 
 /// Nanoseconds between two ticks of the clock that file systems take times from.

@@ -5,6 +5,7 @@
 //! only where two writers race, a reader may meet the version that is then taken back.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, fsync, ftruncate, linkat, openat, renameat,
@@ -19,7 +20,10 @@ use super::root::Call;
 use super::staging::{Staging, write_all};
 use super::stat::{stat_fd, stat_name};
 
-const UNDO_ATTEMPTS: u32 = 64;
+const UNDO_ATTEMPTS: u32 = 256;
+/// The first attempts follow each other at once; the others leave a slow writer time to bring our file back.
+const UNDO_AT_ONCE: u32 = 16;
+const UNDO_PAUSE: Duration = Duration::from_millis(1);
 const COPY_BYTES: usize = 1 << 20;
 
 /// One publication.
@@ -179,10 +183,13 @@ impl Publish<'_> {
     }
 
     /// Puts `taken`, which came out in place of the expected version, back at the target. Others may move the
-    /// target meanwhile, by exchanges of their own: it goes on until our file is in our hands again, or is
-    /// known to be replaced for good.
+    /// target meanwhile, so that each exchange may bring out something newer than what it puts there, which
+    /// then has to go back in turn. It ends when our own file comes out; or, where that was replaced for good,
+    /// when what comes out is what the exchange before had put there: then the newest is at the target.
     fn undo(&self, staging: &mut Staging, taken: &Stat) -> Result<()> {
-        for _ in 0..UNDO_ATTEMPTS {
+        let mut held = taken.version.clone();
+        let mut placed = None;
+        for attempt in 0..UNDO_ATTEMPTS {
             match self.swap(staging) {
                 Ok(()) => {}
                 Err(Errno::NOENT) => {
@@ -196,15 +203,20 @@ impl Publish<'_> {
                 }
                 Err(errno) => return Err(self.left_behind(staging, errno)),
             }
-            let out = staging.stat_temp().map_err(|errno| self.left_behind(staging, errno))?;
+            let out = staging.stat_temp().map_err(|errno| self.left_behind(staging, errno))?.version;
             let ours = staging.stat().map_err(|errno| self.left_behind(staging, errno))?;
-            if out.version.same_object(&ours.version) {
+            if out.same_object(&ours.version) {
                 staging.owned = true;
                 return Ok(());
             }
-            if ours.nlink == 0 && out.version.same_object(&taken.version) {
-                // Someone replaced our file, and with it what it had displaced; theirs is at the target.
+            let superseded = placed.as_ref().is_some_and(|placed| out.same_object(placed));
+            // While ours has a name, another writer has taken it out and will bring it back.
+            if superseded && ours.nlink == 0 {
                 return staging.unlink_temp().map_err(|errno| self.left_behind(staging, errno));
+            }
+            placed = Some(std::mem::replace(&mut held, out));
+            if attempt >= UNDO_AT_ONCE {
+                std::thread::sleep(UNDO_PAUSE);
             }
         }
         Err(self.left_behind(staging, Errno::BUSY))

@@ -28,7 +28,7 @@ pub fn pieces(pieces: &[(u64, &'static str)]) -> Pieces<'static> {
 
 pub async fn assert_conforms(pool: Arc<dyn Pool>) {
     let scratch = path("scratch");
-    pool.mkdir(&scratch, &attrs()).await.unwrap();
+    pool.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
     let report = conformance::run(Arc::clone(&pool), scratch.clone()).await;
     assert!(report.passed(), "{report}");
     // Every case has cleaned up, the pool's own temporary files among it.
