@@ -43,7 +43,7 @@ pub fn fsck(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
     let outcome = rt.block_on(async {
-        let overlay = worker::open(config).await?;
+        let overlay = worker::open(config, false).await?;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

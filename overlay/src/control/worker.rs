@@ -21,8 +21,6 @@ use crate::{Options, Overlay, Policy};
 const BLOCKING_THREADS: usize = 64;
 /// The engine's own threads: more than this only wait for each other.
 const ENGINE_THREADS: usize = 4;
-/// Budget of all buffers where the mount does not set one.
-const MEMORY_BYTES: u64 = 64 << 20;
 
 /// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output.
 pub fn run(dir: &Path) -> Result<(), Failure> {
@@ -57,9 +55,9 @@ fn start(dir: &Path) -> Result<(), Failure> {
 
 async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), Failure> {
     let config = &state.config;
-    let overlay = open(config).await?;
-    let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let attach = attach(runtime)?;
+    let overlay = open(config, attach != Attach::Fresh).await?;
+    let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let front = overlay.clone();
     let mounted = tokio::task::spawn_blocking(move || fuse::serve(front, device, options, attach))
         .await
@@ -126,8 +124,8 @@ async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay) -> Result<(
     closed
 }
 
-/// Opens the engine of a mount.
-pub(super) async fn open(config: &MountConfig) -> Result<Overlay, Failure> {
+/// Opens the engine of a mount. `reattached`: the mount is the one of a worker that died, with its open files.
+pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
     let policy = policy(config)?;
     let pool = pool(config, &policy)?;
     let options = Options {
@@ -135,9 +133,11 @@ pub(super) async fn open(config: &MountConfig) -> Result<Overlay, Failure> {
         fast: config.fast.clone(),
         limit_bytes: config.limit_bytes,
         policy,
-        memory_bytes: config.memory_bytes.unwrap_or(MEMORY_BYTES),
+        memory_bytes: config.memory_bytes.unwrap_or(crate::engine::DEFAULT_MEMORY_BYTES),
         content_io: Default::default(),
         read_only: config.read_only,
+        reattached,
+        lose_unsynced: false,
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     Ok(Overlay::open(options).await?)

@@ -297,6 +297,18 @@ impl IoModes {
         }
     }
 
+    /// Finds out early whether passthrough is allowed, so that the state tells the truth before the first open.
+    /// To be called once the handshake is done.
+    pub fn probe(&self) {
+        let Ok(no_regular_file) = File::open("/dev/null") else { return };
+        match self.registrar.register(&no_regular_file) {
+            Ok(id) => self.registrar.unregister(id),
+            // The privilege is looked at before the file. Any other complaint is about the file.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => self.register_failed(&error),
+            Err(_) => {}
+        }
+    }
+
     /// No passthrough from now on. The first reason is kept.
     pub fn turn_off(&self, why: impl Into<String>) {
         let mut reason = self.why_off.lock();

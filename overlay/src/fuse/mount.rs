@@ -180,6 +180,7 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
     let notifier = Arc::new(notifier);
     overlay.set_kernel(Arc::clone(&notifier) as _);
     let _ = front.kernel.set(notifier);
+    modes.probe();
     if attach == Attach::Fresh {
         raise_readahead(&mountpoint);
     }

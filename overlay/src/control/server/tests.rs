@@ -43,6 +43,8 @@ async fn daemon() -> Daemon {
         memory_bytes: 16 << 20,
         content_io: Default::default(),
         read_only: false,
+        reattached: false,
+        lose_unsynced: false,
         node: "test".into(),
     };
     let overlay = Overlay::open(options).await.unwrap();

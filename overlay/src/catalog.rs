@@ -1,0 +1,374 @@
+//! The catalog: the RocksDB database that knows every name and the state of every file. It is the only
+//! authority; everything in memory is a cache of it.
+//!
+//! One change of the overlay is one [`Batch`]. A batch is in the operating system's hands when
+//! [`Catalog::write`] returns, so it survives the death of the process; it survives a power cut after
+//! [`Catalog::sync`].
+
+mod batch;
+mod ids;
+mod records;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use rocksdb::{BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, Direction, IteratorMode, Options};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::Ino;
+pub use batch::Batch;
+use ids::IdAllocator;
+pub(crate) use records::{decode, encode};
+pub use records::{
+    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs,
+};
+
+/// The layout of the records; a catalog of another format is refused.
+const FORMAT: u32 = 1;
+/// Memory for blocks that were read, shared by all column families.
+const BLOCK_CACHE_BYTES: usize = 24 << 20;
+/// Memory for records that are not in a table file yet, shared by all column families.
+const WRITE_BUFFER_BYTES: usize = 16 << 20;
+
+pub(crate) mod cf {
+    /// `Ino` → `InodeRecord`.
+    pub const INODES: &str = "inodes";
+    /// `Ino` of the directory + name → `NameRecord`.
+    pub const NAMES: &str = "names";
+    /// `ContentId` → `ContentRecord`.
+    pub const RESIDENCY: &str = "residency";
+    /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → seconds since 1970.
+    pub const INTENTS: &str = "intents";
+    /// `Ino` → `LeaseRecord`.
+    pub const LEASES: &str = "leases";
+    /// Identity of a pool object that has several names → `Ino`.
+    pub const OBJECTS: &str = "objects";
+    /// Single facts, by name.
+    pub const META: &str = "meta";
+    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
+}
+
+/// Something that the pool must be told.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Intent {
+    /// A name differs.
+    Name(Ino, Box<[u8]>),
+    /// Content or attributes of an inode differ.
+    Inode(Ino),
+}
+
+/// How the catalog treats what it has not been told to sync.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// A batch survives the process.
+    #[default]
+    Process,
+    /// A batch is lost with the process unless it was synced: a power cut, for tests.
+    SyncedOnly,
+}
+
+pub struct Catalog {
+    db: DB,
+    inodes: IdAllocator,
+    contents: IdAllocator,
+    /// The number of the present epoch: content that was fetched in an epoch is trusted after a power cut only
+    /// when the epoch was closed, which syncs the fast pool first.
+    epoch: AtomicU64,
+    /// Epochs that ended in a power cut: from..=to.
+    dead_epochs: Vec<(u64, u64)>,
+}
+
+impl Catalog {
+    /// Opens or creates the catalog in a directory.
+    ///
+    /// # Errors
+    /// `Corrupt` where RocksDB cannot read it or it has another format; `Busy` where another process has it.
+    pub fn open(path: &Path, durability: Durability) -> Result<Self> {
+        let db = open_db(path, durability)?;
+        let mut catalog = Self {
+            inodes: IdAllocator::new("next_inode", Ino::ROOT.0 + 1),
+            contents: IdAllocator::new("next_content", 1),
+            epoch: AtomicU64::new(1),
+            dead_epochs: Vec::new(),
+            db,
+        };
+        match catalog.meta::<u32>("format")? {
+            None => catalog.set_meta("format", &FORMAT)?,
+            Some(FORMAT) => {}
+            Some(other) => {
+                return Err(Error::new(
+                    ErrorKind::Corrupt,
+                    Side::Cache,
+                    format!(
+                        "catalog {} has format {other}, this program writes {FORMAT}: flush it with the program that \
+                         made it, then give an empty fast pool",
+                        path.display()
+                    ),
+                ));
+            }
+        }
+        catalog.start_epoch()?;
+        Ok(catalog)
+    }
+
+    /// Epochs of a machine that lost power are dead: what was fetched in them may not be on the disk.
+    fn start_epoch(&mut self) -> Result<()> {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let last = self.meta::<u64>("epoch")?.unwrap_or(0);
+        let closed = self.meta::<u64>("closed_epoch")?.unwrap_or(0);
+        self.dead_epochs = self.meta("dead_epochs")?.unwrap_or_default();
+        if self.meta::<String>("boot")?.is_some_and(|b| b != boot) && closed < last {
+            self.dead_epochs.push((closed + 1, last));
+            self.set_meta("dead_epochs", &self.dead_epochs)?;
+        }
+        self.set_meta("boot", &boot)?;
+        self.set_meta("epoch", &(last + 1))?;
+        *self.epoch.get_mut() = last + 1;
+        self.sync()
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Begins a new epoch and returns the one before. The caller syncs the fast pool, then calls
+    /// [`Self::close_epoch`] with it.
+    pub fn next_epoch(&self) -> Result<u64> {
+        let last = self.epoch.fetch_add(1, Ordering::Relaxed);
+        self.set_meta("epoch", &(last + 1))?;
+        Ok(last)
+    }
+
+    pub fn close_epoch(&self, epoch: u64) -> Result<()> {
+        self.set_meta("closed_epoch", &epoch)
+    }
+
+    /// What was fetched in this epoch may have been lost in a power cut.
+    pub fn is_dead(&self, epoch: u64) -> bool {
+        self.dead_epochs.iter().any(|(from, to)| (*from..=*to).contains(&epoch))
+    }
+
+    pub fn new_ino(&self) -> Result<Ino> {
+        Ok(Ino(self.inodes.next(self)?))
+    }
+
+    pub fn new_content(&self) -> Result<ContentId> {
+        Ok(ContentId(self.contents.next(self)?))
+    }
+
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(self)
+    }
+
+    /// Applies a batch; it survives the process when this returns.
+    pub fn write(&self, batch: Batch<'_>) -> Result<()> {
+        self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))
+    }
+
+    /// Applies a batch; it and all before it survive a power cut when this returns. Blocks on the disk.
+    pub fn write_durable(&self, batch: Batch<'_>) -> Result<()> {
+        self.write(batch)?;
+        self.sync()
+    }
+
+    /// What was written before survives a power cut when this returns. Blocks on the disk.
+    pub fn sync(&self) -> Result<()> {
+        self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
+    }
+
+    pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {
+        self.get(cf::INODES, &ino.0.to_be_bytes())
+    }
+
+    pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
+        Ok(self.get(cf::NAMES, &name_key(parent, name))?.unwrap_or_default())
+    }
+
+    pub fn content(&self, id: ContentId) -> Result<Option<ContentRecord>> {
+        self.get(cf::RESIDENCY, &id.0.to_be_bytes())
+    }
+
+    pub fn lease(&self, ino: Ino) -> Result<Option<LeaseRecord>> {
+        self.get(cf::LEASES, &ino.0.to_be_bytes())
+    }
+
+    /// The inode that an object of the pool with several names is known as.
+    pub fn object(&self, identity: &[u8]) -> Result<Option<Ino>> {
+        self.get(cf::OBJECTS, identity)
+    }
+
+    /// All names of a directory, ascending by bytes, until `each` says `false`.
+    pub fn names(&self, parent: Ino, each: impl FnMut(&[u8], NameRecord) -> Result<bool>) -> Result<()> {
+        self.names_from(parent, b"", each)
+    }
+
+    /// The names of a directory from `first` on.
+    pub fn names_from(
+        &self,
+        parent: Ino,
+        first: &[u8],
+        mut each: impl FnMut(&[u8], NameRecord) -> Result<bool>,
+    ) -> Result<()> {
+        let prefix = parent.0.to_be_bytes();
+        self.scan(cf::NAMES, &name_key(parent, first), |key, value| {
+            match key.strip_prefix(&prefix) {
+                Some(name) => each(name, decoded(cf::NAMES, value)?),
+                None => Ok(false),
+            }
+        })
+    }
+
+    /// Everything that the pool must be told, with the second since 1970 at which it first differed.
+    pub fn intents(&self, mut each: impl FnMut(Intent, u64) -> Result<bool>) -> Result<()> {
+        self.scan(cf::INTENTS, b"", |key, value| match Intent::decode(key) {
+            Some(intent) => each(intent, decoded(cf::INTENTS, value)?),
+            None => Err(corrupt(cf::INTENTS)),
+        })
+    }
+
+    pub fn has_intents(&self) -> Result<bool> {
+        let mut any = false;
+        self.intents(|_, _| {
+            any = true;
+            Ok(false)
+        })?;
+        Ok(any)
+    }
+
+    pub fn contents(&self, mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>) -> Result<()> {
+        self.scan(cf::RESIDENCY, b"", |key, value| {
+            each(ContentId(id_of(key)?), decoded(cf::RESIDENCY, value)?)
+        })
+    }
+
+    pub fn leases(&self, mut each: impl FnMut(Ino, LeaseRecord) -> Result<bool>) -> Result<()> {
+        self.scan(cf::LEASES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::LEASES, value)?))
+    }
+
+    pub fn inodes(&self, mut each: impl FnMut(Ino, InodeRecord) -> Result<bool>) -> Result<()> {
+        self.scan(cf::INODES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::INODES, value)?))
+    }
+
+    /// About how many inodes there are; by RocksDB's estimate.
+    pub fn inode_count(&self) -> u64 {
+        let family = self.db.cf_handle(cf::INODES);
+        family
+            .and_then(|f| self.db.property_int_value_cf(f, "rocksdb.estimate-num-keys").ok().flatten())
+            .unwrap_or(0)
+    }
+
+    pub fn meta<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {
+        self.get(cf::META, key.as_bytes())
+    }
+
+    pub fn set_meta<T: Serialize>(&self, key: &str, value: &T) -> Result<()> {
+        let mut batch = self.batch();
+        batch.put_raw(cf::META, key.as_bytes(), &encode(value));
+        self.write(batch)
+    }
+
+    fn family(&self, name: &str) -> Result<&ColumnFamily> {
+        self.db.cf_handle(name).ok_or_else(|| corrupt(name))
+    }
+
+    fn get<T: DeserializeOwned>(&self, family: &str, key: &[u8]) -> Result<Option<T>> {
+        let value = self.db.get_pinned_cf(self.family(family)?, key).map_err(|e| failed("read the catalog", e))?;
+        value.map(|v| decoded(family, &v)).transpose()
+    }
+
+    fn scan(
+        &self,
+        family: &str,
+        first: &[u8],
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let mode = IteratorMode::From(first, Direction::Forward);
+        for item in self.db.iterator_cf(self.family(family)?, mode) {
+            let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
+            if !each(&key, &value)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Intent {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Inode(ino) => [b"i".as_slice(), &ino.0.to_be_bytes()].concat(),
+            Self::Name(parent, name) => [b"n".as_slice(), &parent.0.to_be_bytes(), name].concat(),
+        }
+    }
+
+    fn decode(key: &[u8]) -> Option<Self> {
+        let (kind, rest) = key.split_first()?;
+        let (ino, name) = rest.split_first_chunk::<8>()?;
+        let ino = Ino(u64::from_be_bytes(*ino));
+        match kind {
+            b'i' => Some(Self::Inode(ino)),
+            b'n' => Some(Self::Name(ino, name.into())),
+            _ => None,
+        }
+    }
+}
+
+fn open_db(path: &Path, durability: Durability) -> Result<DB> {
+    let cache = Cache::new_lru_cache(BLOCK_CACHE_BYTES);
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    options.set_db_write_buffer_size(WRITE_BUFFER_BYTES);
+    options.set_max_total_wal_size(64 << 20);
+    options.set_keep_log_file_num(2);
+    options.set_max_open_files(256);
+    options.set_max_background_jobs(2);
+    options.set_manual_wal_flush(durability == Durability::SyncedOnly);
+    // A torn last record is what a crash leaves; anything worse is damage and must be said.
+    options.set_wal_recovery_mode(rocksdb::DBRecoveryMode::PointInTime);
+    options.set_paranoid_checks(true);
+    let mut families = Options::default();
+    families.set_compression_type(rocksdb::DBCompressionType::Lz4);
+    families.set_write_buffer_size(4 << 20);
+    let mut blocks = BlockBasedOptions::default();
+    blocks.set_block_cache(&cache);
+    blocks.set_bloom_filter(10.0, false);
+    blocks.set_cache_index_and_filter_blocks(true);
+    families.set_block_based_table_factory(&blocks);
+    let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
+    DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
+        let text = e.to_string();
+        let (kind, remedy) = if text.contains("lock") {
+            (ErrorKind::Busy, "another process has it open")
+        } else {
+            (
+                ErrorKind::Corrupt,
+                "what was written and not flushed is still in the content files beside it; `forebay fsck --repair` \
+                 saves what can be read",
+            )
+        };
+        Error::new(kind, Side::Cache, format!("catalog {}: {remedy}", path.display())).with_source(text)
+    })
+}
+
+pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
+    [parent.0.to_be_bytes().as_slice(), name].concat()
+}
+
+fn id_of(key: &[u8]) -> Result<u64> {
+    key.try_into().map(u64::from_be_bytes).map_err(|_| corrupt("key"))
+}
+
+fn decoded<T: DeserializeOwned>(family: &str, bytes: &[u8]) -> Result<T> {
+    decode(bytes).map_err(|e| corrupt(family).with_source(e))
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, format!("catalog record in {what}: run `forebay fsck`"))
+}
+
+fn failed(what: &str, error: rocksdb::Error) -> Error {
+    let kind = if error.to_string().contains("No space left") { ErrorKind::NoSpace } else { ErrorKind::Os(libc::EIO) };
+    Error::new(kind, Side::Cache, what).with_source(error)
+}

@@ -1,0 +1,90 @@
+//! One change of the overlay. The index of what the pool must be told is kept here, so that no change can
+//! forget it.
+
+use rocksdb::WriteBatch;
+
+use super::records::{ContentId, ContentRecord, InodeRecord, LeaseRecord, NameRecord, encode};
+use super::{Catalog, Intent, cf, name_key};
+use crate::Ino;
+use crate::clock::unix_now;
+
+pub struct Batch<'a> {
+    catalog: &'a Catalog,
+    pub(super) inner: WriteBatch,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(catalog: &'a Catalog) -> Self {
+        Self { catalog, inner: WriteBatch::default() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.inner.is_empty()
+    }
+
+    /// Sets what a name stands for. `was` is the record that it replaces.
+    pub fn put_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, record: &NameRecord) {
+        let key = name_key(parent, name);
+        if record.is_empty() {
+            self.delete_raw(cf::NAMES, &key);
+        } else {
+            self.put_raw(cf::NAMES, &key, &encode(record));
+        }
+        self.mark(&Intent::Name(parent, name.into()), was.differs(), record.differs());
+    }
+
+    /// Sets an inode's record. `was_dirty`: the record that it replaces was dirty.
+    pub fn put_inode(&mut self, ino: Ino, record: &InodeRecord, was_dirty: bool) {
+        self.put_raw(cf::INODES, &ino.0.to_be_bytes(), &encode(record));
+        self.mark(&Intent::Inode(ino), was_dirty, record.is_dirty());
+    }
+
+    pub fn delete_inode(&mut self, ino: Ino, was_dirty: bool) {
+        self.delete_raw(cf::INODES, &ino.0.to_be_bytes());
+        self.mark(&Intent::Inode(ino), was_dirty, false);
+    }
+
+    pub fn put_content(&mut self, id: ContentId, record: &ContentRecord) {
+        self.put_raw(cf::RESIDENCY, &id.0.to_be_bytes(), &encode(record));
+    }
+
+    pub fn delete_content(&mut self, id: ContentId) {
+        self.delete_raw(cf::RESIDENCY, &id.0.to_be_bytes());
+    }
+
+    pub fn put_lease(&mut self, ino: Ino, lease: &LeaseRecord) {
+        self.put_raw(cf::LEASES, &ino.0.to_be_bytes(), &encode(lease));
+    }
+
+    pub fn delete_lease(&mut self, ino: Ino) {
+        self.delete_raw(cf::LEASES, &ino.0.to_be_bytes());
+    }
+
+    pub fn put_object(&mut self, identity: &[u8], ino: Ino) {
+        self.put_raw(cf::OBJECTS, identity, &encode(&ino));
+    }
+
+    pub fn delete_object(&mut self, identity: &[u8]) {
+        self.delete_raw(cf::OBJECTS, identity);
+    }
+
+    fn mark(&mut self, intent: &Intent, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.put_raw(cf::INTENTS, &intent.encode(), &encode(&unix_now())),
+            (true, false) => self.delete_raw(cf::INTENTS, &intent.encode()),
+            _ => {}
+        }
+    }
+
+    pub(super) fn put_raw(&mut self, family: &str, key: &[u8], value: &[u8]) {
+        if let Ok(family) = self.catalog.family(family) {
+            self.inner.put_cf(family, key, value);
+        }
+    }
+
+    fn delete_raw(&mut self, family: &str, key: &[u8]) {
+        if let Ok(family) = self.catalog.family(family) {
+            self.inner.delete_cf(family, key);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The fast pool: content files on local devices, and how much of them may be used.
+
+mod space;
+mod store;
+mod trash;
+
+pub use space::{Reservation, SpaceBudget};
+pub use store::{ContentStore, Device};
+pub use trash::Trash;
+
+/// Bytes that a fetch brings in one piece, and that a checksum covers: aligned.
+pub const CHUNK_BYTES: u64 = 1 << 20;

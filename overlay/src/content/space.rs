@@ -1,0 +1,93 @@
+//! The hard limit: space is reserved before it is written.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the fast pool: how many there may be, are, and are promised.
+#[derive(Debug)]
+pub struct SpaceBudget {
+    limit: u64,
+    used: AtomicU64,
+    reserved: AtomicU64,
+}
+
+/// A promise of space, given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<SpaceBudget>,
+    bytes: u64,
+}
+
+impl SpaceBudget {
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0), reserved: AtomicU64::new(0) })
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Promises `bytes`; `None` where that would pass the limit.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
+        let mut reserved = self.reserved.load(Ordering::Relaxed);
+        loop {
+            let total = self.used().checked_add(reserved)?.checked_add(bytes)?;
+            if total > self.limit {
+                return None;
+            }
+            let new = reserved + bytes;
+            match self.reserved.compare_exchange_weak(reserved, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(Reservation { budget: self.clone(), bytes }),
+                Err(now) => reserved = now,
+            }
+        }
+    }
+
+    /// A content file was seen to occupy `is` bytes where `was` were known.
+    pub fn account(&self, was: u64, is: u64) {
+        if is >= was {
+            self.used.fetch_add(is - was, Ordering::AcqRel);
+        } else {
+            let less = was - is;
+            // Never below zero, whatever was counted twice: the recount at start corrects it.
+            let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |u| Some(u.saturating_sub(less)));
+        }
+    }
+
+    /// Bytes above a share of the limit.
+    pub fn above(&self, share: f64) -> u64 {
+        self.used().saturating_add(self.reserved()).saturating_sub((self.limit as f64 * share) as u64)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_is_never_passed_and_reservations_come_back() {
+        let budget = SpaceBudget::new(100);
+        let first = budget.reserve(60).unwrap();
+        assert!(budget.reserve(41).is_none());
+        budget.account(0, 60);
+        drop(first);
+        assert!(budget.reserve(41).is_none());
+        assert!(budget.reserve(40).is_some());
+        budget.account(60, 10);
+        assert_eq!((budget.used(), budget.reserved()), (10, 0));
+    }
+}

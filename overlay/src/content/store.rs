@@ -1,0 +1,285 @@
+//! Content files: one for each overlay file that has bytes here, sparse, with the same offsets, named by
+//! number and never after a path.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use super::SpaceBudget;
+use crate::Content;
+use crate::catalog::{Catalog, ContentId};
+
+/// The device's number is the top byte of a content id.
+const DEVICE_SHIFT: u32 = 56;
+/// Consecutive content files share a directory, so that creating them stays local on the disk.
+const FILES_PER_DIR_SHIFT: u32 = 12;
+/// Free space of a device that is never used: file systems crawl when they are full.
+const KEEP_FREE_SHARE: f64 = 0.02;
+/// Share of a device that is used where no limit was given.
+const DEFAULT_LIMIT_SHARE: f64 = 0.9;
+
+/// One directory on local NVMe.
+#[derive(Debug)]
+pub struct Device {
+    pub path: PathBuf,
+    /// Held while the daemon lives, so that no other uses the directory.
+    _lock: File,
+}
+
+#[derive(Debug)]
+pub struct ContentStore {
+    devices: Vec<Device>,
+    pub budget: Arc<SpaceBudget>,
+}
+
+impl ContentStore {
+    /// Takes the fast-pool directories, makes those that do not exist, and locks them.
+    ///
+    /// # Errors
+    /// Names the directory and the remedy: not writable, used by another daemon, a limit above its size.
+    pub fn open(paths: &[PathBuf], limit: Option<u64>) -> Result<Self> {
+        if paths.is_empty() {
+            return Err(bad("a mount needs at least one fast-pool directory (--fast DIR)".into()));
+        }
+        let devices = paths.iter().map(|p| Device::open(p)).collect::<Result<Vec<_>>>()?;
+        let mut seen = std::collections::HashSet::new();
+        let mut total = 0;
+        for device in &devices {
+            let stat = rustix::fs::statvfs(&device.path).map_err(|e| device.failed("statvfs", e.into()))?;
+            let dev = fs::metadata(&device.path).map_err(|e| device.failed("stat", e))?.dev();
+            if seen.insert(dev) {
+                total += stat.f_blocks * stat.f_frsize;
+            }
+        }
+        let limit = match limit {
+            Some(limit) if limit > total => {
+                return Err(bad(format!(
+                    "--limit is {limit} bytes, but {} has {total} bytes in all: give a smaller limit",
+                    paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),
+                )));
+            }
+            Some(limit) => limit,
+            None => (total as f64 * DEFAULT_LIMIT_SHARE) as u64,
+        };
+        Ok(Self { devices, budget: SpaceBudget::new(limit) })
+    }
+
+    /// Gives every device its number, or checks that it has the one it had: content is found by it.
+    pub fn identify(&self, catalog: &Catalog) -> Result<()> {
+        let id = match catalog.meta::<String>("id")? {
+            Some(id) => id,
+            None => {
+                let id = format!("{:016x}", rand::random::<u64>());
+                catalog.set_meta("id", &id)?;
+                id
+            }
+        };
+        for (number, device) in self.devices.iter().enumerate() {
+            device.identify(&id, number)?;
+        }
+        Ok(())
+    }
+
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The number for a new content file, on the device with the most free space.
+    pub fn place(&self, catalog: &Catalog) -> Result<ContentId> {
+        let number = catalog.new_content()?.0;
+        if self.devices.len() == 1 {
+            return Ok(ContentId(number));
+        }
+        let free = |d: &Device| rustix::fs::statvfs(&d.path).map_or(0, |s| s.f_bavail * s.f_frsize);
+        let best = self.devices.iter().enumerate().max_by_key(|(_, d)| free(d)).map_or(0, |(n, _)| n);
+        Ok(ContentId(number | (best as u64) << DEVICE_SHIFT))
+    }
+
+    pub fn path(&self, id: ContentId) -> Result<PathBuf> {
+        Ok(self.device(id)?.content_path(id))
+    }
+
+    fn device(&self, id: ContentId) -> Result<&Device> {
+        let number = (id.0 >> DEVICE_SHIFT) as usize;
+        self.devices.get(number).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Corrupt,
+                Side::Cache,
+                format!("content {:x} is on fast-pool device {number}, which was not given (--fast)", id.0),
+            )
+        })
+    }
+
+    /// Makes an empty content file; what a power cut left under its number is emptied.
+    pub fn create(&self, id: ContentId) -> Result<Arc<Content>> {
+        let device = self.device(id)?;
+        let path = device.content_path(id);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOATIME);
+        let file = match options.open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                device.make_dir(&path)?;
+                options.open(&path)
+            }
+            other => other,
+        };
+        let file = file.map_err(|e| Error::io(e, Side::Cache, format!("create content file {}", path.display())))?;
+        Ok(Arc::new(Content { id: id.0, file: Arc::new(file) }))
+    }
+
+    pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
+        let path = self.path(id)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOATIME)
+            .open(&path)
+            .map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
+        Ok(Arc::new(Content { id: id.0, file: Arc::new(file) }))
+    }
+
+    pub fn stat(&self, id: ContentId) -> Result<fs::Metadata> {
+        let path = self.path(id)?;
+        fs::metadata(&path).map_err(|e| Error::io(e, Side::Cache, format!("content file {}", path.display())))
+    }
+
+    /// Removes a content file; one that is not there is fine.
+    pub fn remove(&self, id: ContentId) -> Result<()> {
+        let path = self.path(id)?;
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(e, Side::Cache, format!("remove content file {}", path.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes that the devices still take before they are full.
+    pub fn free_bytes(&self) -> u64 {
+        let free = |d: &Device| {
+            rustix::fs::statvfs(&d.path).map_or(0, |s| {
+                let keep = (s.f_blocks as f64 * KEEP_FREE_SHARE) as u64;
+                s.f_bavail.saturating_sub(keep) * s.f_frsize
+            })
+        };
+        self.devices.iter().map(free).max().unwrap_or(0)
+    }
+
+    /// All content written so far survives a power cut when this returns. Blocks.
+    pub fn sync_all(&self) -> Result<()> {
+        for device in &self.devices {
+            let dir = File::open(&device.path).map_err(|e| device.failed("open", e))?;
+            rustix::fs::syncfs(&dir).map_err(|e| device.failed("sync", e.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Every content file on the devices, for the sweep of orphans.
+    pub fn walk(&self, mut each: impl FnMut(ContentId, u64) -> Result<()>) -> Result<()> {
+        for device in &self.devices {
+            let root = device.path.join("content");
+            let Ok(dirs) = fs::read_dir(&root) else { continue };
+            for dir in dirs.flatten() {
+                let Ok(files) = fs::read_dir(dir.path()) else { continue };
+                for file in files.flatten() {
+                    let id = file.file_name().to_str().and_then(|n| u64::from_str_radix(n, 16).ok());
+                    if let (Some(id), Ok(meta)) = (id, file.metadata()) {
+                        each(ContentId(id), meta.blocks() * 512)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    fn open(path: &Path) -> Result<Self> {
+        let fail = |what: &str, e: io::Error| {
+            Error::io(e, Side::Cache, format!("fast-pool directory {}: {what}", path.display()))
+        };
+        fs::create_dir_all(path.join("content")).map_err(|e| match e.raw_os_error() {
+            Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
+            Some(libc::ENOSPC) => fail("the file system is full; make room or give another", e),
+            Some(libc::EACCES | libc::EPERM) => fail("not writable; give one that you own", e),
+            _ => fail("cannot be made", e),
+        })?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .read(true)
+            .mode(0o600)
+            .open(path.join("lock"))
+            .map_err(|e| fail("cannot be written; give one that you own", e))?;
+        Self::take(path, &lock)?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    fn take(path: &Path, lock: &File) -> Result<()> {
+        use rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        if rustix::fs::flock(lock, NonBlockingLockExclusive).is_err() {
+            let mut pid = String::new();
+            let _ = (&mut &*lock).read_to_string(&mut pid);
+            return Err(Error::new(
+                ErrorKind::Busy,
+                Side::Cache,
+                format!(
+                    "fast-pool directory {} is in use by the daemon with pid {}: unmount that one, or give another \
+                     directory",
+                    path.display(),
+                    pid.trim()
+                ),
+            ));
+        }
+        let write = || -> io::Result<()> {
+            lock.set_len(0)?;
+            (&mut &*lock).write_all(format!("{}\n", std::process::id()).as_bytes())
+        };
+        write().map_err(|e| {
+            Error::io(e, Side::Cache, format!("fast-pool directory {}: cannot be written; make room", path.display()))
+        })
+    }
+
+    fn identify(&self, id: &str, number: usize) -> Result<()> {
+        let path = self.path.join("device");
+        let want = format!("{id} {number}\n");
+        match fs::read_to_string(&path) {
+            Ok(have) if have == want => Ok(()),
+            Ok(have) => Err(bad(format!(
+                "fast-pool directory {} belongs to another mount or place in the list ({} instead of {}): give the \
+                 directories in the order of the first mount",
+                self.path.display(),
+                have.trim(),
+                want.trim(),
+            ))),
+            Err(_) => fs::write(&path, want).map_err(|e| self.failed("cannot be written", e)),
+        }
+    }
+
+    fn content_path(&self, id: ContentId) -> PathBuf {
+        let mut path = self.path.join("content");
+        path.push(format!("{:x}", (id.0 & !(0xff << DEVICE_SHIFT)) >> FILES_PER_DIR_SHIFT));
+        path.push(format!("{:x}", id.0));
+        path
+    }
+
+    fn make_dir(&self, content: &Path) -> Result<()> {
+        match content.parent().map(fs::create_dir) {
+            Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => Err(self.failed("make a directory", e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> Error {
+        Error::io(error, Side::Cache, format!("fast-pool directory {}: {what}", self.path.display()))
+    }
+}
+
+fn bad(context: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, Side::Application, context)
+}

@@ -1,0 +1,262 @@
+//! The engine: catalog, content, fetch, flush, leases and policy behind one interface. It knows neither FUSE
+//! nor command lines, and runs without root, network or mount.
+
+mod attributes;
+mod background;
+mod eviction;
+mod fetch;
+mod files;
+mod flush;
+mod fsck;
+mod names;
+pub mod operator;
+mod paths;
+mod pool_view;
+mod staging;
+mod status;
+mod txn;
+mod types;
+mod xattrs;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
+use forebay_prefetch::eviction::Evictor;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::catalog::{Catalog, Durability, InodeRecord};
+use crate::content::{ContentStore, Trash};
+use crate::content_io::{self, ContentIo};
+use crate::node::{Node, Table};
+use crate::policy::{PathPolicy, Policy};
+pub use staging::summary;
+pub(crate) use txn::Txn;
+pub use types::{
+    Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
+};
+
+/// What an overlay is made of.
+pub struct Options {
+    pub pool: Arc<dyn Pool>,
+    /// Directories on local NVMe, in the same order at every mount. The first holds the catalog.
+    pub fast: Vec<PathBuf>,
+    /// Bytes that the fast pool may use in all; `None`: nine tenths of its devices.
+    pub limit_bytes: Option<u64>,
+    pub policy: Policy,
+    /// Bytes of memory for all buffers of fetches and flushes.
+    pub memory_bytes: u64,
+    pub content_io: content_io::Choice,
+    pub read_only: bool,
+    /// The name of this node, for the names of conflicting copies.
+    pub node: String,
+    /// The mount is the one of a daemon that died: files that were unlinked while open may still be open.
+    pub reattached: bool,
+    /// Whether unsynced changes of the catalog are lost with the process: only for tests of power cuts.
+    pub lose_unsynced: bool,
+}
+
+/// Memory for buffers where nothing else is asked for.
+pub const DEFAULT_MEMORY_BYTES: u64 = 48 << 20;
+/// The unit in which buffer memory is counted.
+const MEMORY_UNIT_BYTES: u64 = 4096;
+
+/// The engine. Clones are the same engine.
+#[derive(Clone)]
+pub struct Overlay {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub pool: Arc<dyn Pool>,
+    pub catalog: Catalog,
+    pub store: Arc<ContentStore>,
+    pub trash: Trash,
+    pub io: Arc<dyn ContentIo>,
+    pub io_fallback: Option<String>,
+    pub policy: Policy,
+    pub read_only: bool,
+    pub node_name: String,
+    pub table: Table,
+    /// Held while names change: by [`Txn`].
+    pub namespace: Arc<Mutex<()>>,
+    pub kernel: OnceLock<Arc<dyn KernelCache>>,
+    pub memory: Arc<Semaphore>,
+    pub evictor: Mutex<Box<dyn Evictor>>,
+    /// Inodes whose content file is open in the daemon, least recently used first.
+    pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
+    pub health: pool_view::Health,
+    pub counters: status::Counts,
+    /// Files that are open for writing.
+    pub writing: Mutex<HashSet<Ino>>,
+    pub reattached: bool,
+    pub flusher: flush::Flusher,
+    /// Rung when there may be something to flush.
+    pub flush_bell: Notify,
+    pub conflicts: Mutex<Vec<String>>,
+    pub mountpoint: Mutex<Option<String>>,
+    pub passthrough: OnceLock<bool>,
+    pub stop: tokio_util::sync::CancellationToken,
+    /// The epoch in which something was fetched last.
+    pub fetched_epoch: AtomicU64,
+}
+
+impl Overlay {
+    /// Opens the fast pool and the catalog, and starts the background work. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Names what is wrong with the fast pool, the limit or the catalog, and the remedy; `Unavailable` where
+    /// the pool does not answer and the catalog is new.
+    pub async fn open(options: Options) -> Result<Self> {
+        let store = Arc::new(ContentStore::open(&options.fast, options.limit_bytes)?);
+        let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
+        let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
+        store.identify(&catalog)?;
+        claim(&catalog, &options.pool.url(), &options.fast[0])?;
+        let evictor = forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidInput,
+                Side::Application,
+                format!("policy: evictor = \"{}\" is not known: \"s3fifo\"", options.policy.evictor),
+            )
+        })?;
+        let (io, io_fallback) = content_io::open(options.content_io);
+        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        let used = catalog.meta("used_bytes")?.unwrap_or(0);
+        store.budget.account(0, used);
+        let inner = Arc::new(Inner {
+            pool: options.pool,
+            catalog,
+            trash: Trash::start(store.clone())?,
+            store,
+            io,
+            io_fallback,
+            policy: options.policy,
+            read_only: options.read_only,
+            node_name: options.node,
+            table: Table::default(),
+            namespace: Arc::default(),
+            kernel: OnceLock::new(),
+            memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
+            evictor: Mutex::new(evictor),
+            open_contents: Mutex::new(lru::LruCache::unbounded()),
+            health: pool_view::Health::default(),
+            counters: status::Counts::default(),
+            writing: Mutex::default(),
+            reattached: options.reattached,
+            flusher: flush::Flusher::default(),
+            flush_bell: Notify::new(),
+            conflicts: Mutex::new(conflicts),
+            mountpoint: Mutex::new(None),
+            passthrough: OnceLock::new(),
+            stop: tokio_util::sync::CancellationToken::new(),
+            fetched_epoch: AtomicU64::new(0),
+        });
+        inner.ensure_root().await?;
+        background::start(&inner);
+        Ok(Self { inner })
+    }
+
+    /// Stops the background work and syncs the catalog. Nothing is flushed: what is dirty stays in the fast
+    /// pool.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.inner.stop.cancel();
+        let inner = self.inner.clone();
+        blocking(move || {
+            inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
+            inner.store.sync_all()?;
+            let epoch = inner.catalog.next_epoch()?;
+            inner.catalog.close_epoch(epoch)?;
+            inner.catalog.sync()
+        })
+        .await
+    }
+
+    /// Tells the engine whom to tell of what the kernel must forget.
+    pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        let _ = self.inner.kernel.set(kernel);
+    }
+
+    /// What `status` shows of the mount.
+    pub fn set_mount(&self, mountpoint: &str, passthrough: bool) {
+        *self.inner.mountpoint.lock() = Some(mountpoint.to_owned());
+        let _ = self.inner.passthrough.set(passthrough);
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.inner.policy
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.inner.read_only
+    }
+}
+
+impl Inner {
+    /// The node of an inode.
+    ///
+    /// # Errors
+    /// `Stale` where there is no such inode.
+    pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        self.table
+            .get(&self.catalog, ino)?
+            .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
+    }
+
+    async fn ensure_root(self: &Arc<Self>) -> Result<()> {
+        if self.catalog.inode(Ino::ROOT)?.is_some() {
+            return Ok(());
+        }
+        let stat = self.pool.stat(&PoolPath::root()).await.map_err(|e| e.context("the pool's root"))?;
+        if stat.kind != FileKind::Directory {
+            return Err(Error::new(
+                ErrorKind::NotDirectory,
+                Side::Pool,
+                format!("{} is not a directory", self.pool.url()),
+            ));
+        }
+        let mut batch = self.catalog.batch();
+        batch.put_inode(Ino::ROOT, &InodeRecord::from_pool(&stat, None), false);
+        self.catalog.write(batch)
+    }
+
+    pub fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, Side::Application, "the mount is read-only"));
+        }
+        Ok(())
+    }
+
+    /// What the policy says of an inode.
+    pub fn policy_of(&self, node: &Node) -> PathPolicy {
+        match self.policy.uniform() {
+            Some(policy) => policy,
+            None => self.policy.for_path(&self.overlay_path(node.ino).unwrap_or_default()),
+        }
+    }
+}
+
+/// A fast pool holds what belongs to one pool.
+fn claim(catalog: &Catalog, url: &str, fast: &std::path::Path) -> Result<()> {
+    match catalog.meta::<String>("pool")? {
+        None => catalog.set_meta("pool", &url),
+        Some(have) if have == url => Ok(()),
+        Some(have) => Err(Error::new(
+            ErrorKind::InvalidInput,
+            Side::Application,
+            format!("fast-pool directory {} caches {have}, not {url}: give another directory", fast.display()),
+        )),
+    }
+}
+
+/// Runs what blocks on the disk outside of the threads that must not wait.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(e) => Err(Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("a task ended early: {e}"))),
+    }
+}

@@ -1,0 +1,193 @@
+//! Attributes: shown and changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+
+use super::pool_view::Age;
+use super::{Attr, Caller, Change, Ino, Inner, Overlay, SetTime, Space, Txn};
+use crate::acl::Acl;
+use crate::clock::stamp_now;
+use crate::node::{Node, NodeState, Stamp};
+
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+
+impl Overlay {
+    /// The attributes of an inode, and how long the kernel may keep them.
+    pub async fn getattr(&self, ino: Ino) -> Result<(Attr, Duration)> {
+        let inner = &self.inner;
+        match inner.revalidate(ino, Age::Metadata).await {
+            // Removed in the pool while open here: what was last known.
+            Err(e) if e.is(ErrorKind::Stale) && inner.table.peek(ino).is_some() => {}
+            other => other?,
+        }
+        let node = inner.node(ino)?;
+        Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
+    }
+
+    /// Changes attributes. Whether the caller may is the kernel's to check (`default_permissions`).
+    pub async fn setattr(&self, ino: Ino, change: &Change, caller: Caller) -> Result<(Attr, Duration)> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        let node = inner.node(ino)?;
+        if let Some(size) = change.size {
+            inner.file_node(ino)?;
+            inner.truncate(&node, size).await?;
+        }
+        let caps = inner.pool.capabilities();
+        let with_acl = change.mode.is_some() && caps.xattrs;
+        let access = if with_acl { inner.xattr(ino, ACL_ACCESS).await? } else { None };
+        inner.apply(&node, change, caller, access.as_deref())?;
+        if change.size.is_some() && !node.state.lock().is_open() {
+            inner.flush_bell.notify_one();
+        }
+        Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
+    }
+
+    /// Sizes of the pool: that is where files end up. The fast pool's are in `status`.
+    pub async fn statfs(&self) -> Result<Space> {
+        match self.inner.ask(self.inner.pool.space()).await {
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                let budget = &self.inner.store.budget;
+                let free = budget.limit().saturating_sub(budget.used());
+                Ok(Space {
+                    total_bytes: budget.limit(),
+                    free_bytes: free,
+                    available_bytes: free,
+                    total_files: 0,
+                    free_files: 0,
+                })
+            }
+            other => other,
+        }
+    }
+}
+
+impl Inner {
+    /// The attributes of an inode as they are now.
+    ///
+    /// While content is dirty the content file's size and times are the truth: passthrough writes are never
+    /// seen here.
+    pub fn attr_of(&self, node: &Arc<Node>) -> Result<Attr> {
+        let mut state = node.state.lock();
+        let (size, blocks, mtime, ctime) = match state.record.file.is_dirty() {
+            true => self.dirty_times(node.ino, &mut state)?,
+            false => {
+                let r = &state.record;
+                (r.size, r.size.div_ceil(512), r.mtime, r.ctime)
+            }
+        };
+        let record = &state.record;
+        Ok(Attr {
+            ino: node.ino,
+            kind: record.kind,
+            mode: record.mode,
+            uid: record.uid,
+            gid: record.gid,
+            nlink: record.nlink,
+            rdev: record.rdev,
+            size,
+            blocks,
+            atime: record.atime,
+            mtime,
+            ctime,
+        })
+    }
+
+    fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {
+        let meta = match (&state.content, state.record.file.content()) {
+            (Some(content), _) => content.file.metadata().map_err(super::files::failed)?,
+            (None, Some(id)) => self.store.stat(id).map_err(|e| e.context(format!("inode {ino}")))?,
+            (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
+        };
+        let mtime = Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 };
+        let mut ctime = Time { secs: meta.ctime(), nanos: meta.ctime_nsec() as u32 };
+        let stamp = Stamp {
+            size: meta.size(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+        };
+        if state.clean_stamp == Some(stamp) || ctime < state.record.ctime {
+            ctime = state.record.ctime;
+        }
+        Ok((meta.size(), meta.blocks(), mtime, ctime))
+    }
+
+    fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {
+        let now = stamp_now();
+        let at = |time: SetTime| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        let mut txn = Txn::begin(self);
+        let has_content = txn.record(node.ino)?.file.is_dirty();
+        let content = match has_content {
+            true => Some(self.content(node.ino, txn.state(node.ino)?)?),
+            false => None,
+        };
+        let record = txn.record(node.ino)?;
+        if change.uid.is_some() || change.gid.is_some() {
+            record.uid = change.uid.unwrap_or(record.uid);
+            record.gid = change.gid.unwrap_or(record.gid);
+            record.dirty.owner = true;
+            if record.kind == FileKind::File && change.mode.is_none() && record.mode & 0o111 != 0 {
+                // chown takes set-id bits away, as on every file system.
+                drop_set_id(&mut record.mode);
+                record.dirty.mode = true;
+            }
+        }
+        if let Some(mode) = change.mode {
+            record.mode = mode & 0o7777;
+            record.dirty.mode = true;
+            if let Some(acl) = access.map(Acl::parse).transpose()?.flatten() {
+                set_xattr(record, ACL_ACCESS, Some(&acl.chmod(mode).encode()));
+            }
+        }
+        if change.size.is_some() && caller.uid != 0 && record.mode & 0o6000 != 0 && record.mode & 0o111 != 0 {
+            drop_set_id(&mut record.mode);
+            record.dirty.mode = true;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            record.atime = change.atime.map_or(record.atime, at);
+            let current = match &content {
+                Some(content) => {
+                    let meta = content.file.metadata().map_err(super::files::failed)?;
+                    Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 }
+                }
+                None => record.mtime,
+            };
+            record.mtime = change.mtime.map_or(current, at);
+            record.dirty.times = true;
+            if let Some(content) = &content {
+                super::files::set_mtime(&content.file, record.atime, record.mtime)?;
+            }
+        }
+        if *change != Change::default() {
+            record.ctime = now;
+        }
+        txn.commit()
+    }
+}
+
+/// Takes the set-user-id bit, and the set-group-id bit where it is not a mark for mandatory locking.
+pub(super) fn drop_set_id(mode: &mut u32) {
+    *mode &= !libc::S_ISUID;
+    if *mode & libc::S_IXGRP != 0 {
+        *mode &= !libc::S_ISGID;
+    }
+}
+
+/// Sets or removes one extended attribute of a record, and marks it for the flush.
+pub(super) fn set_xattr(record: &mut crate::catalog::InodeRecord, name: &[u8], value: Option<&[u8]>) {
+    let xattrs = record.xattrs.get_or_insert_default();
+    xattrs.retain(|(n, _)| **n != *name);
+    if let Some(value) = value {
+        xattrs.push((name.into(), value.into()));
+        xattrs.sort();
+    }
+    if !record.dirty_xattrs.iter().any(|n| **n == *name) {
+        record.dirty_xattrs.push(name.into());
+    }
+}

@@ -1,0 +1,286 @@
+//! What goes on while nobody asks: flushing by policy, the bound on how long a change stays unsynced, space,
+//! and the look after a start.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_backends::{FileKind, Result};
+
+use super::{Ino, Inner, Txn};
+use crate::catalog::Intent;
+use crate::clock::unix_now;
+use crate::policy::Flush;
+
+/// A change that nobody synced is on the disk after this long at the latest.
+const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// What was fetched is trusted after a power cut once an epoch was closed, this often.
+const EPOCH_EVERY: Duration = Duration::from_secs(30);
+/// How often what is due is looked for.
+const FLUSH_EVERY: Duration = Duration::from_millis(250);
+/// How often the growth of files that are written past the daemon is counted.
+const COUNT_EVERY: Duration = Duration::from_millis(100);
+/// Changes that one round looks at.
+const ROUND: usize = 4096;
+/// A flush that failed is tried again after this long, twice as long each time,
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// and at least this often.
+const RETRY_LAST: Duration = Duration::from_secs(60);
+
+pub(super) fn start(inner: &Arc<Inner>) {
+    let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
+        let stop = inner.stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = work => tracing::error!(name, "a background task ended"),
+            }
+        });
+    };
+    spawn("flush", Box::pin(flush_loop(inner.clone())));
+    spawn("sync", Box::pin(sync_loop(inner.clone())));
+    spawn("count", Box::pin(count_loop(inner.clone())));
+    let again = inner.clone();
+    let stop = inner.stop.clone();
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = again.look_around(&stop) {
+            tracing::error!(%error, "the look at the fast pool after the start");
+        }
+    });
+}
+
+/// When a flush that failed is tried again.
+#[derive(Default)]
+struct Backoff {
+    next: HashMap<Intent, (Instant, Duration)>,
+}
+
+impl Backoff {
+    fn allows(&self, intent: &Intent) -> bool {
+        self.next.get(intent).is_none_or(|(at, _)| *at <= Instant::now())
+    }
+
+    fn note(&mut self, tried: Vec<Intent>, inner: &Inner) {
+        for intent in tried {
+            if inner.still_differs(&intent) {
+                let wait = self.next.get(&intent).map_or(RETRY_FIRST, |(_, wait)| (*wait * 2).min(RETRY_LAST));
+                self.next.insert(intent, (Instant::now() + wait, wait));
+            } else {
+                self.next.remove(&intent);
+            }
+        }
+    }
+}
+
+async fn flush_loop(inner: Arc<Inner>) {
+    let mut backoff = Backoff::default();
+    loop {
+        tokio::time::sleep(FLUSH_EVERY).await;
+        let again = inner.clone();
+        let due = super::blocking(move || again.due()).await;
+        let due = match due {
+            Ok(due) => due,
+            Err(error) => {
+                tracing::error!(%error, "what is to be flushed cannot be read");
+                continue;
+            }
+        };
+        let due: Vec<Intent> = due.into_iter().filter(|intent| backoff.allows(intent)).collect();
+        if due.is_empty() {
+            tokio::select! {
+                () = inner.flush_bell.notified() => {}
+                () = tokio::time::sleep(SYNC_EVERY) => {}
+            }
+            continue;
+        }
+        inner.flush_all(due.clone(), |_| {}).await;
+        backoff.note(due, &inner);
+    }
+}
+
+async fn sync_loop(inner: Arc<Inner>) {
+    let mut closed = Instant::now();
+    let mut closed_epoch = 0;
+    loop {
+        tokio::time::sleep(SYNC_EVERY).await;
+        let again = inner.clone();
+        let close = closed.elapsed() >= EPOCH_EVERY && inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        let result = super::blocking(move || again.sync_now(close)).await;
+        match result {
+            Ok(Some(epoch)) => (closed, closed_epoch) = (Instant::now(), epoch),
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "the catalog cannot be synced"),
+        }
+    }
+}
+
+async fn count_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::time::sleep(COUNT_EVERY).await;
+        if inner.writing.lock().is_empty() && inner.store.budget.above(inner.policy.space.high_watermark) == 0 {
+            continue;
+        }
+        let again = inner.clone();
+        let result = super::blocking(move || {
+            again.count_writers();
+            match again.store.budget.above(again.policy.space.high_watermark) {
+                0 => Ok(()),
+                _ => again.make_room(0),
+            }
+        })
+        .await;
+        if let Err(error) = result {
+            tracing::error!(%error, "making room in the fast pool");
+        }
+    }
+}
+
+impl Inner {
+    /// What the policy says is to be flushed now.
+    fn due(&self) -> Result<Vec<Intent>> {
+        let now = unix_now();
+        let pressed = self.store.budget.above(self.policy.space.high_watermark) > 0;
+        let mut due = Vec::new();
+        let mut all = Vec::new();
+        self.catalog.intents(|intent, since| {
+            all.push((intent, since));
+            Ok(all.len() < ROUND * 4)
+        })?;
+        for (intent, since) in all {
+            if due.len() >= ROUND {
+                break;
+            }
+            if self.is_due(&intent, since, now, pressed)? {
+                due.push(intent);
+            }
+        }
+        Ok(due)
+    }
+
+    fn is_due(&self, intent: &Intent, since: u64, now: u64, pressed: bool) -> Result<bool> {
+        let subject = match intent {
+            Intent::Inode(ino) => Some(*ino),
+            Intent::Name(parent, name) => Some(self.catalog.name(*parent, name)?.here_ino().unwrap_or(*parent)),
+        };
+        let Some(node) = subject.map(|ino| self.node(ino)).transpose()? else { return Ok(false) };
+        let idle = match self.policy_of(&node).flush {
+            Flush::Manual => return Ok(false),
+            _ if pressed => Duration::ZERO,
+            Flush::Idle(idle) => idle,
+            // What `close` did not come to: names, and files whose writer died.
+            Flush::OnClose => Duration::from_secs(1),
+        };
+        let (kind, open, unlinked) = {
+            let state = node.state.lock();
+            (state.record.kind, state.writers > 0, state.is_unlinked(node.ino))
+        };
+        if unlinked && matches!(intent, Intent::Inode(_)) {
+            return Ok(false);
+        }
+        if kind == FileKind::File && node.state.lock().record.file.is_dirty() {
+            let attr = self.attr_of(&node)?;
+            let changed = attr.ctime.secs.max(attr.mtime.secs.min(now as i64)) as u64;
+            if open && idle.is_zero() {
+                return Ok(false);
+            }
+            return Ok(now.saturating_sub(changed) >= idle.as_secs().max(u64::from(open)));
+        }
+        Ok(now.saturating_sub(since) >= idle.as_secs())
+    }
+
+    fn still_differs(&self, intent: &Intent) -> bool {
+        match intent {
+            Intent::Name(parent, name) => self.catalog.name(*parent, name).is_ok_and(|r| r.differs()),
+            Intent::Inode(ino) => self.node(*ino).is_ok_and(|n| n.state.lock().record.is_dirty()),
+        }
+    }
+
+    fn sync_now(&self, close_epoch: bool) -> Result<Option<u64>> {
+        let mut closed = None;
+        if close_epoch {
+            let epoch = self.catalog.next_epoch()?;
+            self.store.sync_all()?;
+            self.catalog.close_epoch(epoch)?;
+            closed = Some(epoch);
+        }
+        self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
+        self.catalog.sync()?;
+        Ok(closed)
+    }
+
+    /// Counts what files that are written past the daemon occupy by now.
+    fn count_writers(&self) {
+        use std::os::unix::fs::MetadataExt;
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        for ino in writing {
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            let Some(content) = state.content.clone() else { continue };
+            let (Ok(meta), Ok(residency)) = (content.file.metadata(), self.residency(&mut state)) else { continue };
+            let occupied = meta.blocks() * 512;
+            let before = std::mem::replace(&mut residency.bytes, occupied);
+            self.store.budget.account(before, occupied);
+        }
+    }
+
+    /// After a start, beside the work: what is here is told to the eviction policy and counted, and what
+    /// nothing names any more is removed.
+    fn look_around(&self, stop: &tokio_util::sync::CancellationToken) -> Result<()> {
+        let counted_before = self.store.budget.used();
+        let mut sum = 0;
+        let first_new = self.catalog.new_content()?.0;
+        self.catalog.contents(|id, record| {
+            let dirty = self.catalog.inode(record.ino)?.is_none_or(|r| r.file.is_dirty());
+            let bytes = match dirty {
+                true => self.store.stat(id).map_or(0, |m| std::os::unix::fs::MetadataExt::blocks(&m) * 512),
+                false => record.bytes,
+            };
+            sum += bytes;
+            if !dirty {
+                self.evictor.lock().insert(record.ino.0, bytes);
+            }
+            Ok(!stop.is_cancelled())
+        })?;
+        self.store.budget.account(counted_before, sum);
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        self.sweep_contents(first_new)?;
+        if !self.reattached {
+            self.sweep_inodes(stop)?;
+        }
+        Ok(())
+    }
+
+    /// Removes content files that no record names. What was made since the start is left alone.
+    pub(super) fn sweep_contents(&self, first_new: u64) -> Result<u64> {
+        let mut removed = 0;
+        self.store.walk(|id, _| {
+            let number = id.0 & !(0xff << 56);
+            if number < first_new && self.catalog.content(id)?.is_none() {
+                self.trash.discard(id, Some(0));
+                removed += 1;
+            }
+            Ok(())
+        })?;
+        Ok(removed)
+    }
+
+    /// Removes inodes that were unlinked while open by programs that ended with the machine.
+    fn sweep_inodes(&self, stop: &tokio_util::sync::CancellationToken) -> Result<()> {
+        let mut orphans = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            if ino != Ino::ROOT && record.links.is_empty() && record.pool_links.is_empty() {
+                orphans.push(ino);
+            }
+            Ok(!stop.is_cancelled())
+        })?;
+        for ino in orphans {
+            let mut txn = Txn::begin(self);
+            txn.reap(ino)?;
+            txn.commit()?;
+        }
+        Ok(())
+    }
+}

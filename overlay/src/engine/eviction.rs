@@ -1,0 +1,128 @@
+//! Room in the fast pool: clean, unleased, unused content goes when something else needs the space.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use super::{Ino, Inner, Txn};
+use crate::clock::unix_now;
+use crate::content::Reservation;
+use crate::node::NodeState;
+
+/// Why a file's bytes stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    Dirty,
+    Leased,
+    Open,
+    Fetching,
+    /// There is nothing to give up.
+    Absent,
+}
+
+impl Inner {
+    /// Promises space, evicting what may go where there is too little.
+    ///
+    /// # Errors
+    /// `NoSpace` with the numbers.
+    pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        if let Some(reservation) = self.store.budget.reserve(bytes) {
+            if bytes == 0 || self.store.free_bytes() >= bytes {
+                return Ok(reservation);
+            }
+        }
+        let inner = self.clone();
+        super::blocking(move || {
+            for _ in 0..2 {
+                inner.make_room(bytes)?;
+                inner.trash.drain();
+                if let Some(reservation) = inner.store.budget.reserve(bytes) {
+                    if inner.store.free_bytes() >= bytes {
+                        return Ok(reservation);
+                    }
+                }
+            }
+            inner.flush_bell.notify_one();
+            let budget = &inner.store.budget;
+            Err(Error::new(
+                ErrorKind::NoSpace,
+                Side::Cache,
+                format!(
+                    "{bytes} bytes do not fit: {} of {} are used, {} promised, {} free on the device, and nothing \
+                     more may be evicted; flush, or give a larger --limit",
+                    budget.used(),
+                    budget.limit(),
+                    budget.reserved(),
+                    inner.store.free_bytes(),
+                ),
+            ))
+        })
+        .await
+    }
+
+    /// Evicts until `bytes` more fit below the high watermark, if it can. Blocks.
+    pub(super) fn make_room(&self, bytes: u64) -> Result<()> {
+        let budget = &self.store.budget;
+        let space = self.policy.space;
+        let short_on_disk = bytes.saturating_sub(self.store.free_bytes());
+        let mut wanted = (budget.above(space.high_watermark) + bytes).max(short_on_disk);
+        if budget.above(space.high_watermark) > 0 {
+            wanted = wanted.max(budget.above(space.low_watermark) + bytes);
+        }
+        while wanted > 0 {
+            let Some(victim) = self.victim() else { break };
+            match self.evict_inode(victim)? {
+                Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
+                Err(_) => continue,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next inode that the policy gives up and that may go.
+    fn victim(&self) -> Option<Ino> {
+        let now = unix_now();
+        let mut may_evict = |key: u64| match self.table.peek(Ino(key)) {
+            // One that is locked is in use.
+            Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
+            None => self.catalog.lease(Ino(key)).is_ok_and(|l| l.is_none()),
+        };
+        self.evictor.lock().evict(&mut may_evict).map(Ino)
+    }
+
+    /// Why the content of an inode may not be evicted; `None`: it may.
+    pub(super) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
+        let file = state.record.file;
+        match () {
+            () if file.is_absent() => Some(Kept::Absent),
+            () if file.is_dirty() => Some(Kept::Dirty),
+            () if state.lease_holds(now_unix) => Some(Kept::Leased),
+            () if state.is_open() => Some(Kept::Open),
+            () if !state.flights.is_empty() => Some(Kept::Fetching),
+            () => None,
+        }
+    }
+
+    /// Gives up the content of an inode. Returns the bytes that it occupied, or why it stays.
+    pub(super) fn evict_inode(&self, ino: Ino) -> Result<Result<u64, Kept>> {
+        let mut txn = Txn::begin(self);
+        if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
+            return Ok(Err(kept));
+        }
+        let bytes = self.residency(txn.state(ino)?).map(|r| r.bytes).unwrap_or(0);
+        let record = txn.record(ino)?;
+        let (file, content) = record.file.evict()?;
+        record.file = file;
+        txn.discard(content, Some(bytes));
+        let state = txn.state(ino)?;
+        (state.content, state.residency) = (None, None);
+        // What the page cache has of this version stays right.
+        txn.commit()?;
+        self.evictor.lock().remove(ino.0);
+        self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // The kernel holds the content file by its passthrough registration, and with it the space.
+        self.tell_kernel_inode(ino, false);
+        Ok(Ok(bytes))
+    }
+}

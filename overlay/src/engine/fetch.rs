@@ -1,0 +1,280 @@
+//! Bytes of the pool, brought into content files: each chunk once however many ask, within one budget of
+//! memory and one of space.
+
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
+use tokio::sync::watch;
+
+use super::{Ino, Inner, MEMORY_UNIT_BYTES, Txn};
+use crate::Content;
+use crate::catalog::{ContentId, ContentRecord};
+use crate::content::CHUNK_BYTES;
+use crate::node::{Flight, Node, NodeState};
+
+/// Chunks of one file that one request may have under way.
+const FLIGHTS_PER_REQUEST: usize = 16;
+
+/// One chunk to bring in.
+struct Chunk {
+    index: u64,
+    range: Range<u64>,
+    version: Version,
+    path: PoolPath,
+}
+
+impl Inner {
+    /// Makes a range of a file valid in its content file.
+    ///
+    /// # Errors
+    /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is another version by now,
+    /// and whatever the pool says.
+    pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        loop {
+            let end = range.end.min(at + FLIGHTS_PER_REQUEST as u64 * CHUNK_BYTES);
+            self.fetch_window(node, at..end).await?;
+            if end >= range.end {
+                return Ok(());
+            }
+            at = end;
+        }
+    }
+
+    async fn fetch_window(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        // Asked for before the inode is locked: paths lock inodes too.
+        let path = match self.pool_path(node.ino) {
+            Ok(path) => path,
+            Err(_) if node.state.lock().record.file.is_whole() => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let (flights, fresh) = self.plan(node, range, &path)?;
+        for (chunk, sender) in fresh {
+            let (inner, node) = (self.clone(), node.clone());
+            tokio::spawn(async move {
+                let index = chunk.index;
+                let result = inner.fetch_chunk(&node, chunk).await;
+                node.state.lock().flights.remove(&index);
+                let _ = sender.send(Some(result.map_err(Arc::new)));
+            });
+        }
+        for mut flight in flights {
+            let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
+            match &*landed {
+                Some(Err(e)) => return Err(Error::new(e.kind(), e.side(), e.to_string())),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Which chunks are missing: those under way already, and those to begin.
+    #[allow(clippy::type_complexity, reason = "a pair of lists that nothing else handles")]
+    fn plan(
+        &self,
+        node: &Arc<Node>,
+        range: Range<u64>,
+        path: &PoolPath,
+    ) -> Result<(Vec<Flight>, Vec<(Chunk, watch::Sender<Option<Result<(), Arc<Error>>>>)>)> {
+        let mut state = node.state.lock();
+        let (mut flights, mut fresh) = (Vec::new(), Vec::new());
+        if state.record.file.is_whole() {
+            return Ok((flights, fresh));
+        }
+        let size = state.record.size;
+        let Some(version) = state.record.version.clone() else {
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: no version", node.ino)));
+        };
+        let range = range.start..range.end.min(size);
+        let missing = match state.record.file.is_partial() {
+            true => self.residency(&mut state)?.extents.missing(range),
+            false if range.is_empty() => Vec::new(),
+            false => vec![range],
+        };
+        let mut next = 0;
+        for gap in missing {
+            for index in next.max(gap.start / CHUNK_BYTES)..=(gap.end - 1) / CHUNK_BYTES {
+                next = index + 1;
+                if let Some(flight) = state.flights.get(&index) {
+                    flights.push(flight.clone());
+                    continue;
+                }
+                let range = index * CHUNK_BYTES..size.min((index + 1) * CHUNK_BYTES);
+                let (sender, receiver) = watch::channel(None);
+                state.flights.insert(index, receiver.clone());
+                flights.push(receiver);
+                fresh.push((Chunk { index, range, version: version.clone(), path: path.clone() }, sender));
+            }
+        }
+        Ok((flights, fresh))
+    }
+
+    async fn fetch_chunk(self: &Arc<Self>, node: &Arc<Node>, chunk: Chunk) -> Result<()> {
+        let bytes = chunk.range.end - chunk.range.start;
+        let units = bytes.div_ceil(MEMORY_UNIT_BYTES) as u32;
+        let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
+        let _space = self.reserve(bytes).await?;
+        let data = self.ask(self.pool.read(&chunk.path, &chunk.version, chunk.range.clone())).await;
+        let data = data.map_err(|e| e.context(&chunk.path))?;
+        if data.len() as u64 != bytes {
+            return Err(Error::new(
+                ErrorKind::Stale,
+                Side::Pool,
+                format!("{}: {} of {bytes} bytes at {}", chunk.path, data.len(), chunk.range.start),
+            ));
+        }
+        self.counters.fetches.fetch_add(1, Ordering::Relaxed);
+        self.counters.pool_read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let Some((content, id)) = self.content_for_fetch(node, &chunk.version)? else { return Err(changed(&chunk.path)) };
+        let checksum = crc32c::crc32c(&data);
+        self.io.write_at(content.file.clone(), chunk.range.start, data).await?;
+        self.landed(node, &chunk, id, &content, checksum)
+    }
+
+    /// The content file that a version is fetched into; `None` where the inode is at another version by now.
+    fn content_for_fetch(&self, node: &Arc<Node>, version: &Version) -> Result<Option<(Arc<Content>, ContentId)>> {
+        {
+            let mut state = node.state.lock();
+            if state.record.version.as_ref() != Some(version) || state.record.file.is_whole() {
+                return Ok(None);
+            }
+            if let (true, Some(id)) = (state.record.file.is_partial(), state.record.file.content()) {
+                return Ok(Some((self.content(node.ino, &mut state)?, id)));
+            }
+        }
+        let id = self.store.place(&self.catalog)?;
+        let content = self.store.create(id)?;
+        let mut txn = Txn::begin(self);
+        let record = txn.record(node.ino)?;
+        if record.version.as_ref() != Some(version) || !record.file.is_absent() {
+            let partial = record.file.is_partial() && record.version.as_ref() == Some(version);
+            drop(txn);
+            self.trash.discard(id, Some(0));
+            if !partial {
+                return Ok(None);
+            }
+            let mut state = node.state.lock();
+            let id = state.record.file.content();
+            return Ok(match id {
+                Some(id) if state.record.file.is_partial() => Some((self.content(node.ino, &mut state)?, id)),
+                _ => None,
+            });
+        }
+        record.file = record.file.begin_fetch(id)?;
+        let residency = ContentRecord {
+            ino: node.ino,
+            bytes: 0,
+            extents: Default::default(),
+            epoch: self.catalog.epoch(),
+            checksums: Vec::new(),
+        };
+        txn.batch.put_content(id, &residency);
+        let state = txn.state(node.ino)?;
+        state.residency = Some(residency);
+        state.content = Some(content.clone());
+        txn.commit()?;
+        self.keep_open(node.ino);
+        Ok(Some((content, id)))
+    }
+
+    /// A chunk is in the content file: the record says so from now on.
+    fn landed(&self, node: &Arc<Node>, chunk: &Chunk, id: ContentId, content: &Content, checksum: u32) -> Result<()> {
+        let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
+        let epoch = self.catalog.epoch();
+        let mut state = node.state.lock();
+        if state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+            return Err(changed(&chunk.path));
+        }
+        let size = state.record.size;
+        let residency = self.residency(&mut state)?;
+        let before = residency.bytes;
+        residency.extents.insert(chunk.range.clone());
+        residency.checksums.push((chunk.index as u32, checksum));
+        residency.epoch = epoch;
+        residency.bytes = occupied;
+        let whole = residency.extents.contains(0..size);
+        let residency = residency.clone();
+        self.store.budget.account(before, occupied);
+        let mut batch = self.catalog.batch();
+        batch.put_content(id, &residency);
+        if whole {
+            state.record.file = state.record.file.complete()?;
+            crate::engine::files::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
+            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
+        }
+        self.catalog.write(batch)?;
+        drop(state);
+        self.fetched_epoch.store(epoch, Ordering::Relaxed);
+        let mut evictor = self.evictor.lock();
+        evictor.insert(node.ino.0, occupied);
+        Ok(())
+    }
+
+    /// An empty file needs no bytes to be whole.
+    pub fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
+        let version = node.state.lock().record.version.clone();
+        let Some(version) = version else { return Ok(()) };
+        let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
+        let mut state = node.state.lock();
+        if state.record.file.is_partial() && state.record.size == 0 {
+            state.record.file = state.record.file.complete()?;
+            crate::engine::files::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
+            let mut batch = self.catalog.batch();
+            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
+            self.catalog.write(batch)?;
+            drop(state);
+            self.evictor.lock().insert(node.ino.0, 0);
+        }
+        Ok(())
+    }
+
+    /// Reads a range of the pool's copy without keeping it: where the fast pool has no room.
+    pub async fn read_uncached(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+        let path = self.pool_path(node.ino)?;
+        let version = node.state.lock().record.version.clone();
+        let Some(version) = version else { return Ok(Bytes::new()) };
+        self.counters.pool_read_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
+        self.ask(self.pool.read(&path, &version, range)).await.map_err(|e| e.context(path))
+    }
+
+    /// What is valid of a content file, read from the catalog when it is first needed.
+    pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
+        if state.residency.is_none() {
+            let id = state.record.file.content();
+            state.residency = id.map(|id| self.catalog.content(id)).transpose()?.flatten();
+        }
+        state.residency.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")
+        })
+    }
+
+    /// The content file of an inode, opened if it is not open yet.
+    pub fn content(&self, ino: Ino, state: &mut NodeState) -> Result<Arc<Content>> {
+        if let Some(content) = &state.content {
+            return Ok(content.clone());
+        }
+        let id = state.record.file.content().ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
+        })?;
+        let content = self.store.open_content(id)?;
+        state.content = Some(content.clone());
+        self.keep_open(ino);
+        Ok(content)
+    }
+}
+
+fn io_failed(error: std::io::Error) -> Error {
+    Error::io(error, Side::Cache, "content file")
+}
+
+fn changed(path: &PoolPath) -> Error {
+    Error::new(ErrorKind::Stale, Side::Pool, format!("{path}: changed while it was fetched"))
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, Side::Cache, "the engine is shutting down")
+}

@@ -1,0 +1,273 @@
+//! Open files: what an open is given, and reads and writes that go through the daemon.
+
+mod modify;
+mod open;
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::{Ino, Inner, Overlay, Seek, blocking};
+use crate::Content;
+use crate::content::CHUNK_BYTES;
+use crate::node::Node;
+use crate::policy::Flush;
+
+/// Chunks that are read ahead of a sequential reader at most.
+const READAHEAD_CHUNKS: u32 = 8;
+
+impl Overlay {
+    /// Reads up to `len` bytes; fewer only at the end of the file.
+    pub async fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        for _ in 0..3 {
+            let whole = {
+                let mut state = node.state.lock();
+                match state.record.file.is_whole() {
+                    true => Some(inner.content(ino, &mut state)?),
+                    false => None,
+                }
+            };
+            if let Some(content) = whole {
+                inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
+                return inner.read_content(&content, offset, len as usize).await;
+            }
+            let size = node.state.lock().record.size;
+            let end = size.min(offset.saturating_add(u64::from(len)));
+            if offset >= end {
+                return Ok(Bytes::new());
+            }
+            let ready = {
+                let mut state = node.state.lock();
+                let partial = state.record.file.is_partial();
+                partial && inner.residency(&mut state)?.extents.contains(offset..end)
+            };
+            inner.read_ahead(&node, offset, end);
+            if !ready {
+                inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                match inner.fetch(&node, offset..end).await {
+                    Err(e) if e.is(ErrorKind::NoSpace) => return inner.read_uncached(&node, offset..end).await,
+                    other => other?,
+                }
+            }
+            let content = {
+                let mut state = node.state.lock();
+                let valid = state.record.file.is_whole()
+                    || (state.record.file.is_partial()
+                        && inner.residency(&mut state)?.extents.contains(offset..end));
+                if valid { Some(inner.content(ino, &mut state)?) } else { None }
+            };
+            if let Some(content) = content {
+                return inner.read_content(&content, offset, (end - offset) as usize).await;
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is read", inner.display(ino))))
+    }
+
+    /// Writes all of `data`.
+    pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let content = inner.make_writable(&node).await?;
+        let len = data.len() as u32;
+        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
+        let _space = inner.reserve(data.len() as u64).await?;
+        let file = content.file.clone();
+        let mut done = 0;
+        while done < data.len() {
+            match rustix::io::pwrite(&*file, &data[done..], offset + done as u64) {
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) if done == 0 => return Err(failed(e.into())),
+                Err(_) => break,
+            }
+        }
+        inner.account(&node, before, &content)?;
+        let mut state = node.state.lock();
+        state.generation += 1;
+        Ok(if done < data.len() { done as u32 } else { len })
+    }
+
+    /// What `close` waits for: the flush, where the policy says so.
+    pub async fn close(&self, ino: Ino, writable: bool) -> Result<()> {
+        if !writable {
+            return Ok(());
+        }
+        let node = self.inner.node(ino)?;
+        if self.inner.policy_of(&node).flush == Flush::OnClose {
+            return self.inner.flush_inode_now(ino).await;
+        }
+        Ok(())
+    }
+
+    /// Content and names survive a power cut when this returns.
+    pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        let node = self.inner.node(ino)?;
+        let content = {
+            let mut state = node.state.lock();
+            match state.record.file.is_dirty() {
+                true => Some(self.inner.content(ino, &mut state)?),
+                false => None,
+            }
+        };
+        if let Some(content) = content {
+            self.inner.io.sync(content.file.clone(), data_only).await?;
+        }
+        let inner = self.inner.clone();
+        blocking(move || inner.catalog.sync()).await
+    }
+
+    pub async fn fsync_dir(&self, _ino: Ino) -> Result<()> {
+        let inner = self.inner.clone();
+        blocking(move || inner.catalog.sync()).await
+    }
+
+    /// `fallocate(2)`: all modes that the fast pool's file system has.
+    pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let inner = self.inner.clone();
+        let node = inner.node(ino)?;
+        let content = inner.make_writable(&node).await?;
+        let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
+        let _space = inner.reserve(if takes_space { len } else { 0 }).await?;
+        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
+        let file = content.file.clone();
+        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
+        blocking(move || {
+            rustix::fs::fallocate(&*file, flags, offset, len)
+                .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
+        })
+        .await?;
+        node.state.lock().generation += 1;
+        inner.account(&node, before, &content)
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE`. What is not here counts as data.
+    pub async fn seek(&self, ino: Ino, offset: u64, whence: Seek) -> Result<u64> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let (content, size) = {
+            let mut state = node.state.lock();
+            match state.record.file.is_whole() {
+                true => (Some(inner.content(ino, &mut state)?), 0),
+                false => (None, state.record.size),
+            }
+        };
+        let beyond = || Error::os(libc::ENXIO, Side::Application, "seek beyond the end");
+        let Some(content) = content else {
+            return match whence {
+                _ if offset >= size => Err(beyond()),
+                Seek::Data => Ok(offset),
+                Seek::Hole => Ok(size),
+            };
+        };
+        let to = match whence {
+            Seek::Data => rustix::fs::SeekFrom::Data(offset),
+            Seek::Hole => rustix::fs::SeekFrom::Hole(offset),
+        };
+        rustix::fs::seek(&*content.file, to).map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
+    }
+
+    /// `copy_file_range(2)`, by reference where the fast pool's file system can.
+    pub async fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        let inner = self.inner.clone();
+        let (source, target) = (inner.node(from)?, inner.node(to)?);
+        let size = inner.attr_of(&source)?.size;
+        let len = len.min(size.saturating_sub(from_offset));
+        if len == 0 {
+            return Ok(0);
+        }
+        if !source.state.lock().record.file.is_whole() {
+            inner.fetch(&source, from_offset..from_offset + len).await?;
+        }
+        let source_content = inner.content(from, &mut source.state.lock())?;
+        let content = inner.make_writable(&target).await?;
+        let _space = inner.reserve(len).await?;
+        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
+        let (input, output) = (source_content.file.clone(), content.file.clone());
+        let copied = blocking(move || {
+            let (mut input_at, mut output_at) = (from_offset, to_offset);
+            rustix::fs::copy_file_range(&*input, Some(&mut input_at), &*output, Some(&mut output_at), len as usize)
+                .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "copy_file_range"))
+        })
+        .await?;
+        target.state.lock().generation += 1;
+        inner.account(&target, before, &content)?;
+        Ok(copied as u64)
+    }
+}
+
+impl Inner {
+    /// Reads from a content file: at once where the page cache has it, else by the content I/O.
+    async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
+        let mut buffer = BytesMut::zeroed(len);
+        let mut slices = [std::io::IoSliceMut::new(&mut buffer)];
+        match rustix::io::preadv2(&*content.file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
+            Ok(n) if n == len || n == 0 => {
+                buffer.truncate(n);
+                Ok(buffer.freeze())
+            }
+            _ => self.io.read_at(content.file.clone(), offset, len).await,
+        }
+    }
+
+    /// Brings in what a sequential reader of a partial file will ask for next.
+    fn read_ahead(self: &Arc<Self>, node: &Arc<Node>, offset: u64, end: u64) {
+        let ahead = {
+            let mut state = node.state.lock();
+            let (last_end, window) = state.readahead;
+            let sequential = offset >= last_end && offset <= last_end + CHUNK_BYTES;
+            let window = if sequential { (window * 2).clamp(1, READAHEAD_CHUNKS) } else { 0 };
+            state.readahead = (end, window);
+            let from = end.next_multiple_of(CHUNK_BYTES);
+            let to = state.record.size.min(from + u64::from(window) * CHUNK_BYTES);
+            let known = state.flights.contains_key(&(from / CHUNK_BYTES));
+            if window == 0 || from >= to || known || state.flights.len() >= READAHEAD_CHUNKS as usize {
+                return;
+            }
+            from..to
+        };
+        let (inner, node) = (self.clone(), node.clone());
+        tokio::spawn(async move {
+            // The reader will meet the same error when it comes here.
+            let _ = inner.fetch(&node, ahead).await;
+        });
+    }
+
+    /// Counts what a write through the daemon added to a content file.
+    pub fn account(&self, node: &Arc<Node>, before: u64, content: &Content) -> Result<()> {
+        let now = content.file.metadata().map_err(failed)?.blocks() * 512;
+        self.store.budget.account(before, now);
+        let mut state = node.state.lock();
+        if let Some(residency) = &mut state.residency {
+            residency.bytes = now;
+        }
+        Ok(())
+    }
+
+    /// A regular file's node.
+    pub fn file_node(&self, ino: Ino) -> Result<Arc<Node>> {
+        let node = self.node(ino)?;
+        let kind = node.state.lock().record.kind;
+        match kind {
+            FileKind::File => Ok(node),
+            FileKind::Directory => Err(Error::new(ErrorKind::IsDirectory, Side::Application, self.display(ino))),
+            _ => Err(Error::new(ErrorKind::InvalidInput, Side::Application, self.display(ino))),
+        }
+    }
+}
+
+/// Gives a content file its overlay times: while the content is dirty they are the truth.
+pub(super) fn set_mtime(file: &std::fs::File, atime: Time, mtime: Time) -> Result<()> {
+    let spec = |t: Time| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+    let times = rustix::fs::Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
+    rustix::fs::futimens(file, &times).map_err(|e| failed(e.into()))
+}
+
+pub(super) fn failed(error: std::io::Error) -> Error {
+    Error::io(error, Side::Cache, "content file")
+}

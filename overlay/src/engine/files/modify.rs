@@ -1,0 +1,128 @@
+//! Changes of content: made writable, truncated, emptied.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use super::super::{Inner, Txn, blocking};
+use crate::Content;
+use crate::catalog::ContentRecord;
+use crate::clock::{stamp_now, unix_now};
+use crate::node::Node;
+
+impl Inner {
+    /// The content file of a file that may be changed: complete, and durably marked dirty.
+    pub async fn make_writable(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
+        self.check_writable()?;
+        for _ in 0..5 {
+            {
+                let mut state = node.state.lock();
+                if state.record.file.is_dirty() && !state.mark_unsynced {
+                    return self.content(node.ino, &mut state);
+                }
+            }
+            let (whole, size) = {
+                let state = node.state.lock();
+                (state.record.file.is_whole(), state.record.size)
+            };
+            if !whole && size == 0 {
+                self.complete_empty(node)?;
+            } else if !whole {
+                self.fetch(node, 0..size).await?;
+            }
+            match self.mark_dirty(node).await {
+                // Evicted in between: fetch again.
+                Err(e) if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() => {}
+                other => other?,
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
+    }
+
+    /// Empties a file without fetching what it had.
+    pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        if node.state.lock().record.file.is_dirty() {
+            let content = self.content(node.ino, &mut node.state.lock())?;
+            let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
+            content.file.set_len(0).map_err(super::failed)?;
+            node.state.lock().generation += 1;
+            return self.account(node, before, &content);
+        }
+        if node.state.lock().is_open() && node.state.lock().record.file.is_whole() {
+            // Who has the content file open goes on seeing this one.
+            let mut txn = Txn::begin(self);
+            let record = txn.record(node.ino)?;
+            record.file = record.file.modify(unix_now())?;
+            record.mtime = stamp_now();
+            txn.state(node.ino)?.generation += 1;
+            txn.commit()?;
+            self.catalog.sync()?;
+            self.evictor.lock().remove(node.ino.0);
+            let content = self.content(node.ino, &mut node.state.lock())?;
+            let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
+            content.file.set_len(0).map_err(super::failed)?;
+            return self.account(node, before, &content);
+        }
+        let id = self.store.place(&self.catalog)?;
+        let content = self.store.create(id)?;
+        let mut txn = Txn::begin(self);
+        let old_bytes = txn.state(node.ino)?.residency.as_ref().map(|r| r.bytes);
+        let record = txn.record(node.ino)?;
+        let old = record.file.content();
+        record.file = record.file.replace(id, unix_now());
+        record.size = 0;
+        record.mtime = stamp_now();
+        record.ctime = record.mtime;
+        let residency = ContentRecord {
+            ino: node.ino,
+            bytes: 0,
+            extents: Default::default(),
+            epoch: 0,
+            checksums: Vec::new(),
+        };
+        txn.batch.put_content(id, &residency);
+        if let Some(old) = old {
+            txn.discard(old, old_bytes);
+        }
+        let state = txn.state(node.ino)?;
+        state.generation += 1;
+        state.residency = Some(residency);
+        state.content = Some(content);
+        state.clean_stamp = None;
+        state.page_cache_stale = true;
+        txn.commit()?;
+        self.evictor.lock().remove(node.ino.0);
+        self.keep_open(node.ino);
+        self.flush_bell.notify_one();
+        Ok(())
+    }
+
+    /// Sets the size of a file.
+    pub async fn truncate(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<()> {
+        if size == 0 {
+            return self.truncate_to_zero(node);
+        }
+        let content = self.make_writable(node).await?;
+        let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
+        let file = content.file.clone();
+        blocking(move || file.set_len(size).map_err(super::failed)).await?;
+        node.state.lock().generation += 1;
+        self.account(node, before, &content)
+    }
+
+    /// Gives up clean content that turned out to be damaged.
+    pub(super) fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let bytes = txn.state(node.ino)?.residency.as_ref().map(|r| r.bytes);
+        let record = txn.record(node.ino)?;
+        let (file, content) = record.file.evict()?;
+        record.file = file;
+        txn.discard(content, bytes);
+        let state = txn.state(node.ino)?;
+        (state.content, state.residency) = (None, None);
+        txn.commit()?;
+        self.evictor.lock().remove(node.ino.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! What an open is given, and what its end leaves.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use super::super::pool_view::Age;
+use super::super::{Ino, Inner, Opened, Overlay, Txn, blocking};
+use crate::catalog::ContentId;
+use crate::clock::unix_now;
+use crate::node::{Node, Stamp};
+use crate::policy::Flush;
+
+/// Content files that the daemon keeps open when nobody uses them.
+const IDLE_OPEN_CONTENTS: usize = 2048;
+/// How often an open begins anew because the file changed under it.
+const ATTEMPTS: u32 = 5;
+
+pub(super) fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
+}
+
+impl Overlay {
+    /// Opens a regular file by the access mode and `O_TRUNC` of `flags`.
+    ///
+    /// # Errors
+    /// `Stale` where the name stands for another file by now: look it up again.
+    pub async fn open_file(&self, ino: Ino, flags: i32) -> Result<Opened> {
+        let inner = &self.inner;
+        let write = writes(flags);
+        if write {
+            inner.check_writable()?;
+        }
+        let node = inner.file_node(ino)?;
+        inner.revalidate(ino, Age::Open).await?;
+        if flags & libc::O_TRUNC != 0 {
+            inner.truncate_to_zero(&node)?;
+        }
+        let policy = inner.policy_of(&node);
+        let no_flush = !write || policy.flush != Flush::OnClose;
+        for _ in 0..ATTEMPTS {
+            let (whole, size) = {
+                let state = node.state.lock();
+                (state.record.file.is_whole(), state.record.size)
+            };
+            let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
+            count.fetch_add(1, Ordering::Relaxed);
+            if !whole && size == 0 {
+                inner.complete_empty(&node)?;
+            } else if !whole && size <= policy.whole_file_bytes {
+                match inner.fetch(&node, 0..size).await {
+                    Err(e) if e.is(ErrorKind::NoSpace) => {}
+                    Err(e) if e.is(ErrorKind::Stale) => {
+                        inner.revalidate(ino, Age::Now).await?;
+                        continue;
+                    }
+                    other => other?,
+                }
+            }
+            if let Some(opened) = inner.register_open(&node, write, no_flush)? {
+                if write && opened.resident.is_some() {
+                    if let Err(e) = inner.mark_dirty(&node).await {
+                        self.release(ino, flags);
+                        return Err(e);
+                    }
+                }
+                inner.trim_open_contents();
+                return Ok(opened);
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
+    }
+
+    /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
+    pub fn release(&self, ino: Ino, flags: i32) {
+        let inner = &self.inner;
+        let Ok(Some(node)) = inner.table.get(&inner.catalog, ino) else { return };
+        let write = writes(flags);
+        let (last_writer, unlinked, idle) = {
+            let mut state = node.state.lock();
+            let count = if write { &mut state.writers } else { &mut state.readers };
+            *count = count.saturating_sub(1);
+            (write && state.writers == 0, state.is_unlinked(ino), !state.is_open())
+        };
+        let result = (|| {
+            if unlinked && idle {
+                inner.writing.lock().remove(&ino);
+                let mut txn = Txn::begin(inner);
+                txn.reap(ino)?;
+                return txn.commit();
+            }
+            if last_writer {
+                inner.writing.lock().remove(&ino);
+                inner.settle(&node)?;
+            }
+            Ok(())
+        })();
+        if let Err(error) = result {
+            tracing::error!(%error, %ino, "after the last close");
+        }
+        drop(node);
+        inner.table.drop_idle(ino);
+    }
+}
+
+impl Inner {
+    /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
+    fn register_open(&self, node: &Arc<Node>, write: bool, no_flush: bool) -> Result<Option<Opened>> {
+        let mut state = node.state.lock();
+        let resident = match state.record.file.is_whole() {
+            true => match self.content(node.ino, &mut state) {
+                Ok(content) => Some(content),
+                Err(e) if !state.record.file.is_dirty() && e.is(ErrorKind::NotFound) => {
+                    drop(state);
+                    tracing::warn!(error = %e, "a content file is gone; it will be fetched again");
+                    self.discard_clean(node)?;
+                    return Ok(None);
+                }
+                Err(e) => return Err(e),
+            },
+            false => None,
+        };
+        if let Some(content) = &resident {
+            // Never less than what the record promises: a truncated content file must not be read as zeros.
+            let have = content.file.metadata().map_err(super::failed)?.size();
+            if !state.record.file.is_dirty() && have != state.record.size {
+                let size = state.record.size;
+                drop(state);
+                tracing::error!(ino = %node.ino, have, size, "content file has a wrong size; it will be fetched again");
+                self.discard_clean(node)?;
+                return Ok(None);
+            }
+        }
+        let keep_cache = !std::mem::take(&mut state.page_cache_stale);
+        match write {
+            true => state.writers += 1,
+            false => state.readers += 1,
+        }
+        let clean = !state.record.file.is_dirty();
+        drop(state);
+        if write {
+            self.writing.lock().insert(node.ino);
+        }
+        if clean && resident.is_some() {
+            self.evictor.lock().access(node.ino.0);
+        }
+        Ok(Some(Opened { resident, keep_cache, no_flush }))
+    }
+
+    /// Durably marks whole content as newer than the pool's, before anybody can change it.
+    pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        {
+            let state = node.state.lock();
+            if state.record.file.is_dirty() && !state.mark_unsynced {
+                return Ok(());
+            }
+        }
+        let (inner, node) = (self.clone(), node.clone());
+        blocking(move || {
+            if node.state.lock().record.file.is_dirty() {
+                // Somebody else's mark is on its way to the disk.
+                return inner.catalog.sync();
+            }
+            let mut txn = Txn::begin(&inner);
+            let record = txn.record(node.ino)?;
+            record.file = record.file.modify(unix_now())?;
+            let state = txn.state(node.ino)?;
+            state.generation += 1;
+            let content = inner.content(node.ino, state)?;
+            state.clean_stamp = Some(Stamp::of(&content.file)?);
+            state.mark_unsynced = true;
+            let residency = inner.residency(state)?;
+            // They are of the bytes that were fetched.
+            residency.checksums.clear();
+            let residency = residency.clone();
+            txn.batch.put_content(ContentId(content.id), &residency);
+            txn.commit()?;
+            inner.evictor.lock().remove(node.ino.0);
+            inner.catalog.sync()?;
+            node.state.lock().mark_unsynced = false;
+            Ok(())
+        })
+        .await
+    }
+
+    /// After the last writer: count the space, and find out whether anything was written at all.
+    fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let unchanged = {
+            let mut state = node.state.lock();
+            if !state.record.file.is_dirty() {
+                return Ok(());
+            }
+            state.generation += 1;
+            let content = self.content(node.ino, &mut state)?;
+            let meta = content.file.metadata().map_err(super::failed)?;
+            let occupied = meta.blocks() * 512;
+            if let Ok(residency) = self.residency(&mut state) {
+                let before = std::mem::replace(&mut residency.bytes, occupied);
+                self.store.budget.account(before, occupied);
+            }
+            state.clean_stamp.is_some() && state.clean_stamp == Stamp::of(&content.file).ok()
+        };
+        if unchanged && self.unmark_dirty(node)? {
+            return Ok(());
+        }
+        self.flush_bell.notify_one();
+        if self.store.budget.above(self.policy.space.high_watermark) > 0 {
+            self.flush_bell.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Nothing was written since the content was marked dirty: it equals the pool's copy still.
+    fn unmark_dirty(&self, node: &Arc<Node>) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        let state = txn.state(node.ino)?;
+        let Some(content) = state.content.clone() else { return Ok(false) };
+        if state.writers > 0 || state.clean_stamp != Some(Stamp::of(&content.file)?) {
+            return Ok(false);
+        }
+        state.clean_stamp = None;
+        let bytes = state.residency.as_ref().map_or(0, |r| r.bytes);
+        let record = txn.record(node.ino)?;
+        record.file = record.file.flushed()?;
+        txn.commit()?;
+        self.evictor.lock().insert(node.ino.0, bytes);
+        Ok(true)
+    }
+
+    /// Notes that a content file is open in the daemon.
+    pub fn keep_open(&self, ino: Ino) {
+        self.open_contents.lock().put(ino, ());
+    }
+
+    /// Closes the content files that were not used for longest.
+    pub fn trim_open_contents(&self) {
+        loop {
+            let victim = {
+                let mut open = self.open_contents.lock();
+                if open.len() <= IDLE_OPEN_CONTENTS {
+                    return;
+                }
+                open.pop_lru()
+            };
+            let Some((ino, ())) = victim else { return };
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            if state.is_open() {
+                drop(state);
+                self.keep_open(ino);
+                return;
+            }
+            state.content = None;
+        }
+    }
+}

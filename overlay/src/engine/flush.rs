@@ -1,0 +1,188 @@
+//! Back to the pool: what differs is made equal, in an order that respects what depends on what.
+//!
+//! The catalog holds, for every name, what the mount shows and what the pool has. A flush makes the second
+//! equal to the first, so what annihilates (a file made and removed before it was flushed) leaves nothing to
+//! do, and a flush that was cut short goes on from what the pool has by then: every step first looks whether
+//! it was done already.
+//!
+//! Locks: steps that move whole directories hold `moves` exclusively, all others shared, so that no upload
+//! lands under a path that became another directory's; steps on one inode hold its `flush` lock. Neither is
+//! held while a step waits for another one that it depends on.
+
+mod attrs;
+mod conflict;
+mod create;
+mod place;
+mod steps;
+mod upload;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
+use futures::StreamExt;
+use parking_lot::Mutex;
+
+use super::{Ino, Inner};
+use crate::catalog::Intent;
+
+/// Steps that are under way at the same time.
+const CONCURRENCY: usize = 16;
+
+/// What the flusher remembers beside the catalog.
+#[derive(Debug, Default)]
+pub(crate) struct Flusher {
+    /// Shared: steps that rely on paths. Exclusive: steps that move directories.
+    pub moves: tokio::sync::RwLock<()>,
+    /// Directories of the pool in which names changed and were not synced yet.
+    pub unsynced: Mutex<HashSet<PoolPath>>,
+}
+
+/// How a flush of several things went.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub done: u64,
+    pub bytes: u64,
+    pub failed: Vec<(String, Error)>,
+}
+
+impl Inner {
+    /// Flushes one file with everything that it needs: `close` under `flush = "on-close"` waits for it.
+    pub async fn flush_inode_now(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let links = self.node(ino)?.state.lock().record.links.clone();
+        for (parent, name) in links {
+            self.place(parent, &name).await?;
+        }
+        self.flush_inode(ino).await?;
+        self.sync_pool_dirs().await
+    }
+
+    /// Everything that differs below `root`, or everywhere.
+    pub async fn pending(&self, root: Option<Ino>) -> Result<Vec<Intent>> {
+        let mut intents = Vec::new();
+        self.catalog.intents(|intent, _| {
+            intents.push(intent);
+            Ok(true)
+        })?;
+        let Some(root) = root.filter(|r| *r != Ino::ROOT) else { return Ok(intents) };
+        let pool_root = self.pool_path(root).ok();
+        intents.retain(|intent| {
+            let at = match intent {
+                Intent::Inode(ino) => *ino,
+                Intent::Name(parent, name) => {
+                    let record = self.catalog.name(*parent, name).unwrap_or_default();
+                    if record.here_ino() == Some(root) || record.pool == Some(root) {
+                        return true;
+                    }
+                    *parent
+                }
+            };
+            self.is_below(at, root)
+                || match (&pool_root, self.pool_path(at)) {
+                    (Some(root), Ok(path)) => path.starts_with(root),
+                    _ => false,
+                }
+        });
+        Ok(intents)
+    }
+
+    /// Flushes what is given. `progress` is called with the bytes of each step that ended well.
+    pub async fn flush_all(self: &Arc<Self>, intents: Vec<Intent>, progress: impl Fn(u64) + Sync) -> Outcome {
+        let outcome = Mutex::new(Outcome::default());
+        let (mut made, mut removed, mut inodes) = (Vec::new(), Vec::new(), Vec::new());
+        for intent in intents {
+            match &intent {
+                Intent::Name(parent, name) => {
+                    let here = self.catalog.name(*parent, name).is_ok_and(|r| r.here.is_some());
+                    if here { &mut made } else { &mut removed }.push(intent);
+                }
+                Intent::Inode(_) => inodes.push(intent),
+            }
+        }
+        let is_dir = |intent: &Intent| match intent {
+            Intent::Inode(ino) => self.node(*ino).is_ok_and(|n| n.state.lock().record.kind == FileKind::Directory),
+            Intent::Name(..) => false,
+        };
+        let (mut dirs, files): (Vec<_>, Vec<_>) = inodes.into_iter().partition(is_dir);
+        for group in [made, removed, files] {
+            futures::stream::iter(group)
+                .for_each_concurrent(CONCURRENCY, |intent| self.step(intent, &outcome, &progress))
+                .await;
+        }
+        // What is made in a directory changes its times: they are set last, the deepest first.
+        dirs.sort_by_key(|intent| match intent {
+            Intent::Inode(ino) => std::cmp::Reverse(self.overlay_path(*ino).map_or(0, |p| p.components().count())),
+            Intent::Name(..) => std::cmp::Reverse(0),
+        });
+        for intent in dirs {
+            self.step(intent, &outcome, &progress).await;
+        }
+        let mut outcome = outcome.into_inner();
+        if let Err(e) = self.sync_pool_dirs().await {
+            outcome.failed.push((self.pool.url(), e));
+        }
+        outcome
+    }
+
+    async fn step(self: &Arc<Self>, intent: Intent, outcome: &Mutex<Outcome>, progress: impl Fn(u64)) {
+        let subject = match &intent {
+            Intent::Inode(ino) => Some(*ino),
+            Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|r| r.here_ino()),
+        };
+        let shown = match (&intent, subject) {
+            (Intent::Name(parent, name), _) => {
+                self.overlay_path(*parent).map_or_else(String::new, |p| p.join(name).to_string())
+            }
+            (Intent::Inode(ino), _) => self.display(*ino),
+        };
+        let bytes = subject.and_then(|ino| self.node(ino).ok()).and_then(|n| self.attr_of(&n).ok()).map_or(0, |a| a.size);
+        let result = match &intent {
+            Intent::Inode(ino) => self.flush_inode(*ino).await,
+            Intent::Name(parent, name) => self.place(*parent, name).await,
+        };
+        let node = subject.and_then(|ino| self.table.peek(ino));
+        match result {
+            Ok(()) => {
+                if let Some(node) = node {
+                    node.state.lock().flush_error = None;
+                }
+                let mut outcome = outcome.lock();
+                outcome.done += 1;
+                outcome.bytes += bytes;
+                drop(outcome);
+                progress(bytes);
+            }
+            // Gone meanwhile: nothing to flush.
+            Err(e) if e.is(ErrorKind::Stale) && subject.is_some_and(|ino| self.node(ino).is_err()) => {}
+            Err(e) => {
+                tracing::warn!(path = shown, error = %e, "not flushed; it stays in the fast pool");
+                if let Some(node) = node {
+                    node.state.lock().flush_error = Some(e.to_string());
+                }
+                outcome.lock().failed.push((shown, e));
+            }
+        }
+    }
+
+    /// Makes the names that flushes changed durable in the pool.
+    pub async fn sync_pool_dirs(&self) -> Result<()> {
+        let dirs = std::mem::take(&mut *self.flusher.unsynced.lock());
+        let mut first = None;
+        for dir in dirs {
+            match self.ask(self.pool.sync_dir(&dir)).await {
+                Ok(()) => {}
+                // Removed or moved since: its parent is among the others.
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {}
+                Err(e) => {
+                    self.flusher.unsynced.lock().insert(dir);
+                    first.get_or_insert(e);
+                }
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn names_changed_in(&self, dir: &PoolPath) {
+        self.flusher.unsynced.lock().insert(dir.clone());
+    }
+}

@@ -1,0 +1,160 @@
+//! What differs of an inode that the pool has under the right names: content, attributes, extended attributes.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side};
+
+use super::super::pool_view::PoolChange;
+use super::super::{Ino, Inner, Txn};
+use super::create::settle_attrs;
+use crate::catalog::InodeRecord;
+
+impl Inner {
+    /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
+    pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        for _ in 0..3 {
+            let record = self.record_of(ino)?;
+            if !record.is_dirty() {
+                return Ok(());
+            }
+            if !record.in_pool() && ino != Ino::ROOT {
+                let Some((parent, name)) = record.links.first().cloned() else { return Ok(()) };
+                if !self.catalog.name(parent, &name)?.differs() {
+                    return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no way to the pool")));
+                }
+                self.place(parent, &name).await?;
+                continue;
+            }
+            if record.links.is_empty() && ino != Ino::ROOT {
+                // Unlinked: its removal is all that the pool must be told.
+                return Ok(());
+            }
+            return self.flush_in_place(ino).await;
+        }
+        Ok(())
+    }
+
+    async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let _moves = self.flusher.moves.read().await;
+        let _lock = node.flush.lock().await;
+        let record = self.record_of(ino)?;
+        if !record.in_pool() && ino != Ino::ROOT {
+            return Ok(());
+        }
+        let path = self.pool_path(ino)?;
+        if record.file.is_dirty() && !self.uploaded_already(ino)? {
+            let mut touched = vec![ino];
+            touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+            let _change = PoolChange::begin(self, &touched)?;
+            return self.replace_content(ino, &record, &path).await;
+        }
+        if record.dirty.any() || !record.dirty_xattrs.is_empty() {
+            let _change = PoolChange::begin(self, &[ino])?;
+            self.send_attrs(ino, &record, &path).await?;
+        }
+        Ok(())
+    }
+
+    /// The pool has what is here, though somebody still has it open for writing.
+    fn uploaded_already(&self, ino: Ino) -> Result<bool> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        let Some(stamp) = state.uploaded else { return Ok(false) };
+        let content = self.content(ino, &mut state)?;
+        Ok(state.writers > 0 && crate::node::Stamp::of(&content.file)? == stamp)
+    }
+
+    async fn replace_content(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
+        let mut expected = record.version.clone().map_or(Expected::Absent, Expected::Version);
+        for _ in 0..3 {
+            match self.upload(ino, path, &expected).await {
+                Ok(uploaded) => {
+                    if let Some(dir) = path.parent() {
+                        self.names_changed_in(&dir);
+                    }
+                    return self.commit_uploaded(Txn::begin(self), ino, uploaded);
+                }
+                Err(e) if e.is(ErrorKind::Conflict) => {}
+                Err(e) => return Err(e),
+            }
+            match self.ask(self.pool.stat(path)).await {
+                Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
+                Err(e) => return Err(e.context(path)),
+                // Only names or attributes were changed by others: ours are newer.
+                Ok(stat) if record.version.as_ref().is_some_and(|v| *v != stat.version && v.same_content(&stat.version)) => {
+                    expected = Expected::Version(stat.version);
+                }
+                Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
+                    Some(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
+                    None => {
+                        let Some((parent, name)) = record.pool_links.first() else { return Ok(()) };
+                        return self.keep_both(*parent, name, ino, path).await;
+                    }
+                },
+            }
+        }
+        Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
+        for name in &record.dirty_xattrs {
+            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
+            let sent = match value {
+                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
+                None => self.ask(self.pool.remove_xattr(path, name)).await,
+            };
+            match sent {
+                Err(e) if e.is(ErrorKind::NoAttribute) => {}
+                other => other.map_err(|e| e.context(path))?,
+            }
+        }
+        let owner = record.dirty.owner && self.pool.capabilities().owners;
+        let times = record.dirty.times;
+        let changes = SetAttrs {
+            // An owner that changes takes set-id bits away: the mode is sent after it.
+            mode: (record.dirty.mode || owner).then_some(record.mode).filter(|_| record.kind != FileKind::Symlink),
+            uid: owner.then_some(record.uid),
+            gid: owner.then_some(record.gid),
+            size: None,
+            atime: times.then_some(record.atime),
+            mtime: times.then_some(record.mtime),
+        };
+        // Where our times cover theirs, only a look before tells whether somebody else wrote the content.
+        let content_is_ours = match (record.kind, times) {
+            (FileKind::File, true) => match self.ask(self.pool.stat(path)).await {
+                Ok(stat) => record.version.as_ref().is_some_and(|v| v.same_content(&stat.version)),
+                Err(e) if e.is(ErrorKind::NotFound) => false,
+                Err(e) => return Err(e.context(path)),
+            },
+            _ => true,
+        };
+        let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::NotFound) => {
+                // Removed by somebody else: there is nothing to give attributes to.
+                let mut txn = Txn::begin(self);
+                clear(txn.record(ino)?);
+                return txn.commit();
+            }
+            Err(e) => return Err(e.context(path)),
+        };
+        let mut txn = Txn::begin(self);
+        let now = txn.record(ino)?;
+        settle_attrs(now, record);
+        if now.kind == FileKind::Directory {
+            now.dirty.times = (now.atime, now.mtime) != (record.atime, record.mtime);
+        }
+        let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
+        if now.kind != FileKind::File || (content_is_ours && only_attrs) {
+            now.version = Some(stat.version);
+        }
+        txn.state(ino)?.validated = Some(std::time::Instant::now());
+        txn.commit()
+    }
+}
+
+fn clear(record: &mut InodeRecord) {
+    record.dirty = Default::default();
+    record.dirty_xattrs.clear();
+}

@@ -1,0 +1,97 @@
+//! The pool's copy changed under our newer one: both are kept, and it is reported.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
+
+use super::super::{Ino, Inner, Txn};
+use crate::catalog::NameRecord;
+use crate::clock::unix_now;
+
+/// Conflicts that are remembered for `status`.
+const REMEMBERED: usize = 1000;
+/// Names of this many bytes are the longest that Linux takes.
+const NAME_MAX: usize = 255;
+
+impl Inner {
+    /// Ours moves to a name of its own beside the pool's, which stays. The next round flushes it there.
+    pub(super) async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
+        let copy = self.free_name(parent, name).await?;
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        if was.here_ino() != Some(ino) {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let kind = record.kind;
+        for link in &mut record.links {
+            if link.0 == parent && *link.1 == *name {
+                link.1 = copy.as_slice().into();
+            }
+        }
+        // The pool's object under this name is somebody else's by now: the next lookup brings it in.
+        record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
+        if record.pool_links.is_empty() {
+            record.version = None;
+        }
+        if record.file.is_whole() {
+            record.file = record.file.modify(unix_now())?;
+            self.evictor.lock().remove(ino.0);
+        }
+        let occupant = was.pool.filter(|o| *o != ino);
+        txn.set_name(parent, name, &was, &NameRecord::default());
+        if let Some(occupant) = occupant {
+            let record = txn.record(occupant)?;
+            record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
+            if record.links.is_empty() {
+                txn.reap(occupant)?;
+            }
+        }
+        let was_copy = txn.name(parent, &copy)?;
+        txn.set_name(parent, &copy, &was_copy, &NameRecord { here: Some((ino, kind)), pool: was_copy.pool });
+        txn.commit()?;
+        self.report_conflict(format!(
+            "{path}: changed in the pool and here; the pool's copy stays, ours is beside it as {}",
+            copy.escape_ascii()
+        ));
+        self.tell_kernel_name(parent, name);
+        self.tell_kernel_name(parent, &copy);
+        self.flush_bell.notify_one();
+        Ok(())
+    }
+
+    /// A name for our copy that neither the mount nor the pool has.
+    async fn free_name(&self, parent: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let now = unix_now();
+        for number in 0..1000u32 {
+            let mut suffix = format!(".conflict-{}-{now}", self.node_name);
+            if number > 0 {
+                suffix.push_str(&format!("-{number}"));
+            }
+            let keep = name.len().min(NAME_MAX - suffix.len().min(NAME_MAX));
+            let copy = [&name[..keep], suffix.as_bytes()].concat();
+            if !self.catalog.name(parent, &copy)?.is_empty() {
+                continue;
+            }
+            let path = self.pool_path_of(parent, &copy)?;
+            match self.ask(self.pool.stat(&path)).await {
+                Err(e) if e.is(ErrorKind::NotFound) => return Ok(copy),
+                Err(e) => return Err(e.context(path)),
+                Ok(_) => {}
+            }
+        }
+        Err(Error::new(ErrorKind::Exists, Side::Pool, format!("{}: too many conflicts", name.escape_ascii())))
+    }
+
+    pub(super) fn report_conflict(&self, text: String) {
+        tracing::warn!(conflict = text);
+        let mut conflicts = self.conflicts.lock();
+        if conflicts.len() >= REMEMBERED {
+            conflicts.remove(0);
+        }
+        conflicts.push(text);
+        if let Err(error) = self.catalog.set_meta("conflicts", &*conflicts) {
+            tracing::error!(%error, "the conflict is not in the catalog");
+        }
+    }
+}

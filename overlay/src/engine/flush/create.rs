@@ -1,0 +1,132 @@
+//! What the pool does not have, made there.
+
+use std::sync::Arc;
+
+use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side, Stat};
+
+use super::super::{Ino, Inner, Txn};
+use super::steps::take_name;
+use super::upload::Uploaded;
+use crate::catalog::InodeRecord;
+
+impl Inner {
+    pub(super) async fn create_at(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let record = self.record_of(ino)?;
+        if record.kind == FileKind::File {
+            return self.create_file(parent, name, ino, occupant, path).await;
+        }
+        let attrs = attrs_of(&record);
+        let made = match record.kind {
+            FileKind::Directory => self.ask(self.pool.mkdir(path, &attrs)).await,
+            FileKind::Symlink => {
+                let target = record.target.as_deref().unwrap_or_default();
+                self.ask(self.pool.symlink(path, target, &attrs)).await
+            }
+            kind => self.ask(self.pool.mknod(path, kind, record.rdev, &attrs)).await,
+        };
+        let stat = match made {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::Exists) => match self.same_there(&record, path).await? {
+                Some(stat) => stat,
+                None => return self.keep_both(parent, name, ino, path).await,
+            },
+            Err(e) => return Err(e.context(path)),
+        };
+        let mut txn = Txn::begin(self);
+        take_name(&mut txn, parent, name, ino, occupant)?;
+        settle_attrs(txn.record(ino)?, &record);
+        txn.record(ino)?.version = Some(stat.version);
+        txn.commit()
+    }
+
+    /// What the pool has under a path, if it is just what we wanted to make there: a directory is shared, and
+    /// the rest was made by us before a crash, or by somebody else to the same effect.
+    async fn same_there(&self, record: &InodeRecord, path: &PoolPath) -> Result<Option<Stat>> {
+        let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
+        let same = stat.kind == record.kind
+            && match stat.kind {
+                FileKind::Directory => true,
+                FileKind::Symlink => {
+                    let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
+                    record.target.as_deref() == Some(&target)
+                }
+                FileKind::File => false,
+                _ => stat.rdev == record.rdev,
+            };
+        Ok(same.then_some(stat))
+    }
+
+    async fn create_file(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let mut expected = match occupant {
+            Some(occupant) => self.record_of(occupant)?.version.map_or(Expected::Absent, Expected::Version),
+            None => Expected::Absent,
+        };
+        for _ in 0..3 {
+            match self.upload(ino, path, &expected).await {
+                Ok(uploaded) => return self.commit_created(parent, name, ino, occupant, uploaded),
+                Err(e) if e.is(ErrorKind::Conflict) => {}
+                Err(e) => return Err(e),
+            }
+            match self.ask(self.pool.stat(path)).await {
+                // Removed by somebody else: nothing of theirs is lost by making ours.
+                Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
+                Err(e) => return Err(e.context(path)),
+                Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
+                    Some(uploaded) => return self.commit_created(parent, name, ino, occupant, uploaded),
+                    None => return self.keep_both(parent, name, ino, path).await,
+                },
+            }
+        }
+        Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    fn commit_created(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        occupant: Option<Ino>,
+        uploaded: Uploaded,
+    ) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        take_name(&mut txn, parent, name, ino, occupant)?;
+        self.commit_uploaded(txn, ino, uploaded)
+    }
+}
+
+/// The attributes that an inode is made with.
+pub(super) fn attrs_of(record: &InodeRecord) -> Attrs {
+    Attrs {
+        mode: record.mode,
+        uid: record.uid,
+        gid: record.gid,
+        atime: record.atime,
+        mtime: record.mtime,
+        xattrs: record.xattrs.iter().flatten().map(|(n, v)| (n.to_vec(), v.to_vec())).collect(),
+    }
+}
+
+/// The pool has the attributes of `sent`: what was changed since is still to be told.
+pub(super) fn settle_attrs(record: &mut InodeRecord, sent: &InodeRecord) {
+    record.dirty.mode = record.mode != sent.mode;
+    record.dirty.owner = (record.uid, record.gid) != (sent.uid, sent.gid);
+    // Names made in a directory after this change its times again.
+    record.dirty.times = record.kind == FileKind::Directory || (record.atime, record.mtime) != (sent.atime, sent.mtime);
+    if record.xattrs == sent.xattrs {
+        record.dirty_xattrs.clear();
+    }
+}

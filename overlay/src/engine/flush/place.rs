@@ -1,0 +1,159 @@
+//! One name of the pool, made equal to the overlay's.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::super::{Ino, Inner};
+use crate::catalog::{InodeRecord, Link, NameRecord};
+
+/// Steps that one name may take: more would be a loop.
+const MAX_STEPS: u32 = 100_000;
+
+/// What is to be done next for a name.
+enum Next {
+    /// Other names come first.
+    First(Vec<Link>),
+    Step(Step),
+}
+
+/// One call to the pool.
+pub(super) enum Step {
+    /// Remove what the pool has there.
+    Remove { occupant: Ino },
+    /// Move what is elsewhere in the pool to here; `occupant` is replaced.
+    Rename { from: Link, moved: Ino, occupant: Option<Ino> },
+    /// Give what is elsewhere in the pool this name too; `occupant` is removed first.
+    Link { ino: Ino, existing: Link },
+    /// Make what the pool does not have; `occupant`, a file, is replaced by a file.
+    Create { ino: Ino, occupant: Option<Ino> },
+}
+
+impl Inner {
+    /// Makes what the pool has under a name equal to what the mount shows.
+    pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
+        self.place_after(parent, name.into(), Vec::new()).await
+    }
+
+    /// `waiting`: the names that wait for this one.
+    fn place_after(self: &Arc<Self>, parent: Ino, name: Box<[u8]>, waiting: Vec<Link>) -> BoxFuture<'_, Result<()>> {
+        async move {
+            for _ in 0..MAX_STEPS {
+                let record = self.catalog.name(parent, &name)?;
+                if !record.differs() {
+                    return Ok(());
+                }
+                match self.next(parent, &name, &record)? {
+                    Next::Step(step) => self.take_step(parent, &name, &record, step).await?,
+                    Next::First(names) => {
+                        for link in names {
+                            if waiting.contains(&link) || link == (parent, name.clone()) {
+                                self.park(&record, parent, &name).await?;
+                                break;
+                            }
+                            let mut waiting = waiting.clone();
+                            waiting.push((parent, name.clone()));
+                            self.place_after(link.0, link.1, waiting).await?;
+                        }
+                    }
+                }
+            }
+            Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: flushing does not end", name.escape_ascii())))
+        }
+        .boxed()
+    }
+
+    fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
+        let above = self.unplaced_above(parent)?;
+        if !above.is_empty() {
+            return Ok(Next::First(above));
+        }
+        let mut occupant = None;
+        if let Some(ino) = record.pool {
+            match self.way_out(ino, parent, name)? {
+                Some(names) => return Ok(Next::First(names)),
+                None => occupant = Some((ino, self.record_of(ino)?)),
+            }
+        }
+        let Some((ino, kind)) = record.here else {
+            let occupant = record.pool.ok_or_else(|| corrupt(name))?;
+            return Ok(Next::Step(Step::Remove { occupant }));
+        };
+        let mover = self.record_of(ino)?;
+        let occupant_is_dir = occupant.as_ref().is_some_and(|(_, r)| r.kind == FileKind::Directory);
+        let must_clear = occupant.is_some() && (occupant_is_dir || kind == FileKind::Directory);
+        let occupant = occupant.map(|(ino, _)| ino);
+        if let (true, Some(occupant)) = (must_clear, occupant) {
+            return Ok(Next::Step(Step::Remove { occupant }));
+        }
+        let mut elsewhere = None;
+        for (p, n) in &mover.pool_links {
+            if self.catalog.name(*p, n)?.here_ino() != Some(ino) {
+                elsewhere = Some((*p, n.clone()));
+                break;
+            }
+        }
+        if let Some(from) = elsewhere {
+            return Ok(Next::Step(Step::Rename { from, moved: ino, occupant }));
+        }
+        match (mover.pool_links.first(), occupant) {
+            (Some(_), Some(occupant)) => Ok(Next::Step(Step::Remove { occupant })),
+            (Some(existing), None) => Ok(Next::Step(Step::Link { ino, existing: existing.clone() })),
+            (None, Some(occupant)) if kind != FileKind::File => Ok(Next::Step(Step::Remove { occupant })),
+            (None, occupant) => Ok(Next::Step(Step::Create { ino, occupant })),
+        }
+    }
+
+    /// The names of the directories above that are not where the pool has them: they come first, from the top.
+    fn unplaced_above(&self, dir: Ino) -> Result<Vec<Link>> {
+        let mut unplaced = Vec::new();
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some((parent, name)) = self.record_of(at)?.links.first().cloned() else { break };
+            if self.catalog.name(parent, &name)?.differs() {
+                unplaced.push((parent, name));
+            }
+            at = parent;
+        }
+        unplaced.reverse();
+        Ok(unplaced)
+    }
+
+    /// What has to happen before the pool's occupant of a name can be removed from it; `None`: nothing.
+    fn way_out(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Option<Vec<Link>>> {
+        let occupant = self.record_of(ino)?;
+        if occupant.links.is_empty() {
+            if occupant.kind != FileKind::Directory {
+                return Ok(None);
+            }
+            let mut inside = Vec::new();
+            self.catalog.names(ino, |name, record| {
+                if record.pool.is_some() {
+                    inside.push((ino, name.into()));
+                }
+                Ok(true)
+            })?;
+            return Ok(Some(inside).filter(|i| !i.is_empty()));
+        }
+        let only_here = occupant.pool_links.iter().all(|(p, n)| (*p, &**n) == (parent, name));
+        if !only_here {
+            return Ok(None);
+        }
+        for (p, n) in &occupant.links {
+            if self.catalog.name(*p, n)?.pool != Some(ino) {
+                return Ok(Some(vec![(*p, n.clone())]));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
+        Ok(self.node(ino)?.state.lock().record.clone())
+    }
+}
+
+fn corrupt(name: &[u8]) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, format!("name {}", name.escape_ascii()))
+}

@@ -1,0 +1,307 @@
+//! The steps that change names in the pool, each with its commit to the catalog.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RESERVED_PREFIX, RenameMode, Result, Side, Stat};
+use tokio::sync::MutexGuard;
+
+use super::super::pool_view::PoolChange;
+use super::super::{Ino, Inner, Txn};
+use super::place::Step;
+use crate::catalog::{Link, NameRecord};
+use crate::node::Node;
+
+impl Inner {
+    pub(super) async fn take_step(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        record: &NameRecord,
+        step: Step,
+    ) -> Result<()> {
+        let (subject, other) = match &step {
+            Step::Remove { occupant } => (*occupant, None),
+            Step::Rename { moved, occupant, .. } => (*moved, *occupant),
+            Step::Link { ino, .. } => (*ino, None),
+            Step::Create { ino, occupant } => (*ino, *occupant),
+        };
+        let moves_dir = matches!(&step, Step::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
+        let (_exclusive, _shared) = match moves_dir {
+            true => (Some(self.flusher.moves.write().await), None),
+            false => (None, Some(self.flusher.moves.read().await)),
+        };
+        let nodes = self.nodes_in_order(subject, other)?;
+        let _locks = lock_all(&nodes).await;
+        if self.catalog.name(parent, name)? != *record {
+            // Somebody else was here first: look again.
+            return Ok(());
+        }
+        let mut touched = vec![parent, subject];
+        touched.extend(other);
+        if let Step::Rename { from, .. } = &step {
+            touched.push(from.0);
+        }
+        let _change = PoolChange::begin(self, &touched)?;
+        let dir = self.pool_path(parent)?;
+        let path = dir.join(name);
+        self.names_changed_in(&dir);
+        match step {
+            Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
+            Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
+            Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
+            Step::Create { ino, occupant } => self.create_at(parent, name, ino, occupant, &path).await,
+        }
+    }
+
+    fn nodes_in_order(&self, first: Ino, second: Option<Ino>) -> Result<Vec<Arc<Node>>> {
+        let mut inos = vec![first];
+        inos.extend(second);
+        inos.sort();
+        inos.dedup();
+        inos.into_iter().map(|ino| self.node(ino)).collect()
+    }
+
+    async fn remove(self: &Arc<Self>, parent: Ino, name: &[u8], occupant: Ino, path: &PoolPath) -> Result<()> {
+        let record = self.record_of(occupant)?;
+        let removed = match record.kind {
+            FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
+            _ => {
+                self.wait_for_readers(occupant)?;
+                let expected = record.version.clone().map_or(Expected::Anything, Expected::Version);
+                self.ask(self.pool.remove(path, &expected)).await
+            }
+        };
+        match removed {
+            Ok(()) => {}
+            Err(e) if e.is(ErrorKind::NotFound) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::Conflict | ErrorKind::NotEmpty | ErrorKind::IsDirectory
+                | ErrorKind::NotDirectory) =>
+            {
+                self.report_conflict(format!("{path}: removed here, but changed in the pool since: the pool's copy stays"));
+                self.tell_kernel_name(parent, name);
+            }
+            Err(e) => return Err(e.context(path)),
+        }
+        self.commit_vacated(parent, name, occupant)?;
+        self.refresh_version(occupant).await
+    }
+
+    /// A file that was removed here while its bytes are still only in the pool and somebody reads it.
+    fn wait_for_readers(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let state = node.state.lock();
+        if state.is_unlinked(ino) && state.is_open() && !state.record.file.is_whole() {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                Side::Application,
+                "removed while it is open; the pool's copy goes when it is closed",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The pool no longer has an inode under a name.
+    fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        if was.pool == Some(occupant) {
+            txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: None });
+        }
+        drop_pool_link(&mut txn, occupant, parent, name)?;
+        txn.commit()
+    }
+
+    /// A step on one of an inode's names moved its change time under the others.
+    async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let Ok(node) = self.node(ino) else { return Ok(()) };
+        if !node.state.lock().record.in_pool() {
+            return Ok(());
+        }
+        let path = self.pool_path(ino)?;
+        match self.ask(self.pool.stat(&path)).await {
+            Ok(stat) => {
+                let mut txn = Txn::begin(self);
+                take_version(&mut txn, ino, &stat)?;
+                txn.commit()
+            }
+            // The next look at the name finds out.
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn move_to(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        from: &Link,
+        moved: Ino,
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let source_dir = self.pool_path(from.0)?;
+        let source = source_dir.join(&from.1);
+        self.names_changed_in(&source_dir);
+        let record = self.record_of(moved)?;
+        if let Some(occupant) = occupant {
+            if !self.occupant_is_ours(occupant, path).await? {
+                return self.keep_both(parent, name, moved, path).await;
+            }
+        }
+        let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
+        let there = match self.ask(self.pool.stat(&source)).await {
+            Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
+                self.ask(self.pool.rename(&source, path, mode)).await
+            }
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match there {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::Exists) => return self.keep_both(parent, name, moved, path).await,
+            Err(e) if e.is(ErrorKind::NotFound) => match self.ask(self.pool.stat(path)).await {
+                // Done before a crash cut off the commit.
+                Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => stat,
+                Ok(_) => return self.source_lost(moved, from),
+                Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
+                Err(e) => return Err(e.context(path)),
+            },
+            Err(e) => return Err(e.context(format!("{source} to {path}"))),
+        };
+        let mut txn = Txn::begin(self);
+        let was_from = txn.name(from.0, &from.1)?;
+        if was_from.pool == Some(moved) {
+            txn.set_name(from.0, &from.1, &was_from, &NameRecord { here: was_from.here, pool: None });
+        }
+        txn.record(moved)?.pool_links.retain(|l| l != from);
+        take_name(&mut txn, parent, name, moved, occupant)?;
+        take_version(&mut txn, moved, &stat)?;
+        txn.commit()?;
+        match occupant {
+            Some(occupant) => self.refresh_version(occupant).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the pool has under a path what we think.
+    async fn occupant_is_ours(&self, occupant: Ino, path: &PoolPath) -> Result<bool> {
+        let version = self.record_of(occupant)?.version;
+        match self.ask(self.pool.stat(path)).await {
+            Ok(stat) => Ok(version.is_none_or(|v| v.same_content(&stat.version))),
+            Err(e) if e.is(ErrorKind::NotFound) => Ok(true),
+            Err(e) => Err(e.context(path)),
+        }
+    }
+
+    /// What we wanted to move is no longer in the pool: what is here of it is made anew.
+    fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let was = txn.name(from.0, &from.1)?;
+        if was.pool == Some(ino) {
+            txn.set_name(from.0, &from.1, &was, &NameRecord { here: was.here, pool: None });
+        }
+        let record = txn.record(ino)?;
+        record.pool_links.retain(|l| l != from);
+        record.version = None;
+        let lost = record.kind == FileKind::File && !record.file.is_whole();
+        if record.file.is_whole() {
+            record.file = record.file.modify(crate::clock::unix_now())?;
+            self.evictor.lock().remove(ino.0);
+        }
+        let links = record.links.clone();
+        if lost {
+            for (parent, name) in &links {
+                let was = txn.name(*parent, name)?;
+                txn.set_name(*parent, name, &was, &NameRecord { here: None, pool: was.pool });
+                txn.unlink(ino, *parent, name)?;
+            }
+        }
+        txn.commit()?;
+        if lost {
+            self.report_conflict(format!("{}: removed in the pool while it was renamed here", from.1.escape_ascii()));
+        }
+        Ok(())
+    }
+
+    async fn link_to(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, existing: &Link, path: &PoolPath) -> Result<()> {
+        let source = self.pool_path_of(existing.0, &existing.1)?;
+        let version = self.record_of(ino)?.version;
+        let stat = match self.ask(self.pool.link(&source, path)).await {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::Exists) => match self.ask(self.pool.stat(path)).await {
+                Ok(stat) if version.is_some_and(|v| v.same_object(&stat.version)) => stat,
+                _ => return self.keep_both(parent, name, ino, path).await,
+            },
+            Err(e) => return Err(e.context(format!("link {source} as {path}"))),
+        };
+        let mut txn = Txn::begin(self);
+        take_name(&mut txn, parent, name, ino, None)?;
+        take_version(&mut txn, ino, &stat)?;
+        txn.commit()
+    }
+
+    /// Moves the pool's occupant of a name out of the way, to a name that nobody sees: names that wait for
+    /// each other in a circle need one free place.
+    pub(super) async fn park(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
+        let Some(occupant) = record.pool else {
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
+        };
+        let parked = [RESERVED_PREFIX, format!("swap-{}", occupant.0).as_bytes()].concat();
+        let _exclusive = self.flusher.moves.write().await;
+        let _change = PoolChange::begin(self, &[parent, occupant])?;
+        let dir = self.pool_path(parent)?;
+        let (from, to) = (dir.join(name), dir.join(&parked));
+        let stat = match self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await {
+            Err(e) if e.is(ErrorKind::NotFound) => self.ask(self.pool.stat(&to)).await,
+            other => other,
+        };
+        let stat = stat.map_err(|e| e.context(&from))?;
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: None });
+        txn.record(occupant)?.pool_links.retain(|(p, n)| *p != parent || **n != *name);
+        take_name(&mut txn, parent, &parked, occupant, None)?;
+        take_version(&mut txn, occupant, &stat)?;
+        txn.commit()
+    }
+}
+
+/// The pool has an inode under a name from now on, instead of `occupant`.
+pub(super) fn take_name(txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino, occupant: Option<Ino>) -> Result<()> {
+    let was = txn.name(parent, name)?;
+    txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: Some(ino) });
+    txn.record(ino)?.pool_links.push((parent, name.into()));
+    if let Some(occupant) = occupant.filter(|o| *o != ino) {
+        drop_pool_link(txn, occupant, parent, name)?;
+    }
+    Ok(())
+}
+
+fn drop_pool_link(txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+    let record = txn.record(ino)?;
+    record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
+    if record.pool_links.is_empty() {
+        record.version = None;
+    }
+    if record.links.is_empty() {
+        txn.reap(ino)?;
+    }
+    Ok(())
+}
+
+/// After a change of names: the version moved by its change time alone, unless somebody else was there too.
+pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
+    let record = txn.record(ino)?;
+    match (&record.version, record.kind) {
+        (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
+        _ => record.version = Some(stat.version.clone()),
+    }
+    Ok(())
+}
+
+async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
+    let mut guards = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        guards.push(node.flush.lock().await);
+    }
+    guards
+}

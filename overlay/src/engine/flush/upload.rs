@@ -1,0 +1,171 @@
+//! Content, sent to the pool as one consistent snapshot.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Result, Side, Stat, Time};
+use futures::StreamExt;
+use futures::stream;
+
+use super::super::{Ino, Inner, MEMORY_UNIT_BYTES, Txn};
+use super::create::{attrs_of, settle_attrs};
+use crate::Content;
+use crate::catalog::InodeRecord;
+use crate::content::CHUNK_BYTES;
+use crate::node::Stamp;
+
+/// How often an upload begins anew because somebody writes the file meanwhile.
+const ATTEMPTS: u32 = 4;
+
+/// What the pool has been given.
+pub(super) struct Uploaded {
+    stat: Stat,
+    /// The record as it was sent.
+    sent: InodeRecord,
+    stamp: Stamp,
+    generation: u64,
+    bytes: u64,
+}
+
+impl Inner {
+    /// Puts the content of a file under a path of the pool.
+    ///
+    /// # Errors
+    /// `Conflict` where the pool has something else there than expected; `Busy` where the file is written so
+    /// often that no snapshot is consistent.
+    pub(super) async fn upload(self: &Arc<Self>, ino: Ino, path: &PoolPath, expected: &Expected) -> Result<Uploaded> {
+        for _ in 0..ATTEMPTS {
+            let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
+            (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
+            let pieces = self.pieces(content.clone(), stamp);
+            let put = self.pool.put(path, stamp.size, pieces, &attrs_of(&sent), expected);
+            match self.ask(put).await {
+                Ok(stat) => {
+                    self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
+                    self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
+                    return Ok(Uploaded { stat, sent, stamp, generation, bytes: stamp.size });
+                }
+                Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
+                Err(e) => return Err(e.context(path)),
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Busy,
+            Side::Application,
+            format!("{path}: it is being written all the time; it is flushed when the writer pauses or closes it"),
+        ))
+    }
+
+    fn snapshot(&self, ino: Ino) -> Result<(Arc<Content>, InodeRecord, u64, Stamp)> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        let content = self.content(ino, &mut state)?;
+        let stamp = Stamp::of(&content.file)?;
+        Ok((content, state.record.clone(), state.generation, stamp))
+    }
+
+    /// The data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
+    fn pieces(self: &Arc<Self>, content: Arc<Content>, stamp: Stamp) -> Pieces<'static> {
+        let inner = self.clone();
+        stream::try_unfold((0u64, false), move |(at, ended)| {
+            let (inner, content) = (inner.clone(), content.clone());
+            async move {
+                if ended {
+                    return Ok(None);
+                }
+                let Some((start, end)) = next_data(&content.file, at, stamp.size)? else {
+                    return if Stamp::of(&content.file)? == stamp { Ok(None) } else { Err(written_meanwhile()) };
+                };
+                let len = (end - start).min(CHUNK_BYTES);
+                let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
+                let _memory = inner.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
+                let data = inner.io.read_at(content.file.clone(), start, len as usize).await?;
+                if data.len() as u64 != len {
+                    return Err(written_meanwhile());
+                }
+                Ok(Some((Piece { offset: start, data }, (start + len, false))))
+            }
+        })
+        .boxed()
+    }
+
+    /// The file is in the pool as it was sent: clean, unless somebody wrote it since.
+    pub(super) fn commit_uploaded(&self, mut txn: Txn<'_>, ino: Ino, uploaded: Uploaded) -> Result<()> {
+        let state = txn.state(ino)?;
+        let content = state.content.clone();
+        let unchanged = match &content {
+            Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
+            None => true,
+        };
+        let quiet = state.generation == uploaded.generation && state.writers == 0 && unchanged;
+        state.uploaded = (!quiet && unchanged).then_some(uploaded.stamp);
+        state.validated = Some(std::time::Instant::now());
+        state.clean_stamp = None;
+        let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
+        let record = txn.record(ino)?;
+        record.version = Some(uploaded.stat.version.clone());
+        record.nlink = record.links.len().max(1) as u32;
+        settle_attrs(record, &uploaded.sent);
+        if quiet && record.file.is_dirty() {
+            record.file = record.file.flushed()?;
+            record.size = uploaded.stamp.size;
+            record.mtime = uploaded.sent.mtime;
+        }
+        if record.links.is_empty() {
+            record.nlink = 0;
+        }
+        let clean = !record.file.is_dirty() && record.file.is_whole();
+        let id = record.file.content();
+        let state = txn.state(ino)?;
+        if let (true, Some(id), Some(residency)) = (clean, id, state.residency.clone()) {
+            txn.batch.put_content(id, &residency);
+        }
+        txn.commit()?;
+        if clean {
+            self.evictor.lock().insert(ino.0, occupied);
+        }
+        Ok(())
+    }
+
+    /// Whether the pool's object has just the bytes that we have: then there is no conflict, whoever wrote it.
+    pub(super) async fn same_bytes(self: &Arc<Self>, ino: Ino, path: &PoolPath, stat: &Stat) -> Result<Option<Uploaded>> {
+        let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
+        if stat.kind != sent.kind || stat.size != stamp.size {
+            return Ok(None);
+        }
+        let mut at = 0;
+        while at < stat.size {
+            let end = stat.size.min(at + CHUNK_BYTES);
+            let theirs: Bytes = self.ask(self.pool.read(path, &stat.version, at..end)).await?;
+            let ours = self.io.read_at(content.file.clone(), at, (end - at) as usize).await?;
+            if theirs != ours {
+                return Ok(None);
+            }
+            at = end;
+        }
+        (sent.size, sent.mtime) = (stamp.size, stat.mtime);
+        Ok(Some(Uploaded { stat: stat.clone(), sent, stamp, generation, bytes: stamp.size }))
+    }
+}
+
+/// The next range that is not a hole, from `at` on.
+fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
+    use rustix::fs::SeekFrom;
+    if at >= size {
+        return Ok(None);
+    }
+    let failed = |e: rustix::io::Errno| Error::os(e.raw_os_error(), Side::Cache, "seek in a content file");
+    let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(start) if start < size => start,
+        Ok(_) | Err(rustix::io::Errno::NXIO) => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    };
+    let end = rustix::fs::seek(file, SeekFrom::Hole(start)).map_err(failed)?;
+    Ok(Some((start, end.min(size))))
+}
+
+fn written_meanwhile() -> Error {
+    Error::new(ErrorKind::Busy, Side::Application, "the file is being written")
+}

@@ -1,0 +1,126 @@
+//! Catalog and content files, compared.
+
+use std::os::unix::fs::MetadataExt;
+
+use forebay_backends::{FileKind, Result};
+
+use super::operator::FsckReport;
+use super::{Ino, Inner, Overlay};
+use crate::catalog::{ContentId, InodeRecord};
+use crate::content::CHUNK_BYTES;
+
+impl Overlay {
+    /// Checks that names, inodes and content files agree, and that clean content has the bytes that were
+    /// fetched. With `repair`, damaged clean content is given up: it is fetched again. Dirty content is never
+    /// touched.
+    pub async fn fsck(&self, repair: bool) -> Result<FsckReport> {
+        let inner = self.inner.clone();
+        super::blocking(move || inner.fsck_now(repair)).await
+    }
+}
+
+impl Inner {
+    fn fsck_now(&self, repair: bool) -> Result<FsckReport> {
+        let mut report = FsckReport::default();
+        let mut inodes = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            inodes.push((ino, record));
+            Ok(true)
+        })?;
+        for (ino, record) in &inodes {
+            self.check_links(*ino, record, &mut report)?;
+            if record.kind == FileKind::File {
+                report.checked_files += 1;
+                if let Some(content) = record.file.content() {
+                    self.check_content(*ino, record, content, repair, &mut report)?;
+                }
+            }
+        }
+        let mut dangling = Vec::new();
+        self.catalog.contents(|id, record| {
+            let owned = self.catalog.inode(record.ino)?.is_some_and(|r| r.file.content() == Some(id));
+            if !owned {
+                dangling.push(id);
+            }
+            Ok(true)
+        })?;
+        for id in dangling {
+            report.problems.push(format!("content {:x} belongs to no file", id.0));
+            if repair {
+                let mut batch = self.catalog.batch();
+                batch.delete_content(id);
+                self.catalog.write(batch)?;
+                self.trash.discard(id, None);
+                report.repaired += 1;
+            }
+        }
+        if repair {
+            report.orphans_removed = self.sweep_contents(self.catalog.new_content()?.0)?;
+            self.trash.drain();
+        }
+        Ok(report)
+    }
+
+    fn check_links(&self, ino: Ino, record: &InodeRecord, report: &mut FsckReport) -> Result<()> {
+        for (parent, name) in &record.links {
+            if self.catalog.name(*parent, name)?.here_ino() != Some(ino) {
+                report.problems.push(format!("{}: inode {ino} names it, the name does not", name.escape_ascii()));
+            }
+        }
+        for (parent, name) in &record.pool_links {
+            if self.catalog.name(*parent, name)?.pool != Some(ino) {
+                report.problems.push(format!("{}: inode {ino} is not what the pool has there", name.escape_ascii()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_content(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        id: ContentId,
+        repair: bool,
+        report: &mut FsckReport,
+    ) -> Result<()> {
+        let problem = self.content_problem(record, id, report)?;
+        let Some(problem) = problem else { return Ok(()) };
+        report.problems.push(format!("{}: {problem}", self.display(ino)));
+        if repair && !record.file.is_dirty() {
+            if let Ok(Ok(_)) = self.evict_inode(ino) {
+                report.repaired += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn content_problem(&self, record: &InodeRecord, id: ContentId, report: &mut FsckReport) -> Result<Option<String>> {
+        let Ok(content) = self.store.open_content(id) else {
+            return Ok(Some(format!("content file {:x} is missing", id.0)));
+        };
+        let size = content.file.metadata().map_or(0, |m| m.size());
+        if record.file.is_dirty() {
+            report.checked_bytes += size;
+            return Ok(None);
+        }
+        if record.file.is_whole() && size != record.size {
+            return Ok(Some(format!("content file {:x} has {size} bytes instead of {}", id.0, record.size)));
+        }
+        let Some(residency) = self.catalog.content(id)? else {
+            return Ok(Some(format!("content file {:x} has no record", id.0)));
+        };
+        let mut latest = std::collections::HashMap::new();
+        latest.extend(residency.checksums.iter().copied());
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        for (chunk, checksum) in latest {
+            let start = u64::from(chunk) * CHUNK_BYTES;
+            let len = CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize;
+            let read = std::os::unix::fs::FileExt::read_exact_at(&*content.file, &mut buffer[..len], start);
+            report.checked_bytes += len as u64;
+            if read.is_err() || crc32c::crc32c(&buffer[..len]) != checksum {
+                return Ok(Some(format!("chunk {chunk} of content file {:x} is damaged", id.0)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,145 @@
+//! Names: found, made, removed, moved. Every change is one batch: the new names, inodes and what the pool
+//! must be told.
+
+mod create;
+mod directory;
+mod remove;
+mod rename;
+
+use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
+
+use super::{Entry, Ino, Inner, Lookup, Overlay, Txn};
+use crate::catalog::{InodeRecord, NameRecord};
+use crate::clock::stamp_now;
+
+/// Names of this many bytes are the longest that Linux takes.
+const NAME_MAX: usize = 255;
+
+impl Overlay {
+    /// What a name of a directory stands for.
+    pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup> {
+        let inner = &self.inner;
+        for _ in 0..3 {
+            let Some(ino) = inner.find(parent, name).await? else {
+                let ttl = inner.policy_of(&*inner.node(parent)?).metadata_ttl;
+                return Ok(Lookup::Negative { ttl });
+            };
+            match inner.counted_entry(ino) {
+                // Removed between the two steps.
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => return other.map(Lookup::Found),
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Application, "the name changes all the time"))
+    }
+
+    /// Gives back lookups that were counted.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        let inner = &self.inner;
+        let Some(node) = inner.table.peek(ino) else { return };
+        let left = {
+            let mut state = node.state.lock();
+            state.lookups = state.lookups.saturating_sub(count);
+            state.lookups
+        };
+        drop(node);
+        if left == 0 {
+            inner.table.drop_deleted(ino);
+            inner.table.drop_idle(ino);
+        }
+    }
+
+    /// The attributes of an inode that a listing named; counts one lookup.
+    pub async fn entry(&self, ino: Ino) -> Result<Entry> {
+        self.inner.counted_entry(ino)
+    }
+
+    /// The target of a symlink.
+    pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        {
+            let state = node.state.lock();
+            if state.record.kind != FileKind::Symlink {
+                return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "not a symlink"));
+            }
+            if let Some(target) = &state.record.target {
+                return Ok(target.to_vec());
+            }
+        }
+        let path = inner.pool_path(ino)?;
+        let target = inner.ask(inner.pool.readlink(&path)).await.map_err(|e| e.context(path))?;
+        let mut txn = Txn::begin(inner);
+        txn.record(ino)?.target = Some(target.as_slice().into());
+        txn.commit()?;
+        Ok(target)
+    }
+}
+
+impl Inner {
+    pub(super) fn counted_entry(&self, ino: Ino) -> Result<Entry> {
+        let node = self.node(ino)?;
+        let ttl = self.policy_of(&node).metadata_ttl;
+        let attr = self.attr_of(&node)?;
+        node.state.lock().lookups += 1;
+        Ok(Entry { attr, ttl })
+    }
+
+    /// A name that may be given to something new.
+    fn check_new_name(&self, name: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        self.check_name(name)?;
+        let bad = |why: &str| {
+            Err(Error::new(ErrorKind::InvalidInput, Side::Application, format!("{}: {why}", name.escape_ascii())))
+        };
+        if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+            return bad("not a file name");
+        }
+        if name.len() > NAME_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, Side::Application, "a name of more than 255 bytes"));
+        }
+        if name.starts_with(RESERVED_PREFIX) {
+            return bad("names that start with .forebay~ are kept for unfinished uploads");
+        }
+        Ok(())
+    }
+}
+
+impl Txn<'_> {
+    /// A directory that may be changed.
+    fn live_dir(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+        let record = self.record(ino)?;
+        if record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Application, format!("inode {ino}")));
+        }
+        if record.links.is_empty() && ino != Ino::ROOT {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the directory was removed"));
+        }
+        Ok(record)
+    }
+
+    /// A directory's names changed: its times say so, and `subdirs` more or fewer directories are in it.
+    fn touch_dir(&mut self, ino: Ino, subdirs: i32) -> Result<()> {
+        let record = self.record(ino)?;
+        let now = stamp_now();
+        (record.mtime, record.ctime) = (now, now);
+        record.dirty.times = true;
+        record.nlink = record.nlink.saturating_add_signed(subdirs);
+        Ok(())
+    }
+
+    /// Puts an inode under a name that has nothing here.
+    fn place(&mut self, parent: Ino, name: &[u8], ino: Ino, kind: FileKind) -> Result<()> {
+        let was = self.name(parent, name)?;
+        self.set_name(parent, name, &was, &NameRecord { here: Some((ino, kind)), pool: was.pool });
+        Ok(())
+    }
+}
+
+pub(super) fn exists(name: &[u8]) -> Error {
+    Error::new(ErrorKind::Exists, Side::Application, name.escape_ascii().to_string())
+}
+
+pub(super) fn not_found(name: &[u8]) -> Error {
+    Error::new(ErrorKind::NotFound, Side::Application, name.escape_ascii().to_string())
+}

@@ -1,0 +1,275 @@
+//! New files, directories, links and special files.
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+
+use super::super::{Caller, Entry, Ino, Inner, Opened, Overlay, Txn};
+use super::exists;
+use crate::acl::{self, Acl};
+use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, NameRecord, Xattrs};
+use crate::clock::{stamp_now, unix_now};
+use crate::policy::Flush;
+use crate::state::FileState;
+
+/// What a new inode is.
+struct New<'a> {
+    kind: FileKind,
+    mode: u32,
+    umask: u32,
+    rdev: u64,
+    target: Option<&'a [u8]>,
+    caller: Caller,
+}
+
+/// Extended attributes that hold ACLs.
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+impl Overlay {
+    #[allow(clippy::too_many_arguments, reason = "they are what the kernel sends with the request")]
+    pub async fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        umask: u32,
+        rdev: u64,
+        caller: Caller,
+    ) -> Result<Entry> {
+        if kind != FileKind::File && !self.inner.pool.capabilities().special_files {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
+        }
+        let ino = self.inner.make(parent, name, New { kind, mode, umask, rdev, target: None, caller }).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    pub async fn mkdir(&self, parent: Ino, name: &[u8], mode: u32, umask: u32, caller: Caller) -> Result<Entry> {
+        let new = New { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    pub async fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
+        if !self.inner.pool.capabilities().symlinks {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold symlinks"));
+        }
+        if target.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "an empty symlink target"));
+        }
+        if target.len() >= libc::PATH_MAX as usize {
+            return Err(Error::new(ErrorKind::NameTooLong, Side::Application, "a symlink target of 4096 bytes or more"));
+        }
+        let new = New { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    /// Makes a regular file and opens it.
+    pub async fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        caller: Caller,
+    ) -> Result<(Entry, Opened)> {
+        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.opened(ino, flags)
+    }
+
+    /// Makes a regular file without a name and opens it; [`Overlay::link`] can give it one.
+    pub async fn tmpfile(
+        &self,
+        parent: Ino,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        caller: Caller,
+    ) -> Result<(Entry, Opened)> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
+        let defaults = inner.default_acl(parent).await?;
+        let mut txn = Txn::begin(inner);
+        let mut record = inner.new_record(&mut txn, parent, &new, defaults.as_deref())?;
+        record.nlink = 0;
+        let ino = txn.create(record)?;
+        txn.commit()?;
+        inner.give_content(ino)?;
+        self.opened(ino, flags)
+    }
+
+    fn opened(&self, ino: Ino, flags: i32) -> Result<(Entry, Opened)> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let entry = inner.counted_entry(ino)?;
+        let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
+        let mut state = node.state.lock();
+        let content = inner.content(ino, &mut state)?;
+        match flags & libc::O_ACCMODE != libc::O_RDONLY {
+            true => state.writers += 1,
+            false => state.readers += 1,
+        }
+        let writes = state.writers > 0;
+        drop(state);
+        if writes {
+            inner.writing.lock().insert(ino);
+        }
+        inner.trim_open_contents();
+        Ok((entry, Opened { resident: Some(content), keep_cache: false, no_flush }))
+    }
+
+    /// Gives an inode another name.
+    pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let inner = &self.inner;
+        inner.check_new_name(name)?;
+        if !inner.pool.capabilities().hard_links {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold hard links"));
+        }
+        if inner.find(parent, name).await?.is_some() {
+            return Err(exists(name));
+        }
+        let mut txn = Txn::begin(inner);
+        txn.live_dir(parent)?;
+        if txn.name(parent, name)?.here.is_some() {
+            return Err(exists(name));
+        }
+        let temporary = txn.state(ino)?.is_open();
+        let record = txn.record(ino)?;
+        if record.kind == FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
+        }
+        if record.links.is_empty() && !(temporary && record.pool_links.is_empty()) {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the file was removed"));
+        }
+        record.links.push((parent, name.into()));
+        record.nlink += 1;
+        record.ctime = stamp_now();
+        let kind = record.kind;
+        txn.place(parent, name, ino, kind)?;
+        txn.touch_dir(parent, 0)?;
+        txn.commit()?;
+        inner.flush_bell.notify_one();
+        inner.counted_entry(ino)
+    }
+}
+
+impl Inner {
+    async fn make(&self, parent: Ino, name: &[u8], new: New<'_>) -> Result<Ino> {
+        self.check_new_name(name)?;
+        if self.find(parent, name).await?.is_some() {
+            return Err(exists(name));
+        }
+        let defaults = self.default_acl(parent).await?;
+        let mut txn = Txn::begin(self);
+        txn.live_dir(parent)?;
+        if txn.name(parent, name)?.here.is_some() {
+            return Err(exists(name));
+        }
+        let mut record = self.new_record(&mut txn, parent, &new, defaults.as_deref())?;
+        record.links.push((parent, name.into()));
+        let content = match new.kind {
+            FileKind::File => Some(self.store.place(&self.catalog)?),
+            _ => None,
+        };
+        if let Some(id) = content {
+            record.file = FileState::created(id, unix_now());
+        }
+        let opened = content.map(|id| self.store.create(id)).transpose()?;
+        let ino = txn.create(record)?;
+        let residency = content.map(|_| fresh_content(ino));
+        if let (Some(id), Some(residency)) = (content, &residency) {
+            txn.batch.put_content(id, residency);
+        }
+        let was = txn.name(parent, name)?;
+        txn.set_name(parent, name, &was, &NameRecord { here: Some((ino, new.kind)), pool: was.pool });
+        txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
+        txn.state(parent)?.negative.remove(name);
+        txn.commit()?;
+        if opened.is_some() {
+            let node = self.node(ino)?;
+            let mut state = node.state.lock();
+            (state.content, state.residency) = (opened, residency);
+            drop(state);
+            self.keep_open(ino);
+        }
+        self.flush_bell.notify_one();
+        Ok(ino)
+    }
+
+    /// Gives an inode without content an empty content file.
+    fn give_content(&self, ino: Ino) -> Result<()> {
+        let id = self.store.place(&self.catalog)?;
+        let content = self.store.create(id)?;
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        record.file = record.file.replace(id, unix_now());
+        let residency = fresh_content(ino);
+        txn.batch.put_content(id, &residency);
+        let state = txn.state(ino)?;
+        (state.content, state.residency) = (Some(content), Some(residency));
+        txn.commit()?;
+        self.keep_open(ino);
+        Ok(())
+    }
+
+    /// The default ACL that a directory gives to what is made in it.
+    async fn default_acl(&self, parent: Ino) -> Result<Option<Box<[u8]>>> {
+        if !self.pool.capabilities().xattrs {
+            return Ok(None);
+        }
+        let xattrs = self.known_xattrs(parent).await?;
+        Ok(xattrs.into_iter().find(|(name, _)| **name == *ACL_DEFAULT).map(|(_, value)| value))
+    }
+
+    fn new_record(
+        &self,
+        txn: &mut Txn<'_>,
+        parent: Ino,
+        new: &New<'_>,
+        default_acl: Option<&[u8]>,
+    ) -> Result<InodeRecord> {
+        let dir = txn.live_dir(parent)?;
+        let inherits_group = dir.mode & libc::S_ISGID != 0;
+        let gid = if inherits_group { dir.gid } else { new.caller.gid };
+        let is_dir = new.kind == FileKind::Directory;
+        let default = default_acl.map(Acl::parse).transpose()?.flatten();
+        let inherited = acl::inherit(new.kind, new.mode & 0o7777, new.umask, default.as_ref());
+        let mut mode = inherited.mode;
+        let mut xattrs = Xattrs::new();
+        xattrs.extend(inherited.access.map(|acl| (ACL_ACCESS.into(), acl.encode().into())));
+        xattrs.extend(inherited.default.map(|acl| (ACL_DEFAULT.into(), acl.encode().into())));
+        if inherits_group && is_dir {
+            mode |= libc::S_ISGID;
+        }
+        let now = stamp_now();
+        Ok(InodeRecord {
+            kind: new.kind,
+            mode,
+            uid: new.caller.uid,
+            gid,
+            nlink: if is_dir { 2 } else { 1 },
+            rdev: new.rdev,
+            size: new.target.map_or(0, |t| t.len() as u64),
+            atime: now,
+            mtime: now,
+            ctime: now,
+            links: Default::default(),
+            pool_links: Default::default(),
+            version: None,
+            file: FileState::absent(),
+            listing: Listing::Complete(None),
+            target: new.target.map(Into::into),
+            dirty_xattrs: xattrs.iter().map(|(name, _)| name.clone()).collect(),
+            xattrs: Some(xattrs),
+            // What is not in the pool is made there with its attributes; nothing differs beyond the name.
+            dirty: DirtyAttrs::default(),
+        })
+    }
+}
+
+fn fresh_content(ino: Ino) -> ContentRecord {
+    ContentRecord { ino, bytes: 0, extents: Default::default(), epoch: 0, checksums: Vec::new() }
+}

@@ -1,0 +1,64 @@
+//! Directories, listed.
+
+use std::sync::Arc;
+
+use forebay_backends::{ErrorKind, FileKind, Result};
+
+use super::super::{DirSnapshot, Dirent, Ino, Inner, Overlay};
+
+impl Overlay {
+    /// The entries of a directory as they are now.
+    pub async fn read_dir(&self, ino: Ino) -> Result<DirSnapshot> {
+        let inner = &self.inner;
+        inner.ensure_listed(ino).await?;
+        let node = inner.node(ino)?;
+        let parent = node.state.lock().record.links.first().map_or(Ino::ROOT, |(p, _)| *p);
+        Ok(DirSnapshot { parent, entries: Arc::new(inner.entries(ino)?), cacheable: true })
+    }
+}
+
+impl Inner {
+    /// The entries of a directory that the catalog has, sorted by name.
+    pub fn entries(&self, dir: Ino) -> Result<Vec<Dirent>> {
+        let mut entries = Vec::new();
+        self.catalog.names(dir, |name, record| {
+            if let Some((ino, kind)) = record.here {
+                entries.push(Dirent { name: name.into(), ino, kind });
+            }
+            Ok(true)
+        })?;
+        Ok(entries)
+    }
+
+    pub(super) fn is_empty_dir(&self, dir: Ino) -> Result<bool> {
+        let mut empty = true;
+        self.catalog.names(dir, |_, record| {
+            empty = record.here.is_none();
+            Ok(empty)
+        })?;
+        Ok(empty)
+    }
+
+    /// Every inode below a directory, and itself; directories come before what is in them. What the pool has
+    /// and nobody asked for yet is listed first where `ask`.
+    pub async fn tree(&self, root: Ino, ask: bool) -> Result<Vec<(Ino, FileKind)>> {
+        let kind = self.node(root)?.state.lock().record.kind;
+        let mut found = vec![(root, kind)];
+        let mut next = 0;
+        while next < found.len() {
+            let (ino, kind) = found[next];
+            next += 1;
+            if kind != FileKind::Directory {
+                continue;
+            }
+            if ask {
+                match self.ensure_listed(ino).await {
+                    Err(e) if e.is(ErrorKind::Stale) || e.is(ErrorKind::NotFound) => continue,
+                    other => other?,
+                }
+            }
+            found.extend(self.entries(ino)?.into_iter().map(|e| (e.ino, e.kind)));
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,136 @@
+//! What operators ask of the engine, and what it answers: the words of the control socket.
+
+use serde::{Deserialize, Serialize};
+
+/// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
+pub type TypedPath = String;
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct StageRequest {
+    /// Files, directories (with all that is in them) and globs.
+    pub paths: Vec<TypedPath>,
+    /// Who the lease is for: a job or a user.
+    pub lease_owner: String,
+    /// Seconds until the lease ends; `None`: when it is released by `evict`.
+    pub lease_secs: Option<u64>,
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct FlushRequest {
+    /// Empty: everything.
+    pub paths: Vec<TypedPath>,
+    /// Come back when it is in the pool; else only begin.
+    pub wait: bool,
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct EvictRequest {
+    pub paths: Vec<TypedPath>,
+    /// End the leases of what is named.
+    pub release_leases: bool,
+    pub dry_run: bool,
+}
+
+/// How an operation goes on. The last is always `Done`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Progress {
+    Planned { files: u64, bytes: u64 },
+    /// Totals so far.
+    Advanced { files: u64, bytes: u64 },
+    Failed { path: String, reason: String },
+    Done(Summary),
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Summary {
+    pub files: u64,
+    pub bytes: u64,
+    pub failed: u64,
+    /// Not done for a reason that is no error: it was done already, or is in use.
+    pub skipped: u64,
+    pub elapsed_ms: u64,
+    pub message: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub mountpoint: Option<String>,
+    pub pool: String,
+    /// `up`, or `down: ` and why.
+    pub pool_state: String,
+    pub fast: Vec<DeviceStatus>,
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+    pub reserved_bytes: u64,
+    pub dirty_files: u64,
+    pub dirty_bytes: u64,
+    pub oldest_dirty_secs: Option<u64>,
+    pub flush_errors: Vec<String>,
+    pub conflicts: Vec<String>,
+    pub leased_bytes: u64,
+    pub resident_files: u64,
+    pub inodes_in_memory: u64,
+    pub open_files: u64,
+    pub passthrough: bool,
+    pub content_io: String,
+    pub counters: Counters,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    pub path: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub state: String,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Counters {
+    pub pool_read_bytes: u64,
+    pub pool_written_bytes: u64,
+    pub fetches: u64,
+    pub opens_resident: u64,
+    pub opens_absent: u64,
+    pub evicted_bytes: u64,
+    pub flushed_files: u64,
+    pub read_hits: u64,
+    pub read_misses: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DirtyFile {
+    pub path: String,
+    pub bytes: u64,
+    pub since_unix: u64,
+    /// `data`, `attributes`, `name` or `removed`.
+    pub what: String,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Listed {
+    pub path: String,
+    /// `file`, `directory`, `symlink` or `special`.
+    pub kind: String,
+    pub size: u64,
+    pub resident_bytes: u64,
+    /// `absent`, `partial`, `resident` or `dirty`.
+    pub state: String,
+    pub leased_until_unix: Option<u64>,
+    pub lease_owner: Option<String>,
+    pub mtime_unix: i64,
+    pub mode: u32,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct FsckReport {
+    pub checked_files: u64,
+    pub checked_bytes: u64,
+    pub problems: Vec<String>,
+    pub repaired: u64,
+    pub orphans_removed: u64,
+}

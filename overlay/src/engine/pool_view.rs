@@ -1,0 +1,294 @@
+//! What the pool has, brought into the catalog: single names, whole directories, and the news that somebody
+//! else changed something.
+
+mod adopt;
+mod listing;
+
+use std::time::{Duration, Instant};
+
+use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Version};
+use parking_lot::Mutex;
+
+use super::{Ino, Inner, Txn};
+use crate::catalog::Listing;
+use crate::node::{NEGATIVE_NAMES, Node, NodeState};
+use crate::policy::Consistency;
+
+/// Names that are asked for one by one before a directory is listed whole.
+const SINGLE_LOOKUPS: u32 = 4;
+/// How long the pool is left alone after it did not answer, before it is asked again.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// Whether the pool answers. While it does not, calls fail at once instead of each waiting for its deadline.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    down: Mutex<Option<(Instant, String)>>,
+}
+
+impl Health {
+    /// Why the pool counts as not answering.
+    pub fn why_down(&self) -> Option<String> {
+        self.down.lock().as_ref().map(|(_, why)| why.clone())
+    }
+
+    fn refuses(&self) -> Option<String> {
+        let down = self.down.lock();
+        down.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER).map(|(_, why)| why.clone())
+    }
+
+    fn note<T>(&self, result: &Result<T>) {
+        match result {
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                let mut down = self.down.lock();
+                if down.is_none() {
+                    tracing::warn!(error = %e, "the pool does not answer; what is local goes on");
+                }
+                *down = Some((Instant::now(), e.to_string()));
+            }
+            _ => {
+                if self.down.lock().take().is_some() {
+                    tracing::info!("the pool answers again");
+                }
+            }
+        }
+    }
+}
+
+/// How old an answer of the pool may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Age {
+    /// As the policy says for names and attributes.
+    Metadata,
+    /// As the policy says for `open`.
+    Open,
+    /// None: ask.
+    Now,
+}
+
+/// The moment at which the pool was asked: an answer is believed only if nothing of ours changed the object
+/// in the pool meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked {
+    begun: u64,
+    quiet: bool,
+}
+
+impl Asked {
+    pub fn of(state: &NodeState) -> Self {
+        Self { begun: state.pool_calls.0, quiet: state.pool_calls.0 == state.pool_calls.1 }
+    }
+
+    pub fn holds(self, state: &NodeState) -> bool {
+        self.quiet && self.begun == state.pool_calls.0
+    }
+}
+
+impl Inner {
+    /// Makes a call to the pool, unless it is known not to answer.
+    pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        if let Some(why) = self.health.refuses() {
+            return Err(Error::new(ErrorKind::Unavailable, Side::Pool, why));
+        }
+        let result = call.await;
+        self.health.note(&result);
+        result
+    }
+
+    /// The inode that a name stands for now.
+    pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        self.check_name(name)?;
+        if name.starts_with(RESERVED_PREFIX) {
+            return Ok(None);
+        }
+        let dir = self.node(parent)?;
+        if dir.state.lock().record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(parent)));
+        }
+        let record = self.catalog.name(parent, name)?;
+        if let Some(ino) = record.here_ino() {
+            match self.revalidate(ino, Age::Metadata).await {
+                Ok(()) => return Ok(Some(ino)),
+                Err(e) if e.is(ErrorKind::Stale) => return Ok(self.catalog.name(parent, name)?.here_ino()),
+                Err(e) => return Err(e),
+            }
+        }
+        if record.pool.is_some() {
+            return Ok(None);
+        }
+        self.find_in_pool(&dir, name).await
+    }
+
+    /// A name that the catalog does not have.
+    async fn find_in_pool(&self, dir: &Node, name: &[u8]) -> Result<Option<Ino>> {
+        if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {
+            return Ok(None);
+        }
+        let ttl = self.policy_of(dir).metadata_ttl;
+        if matches!(dir.state.lock().record.listing, Listing::Complete(_)) {
+            self.revalidate(dir.ino, Age::Metadata).await?;
+        }
+        let list_whole = {
+            let mut state = dir.state.lock();
+            if state.record.listing == Listing::Complete(state.record.version.clone()) {
+                return Ok(None);
+            }
+            if state.negative.get(name).is_some_and(|at| at.elapsed() < ttl) {
+                return Ok(None);
+            }
+            state.single_lookups += 1;
+            state.single_lookups > SINGLE_LOOKUPS && state.record.listing == Listing::Partly
+        };
+        if list_whole {
+            self.list(dir.ino).await?;
+            return Ok(self.catalog.name(dir.ino, name)?.here_ino());
+        }
+        let path = self.pool_path_of(dir.ino, name)?;
+        loop {
+            let asked = Asked::of(&dir.state.lock());
+            match self.ask(self.pool.stat(&path)).await {
+                Ok(stat) => {
+                    if let Some(found) = self.adopt(dir.ino, name, &stat, asked)? {
+                        return Ok(Some(found));
+                    }
+                    if self.catalog.name(dir.ino, name)?.pool.is_some() {
+                        return Ok(self.catalog.name(dir.ino, name)?.here_ino());
+                    }
+                }
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    let mut state = dir.state.lock();
+                    if state.negative.len() >= NEGATIVE_NAMES {
+                        state.negative.clear();
+                    }
+                    state.negative.insert(name.into(), Instant::now());
+                    return Ok(None);
+                }
+                Err(e) => return Err(e.context(&path)),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Asks the pool whether what the catalog says of an inode still holds, if the last answer is older than
+    /// allowed. While the pool does not answer, what is known stays.
+    ///
+    /// # Errors
+    /// `Stale` where the name now stands for something else, or for nothing.
+    pub async fn revalidate(&self, ino: Ino, age: Age) -> Result<()> {
+        let node = self.node(ino)?;
+        let policy = self.policy_of(&node);
+        let allowed = match (age, policy.consistency) {
+            (_, Consistency::Immutable) => return Ok(()),
+            (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
+            (Age::Open, Consistency::Ttl(ttl)) => ttl,
+            (Age::Metadata, _) => policy.metadata_ttl,
+        };
+        let asked = {
+            let state = node.state.lock();
+            let local = !state.record.in_pool() && ino != Ino::ROOT;
+            if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
+                return Ok(());
+            }
+            if state.validated.is_some_and(|at| at.elapsed() < allowed) {
+                return Ok(());
+            }
+            Asked::of(&state)
+        };
+        if age == Age::Metadata && self.listed_since(&node, allowed) {
+            return Ok(());
+        }
+        let path = self.pool_path(ino)?;
+        match self.ask(self.pool.stat(&path)).await {
+            Ok(stat) => self.news(ino, &stat, asked),
+            Err(e) if e.is(ErrorKind::NotFound) => self.vanished(ino, asked),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Err(e) => Err(e.context(&path)),
+        }
+    }
+
+    /// Whether the listing of its directory confirmed an inode within `age`.
+    fn listed_since(&self, node: &Node, age: Duration) -> bool {
+        let parent = node.state.lock().record.links.first().map(|(p, _)| *p);
+        let Some(dir) = parent.and_then(|p| self.table.peek(p)) else { return false };
+        let state = dir.state.lock();
+        state.listed_at.is_some_and(|at| at.elapsed() < age)
+    }
+
+    /// The pool's attributes of an inode have arrived.
+    fn news(&self, ino: Ino, stat: &Stat, asked: Asked) -> Result<()> {
+        let node = self.node(ino)?;
+        {
+            let mut state = node.state.lock();
+            if !asked.holds(&state) || state.record.file.is_dirty() {
+                return Ok(());
+            }
+            if state.record.version.as_ref() == Some(&stat.version) {
+                state.validated = Some(Instant::now());
+                return Ok(());
+            }
+        }
+        self.changed(ino, stat, asked)
+    }
+
+    pub fn check_name(&self, name: &[u8]) -> Result<()> {
+        let max = self.pool.capabilities().name_max as usize;
+        if name.len() > max {
+            return Err(Error::new(
+                ErrorKind::NameTooLong,
+                Side::Application,
+                format!("a name of {} bytes; the pool takes at most {max}", name.len()),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Tells the kernel to forget what it knows of an inode; `data`: the cached bytes too.
+    pub fn tell_kernel_inode(&self, ino: Ino, data: bool) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.invalidate_inode(ino, data);
+        }
+    }
+
+    pub fn tell_kernel_name(&self, parent: Ino, name: &[u8]) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.invalidate_name(parent, name);
+        }
+    }
+}
+
+/// A version that no object has: what carries it is asked for again.
+pub(super) fn unmatched() -> Version {
+    Version::Tag { etag: String::new(), size: 0, mtime: Default::default() }
+}
+
+/// Brings a pool call that changes an inode's copy, or a directory's names, to everybody's notice while it
+/// runs.
+pub(crate) struct PoolChange<'a> {
+    inner: &'a Inner,
+    inos: Vec<Ino>,
+}
+
+impl<'a> PoolChange<'a> {
+    pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
+        for ino in inos {
+            inner.node(*ino)?.state.lock().pool_calls.0 += 1;
+        }
+        Ok(Self { inner, inos: inos.to_vec() })
+    }
+}
+
+impl Drop for PoolChange<'_> {
+    fn drop(&mut self) {
+        for ino in &self.inos {
+            if let Ok(node) = self.inner.node(*ino) {
+                node.state.lock().pool_calls.1 += 1;
+            }
+        }
+    }
+}
+
+impl Txn<'_> {
+    /// Whether an answer of the pool on this inode may be believed.
+    pub(super) fn believes(&mut self, ino: Ino, asked: Asked) -> Result<bool> {
+        Ok(asked.holds(self.state(ino)?))
+    }
+}

@@ -1,0 +1,199 @@
+//! Changes that others made in the pool, one object at a time.
+
+use std::time::Instant;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
+
+use super::super::{Ino, Inner, Txn};
+use super::Asked;
+use crate::catalog::{InodeRecord, NameRecord};
+
+impl Inner {
+    /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
+    /// came too late to be believed: ask again.
+    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, asked: Asked) -> Result<Option<Ino>> {
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        if !was.is_empty() {
+            return Ok(was.here_ino());
+        }
+        if !txn.believes(parent, asked)? {
+            return Ok(None);
+        }
+        let ino = self.adopt_in(&mut txn, parent, name, &was, stat)?;
+        txn.commit()?;
+        if let Ok(node) = self.node(ino) {
+            node.state.lock().validated = Some(Instant::now());
+        }
+        Ok(Some(ino))
+    }
+
+    /// The same inside a larger change. `was` has nothing here.
+    pub(super) fn adopt_in(
+        &self,
+        txn: &mut Txn<'_>,
+        parent: Ino,
+        name: &[u8],
+        was: &NameRecord,
+        stat: &Stat,
+    ) -> Result<Ino> {
+        let link = (parent, Box::from(name));
+        let identity = hard_link_identity(stat);
+        if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten() {
+            if self.catalog.inode(known)?.is_some() {
+                let record = txn.record(known)?;
+                let same = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+                if same && !record.links.is_empty() {
+                    record.links.push(link.clone());
+                    record.pool_links.push(link);
+                    txn.set_name(parent, name, was, &NameRecord::clean(known, stat.kind));
+                    return Ok(known);
+                }
+            }
+        }
+        let ino = txn.create(InodeRecord::from_pool(stat, Some(link)))?;
+        if let Some(identity) = identity {
+            txn.batch.put_object(&identity, ino);
+        }
+        txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
+        Ok(ino)
+    }
+
+    /// The pool's copy of an inode became another version.
+    ///
+    /// # Errors
+    /// `Stale` where the name now stands for another inode.
+    pub(super) fn changed(&self, ino: Ino, stat: &Stat, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if !txn.believes(ino, asked)? || txn.record(ino)?.file.is_dirty() {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        if record.kind != stat.kind {
+            drop(txn);
+            return self.replaced(ino, stat);
+        }
+        let same_content = record.version.as_ref().is_some_and(|v| v == &stat.version);
+        if stat.kind == FileKind::File && !same_content && txn.state(ino)?.is_open() {
+            drop(txn);
+            return self.replaced(ino, stat);
+        }
+        let bytes = txn.state(ino)?.residency.as_ref().map(|r| r.bytes);
+        let record = txn.record(ino)?;
+        let (file, dropped) = record.file.pool_changed()?;
+        record.file = file;
+        record.take_attrs(stat);
+        record.version = Some(stat.version.clone());
+        record.xattrs = if record.dirty_xattrs.is_empty() { None } else { record.xattrs.take() };
+        record.target = None;
+        if let Some(content) = dropped {
+            txn.discard(content, bytes);
+            self.evictor.lock().remove(ino.0);
+        }
+        let state = txn.state(ino)?;
+        state.validated = Some(Instant::now());
+        state.content = None;
+        state.residency = None;
+        state.page_cache_stale = true;
+        state.negative.clear();
+        txn.commit()?;
+        self.tell_kernel_inode(ino, true);
+        Ok(())
+    }
+
+    /// The name of an inode now stands for another object. Who has the old one open keeps it.
+    fn replaced(&self, ino: Ino, stat: &Stat) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let links = txn.record(ino)?.pool_links.clone();
+        let Some((parent, name)) = links.first().cloned() else { return Ok(()) };
+        for (parent, name) in links {
+            self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        }
+        txn.commit()?;
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, &name)?;
+        if was.is_empty() {
+            self.adopt_in(&mut txn, parent, &name, &was, stat)?;
+            txn.commit()?;
+        }
+        self.tell_kernel_name(parent, &name);
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
+    }
+
+    /// The pool no longer has an inode under the name that we know.
+    pub(super) fn vanished(&self, ino: Ino, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if !txn.believes(ino, asked)? || ino == Ino::ROOT {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        if record.file.is_dirty() || record.links.is_empty() {
+            return Ok(());
+        }
+        let Some((parent, name)) = record.pool_links.first().cloned() else { return Ok(()) };
+        self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        txn.commit()?;
+        self.tell_kernel_name(parent, &name);
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
+    }
+
+    /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
+    pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        let was = txn.name(parent, name)?;
+        if was.pool != Some(ino) {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
+        let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
+        let keep = record.file.is_dirty() || newer_below;
+        let is_here = was.here_ino() == Some(ino);
+        if keep {
+            // Ours is newer than the removal: it will be made again.
+            let record = txn.record(ino)?;
+            record.version = None;
+            record.dirty.mode = true;
+            record.dirty.owner = true;
+        }
+        let is = NameRecord { here: was.here.filter(|_| keep || !is_here), pool: None };
+        txn.set_name(parent, name, &was, &is);
+        if is_here && !keep {
+            txn.unlink(ino, parent, name)?;
+        } else if txn.record(ino)?.links.is_empty() {
+            txn.reap(ino)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a directory holds anything, at any depth, that the pool does not have.
+    fn has_newer_below(&self, dir: Ino) -> Result<bool> {
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            let mut found = false;
+            self.catalog.names(dir, |_, record| {
+                if let Some((ino, kind)) = record.here {
+                    let dirty = self.catalog.inode(ino)?.is_some_and(|r| r.file.is_dirty());
+                    found = record.pool != Some(ino) || dirty;
+                    if kind == FileKind::Directory {
+                        dirs.push(ino);
+                    }
+                }
+                Ok(!found)
+            })?;
+            if found {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The key under which an object with several names is found again.
+pub(super) fn hard_link_identity(stat: &Stat) -> Option<Vec<u8>> {
+    match &stat.version {
+        Version::Inode { dev, ino, .. } if stat.nlink > 1 && stat.kind == FileKind::File => {
+            Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,153 @@
+//! Whole directories of the pool, merged into the catalog.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Time};
+use futures::TryStreamExt;
+
+use super::super::{Ino, Inner, Txn};
+use super::{Age, Asked, unmatched};
+use crate::catalog::Listing;
+
+/// A directory that changed this recently may change again without its timestamps showing it.
+const RACY: Duration = Duration::from_millis(50);
+/// How often a listing is begun anew because our own flushes changed the directory meanwhile.
+const ATTEMPTS: u32 = 20;
+
+impl Inner {
+    /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
+    pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
+        let node = self.node(dir)?;
+        if node.state.lock().record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
+        }
+        self.revalidate(dir, Age::Metadata).await?;
+        let ttl = self.policy_of(&node).metadata_ttl;
+        {
+            let state = node.state.lock();
+            if state.is_unlinked(dir) || (!state.record.in_pool() && dir != Ino::ROOT) {
+                return Ok(());
+            }
+            let complete = matches!(state.record.listing, Listing::Complete(_));
+            if complete && state.listed_at.is_some_and(|at| at.elapsed() < ttl) {
+                return Ok(());
+            }
+            if state.record.version.is_some() && state.record.listing == Listing::Complete(state.record.version.clone())
+            {
+                return Ok(());
+            }
+        }
+        match self.list(dir).await {
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                // What is known is better than nothing where all of it was known once.
+                let complete = matches!(node.state.lock().record.listing, Listing::Complete(_));
+                if complete { Ok(()) } else { Err(e) }
+            }
+            other => other,
+        }
+    }
+
+    /// Reads a directory of the pool and merges it.
+    pub async fn list(&self, dir: Ino) -> Result<()> {
+        let node = self.node(dir)?;
+        for attempt in 0..ATTEMPTS {
+            let asked = Asked::of(&node.state.lock());
+            let path = self.pool_path(dir)?;
+            let read = async {
+                let stat = self.pool.stat(&path).await?;
+                let pages: Vec<Vec<DirEntry>> = self.pool.list(&path).await?.try_collect().await?;
+                Ok((stat, pages))
+            };
+            let (stat, pages) = match self.ask(read).await {
+                Err(e) if e.is(ErrorKind::NotFound) => return self.vanished(dir, asked),
+                other => other.map_err(|e| e.context(&path))?,
+            };
+            if self.merge(dir, &stat, pages.into_iter().flatten(), asked)? {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+        }
+        // The flusher is busy in this directory: all names are here already, or they were made here.
+        Ok(())
+    }
+
+    /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
+    fn merge(&self, dir: Ino, stat: &Stat, entries: impl Iterator<Item = DirEntry>, asked: Asked) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        if !txn.believes(dir, asked)? {
+            return Ok(false);
+        }
+        let mut known = HashMap::new();
+        self.catalog.names(dir, |name, record| {
+            known.insert(Box::<[u8]>::from(name), record);
+            Ok(true)
+        })?;
+        let mut changed = Vec::new();
+        for entry in entries {
+            match known.remove(entry.name.as_slice()) {
+                None => {
+                    self.adopt_in(&mut txn, dir, &entry.name, &Default::default(), &entry.stat)?;
+                }
+                Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
+                    changed.extend(record.pool.map(|ino| (ino, entry.stat)));
+                }
+                // Something of ours is under the name, or it was removed or moved here: the flush decides.
+                Some(_) => {}
+            }
+        }
+        let mut names = Vec::new();
+        for (name, record) in known {
+            // What is parked under a reserved name is never listed.
+            if let Some(ino) = record.pool.filter(|_| !name.starts_with(RESERVED_PREFIX)) {
+                self.forget_pool_name(&mut txn, ino, dir, &name)?;
+                if record.here_ino() == Some(ino) {
+                    names.push(name);
+                }
+            }
+        }
+        let racy = racy(stat.mtime) || racy(stat.ctime);
+        let record = txn.record(dir)?;
+        record.take_attrs(stat);
+        if !record.dirty.times {
+            record.nlink = stat.nlink;
+        }
+        record.version = Some(stat.version.clone());
+        record.listing = Listing::Complete(Some(if racy { unmatched() } else { stat.version.clone() }));
+        let state = txn.state(dir)?;
+        let now = Instant::now();
+        (state.listed_at, state.validated) = (Some(now), Some(now));
+        state.single_lookups = 0;
+        state.negative.clear();
+        txn.commit()?;
+        for name in names {
+            self.tell_kernel_name(dir, &name);
+        }
+        self.children_changed(changed)?;
+        Ok(true)
+    }
+
+    fn children_changed(&self, children: Vec<(Ino, Stat)>) -> Result<()> {
+        for (ino, stat) in children {
+            let same = match self.table.peek(ino) {
+                Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
+                None => self.catalog.inode(ino)?.is_some_and(|r| r.version.as_ref() == Some(&stat.version)),
+            };
+            if same || stat.kind == FileKind::Directory {
+                continue;
+            }
+            let Ok(node) = self.node(ino) else { continue };
+            let asked = Asked::of(&node.state.lock());
+            match self.changed(ino, &stat, asked) {
+                Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn racy(time: Time) -> bool {
+    let time = SystemTime::from(time);
+    SystemTime::now().duration_since(time).map_or(true, |age| age < RACY)
+}

@@ -1,0 +1,407 @@
+//! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use futures::channel::mpsc;
+use futures::{Stream, StreamExt, stream};
+use globset::GlobBuilder;
+
+use super::eviction::Kept;
+use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
+use super::pool_view::Age;
+use super::{Ino, Inner, Overlay, Txn};
+use crate::catalog::LeaseRecord;
+use crate::clock::unix_now;
+
+/// Files that are staged at the same time.
+const CONCURRENCY: usize = 16;
+/// How often a file that changes in the pool while it is staged is begun anew.
+const ATTEMPTS: u32 = 3;
+
+/// Where an operation reports to. A listener that went away does not end the operation.
+#[derive(Clone)]
+struct Reporter {
+    sender: mpsc::UnboundedSender<Progress>,
+    files: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+    failed: Arc<AtomicU64>,
+    skipped: Arc<AtomicU64>,
+    begun: Instant,
+}
+
+impl Reporter {
+    fn new() -> (Self, mpsc::UnboundedReceiver<Progress>) {
+        let (sender, receiver) = mpsc::unbounded();
+        let zero = || Arc::new(AtomicU64::new(0));
+        let reporter =
+            Self { sender, files: zero(), bytes: zero(), failed: zero(), skipped: zero(), begun: Instant::now() };
+        (reporter, receiver)
+    }
+
+    fn send(&self, progress: Progress) {
+        let _ = self.sender.unbounded_send(progress);
+    }
+
+    fn advanced(&self, bytes: u64) {
+        let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.send(Progress::Advanced { files, bytes });
+    }
+
+    fn failed(&self, path: String, error: &Error) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.send(Progress::Failed { path, reason: error.to_string() });
+    }
+
+    fn done(&self, message: Option<String>) {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        self.send(Progress::Done(Summary {
+            files: get(&self.files),
+            bytes: get(&self.bytes),
+            failed: get(&self.failed),
+            skipped: get(&self.skipped),
+            elapsed_ms: self.begun.elapsed().as_millis() as u64,
+            message,
+        }));
+    }
+}
+
+impl Overlay {
+    /// Brings files in and leases them. `Done` with `failed == 0` means that every byte asked for is resident
+    /// and leased.
+    pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let (reporter, receiver) = Reporter::new();
+        let overlay = self.clone();
+        tokio::spawn(async move {
+            let result = overlay.stage_all(&request, &reporter).await;
+            finish(&reporter, result);
+        });
+        receiver
+    }
+
+    /// Writes what differs back to the pool.
+    pub fn flush(&self, request: FlushRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let (reporter, receiver) = Reporter::new();
+        let overlay = self.clone();
+        tokio::spawn(async move {
+            if !request.wait && !request.dry_run {
+                let (background, _) = Reporter::new();
+                let (again, request) = (overlay.clone(), request.clone());
+                tokio::spawn(async move { again.flush_paths(&request, &background).await });
+                reporter.done(Some("begun".into()));
+                return;
+            }
+            let result = overlay.flush_paths(&request, &reporter).await;
+            finish(&reporter, result);
+        });
+        receiver
+    }
+
+    /// Gives up clean content, whatever the eviction policy thinks of it.
+    pub fn evict(&self, request: EvictRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let (reporter, receiver) = Reporter::new();
+        let overlay = self.clone();
+        tokio::spawn(async move {
+            let result = overlay.evict_paths(&request, &reporter).await;
+            finish(&reporter, result);
+        });
+        receiver
+    }
+
+    async fn stage_all(&self, request: &StageRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let files = self.files_of(&request.paths, true, reporter).await?;
+        let (mut missing, mut total) = (0, 0);
+        for ino in &files {
+            let node = inner.node(*ino)?;
+            let size = inner.attr_of(&node)?.size;
+            total += size;
+            if !node.state.lock().record.file.is_whole() {
+                missing += size;
+            }
+        }
+        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing });
+        inner.check_fits(missing, total)?;
+        if request.dry_run {
+            reporter.done(Some(format!("{} files, {missing} of {total} bytes to fetch", files.len())));
+            return Ok(());
+        }
+        let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
+        stream::iter(files)
+            .for_each_concurrent(CONCURRENCY, |ino| async move {
+                match self.stage_file(ino, &request.lease_owner, expires_unix).await {
+                    Ok(bytes) => reporter.advanced(bytes),
+                    Err(e) => reporter.failed(inner.display(ino), &e),
+                }
+            })
+            .await;
+        // The leases are on the disk before anybody relies on them.
+        let again = inner.clone();
+        super::blocking(move || again.catalog.sync()).await?;
+        reporter.done(None);
+        Ok(())
+    }
+
+    async fn stage_file(&self, ino: Ino, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        for _ in 0..ATTEMPTS {
+            inner.revalidate(ino, Age::Open).await?;
+            let size = inner.attr_of(&node)?.size;
+            // The lease comes first: what was fetched for it cannot go while the rest comes in.
+            inner.lease(ino, LeaseRecord { owner: owner.into(), expires_unix, bytes: size })?;
+            let fetched = match size {
+                0 => inner.complete_empty(&node),
+                _ => inner.fetch(&node, 0..size).await,
+            };
+            match fetched {
+                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
+                Err(e) => {
+                    inner.release_lease(ino)?;
+                    return Err(e);
+                }
+                Ok(()) => {
+                    if node.state.lock().record.file.is_whole() {
+                        return Ok(size);
+                    }
+                }
+            }
+        }
+        inner.release_lease(ino)?;
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
+    }
+
+    async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let mut roots = Vec::new();
+        for path in &request.paths {
+            roots.push(Some(self.resolve(&parse(path)?).await?));
+        }
+        if roots.is_empty() {
+            roots.push(None);
+        }
+        for round in 0..3 {
+            let mut intents = Vec::new();
+            for root in &roots {
+                intents.extend(inner.pending(*root).await?);
+            }
+            if intents.is_empty() {
+                break;
+            }
+            if round == 0 {
+                let dirty = inner.dirty_files()?;
+                let bytes = dirty.iter().map(|d| d.bytes).sum();
+                reporter.send(Progress::Planned { files: intents.len() as u64, bytes });
+            }
+            if request.dry_run {
+                reporter.done(Some(format!("{} changes to flush", intents.len())));
+                return Ok(());
+            }
+            let outcome = inner.flush_all(intents, |bytes| reporter.advanced(bytes)).await;
+            if !outcome.failed.is_empty() {
+                for (path, error) in &outcome.failed {
+                    reporter.failed(path.clone(), error);
+                }
+                break;
+            }
+        }
+        inner.sync_pool_dirs().await?;
+        reporter.done(None);
+        Ok(())
+    }
+
+    async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let files = self.files_of(&request.paths, false, reporter).await?;
+        for ino in files {
+            let node = inner.node(ino)?;
+            if request.release_leases && !request.dry_run {
+                inner.release_lease(ino)?;
+            }
+            if request.dry_run {
+                let kept = inner.kept(&node.state.lock(), unix_now());
+                let skipped = kept.is_some_and(|k| k != Kept::Leased || !request.release_leases);
+                match skipped {
+                    true => _ = reporter.skipped.fetch_add(1, Ordering::Relaxed),
+                    false => reporter.advanced(inner.listed(ino)?.resident_bytes),
+                }
+                continue;
+            }
+            match inner.evict_inode(ino)? {
+                Ok(bytes) => reporter.advanced(bytes),
+                Err(Kept::Absent) => {}
+                Err(kept) => {
+                    reporter.skipped.fetch_add(1, Ordering::Relaxed);
+                    let why = match kept {
+                        Kept::Dirty => "not in the pool yet: flush it first",
+                        Kept::Leased => "leased: say --release-leases to end the lease",
+                        Kept::Open => "open: it may go when it is closed",
+                        _ => "being fetched",
+                    };
+                    tracing::debug!(path = inner.display(ino), why, "not evicted");
+                }
+            }
+        }
+        let again = inner.clone();
+        super::blocking(move || {
+            again.trash.drain();
+            Ok(())
+        })
+        .await?;
+        reporter.done(None);
+        Ok(())
+    }
+
+    /// The regular files that paths and globs name, each once. What cannot be found is reported as failed.
+    async fn files_of(&self, paths: &[String], ask: bool, reporter: &Reporter) -> Result<Vec<Ino>> {
+        let mut seen = std::collections::HashSet::new();
+        let mut files = Vec::new();
+        for typed in paths {
+            match self.expand(typed, ask).await {
+                Ok(found) => files.extend(found.into_iter().filter(|ino| seen.insert(*ino))),
+                Err(e) => reporter.failed(typed.clone(), &e),
+            }
+        }
+        Ok(files)
+    }
+
+    async fn expand(&self, typed: &str, ask: bool) -> Result<Vec<Ino>> {
+        let inner = &self.inner;
+        let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+        let (root, glob) = match typed.split('/').position(is_glob) {
+            // A name that exists as it is typed is meant as it is typed.
+            Some(_) if self.resolve(&parse(typed)?).await.is_ok() => (parse(typed)?, None),
+            Some(at) => {
+                let prefix: Vec<&str> = typed.split('/').take(at).collect();
+                let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
+                let glob = glob.map_err(|e| {
+                    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}"))
+                })?;
+                (parse(&prefix.join("/"))?, Some(glob.compile_matcher()))
+            }
+            None => (parse(typed)?, None),
+        };
+        let root = self.resolve(&root).await?;
+        let tree = inner.tree(root, ask).await?;
+        let mut files = Vec::new();
+        let mut matched_dirs = Vec::new();
+        for (ino, kind) in tree {
+            if let Some(glob) = &glob {
+                let Some(path) = inner.overlay_path(ino) else { continue };
+                let hit = glob.is_match(path.as_path()) || matched_dirs.iter().any(|d| path.starts_with(d));
+                if !hit {
+                    continue;
+                }
+                if kind == FileKind::Directory {
+                    matched_dirs.push(path);
+                }
+            }
+            if kind == FileKind::File {
+                files.push(ino);
+            }
+        }
+        if files.is_empty() && glob.is_some() && matched_dirs.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, format!("{typed}: nothing matches")));
+        }
+        Ok(files)
+    }
+}
+
+impl Inner {
+    /// Refuses what can never fit, before anything is fetched.
+    fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
+        let limit = self.store.budget.limit();
+        let dirty: u64 = self.dirty_files()?.iter().map(|d| d.bytes).sum();
+        let now = unix_now();
+        let mut leased = 0;
+        self.catalog.leases(|_, lease| {
+            if lease.expires_unix.is_none_or(|at| at > now) {
+                leased += lease.bytes;
+            }
+            Ok(true)
+        })?;
+        let protected = dirty.saturating_add(leased.saturating_sub(total.saturating_sub(missing)));
+        if missing.saturating_add(protected) > limit {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                Side::Cache,
+                format!(
+                    "{missing} bytes are to be staged, but of {limit} bytes {dirty} are not flushed yet and {leased} are \
+                     leased: flush, end leases (`forebay evict --release-leases`), or give a larger --limit"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn lease(&self, ino: Ino, lease: LeaseRecord) -> Result<()> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        let mut batch = self.catalog.batch();
+        batch.put_lease(ino, &lease);
+        self.catalog.write(batch)?;
+        state.lease = Some(lease);
+        Ok(())
+    }
+
+    fn release_lease(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        if state.lease.take().is_some() {
+            let mut batch = self.catalog.batch();
+            batch.delete_lease(ino);
+            self.catalog.write(batch)?;
+        }
+        Ok(())
+    }
+}
+
+fn finish(reporter: &Reporter, result: Result<()>) {
+    if let Err(error) = result {
+        reporter.failed.fetch_add(1, Ordering::Relaxed);
+        reporter.done(Some(error.to_string()));
+    }
+}
+
+/// A path as operators type it: a leading or trailing `/` does not matter, `\xNN` is a byte.
+fn parse(typed: &str) -> Result<PoolPath> {
+    let bad = || Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: not a path in the mount"));
+    let mut bytes = Vec::with_capacity(typed.len());
+    let mut rest = typed.trim_matches('/').as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let hex = tail.get(1..3).and_then(|h| std::str::from_utf8(h).ok()).and_then(|h| u8::from_str_radix(h, 16).ok());
+        match (first, tail.first(), hex) {
+            (b'\\', Some(b'x'), Some(byte)) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            (b'\\', Some(b'\\'), _) => {
+                bytes.push(b'\\');
+                rest = &tail[1..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PoolPath::parse(bytes).ok_or_else(bad)
+}
+
+/// Collects a stream of progress into its summary and what failed.
+pub async fn summary(progress: impl Stream<Item = Progress>) -> (Summary, Vec<(String, String)>) {
+    let mut failures = Vec::new();
+    let mut last = Summary::default();
+    futures::pin_mut!(progress);
+    while let Some(step) = progress.next().await {
+        match step {
+            Progress::Failed { path, reason } => failures.push((path, reason)),
+            Progress::Done(summary) => last = summary,
+            _ => {}
+        }
+    }
+    (last, failures)
+}

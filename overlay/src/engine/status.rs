@@ -1,0 +1,235 @@
+//! What operators are shown: from memory and the catalog, never from the pool or the mount.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_backends::{FileKind, PoolPath, Result};
+
+use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
+use super::{Ino, Inner, Overlay};
+use crate::catalog::{Intent, Listing};
+use crate::clock::unix_now;
+
+/// Failed flushes that `status` names.
+const SHOWN_ERRORS: usize = 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub pool_read_bytes: AtomicU64,
+    pub pool_written_bytes: AtomicU64,
+    pub fetches: AtomicU64,
+    pub opens_resident: AtomicU64,
+    pub opens_absent: AtomicU64,
+    pub evicted_bytes: AtomicU64,
+    pub flushed_files: AtomicU64,
+    pub read_hits: AtomicU64,
+    pub read_misses: AtomicU64,
+}
+
+impl Counts {
+    fn read(&self) -> Counters {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        Counters {
+            pool_read_bytes: get(&self.pool_read_bytes),
+            pool_written_bytes: get(&self.pool_written_bytes),
+            fetches: get(&self.fetches),
+            opens_resident: get(&self.opens_resident),
+            opens_absent: get(&self.opens_absent),
+            evicted_bytes: get(&self.evicted_bytes),
+            flushed_files: get(&self.flushed_files),
+            read_hits: get(&self.read_hits),
+            read_misses: get(&self.read_misses),
+        }
+    }
+}
+
+impl Overlay {
+    /// The state of everything. Always answers: it asks neither the pool nor the kernel.
+    pub async fn status(&self) -> Status {
+        let inner = self.inner.clone();
+        let work = move || Ok(inner.status_now());
+        match super::blocking(work).await {
+            Ok(status) => status,
+            Err(_) => self.inner.status_now(),
+        }
+    }
+
+    /// Everything that the pool does not have yet.
+    pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
+        let inner = self.inner.clone();
+        super::blocking(move || inner.dirty_files()).await
+    }
+
+    /// What is listed below a path, with what of it is resident.
+    pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<Listed>> {
+        let root = self.resolve(path).await?;
+        let inner = &self.inner;
+        let mut listed = Vec::new();
+        let is_dir = inner.node(root)?.state.lock().record.kind == FileKind::Directory;
+        if !is_dir {
+            listed.push(inner.listed(root)?);
+            return Ok(listed);
+        }
+        let inos: Vec<Ino> = if recursive {
+            inner.tree(root, true).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
+        } else {
+            inner.ensure_listed(root).await?;
+            inner.entries(root)?.into_iter().map(|e| e.ino).collect()
+        };
+        for ino in inos {
+            if let Ok(entry) = inner.listed(ino) {
+                listed.push(entry);
+            }
+        }
+        Ok(listed)
+    }
+}
+
+impl Inner {
+    fn status_now(&self) -> Status {
+        let dirty = self.dirty_files().unwrap_or_default();
+        let now = unix_now();
+        let mut leased_bytes = 0;
+        let _ = self.catalog.leases(|_, lease| {
+            if lease.expires_unix.is_none_or(|at| at > now) {
+                leased_bytes += lease.bytes;
+            }
+            Ok(true)
+        });
+        let mut open_files = 0;
+        self.table.for_each(|node| {
+            if let Some(state) = node.state.try_lock() {
+                open_files += u64::from(state.readers + state.writers);
+            }
+        });
+        let budget = &self.store.budget;
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            mountpoint: self.mountpoint.lock().clone(),
+            pool: self.pool.url(),
+            pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
+            fast: self.store.devices().iter().map(device_status).collect(),
+            limit_bytes: budget.limit(),
+            used_bytes: budget.used(),
+            reserved_bytes: budget.reserved(),
+            dirty_files: dirty.len() as u64,
+            dirty_bytes: dirty.iter().map(|d| d.bytes).sum(),
+            oldest_dirty_secs: dirty.iter().map(|d| now.saturating_sub(d.since_unix)).max(),
+            flush_errors: dirty
+                .iter()
+                .filter_map(|d| d.error.as_ref().map(|e| format!("{}: {e}", d.path)))
+                .take(SHOWN_ERRORS)
+                .collect(),
+            conflicts: self.conflicts.lock().clone(),
+            leased_bytes,
+            resident_files: self.evictor.lock().len() as u64,
+            inodes_in_memory: self.table.len() as u64,
+            open_files,
+            passthrough: self.passthrough.get().copied().unwrap_or(false),
+            content_io: match &self.io_fallback {
+                Some(why) => format!("{} ({why})", self.io.name()),
+                None => self.io.name().into(),
+            },
+            counters: self.counters.read(),
+        }
+    }
+
+    pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
+        let mut intents = Vec::new();
+        self.catalog.intents(|intent, since| {
+            intents.push((intent, since));
+            Ok(true)
+        })?;
+        let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
+        for (intent, since_unix) in intents {
+            let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
+            let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
+            slot.since_unix = slot.since_unix.min(dirty.since_unix);
+            slot.bytes = slot.bytes.max(dirty.bytes);
+            if dirty.what == "data" {
+                slot.what = dirty.what;
+            }
+            slot.error = slot.error.take().or(dirty.error);
+        }
+        Ok(found.into_values().collect())
+    }
+
+    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
+        let (path, ino, mut what) = match intent {
+            Intent::Inode(ino) => (self.display(*ino), Some(*ino), "attributes"),
+            Intent::Name(parent, name) => {
+                let record = self.catalog.name(*parent, name)?;
+                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
+                let what = if record.here.is_some() { "name" } else { "removed" };
+                (dir.join(name).to_string(), record.here_ino(), what)
+            }
+        };
+        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what: String::new(), error: None };
+        if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
+            let is_data = node.state.lock().record.file.is_dirty();
+            if is_data {
+                what = "data";
+                dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
+            }
+            let state = node.state.lock();
+            dirty.error = state.flush_error.clone();
+            if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
+                return Ok(None);
+            }
+            // A directory's own times follow what is flushed into it.
+            let only_times = state.record.dirty.times && !state.record.dirty.mode && !state.record.dirty.owner;
+            if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
+                what = "times";
+            }
+        }
+        dirty.what = what.into();
+        Ok(Some(dirty))
+    }
+
+    pub(super) fn listed(&self, ino: Ino) -> Result<Listed> {
+        let node = self.node(ino)?;
+        let attr = self.attr_of(&node)?;
+        let path = self.display(ino);
+        let mut state = node.state.lock();
+        let file = state.record.file;
+        let resident_bytes = match () {
+            () if file.is_whole() => attr.size,
+            () if file.is_partial() => self.residency(&mut state)?.extents.bytes(),
+            () => 0,
+        };
+        let (kind, name) = match attr.kind {
+            FileKind::File => ("file", file.name()),
+            FileKind::Directory => match state.record.listing {
+                Listing::Complete(_) => ("directory", "resident"),
+                Listing::Partly => ("directory", "partial"),
+            },
+            FileKind::Symlink => ("symlink", "resident"),
+            _ => ("special", "resident"),
+        };
+        let lease = state.lease.as_ref().filter(|l| l.expires_unix.is_none_or(|at| at > unix_now()));
+        Ok(Listed {
+            path,
+            kind: kind.into(),
+            size: attr.size,
+            resident_bytes,
+            state: name.into(),
+            leased_until_unix: lease.and_then(|l| l.expires_unix),
+            lease_owner: lease.map(|l| l.owner.clone()),
+            mtime_unix: attr.mtime.secs,
+            mode: attr.mode,
+        })
+    }
+}
+
+fn device_status(device: &crate::content::Device) -> DeviceStatus {
+    let path = device.path.display().to_string();
+    match rustix::fs::statvfs(&device.path) {
+        Ok(s) => DeviceStatus {
+            path,
+            total_bytes: s.f_blocks * s.f_frsize,
+            free_bytes: s.f_bavail * s.f_frsize,
+            state: "healthy".into(),
+        },
+        Err(e) => DeviceStatus { path, total_bytes: 0, free_bytes: 0, state: format!("bad: {e}") },
+    }
+}

@@ -1,0 +1,178 @@
+//! One change of names and inodes: collected, written as one batch, then made visible in memory.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
+use std::sync::Arc;
+
+use forebay_backends::{FileKind, Result};
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
+
+use super::{Inner, Ino};
+use crate::catalog::{Batch, ContentId, InodeRecord, NameRecord};
+use crate::node::{Node, NodeState};
+
+type Guard<T> = ArcMutexGuard<RawMutex, T>;
+
+struct Edit {
+    guard: Guard<NodeState>,
+    node: Arc<Node>,
+    record: InodeRecord,
+    /// The record is to be deleted.
+    gone: bool,
+}
+
+/// A change in the making. Holds the namespace lock and the lock of every inode that it touched; dropped
+/// without [`Txn::commit`] it has changed nothing.
+pub(crate) struct Txn<'a> {
+    inner: &'a Inner,
+    edits: BTreeMap<Ino, Edit>,
+    new: Vec<(Ino, InodeRecord)>,
+    /// Content files to remove once the batch is written, with the bytes that they are known to occupy.
+    trash: Vec<(ContentId, Option<u64>)>,
+    pub batch: Batch<'a>,
+    _namespace: Guard<()>,
+}
+
+impl<'a> Txn<'a> {
+    pub fn begin(inner: &'a Inner) -> Self {
+        Self {
+            inner,
+            edits: BTreeMap::new(),
+            new: Vec::new(),
+            trash: Vec::new(),
+            batch: inner.catalog.batch(),
+            _namespace: Mutex::lock_arc(&inner.namespace),
+        }
+    }
+
+    fn edit(&mut self, ino: Ino) -> Result<&mut Edit> {
+        match self.edits.entry(ino) {
+            Slot::Occupied(slot) => Ok(slot.into_mut()),
+            Slot::Vacant(slot) => {
+                let node = self.inner.node(ino)?;
+                let guard = Mutex::lock_arc(&node.state);
+                let record = guard.record.clone();
+                Ok(slot.insert(Edit { guard, node, record, gone: false }))
+            }
+        }
+    }
+
+    /// The record of an inode, to read or to change.
+    pub fn record(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+        Ok(&mut self.edit(ino)?.record)
+    }
+
+    /// What is known of an inode beside its record; takes effect at once.
+    pub fn state(&mut self, ino: Ino) -> Result<&mut NodeState> {
+        Ok(&mut self.edit(ino)?.guard)
+    }
+
+    pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
+        self.inner.catalog.name(parent, name)
+    }
+
+    pub fn set_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, is: &NameRecord) {
+        self.batch.put_name(parent, name, was, is);
+    }
+
+    /// Adds an inode; it is in the table after the commit.
+    pub fn create(&mut self, record: InodeRecord) -> Result<Ino> {
+        let ino = self.inner.catalog.new_ino()?;
+        self.batch.put_inode(ino, &record, false);
+        self.new.push((ino, record));
+        Ok(ino)
+    }
+
+    /// Marks an inode for removal from the catalog.
+    pub fn delete(&mut self, ino: Ino) -> Result<()> {
+        self.edit(ino)?.gone = true;
+        Ok(())
+    }
+
+    /// Takes a name from an inode. Where it was the last and nothing needs the inode any more, inode and
+    /// content go with the same batch.
+    pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        let edit = self.edit(ino)?;
+        let record = &mut edit.record;
+        record.links.retain(|(p, n)| *p != parent || **n != *name);
+        if record.kind == FileKind::Directory {
+            record.nlink = 0;
+        } else {
+            record.nlink = record.nlink.saturating_sub(1);
+        }
+        if record.links.is_empty() {
+            record.nlink = 0;
+            self.reap(ino)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes an inode that has no name here and in the pool and is not open.
+    pub fn reap(&mut self, ino: Ino) -> Result<()> {
+        let edit = self.edit(ino)?;
+        if ino == Ino::ROOT || !edit.record.links.is_empty() || edit.guard.is_open() {
+            return Ok(());
+        }
+        let content = edit.record.file.content();
+        // What a writer left is not in the record: it is looked up when the file is removed.
+        let bytes = edit.guard.residency.as_ref().map(|r| r.bytes).filter(|_| !edit.record.file.is_dirty());
+        if edit.record.pool_links.is_empty() {
+            edit.gone = true;
+        } else {
+            // Only the removal from the pool is left to do.
+            edit.record.file = crate::state::FileState::absent();
+            edit.record.dirty = Default::default();
+            edit.record.dirty_xattrs.clear();
+        }
+        edit.guard.content = None;
+        edit.guard.residency = None;
+        if let Some(content) = content {
+            self.discard(content, bytes);
+        }
+        self.inner.evictor.lock().remove(ino.0);
+        Ok(())
+    }
+
+    /// Gives up a content file with the same batch. `bytes`: what it is known to occupy.
+    pub fn discard(&mut self, content: ContentId, bytes: Option<u64>) {
+        self.batch.delete_content(content);
+        self.trash.push((content, bytes));
+    }
+
+    /// Writes the batch and makes the change visible.
+    pub fn commit(mut self) -> Result<()> {
+        for (ino, edit) in &self.edits {
+            if edit.gone {
+                self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
+                self.batch.delete_lease(*ino);
+            } else if edit.record != edit.guard.record {
+                self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
+            }
+        }
+        let batch = std::mem::replace(&mut self.batch, self.inner.catalog.batch());
+        if !batch.is_empty() {
+            self.inner.catalog.write(batch)?;
+        }
+        let mut gone = Vec::new();
+        for (ino, mut edit) in std::mem::take(&mut self.edits) {
+            edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
+            edit.guard.record = edit.record;
+            if edit.gone {
+                edit.guard.deleted = true;
+                gone.push(ino);
+            }
+            drop(edit.guard);
+            drop(edit.node);
+        }
+        for (ino, record) in self.new.drain(..) {
+            self.inner.table.insert(ino, record);
+        }
+        for ino in gone {
+            self.inner.table.drop_deleted(ino);
+        }
+        for (content, bytes) in std::mem::take(&mut self.trash) {
+            self.inner.trash.discard(content, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! What the engine is asked and what it answers.
+
+use std::fs::File;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_backends::{FileKind, Time};
+use serde::{Deserialize, Serialize};
+
+/// The number of an overlay inode: given once, kept in the catalog, the kernel's node id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root of the mount, as FUSE numbers it.
+    pub const ROOT: Self = Self(1);
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// What `stat` shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// At most 0o7777.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub rdev: u64,
+    pub size: u64,
+    /// In units of 512 bytes.
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+}
+
+/// A name that was found. The caller owns one lookup of `attr.ino` and gives it back by `Overlay::forget`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub attr: Attr,
+    /// How long the kernel may keep the name and the attributes without asking.
+    pub ttl: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lookup {
+    Found(Entry),
+    /// The name does not exist; the kernel may remember that for `ttl`.
+    Negative { ttl: Duration },
+}
+
+/// On whose behalf an operation is done: owner of what it creates, and judge of set-id bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    Now,
+    At(Time),
+}
+
+/// Changes of attributes; `None` leaves one as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+}
+
+/// A content file that is open in the daemon, for reading and writing.
+#[derive(Debug)]
+pub struct Content {
+    pub id: u64,
+    pub file: Arc<File>,
+}
+
+/// An open file. Every `Opened` is given back by one `Overlay::release` with the same flags.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// The content file, where all of it is valid now and stays so while the file is open: the kernel may use
+    /// it directly. `None`: reads and writes go through the engine.
+    pub resident: Option<Arc<Content>>,
+    /// The page cache still holds what this version says: the kernel may keep it.
+    pub keep_cache: bool,
+    /// `close` has nothing to wait for.
+    pub no_flush: bool,
+}
+
+/// One entry of a directory, in the order in which a snapshot shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dirent {
+    pub name: Box<[u8]>,
+    pub ino: Ino,
+    pub kind: FileKind,
+}
+
+/// The entries of a directory at one moment, sorted by name, without `.` and `..`.
+#[derive(Debug, Clone)]
+pub struct DirSnapshot {
+    pub parent: Ino,
+    pub entries: Arc<Vec<Dirent>>,
+    /// The kernel may keep the listing in its page cache until it is told otherwise.
+    pub cacheable: bool,
+}
+
+/// What `statfs` shows, in bytes and files.
+pub use forebay_backends::Space;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seek {
+    Data,
+    Hole,
+}
+
+/// What the kernel remembers of the mount and must be told to forget. Calls may block and are never made
+/// while the engine holds a lock.
+pub trait KernelCache: Send + Sync {
+    /// Attributes, and the cached bytes too where `data`.
+    fn invalidate_inode(&self, ino: Ino, data: bool);
+    fn invalidate_name(&self, parent: Ino, name: &[u8]);
+}

@@ -1,0 +1,133 @@
+//! Extended attributes and ACLs.
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+
+use super::attributes::set_xattr;
+use super::{Caller, Ino, Inner, Overlay, Txn};
+use crate::acl::{self, Acl};
+use crate::catalog::Xattrs;
+use crate::clock::stamp_now;
+
+/// The largest value that Linux takes, in bytes.
+const VALUE_MAX: usize = 65_536;
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+impl Overlay {
+    /// # Errors
+    /// `NoAttribute` where there is none of this name.
+    pub async fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        match self.inner.xattr(ino, name).await? {
+            Some(value) => Ok(value.into()),
+            None => Err(no_attribute(name)),
+        }
+    }
+
+    pub async fn list_xattrs(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        Ok(self.inner.known_xattrs(ino).await?.into_iter().map(|(name, _)| name.into()).collect())
+    }
+
+    /// `flags`: `XATTR_CREATE`, `XATTR_REPLACE` or 0.
+    pub async fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: i32, caller: Caller) -> Result<()> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        inner.check_xattrs(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "an attribute value above 64 KiB"));
+        }
+        let known = inner.xattr(ino, name).await?.is_some();
+        if known && flags & libc::XATTR_CREATE != 0 {
+            return Err(Error::new(ErrorKind::Exists, Side::Application, name.escape_ascii().to_string()));
+        }
+        if !known && flags & libc::XATTR_REPLACE != 0 {
+            return Err(no_attribute(name));
+        }
+        let mut txn = Txn::begin(inner);
+        let record = txn.record(ino)?;
+        let mut kept = Some(value);
+        if name == ACL_ACCESS {
+            let (mode, stored) = acl::set_access(record.mode, Acl::parse(value)?);
+            if record.kind == FileKind::Symlink {
+                return Err(Error::new(ErrorKind::Unsupported, Side::Application, "an ACL of a symlink"));
+            }
+            record.mode = mode;
+            if caller.uid != 0 && caller.gid != record.gid {
+                record.mode &= !libc::S_ISGID;
+            }
+            record.dirty.mode = true;
+            if stored.is_none() {
+                kept = None;
+            }
+        } else if name == ACL_DEFAULT && record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::PermissionDenied, Side::Application, "a default ACL of a file"));
+        }
+        set_xattr(record, name, kept);
+        record.ctime = stamp_now();
+        txn.commit()
+    }
+
+    pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        inner.check_xattrs(name)?;
+        if inner.xattr(ino, name).await?.is_none() {
+            return Err(no_attribute(name));
+        }
+        let mut txn = Txn::begin(inner);
+        let record = txn.record(ino)?;
+        set_xattr(record, name, None);
+        record.ctime = stamp_now();
+        txn.commit()
+    }
+}
+
+impl Inner {
+    pub(super) async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
+        {
+            // The common case without a copy of the rest.
+            let node = self.node(ino)?;
+            let state = node.state.lock();
+            if let Some(xattrs) = &state.record.xattrs {
+                return Ok(xattrs.iter().find(|(n, _)| **n == *name).map(|(_, v)| v.clone()));
+            }
+        }
+        Ok(self.known_xattrs(ino).await?.into_iter().find(|(n, _)| **n == *name).map(|(_, v)| v))
+    }
+
+    /// All extended attributes, read from the pool when they are first asked for.
+    pub(super) async fn known_xattrs(&self, ino: Ino) -> Result<Xattrs> {
+        let node = self.node(ino)?;
+        if let Some(xattrs) = &node.state.lock().record.xattrs {
+            return Ok(xattrs.clone());
+        }
+        if !self.pool.capabilities().xattrs {
+            return Ok(Xattrs::new());
+        }
+        let path = self.pool_path(ino)?;
+        let read = self.ask(self.pool.xattrs(&path)).await.map_err(|e| e.context(path))?;
+        let mut xattrs: Xattrs = read.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
+        xattrs.sort();
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        if let Some(known) = &record.xattrs {
+            return Ok(known.clone());
+        }
+        record.xattrs = Some(xattrs.clone());
+        txn.commit()?;
+        Ok(xattrs)
+    }
+
+    fn check_xattrs(&self, name: &[u8]) -> Result<()> {
+        if !self.pool.capabilities().xattrs {
+            return Err(Error::new(ErrorKind::Unsupported, Side::Pool, "the pool cannot hold extended attributes"));
+        }
+        if name.len() > 255 {
+            return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "an attribute name above 255 bytes"));
+        }
+        Ok(())
+    }
+}
+
+fn no_attribute(name: &[u8]) -> Error {
+    Error::new(ErrorKind::NoAttribute, Side::Application, name.escape_ascii().to_string())
+}

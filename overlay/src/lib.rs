@@ -1,0 +1,23 @@
+//! The overlay: the merged view of the pool and our newer local changes. [`Overlay`] is the engine; the front
+//! ends (`fuse`, `control`) turn a request into one call of it.
+
+mod acl;
+mod catalog;
+mod clock;
+mod content;
+pub mod content_io;
+pub mod control;
+mod engine;
+mod extents;
+pub mod fuse;
+mod node;
+pub mod policy;
+mod state;
+
+pub use engine::operator;
+pub use engine::{
+    Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Options, Overlay,
+    Seek, SetTime, Space, summary,
+};
+pub use forebay_backends as backends;
+pub use policy::Policy;

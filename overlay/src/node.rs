@@ -1,0 +1,236 @@
+//! Inodes in memory: a bounded cache of the catalog, plus what only matters while the daemon lives.
+//!
+//! Locking: the namespace lock (held by a [`crate::engine::Txn`]) comes before inode locks; without it at most
+//! one inode is locked at a time; no lock is held across an await or a call to the pool.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry as Slot;
+use forebay_backends::Result;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::catalog::{Catalog, ContentRecord, InodeRecord, LeaseRecord};
+use crate::{Content, Ino};
+
+/// Inodes kept in memory beyond those that the kernel knows or that are open.
+const IDLE_INODES: usize = 20_000;
+/// Names of one directory that are remembered as absent from the pool.
+pub(crate) const NEGATIVE_NAMES: usize = 256;
+
+/// How a fetch that others wait for ended: the error is told to each of them.
+pub(crate) type Flight = watch::Receiver<Option<Result<(), Arc<forebay_backends::Error>>>>;
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub ino: Ino,
+    pub state: Arc<Mutex<NodeState>>,
+    /// Serialises what changes the pool's copy.
+    pub flush: tokio::sync::Mutex<()>,
+}
+
+/// What is known of one inode. `record` is what the catalog has; the rest is forgotten with the daemon.
+#[derive(Debug)]
+pub(crate) struct NodeState {
+    pub record: InodeRecord,
+    /// The record in the catalog is dirty, so the index of intents has it.
+    pub indexed_dirty: bool,
+    /// The inode's record has been deleted from the catalog.
+    pub deleted: bool,
+    /// How often the kernel was told of it and has not forgotten it.
+    pub lookups: u64,
+    pub readers: u32,
+    pub writers: u32,
+    pub content: Option<Arc<Content>>,
+    /// Read from the catalog when first needed.
+    pub residency: Option<ContentRecord>,
+    pub lease: Option<LeaseRecord>,
+    /// Chunks that are being fetched.
+    pub flights: HashMap<u64, Flight>,
+    /// When the pool last confirmed what the record says.
+    pub validated: Option<Instant>,
+    /// Counts changes of the content that the daemon sees; a flush of an older one does not make it clean.
+    pub generation: u64,
+    /// Calls that change the pool's copy, or for a directory its names: begun and ended. An answer of the pool
+    /// that was asked for while one ran is not believed.
+    pub pool_calls: (u64, u64),
+    /// Names that the pool was asked for one by one since the directory was last listed.
+    pub single_lookups: u32,
+    /// When all names of the directory were last read from the pool.
+    pub listed_at: Option<Instant>,
+    pub negative: HashMap<Box<[u8]>, Instant>,
+    /// The mark that the content is dirty is not on the disk yet.
+    pub mark_unsynced: bool,
+    /// The content as it was when it was marked dirty: while it is the same, nothing was written.
+    pub clean_stamp: Option<Stamp>,
+    /// The content as it was when it was last uploaded with writers at it.
+    pub uploaded: Option<Stamp>,
+    /// The kernel's page cache may hold another version.
+    pub page_cache_stale: bool,
+    /// Where the last read through the daemon ended, and how many chunks are read ahead.
+    pub readahead: (u64, u32),
+    /// The last failed attempt to flush it.
+    pub flush_error: Option<String>,
+}
+
+/// What changes with every write to a content file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub size: u64,
+    pub mtime: (i64, i64),
+    pub ctime: (i64, i64),
+}
+
+impl Stamp {
+    pub fn of(file: &std::fs::File) -> Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let meta = file.metadata().map_err(|e| {
+            forebay_backends::Error::io(e, forebay_backends::Side::Cache, "stat of a content file")
+        })?;
+        Ok(Self {
+            size: meta.size(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+}
+
+impl NodeState {
+    fn new(record: InodeRecord, lease: Option<LeaseRecord>) -> Self {
+        Self {
+            indexed_dirty: record.is_dirty(),
+            record,
+            deleted: false,
+            lookups: 0,
+            readers: 0,
+            writers: 0,
+            content: None,
+            residency: None,
+            lease,
+            flights: HashMap::new(),
+            validated: None,
+            generation: 0,
+            pool_calls: (0, 0),
+            single_lookups: 0,
+            listed_at: None,
+            negative: HashMap::new(),
+            mark_unsynced: false,
+            clean_stamp: None,
+            uploaded: None,
+            page_cache_stale: false,
+            readahead: (0, 0),
+            flush_error: None,
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.readers + self.writers > 0
+    }
+
+    /// No name leads to it any more.
+    pub fn is_unlinked(&self, ino: Ino) -> bool {
+        self.record.links.is_empty() && ino != Ino::ROOT
+    }
+
+    pub fn lease_holds(&self, now_unix: u64) -> bool {
+        self.lease.as_ref().is_some_and(|l| l.expires_unix.is_none_or(|at| at > now_unix))
+    }
+
+    /// Whether nothing but the catalog needs it.
+    fn is_idle(&self) -> bool {
+        self.lookups == 0
+            && !self.is_open()
+            && self.flights.is_empty()
+            && self.uploaded.is_none()
+            && self.flush_error.is_none()
+            && !self.deleted
+    }
+}
+
+/// The inodes in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    nodes: DashMap<Ino, Arc<Node>>,
+}
+
+impl Table {
+    /// The node of an inode, from memory or from the catalog; `None` where there is no such inode.
+    pub fn get(&self, catalog: &Catalog, ino: Ino) -> Result<Option<Arc<Node>>> {
+        if let Some(node) = self.nodes.get(&ino) {
+            return Ok(Some(node.clone()));
+        }
+        // The slot is locked while the catalog is read, so that a node is never made twice.
+        let node = match self.nodes.entry(ino) {
+            Slot::Occupied(slot) => slot.get().clone(),
+            Slot::Vacant(slot) => {
+                let Some(record) = catalog.inode(ino)? else { return Ok(None) };
+                let lease = catalog.lease(ino)?;
+                slot.insert(Node::new(ino, record, lease)).clone()
+            }
+        };
+        self.trim();
+        Ok(Some(node))
+    }
+
+    /// Adds an inode that was just made.
+    pub fn insert(&self, ino: Ino, record: InodeRecord) {
+        // Whoever found its name in the catalog already may have been faster.
+        self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, None));
+    }
+
+    pub fn peek(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.nodes.get(&ino).map(|n| n.clone())
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Drops a node that nobody needs in memory.
+    pub fn drop_idle(&self, ino: Ino) {
+        self.nodes.remove_if(&ino, |_, node| Self::idle(node));
+    }
+
+    fn idle(node: &Arc<Node>) -> bool {
+        Arc::strong_count(node) == 1 && node.state.try_lock().is_some_and(|s| s.is_idle())
+    }
+
+    /// Drops a deleted inode for which the kernel has no name left.
+    pub fn drop_deleted(&self, ino: Ino) {
+        self.nodes.remove_if(&ino, |_, node| {
+            node.state.try_lock().is_some_and(|s| s.deleted && s.lookups == 0 && !s.is_open())
+        });
+    }
+
+    /// Keeps the table bounded where inodes are visited without the kernel knowing them.
+    fn trim(&self) {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static NEXT: AtomicUsize = AtomicUsize::new(IDLE_INODES);
+        let len = self.nodes.len();
+        if len > NEXT.load(Ordering::Relaxed) {
+            self.nodes.retain(|_, node| !Self::idle(node));
+            let left = self.nodes.len();
+            self.nodes.shrink_to_fit();
+            NEXT.store(left * 2 + IDLE_INODES, Ordering::Relaxed);
+        }
+    }
+
+    pub fn for_each(&self, mut each: impl FnMut(&Arc<Node>)) {
+        for node in self.nodes.iter() {
+            each(node.value());
+        }
+    }
+}
+
+impl Node {
+    fn new(ino: Ino, record: InodeRecord, lease: Option<LeaseRecord>) -> Arc<Self> {
+        Arc::new(Self {
+            ino,
+            state: Arc::new(Mutex::new(NodeState::new(record, lease))),
+            flush: tokio::sync::Mutex::new(()),
+        })
+    }
+}

@@ -1,0 +1,305 @@
+//! The rules that say how paths are read, written, flushed and kept. Every behaviour of this kind is decided
+//! here and nowhere else.
+
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
+use globset::{GlobBuilder, GlobMatcher};
+use serde::Deserialize;
+
+/// What `open` may show of other nodes' changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consistency {
+    /// Every open asks the pool for the version.
+    CloseToOpen,
+    /// An open asks the pool when the last answer is older than this.
+    Ttl(Duration),
+    /// What was seen once is never asked for again.
+    Immutable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Write {
+    /// Writes are absorbed by the fast pool and flushed later.
+    Back,
+    /// A close returns when the pool has the bytes.
+    Through,
+}
+
+/// When dirty state goes to the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// Before `close` returns.
+    OnClose,
+    /// When nothing has changed the file for this long.
+    Idle(Duration),
+    /// Only by `forebay flush`.
+    Manual,
+}
+
+/// What holds for one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathPolicy {
+    pub consistency: Consistency,
+    pub flush: Flush,
+    /// Files up to this many bytes are fetched whole when they are opened.
+    pub whole_file_bytes: u64,
+    /// How long names and attributes may be shown without asking the pool. An open asks by `consistency`.
+    pub metadata_ttl: Duration,
+}
+
+impl Default for PathPolicy {
+    fn default() -> Self {
+        Self {
+            consistency: Consistency::CloseToOpen,
+            flush: Flush::Idle(Duration::from_secs(5)),
+            whole_file_bytes: 4 << 20,
+            metadata_ttl: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Limits of the fast pool.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpacePolicy {
+    /// Eviction starts above this share of the limit.
+    pub high_watermark: f64,
+    /// and stops below this one.
+    pub low_watermark: f64,
+}
+
+#[derive(Debug, Clone)]
+pub struct Policy {
+    default: PathPolicy,
+    rules: Vec<Rule>,
+    pub space: SpacePolicy,
+    /// Name of the eviction policy.
+    pub evictor: String,
+    /// How long a call for metadata may take before the pool counts as not answering.
+    pub pool_deadline: Duration,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    paths: Vec<GlobMatcher>,
+    settings: Settings,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Settings {
+    consistency: Option<String>,
+    write: Option<Write>,
+    flush: Option<String>,
+    whole_file: Option<String>,
+    metadata_ttl: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct SpaceSettings {
+    high_watermark: Option<f64>,
+    low_watermark: Option<f64>,
+    evictor: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct PoolSettings {
+    deadline: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    default: Settings,
+    #[serde(default)]
+    space: SpaceSettings,
+    #[serde(default)]
+    pool: PoolSettings,
+    #[serde(default)]
+    rule: Vec<toml::Table>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            default: PathPolicy::default(),
+            rules: Vec::new(),
+            space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
+            evictor: "s3fifo".into(),
+            pool_deadline: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Policy {
+    /// Everything is taken as never changing.
+    pub fn immutable() -> Self {
+        let mut policy = Self::default();
+        policy.default.consistency = Consistency::Immutable;
+        policy.default.metadata_ttl = Duration::from_secs(365 * 86400);
+        policy
+    }
+
+    /// Reads a policy file.
+    ///
+    /// # Errors
+    /// `InvalidInput` that names the line or the setting and what is allowed there.
+    pub fn parse(text: &str) -> Result<Self> {
+        let file: File = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;
+        let mut policy = Self::default();
+        file.default.apply(&mut policy.default)?;
+        if let Some(text) = &file.pool.deadline {
+            policy.pool_deadline = duration("pool.deadline", text)?;
+        }
+        if let Some(share) = file.space.high_watermark {
+            policy.space.high_watermark = share;
+        }
+        if let Some(share) = file.space.low_watermark {
+            policy.space.low_watermark = share;
+        }
+        let SpacePolicy { high_watermark, low_watermark } = policy.space;
+        if !(0.0 < low_watermark && low_watermark <= high_watermark && high_watermark <= 1.0) {
+            return Err(invalid(format!(
+                "space: 0 < low-watermark ({low_watermark}) <= high-watermark ({high_watermark}) <= 1 must hold"
+            )));
+        }
+        if let Some(name) = file.space.evictor {
+            policy.evictor = name;
+        }
+        for table in file.rule {
+            policy.rules.push(Rule::parse(table)?);
+        }
+        Ok(policy)
+    }
+
+    /// What holds for a path: the default, changed by every rule that matches, in the file's order.
+    pub fn for_path(&self, path: &PoolPath) -> PathPolicy {
+        let mut result = self.default;
+        if self.rules.is_empty() {
+            return result;
+        }
+        let path = std::path::Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
+        for rule in &self.rules {
+            if rule.paths.iter().any(|glob| glob.is_match(path)) {
+                // Checked when the rule was read.
+                let _ = rule.settings.apply(&mut result);
+            }
+        }
+        result
+    }
+
+    /// The same for every path: paths need not be known to ask.
+    pub fn uniform(&self) -> Option<PathPolicy> {
+        self.rules.is_empty().then_some(self.default)
+    }
+}
+
+impl Rule {
+    fn parse(mut table: toml::Table) -> Result<Self> {
+        let Some(paths) = table.remove("paths") else {
+            return Err(invalid("a [[rule]] needs paths = [\"GLOB\", ...]"));
+        };
+        let paths: Vec<String> = paths.try_into().map_err(|e| invalid(format!("rule.paths: {e}")))?;
+        let settings: Settings =
+            toml::Value::Table(table).try_into().map_err(|e| invalid(format!("rule for {paths:?}: {e}")))?;
+        settings.apply(&mut PathPolicy::default())?;
+        let compile = |glob: &String| {
+            let matcher = GlobBuilder::new(glob.trim_start_matches('/')).literal_separator(true).build();
+            matcher.map(|g| g.compile_matcher()).map_err(|e| invalid(format!("rule.paths: {e}")))
+        };
+        Ok(Self { paths: paths.iter().map(compile).collect::<Result<_>>()?, settings })
+    }
+}
+
+impl Settings {
+    fn apply(&self, policy: &mut PathPolicy) -> Result<()> {
+        if let Some(text) = &self.consistency {
+            policy.consistency = match text.as_str() {
+                "close-to-open" => Consistency::CloseToOpen,
+                "immutable" => Consistency::Immutable,
+                other => match other.strip_prefix("ttl:") {
+                    Some(ttl) => Consistency::Ttl(duration("consistency", ttl)?),
+                    None => {
+                        return Err(invalid(format!(
+                            "consistency = \"{other}\": \"close-to-open\", \"ttl:DURATION\" or \"immutable\""
+                        )));
+                    }
+                },
+            };
+        }
+        if let Some(text) = &self.flush {
+            policy.flush = match text.as_str() {
+                "on-close" => Flush::OnClose,
+                "manual" => Flush::Manual,
+                other => match other.strip_prefix("idle:") {
+                    Some(idle) => Flush::Idle(duration("flush", idle)?),
+                    None => {
+                        return Err(invalid(format!(
+                            "flush = \"{other}\": \"on-close\", \"idle:DURATION\" or \"manual\""
+                        )));
+                    }
+                },
+            };
+        }
+        if self.write == Some(Write::Through) {
+            policy.flush = Flush::OnClose;
+        }
+        if let Some(text) = &self.whole_file {
+            let size: bytesize::ByteSize =
+                text.parse().map_err(|e| invalid(format!("whole-file = \"{text}\": {e}; a size such as 4MiB")))?;
+            policy.whole_file_bytes = size.as_u64();
+        }
+        if let Some(text) = &self.metadata_ttl {
+            policy.metadata_ttl = duration("metadata-ttl", text)?;
+        }
+        Ok(())
+    }
+}
+
+fn duration(setting: &str, text: &str) -> Result<Duration> {
+    humantime::parse_duration(text).map_err(|e| invalid(format!("{setting} = \"{text}\": {e}; a duration such as 30s")))
+}
+
+fn invalid(context: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, Side::Application, format!("policy: {}", context.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_rules_change_what_earlier_ones_said() {
+        let policy = Policy::parse(
+            "[default]\nflush = \"manual\"\n\
+             [[rule]]\npaths = [\"out/**\"]\nflush = \"on-close\"\nwhole-file = \"1MiB\"\n\
+             [[rule]]\npaths = [\"out/*.tmp\"]\nflush = \"idle:1m\"\n",
+        )
+        .unwrap();
+        let at = |path: &str| policy.for_path(&PoolPath::parse(path).unwrap());
+        assert_eq!(at("in/a").flush, Flush::Manual);
+        assert_eq!(at("out/x/y").flush, Flush::OnClose);
+        assert_eq!(at("out/a.tmp").flush, Flush::Idle(Duration::from_secs(60)));
+        assert_eq!(at("out/a.tmp").whole_file_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn errors_name_the_setting_and_what_is_allowed() {
+        for (text, needle) in [
+            ("[default]\nflush = \"soon\"", "on-close"),
+            ("[default]\nconsistency = \"ttl:x\"", "duration"),
+            ("[default]\nflsh = \"manual\"", "flsh"),
+            ("[[rule]]\nflush = \"manual\"", "paths"),
+            ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "low-watermark"),
+        ] {
+            let error = Policy::parse(text).unwrap_err();
+            assert!(error.to_string().contains(needle), "{error}");
+            assert!(error.is(ErrorKind::InvalidInput));
+        }
+    }
+}

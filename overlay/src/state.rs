@@ -1,0 +1,230 @@
+//! The state of one file's content: what of it is here, and whether it is newer than the pool's.
+//!
+//! ```text
+//!              begin_fetch            complete
+//!   ┌─ Absent ────────────► Partial ────────────► Resident ◄───────────┐
+//!   │    ▲  ▲                  │                   │   │               │
+//!   │    │  └── evict ─────────┴─── evict ─────────┘   │ modify        │ flushed
+//!   │    └───── pool_changed (from the three) ──┘      ▼               │
+//!   └────────────────── replace (truncate to 0) ────► Dirty ───────────┘
+//! ```
+//!
+//! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition. All
+//! dirty content is whole: a partial file is completed before it is modified.
+
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::ContentId;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum State {
+    /// Nothing is here.
+    Absent,
+    /// Some ranges are here, of the version that the record names.
+    Partial(ContentId),
+    /// All is here, and equals the pool's copy of the version that the record names.
+    Resident(ContentId),
+    /// All is here, and the pool's copy is older or does not exist. `since`: seconds since 1970.
+    Dirty { content: ContentId, since: u64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState(State);
+
+/// What a transition was asked for in a state that does not have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no transition {transition} from {from}")]
+pub struct Illegal {
+    transition: &'static str,
+    from: &'static str,
+}
+
+impl FileState {
+    pub fn absent() -> Self {
+        Self(State::Absent)
+    }
+
+    /// A file that was made here.
+    pub fn created(content: ContentId, now: u64) -> Self {
+        Self(State::Dirty { content, since: now })
+    }
+
+    /// The first bytes are about to be fetched into `content`.
+    pub fn begin_fetch(self, content: ContentId) -> Result<Self, Illegal> {
+        match self.0 {
+            State::Absent => Ok(Self(State::Partial(content))),
+            _ => Err(self.illegal("begin_fetch")),
+        }
+    }
+
+    /// The last missing bytes have been fetched.
+    pub fn complete(self) -> Result<Self, Illegal> {
+        match self.0 {
+            State::Partial(content) => Ok(Self(State::Resident(content))),
+            _ => Err(self.illegal("complete")),
+        }
+    }
+
+    /// The content is about to be changed in place.
+    pub fn modify(self, now: u64) -> Result<Self, Illegal> {
+        match self.0 {
+            State::Resident(content) => Ok(Self(State::Dirty { content, since: now })),
+            State::Dirty { .. } => Ok(self),
+            _ => Err(self.illegal("modify")),
+        }
+    }
+
+    /// All content is replaced by that of a new content file.
+    pub fn replace(self, content: ContentId, now: u64) -> Self {
+        let since = match self.0 {
+            State::Dirty { since, .. } => since,
+            _ => now,
+        };
+        Self(State::Dirty { content, since })
+    }
+
+    /// The pool has exactly what is here.
+    pub fn flushed(self) -> Result<Self, Illegal> {
+        match self.0 {
+            State::Dirty { content, .. } => Ok(Self(State::Resident(content))),
+            _ => Err(self.illegal("flushed")),
+        }
+    }
+
+    /// The bytes that are here are given up. Returns the content file to remove.
+    pub fn evict(self) -> Result<(Self, ContentId), Illegal> {
+        match self.0 {
+            State::Partial(content) | State::Resident(content) => Ok((Self(State::Absent), content)),
+            _ => Err(self.illegal("evict")),
+        }
+    }
+
+    /// The pool's copy became another version: nothing that is here is of it.
+    pub fn pool_changed(self) -> Result<(Self, Option<ContentId>), Illegal> {
+        match self.0 {
+            State::Absent => Ok((self, None)),
+            State::Partial(content) | State::Resident(content) => Ok((Self(State::Absent), Some(content))),
+            State::Dirty { .. } => Err(self.illegal("pool_changed")),
+        }
+    }
+
+    pub fn content(self) -> Option<ContentId> {
+        match self.0 {
+            State::Absent => None,
+            State::Partial(content) | State::Resident(content) | State::Dirty { content, .. } => Some(content),
+        }
+    }
+
+    pub fn is_dirty(self) -> bool {
+        matches!(self.0, State::Dirty { .. })
+    }
+
+    /// All bytes are here.
+    pub fn is_whole(self) -> bool {
+        matches!(self.0, State::Resident(_) | State::Dirty { .. })
+    }
+
+    pub fn is_partial(self) -> bool {
+        matches!(self.0, State::Partial(_))
+    }
+
+    pub fn is_absent(self) -> bool {
+        matches!(self.0, State::Absent)
+    }
+
+    /// Since when it is dirty, in seconds since 1970.
+    pub fn dirty_since(self) -> Option<u64> {
+        match self.0 {
+            State::Dirty { since, .. } => Some(since),
+            _ => None,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            State::Absent => "absent",
+            State::Partial(_) => "partial",
+            State::Resident(_) => "resident",
+            State::Dirty { .. } => "dirty",
+        }
+    }
+
+    fn illegal(self, transition: &'static str) -> Illegal {
+        Illegal { transition, from: self.name() }
+    }
+}
+
+impl From<Illegal> for forebay_backends::Error {
+    fn from(illegal: Illegal) -> Self {
+        use forebay_backends::{ErrorKind, Side};
+        Self::new(ErrorKind::Corrupt, Side::Cache, illegal.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        BeginFetch,
+        Complete,
+        Modify,
+        Replace,
+        Flushed,
+        Evict,
+        PoolChanged,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        use Step::*;
+        prop::sample::select(vec![BeginFetch, Complete, Modify, Replace, Flushed, Evict, PoolChanged])
+    }
+
+    proptest! {
+        /// Drives the machine beside three plain facts: bytes here (none, some, all), newer than the pool's,
+        /// and the content file.
+        #[test]
+        fn no_step_loses_newer_bytes(steps in prop::collection::vec(step(), 1..60)) {
+            let mut state = FileState::absent();
+            let (mut here, mut newer, mut content, mut next) = (0u8, false, None, 0u64);
+            for step in steps {
+                next += 1;
+                let before = state;
+                let result = match step {
+                    Step::BeginFetch => state.begin_fetch(ContentId(next)),
+                    Step::Complete => state.complete(),
+                    Step::Modify => state.modify(next),
+                    Step::Replace => Ok(state.replace(ContentId(next), next)),
+                    Step::Flushed => state.flushed(),
+                    Step::Evict => state.evict().map(|(s, _)| s),
+                    Step::PoolChanged => state.pool_changed().map(|(s, _)| s),
+                };
+                let legal = match step {
+                    Step::BeginFetch => here == 0,
+                    Step::Complete => here == 1,
+                    Step::Modify => here == 2,
+                    Step::Replace => true,
+                    Step::Flushed => newer,
+                    Step::Evict => here > 0 && !newer,
+                    Step::PoolChanged => !newer,
+                };
+                prop_assert_eq!(result.is_ok(), legal, "{:?} in {:?}", step, before);
+                let Ok(after) = result else { continue };
+                match step {
+                    Step::BeginFetch => (here, content) = (1, Some(next)),
+                    Step::Complete => here = 2,
+                    Step::Modify => newer = true,
+                    Step::Replace => (here, newer, content) = (2, true, Some(next)),
+                    Step::Flushed => newer = false,
+                    Step::Evict | Step::PoolChanged => (here, content) = (0, None),
+                }
+                state = after;
+                prop_assert_eq!(state.is_dirty(), newer);
+                prop_assert_eq!(state.is_whole(), here == 2);
+                prop_assert_eq!(state.content().map(|c| c.0), content);
+            }
+        }
+    }
+}
