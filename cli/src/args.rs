@@ -44,6 +44,7 @@ pub enum Command {
     },
     /// List files with their residency.
     Ls {
+        /// A file or directory under a mount.
         path: PathBuf,
         /// Everything below, too.
         #[arg(short = 'R', long)]
@@ -51,6 +52,7 @@ pub enum Command {
     },
     /// Sum up sizes and resident bytes.
     Du {
+        /// A file or directory under a mount.
         path: PathBuf,
         /// Only the total.
         #[arg(short, long)]
@@ -91,6 +93,7 @@ pub enum Command {
 pub struct Mount {
     /// The pool: `/path` or `file:///path`.
     pub url: String,
+    /// The directory where the pool appears.
     pub mountpoint: PathBuf,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR")]
@@ -107,6 +110,7 @@ pub struct Mount {
     /// The pool never changes: opens are served by the kernel alone.
     #[arg(long)]
     pub immutable: bool,
+    /// Refuse every change.
     #[arg(long)]
     pub read_only: bool,
     /// Slow the pool down, such as 100MB/s,2ms: for demonstrations and tests.
@@ -128,6 +132,7 @@ pub struct Mount {
 
 #[derive(Debug, Args)]
 pub struct Umount {
+    /// The directory that the pool is mounted at.
     pub mountpoint: PathBuf,
     /// Detach at once; those who use the mount may finish.
     #[arg(long)]
@@ -161,9 +166,6 @@ pub struct Stage {
     /// Whose lease it is. The Slurm job, or else the user, if not given.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
-    /// Of directories, only the files that lie in them directly.
-    #[arg(long)]
-    pub no_recursive: bool,
     /// Say what would be brought in, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,

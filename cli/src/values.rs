@@ -36,9 +36,29 @@ pub fn files(count: u64) -> String {
     if count == 1 { "1 file".into() } else { format!("{count} files") }
 }
 
-/// A name without what a terminal would obey.
-pub fn shown(name: &str) -> String {
-    name.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+/// A text of the daemon's for a terminal: escaped bytes that are UTF-8 become readable, and nothing in it is obeyed.
+pub fn shown(text: &str) -> String {
+    let readable = String::from_utf8(unescaped(text)).unwrap_or_else(|_| text.to_string());
+    readable.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Replaces each `\xNN` by its byte.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut parts = text.split(r"\x");
+    let mut out = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                out.extend(&part.as_bytes()[2..]);
+            }
+            None => {
+                out.extend(br"\x");
+                out.extend(part.as_bytes());
+            }
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -57,5 +77,13 @@ mod tests {
     #[test]
     fn names_cannot_steer_a_terminal() {
         assert_eq!(shown("a\x1b[2Jb\n"), "a\\u{1b}[2Jb\\n");
+        assert_eq!(shown(r"a\x1b"), "a\\u{1b}");
+    }
+
+    #[test]
+    fn escaped_names_are_readable_where_they_are_utf8() {
+        assert_eq!(shown(r"gr\xc3\xbcn"), "grün");
+        assert_eq!(shown(r"a\xffb"), r"a\xffb");
+        assert_eq!(shown(r"a\xq"), r"a\xq");
     }
 }

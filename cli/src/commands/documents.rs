@@ -10,8 +10,12 @@ use crate::exit::{self, Exit};
 
 pub fn man(dir: &Path) -> Result<Exit, Failure> {
     let command = Cli::command().after_long_help(exit::table());
+    let main_page = dir.join("forebay.1");
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(command, dir))
+        .and_then(|()| std::fs::read_to_string(&main_page))
+        // The generator has no name for what comes after the help.
+        .and_then(|page| std::fs::write(&main_page, page.replace(".SH EXTRA", ".SH \"EXIT STATUS\"\n.nf")))
         .map_err(|e| Failure::io(format!("manual pages in {}", dir.display()), &e))?;
     Ok(Exit::Done)
 }

@@ -19,7 +19,6 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
     on_each(&args.paths, STAGE, args.dry_run, output, |paths| {
         Request::Stage(StageRequest {
             paths,
-            recursive: !args.no_recursive,
             lease_owner: lease_owner.clone(),
             lease_secs: args.lease.map(|l| l.as_secs()),
             dry_run: args.dry_run,
