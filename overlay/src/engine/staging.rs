@@ -12,7 +12,7 @@ use globset::GlobBuilder;
 use super::eviction::Kept;
 use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
-use super::{Ino, Inner, Overlay, Txn};
+use super::{Ino, Inner, Overlay};
 use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
 

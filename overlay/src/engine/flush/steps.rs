@@ -167,6 +167,22 @@ impl Inner {
             },
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
         };
+        self.commit_moved(parent, name, from, moved, occupant, &stat)?;
+        match occupant {
+            Some(occupant) => self.refresh_version(occupant).await,
+            None => Ok(()),
+        }
+    }
+
+    fn commit_moved(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        from: &Link,
+        moved: Ino,
+        occupant: Option<Ino>,
+        stat: &Stat,
+    ) -> Result<()> {
         let mut txn = Txn::begin(self);
         let was_from = txn.name(from.0, &from.1)?;
         if was_from.pool == Some(moved) {
@@ -174,12 +190,8 @@ impl Inner {
         }
         txn.record(moved)?.pool_links.retain(|l| l != from);
         take_name(&mut txn, parent, name, moved, occupant)?;
-        take_version(&mut txn, moved, &stat)?;
-        txn.commit()?;
-        match occupant {
-            Some(occupant) => self.refresh_version(occupant).await,
-            None => Ok(()),
-        }
+        take_version(&mut txn, moved, stat)?;
+        txn.commit()
     }
 
     /// Whether the pool has under a path what we think.

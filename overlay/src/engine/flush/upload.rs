@@ -40,7 +40,8 @@ impl Inner {
             let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
             (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
             let pieces = self.pieces(content.clone(), stamp);
-            let put = self.pool.put(path, stamp.size, pieces, &attrs_of(&sent), expected);
+            let attrs = attrs_of(&sent);
+            let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
