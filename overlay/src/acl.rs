@@ -102,13 +102,10 @@ impl Acl {
     }
 
     /// The ACL that says what `mode` says.
+    #[cfg(test)]
     pub fn from_mode(mode: u32) -> Self {
         let entry = |tag, shift: u32| AclEntry { tag, perm: ((mode >> shift) & 7) as u16, id: NO_ID };
         Self { entries: vec![entry(Tag::Owner, 6), entry(Tag::OwningGroup, 3), entry(Tag::Other, 0)] }
-    }
-
-    pub fn entries(&self) -> &[AclEntry] {
-        &self.entries
     }
 
     /// True where the nine permission bits say all of it.

@@ -157,12 +157,11 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {
 pub fn device_number(mountpoint: &Path) -> Option<String> {
     let want = mountpoint.parent()?.canonicalize().ok()?.join(mountpoint.file_name()?);
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let found = table.split(|byte| *byte == b'\n').rev().find_map(|line| {
+    table.split(|byte| *byte == b'\n').rev().find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let (number, at) = (fields.nth(2)?, fields.nth(1)?);
         (unescape(at) == want.as_os_str().as_bytes()).then(|| String::from_utf8_lossy(number).into_owned())
-    });
-    found
+    })
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits.

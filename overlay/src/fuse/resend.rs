@@ -27,9 +27,7 @@ pub async fn made(
     outcome: Result<Entry>,
 ) -> Result<Entry> {
     match outcome {
-        Err(error) if repeated && error.is(ErrorKind::Exists) => {
-            found(overlay, parent, name, kind).await?.map_or(Err(error), Ok)
-        }
+        Err(error) if repeated && error.is(ErrorKind::Exists) => found(overlay, parent, name, kind).await?.ok_or(error),
         outcome => outcome,
     }
 }
