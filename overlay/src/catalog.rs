@@ -144,6 +144,10 @@ impl Catalog {
         self.set_meta("closed_epoch", &epoch)
     }
 
+    pub fn has_dead_epochs(&self) -> bool {
+        !self.dead_epochs.is_empty()
+    }
+
     /// What was fetched in this epoch may have been lost in a power cut.
     pub fn is_dead(&self, epoch: u64) -> bool {
         self.dead_epochs.iter().any(|(from, to)| (*from..=*to).contains(&epoch))
@@ -164,12 +168,6 @@ impl Catalog {
     /// Applies a batch; it survives the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
         self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))
-    }
-
-    /// Applies a batch; it and all before it survive a power cut when this returns. Blocks on the disk.
-    pub fn write_durable(&self, batch: Batch<'_>) -> Result<()> {
-        self.write(batch)?;
-        self.sync()
     }
 
     /// What was written before survives a power cut when this returns. Blocks on the disk.
@@ -227,15 +225,6 @@ impl Catalog {
         })
     }
 
-    pub fn has_intents(&self) -> Result<bool> {
-        let mut any = false;
-        self.intents(|_, _| {
-            any = true;
-            Ok(false)
-        })?;
-        Ok(any)
-    }
-
     pub fn contents(&self, mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>) -> Result<()> {
         self.scan(cf::RESIDENCY, b"", |key, value| {
             each(ContentId(id_of(key)?), decoded(cf::RESIDENCY, value)?)
@@ -248,14 +237,6 @@ impl Catalog {
 
     pub fn inodes(&self, mut each: impl FnMut(Ino, InodeRecord) -> Result<bool>) -> Result<()> {
         self.scan(cf::INODES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::INODES, value)?))
-    }
-
-    /// About how many inodes there are; by RocksDB's estimate.
-    pub fn inode_count(&self) -> u64 {
-        let family = self.db.cf_handle(cf::INODES);
-        family
-            .and_then(|f| self.db.property_int_value_cf(f, "rocksdb.estimate-num-keys").ok().flatten())
-            .unwrap_or(0)
     }
 
     pub fn meta<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {

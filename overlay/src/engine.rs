@@ -203,8 +203,24 @@ impl Inner {
     /// `Stale` where there is no such inode.
     pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         self.table
-            .get(&self.catalog, ino)?
+            .get(&self.catalog, ino, |record| self.distrust(ino, record))?
             .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
+    }
+
+    /// Gives up clean content whose last bytes were fetched in an epoch that ended in a power cut: they may
+    /// never have reached the disk.
+    fn distrust(&self, ino: Ino, record: &mut InodeRecord) -> Result<()> {
+        let (false, Some(id)) = (record.file.is_dirty(), record.file.content()) else { return Ok(()) };
+        if !self.catalog.has_dead_epochs() || !self.catalog.content(id)?.is_none_or(|c| self.catalog.is_dead(c.epoch)) {
+            return Ok(());
+        }
+        (record.file, _) = record.file.evict()?;
+        let mut batch = self.catalog.batch();
+        batch.put_inode(ino, record, record.is_dirty());
+        batch.delete_content(id);
+        self.catalog.write(batch)?;
+        self.trash.discard(id, None);
+        Ok(())
     }
 
     async fn ensure_root(self: &Arc<Self>) -> Result<()> {

@@ -158,7 +158,15 @@ pub(crate) struct Table {
 
 impl Table {
     /// The node of an inode, from memory or from the catalog; `None` where there is no such inode.
-    pub fn get(&self, catalog: &Catalog, ino: Ino) -> Result<Option<Arc<Node>>> {
+    ///
+    /// `distrust` is given a record that comes from the catalog, and may give up content that a power cut may
+    /// have damaged.
+    pub fn get(
+        &self,
+        catalog: &Catalog,
+        ino: Ino,
+        distrust: impl FnOnce(&mut InodeRecord) -> Result<()>,
+    ) -> Result<Option<Arc<Node>>> {
         if let Some(node) = self.nodes.get(&ino) {
             return Ok(Some(node.clone()));
         }
@@ -166,7 +174,8 @@ impl Table {
         let node = match self.nodes.entry(ino) {
             Slot::Occupied(slot) => slot.get().clone(),
             Slot::Vacant(slot) => {
-                let Some(record) = catalog.inode(ino)? else { return Ok(None) };
+                let Some(mut record) = catalog.inode(ino)? else { return Ok(None) };
+                distrust(&mut record)?;
                 let lease = catalog.lease(ino)?;
                 slot.insert(Node::new(ino, record, lease)).clone()
             }

@@ -132,14 +132,6 @@ impl FileState {
         matches!(self.0, State::Absent)
     }
 
-    /// Since when it is dirty, in seconds since 1970.
-    pub fn dirty_since(self) -> Option<u64> {
-        match self.0 {
-            State::Dirty { since, .. } => Some(since),
-            _ => None,
-        }
-    }
-
     pub fn name(self) -> &'static str {
         match self.0 {
             State::Absent => "absent",

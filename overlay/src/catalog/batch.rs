@@ -64,10 +64,6 @@ impl<'a> Batch<'a> {
         self.put_raw(cf::OBJECTS, identity, &encode(&ino));
     }
 
-    pub fn delete_object(&mut self, identity: &[u8]) {
-        self.delete_raw(cf::OBJECTS, identity);
-    }
-
     fn mark(&mut self, intent: &Intent, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.put_raw(cf::INTENTS, &intent.encode(), &encode(&unix_now())),

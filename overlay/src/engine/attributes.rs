@@ -8,11 +8,10 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 
 use super::pool_view::Age;
 use super::{Attr, Caller, Change, Ino, Inner, Overlay, SetTime, Space, Txn};
-use crate::acl::Acl;
+use crate::acl::{self, Acl};
 use crate::clock::stamp_now;
 use crate::node::{Node, NodeState, Stamp};
 
-const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 
 impl Overlay {
     /// The attributes of an inode, and how long the kernel may keep them.
@@ -38,7 +37,7 @@ impl Overlay {
         }
         let caps = inner.pool.capabilities();
         let with_acl = change.mode.is_some() && caps.xattrs;
-        let access = if with_acl { inner.xattr(ino, ACL_ACCESS).await? } else { None };
+        let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().is_open() {
             inner.flush_bell.notify_one();
@@ -142,7 +141,7 @@ impl Inner {
             record.mode = mode & 0o7777;
             record.dirty.mode = true;
             if let Some(acl) = access.map(Acl::parse).transpose()?.flatten() {
-                set_xattr(record, ACL_ACCESS, Some(&acl.chmod(mode).encode()));
+                set_xattr(record, acl::ACCESS, Some(&acl.chmod(mode).encode()));
             }
         }
         if change.size.is_some() && caller.uid != 0 && record.mode & 0o6000 != 0 && record.mode & 0o111 != 0 {

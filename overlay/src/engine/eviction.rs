@@ -122,7 +122,7 @@ impl Inner {
         self.evictor.lock().remove(ino.0);
         self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
         // The kernel holds the content file by its passthrough registration, and with it the space.
-        self.tell_kernel_inode(ino, false);
+        self.tell_kernel_inode(ino, true);
         Ok(Ok(bytes))
     }
 }

@@ -279,8 +279,17 @@ impl<'a> PoolChange<'a> {
 impl Drop for PoolChange<'_> {
     fn drop(&mut self) {
         for ino in &self.inos {
-            if let Ok(node) = self.inner.node(*ino) {
-                node.state.lock().pool_calls.1 += 1;
+            let Ok(node) = self.inner.node(*ino) else { continue };
+            let unlinked = {
+                let mut state = node.state.lock();
+                state.pool_calls.1 += 1;
+                state.is_unlinked(*ino) && !state.deleted && !state.is_open()
+            };
+            if unlinked {
+                let mut txn = Txn::begin(self.inner);
+                if let Err(error) = txn.reap(*ino).and_then(|()| txn.commit()) {
+                    tracing::error!(%error, %ino, "an inode without names stays until the next start");
+                }
             }
         }
     }

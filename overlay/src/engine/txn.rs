@@ -83,12 +83,6 @@ impl<'a> Txn<'a> {
         Ok(ino)
     }
 
-    /// Marks an inode for removal from the catalog.
-    pub fn delete(&mut self, ino: Ino) -> Result<()> {
-        self.edit(ino)?.gone = true;
-        Ok(())
-    }
-
     /// Takes a name from an inode. Where it was the last and nothing needs the inode any more, inode and
     /// content go with the same batch.
     pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
@@ -107,10 +101,12 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Deletes an inode that has no name here and in the pool and is not open.
+    /// Deletes an inode that has no name here and in the pool and is not open. While a flush of it is under
+    /// way the pool may be getting a name that must be taken back: the end of the flush reaps it.
     pub fn reap(&mut self, ino: Ino) -> Result<()> {
         let edit = self.edit(ino)?;
-        if ino == Ino::ROOT || !edit.record.links.is_empty() || edit.guard.is_open() {
+        let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
+        if ino == Ino::ROOT || !edit.record.links.is_empty() || edit.guard.is_open() || flushing || edit.gone {
             return Ok(());
         }
         let content = edit.record.file.content();

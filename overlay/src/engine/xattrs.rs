@@ -10,8 +10,6 @@ use crate::clock::stamp_now;
 
 /// The largest value that Linux takes, in bytes.
 const VALUE_MAX: usize = 65_536;
-const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
-const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 
 impl Overlay {
     /// # Errors
@@ -45,7 +43,7 @@ impl Overlay {
         let mut txn = Txn::begin(inner);
         let record = txn.record(ino)?;
         let mut kept = Some(value);
-        if name == ACL_ACCESS {
+        if name == acl::ACCESS {
             let (mode, stored) = acl::set_access(record.mode, Acl::parse(value)?);
             if record.kind == FileKind::Symlink {
                 return Err(Error::new(ErrorKind::Unsupported, Side::Application, "an ACL of a symlink"));
@@ -58,7 +56,7 @@ impl Overlay {
             if stored.is_none() {
                 kept = None;
             }
-        } else if name == ACL_DEFAULT && record.kind != FileKind::Directory {
+        } else if name == acl::DEFAULT && record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::PermissionDenied, Side::Application, "a default ACL of a file"));
         }
         set_xattr(record, name, kept);

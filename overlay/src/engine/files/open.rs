@@ -76,7 +76,7 @@ impl Overlay {
     /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
     pub fn release(&self, ino: Ino, flags: i32) {
         let inner = &self.inner;
-        let Ok(Some(node)) = inner.table.get(&inner.catalog, ino) else { return };
+        let Ok(node) = inner.node(ino) else { return };
         let write = writes(flags);
         let (last_writer, unlinked, idle) = {
             let mut state = node.state.lock();
@@ -171,6 +171,7 @@ impl Inner {
             let content = inner.content(node.ino, state)?;
             state.clean_stamp = Some(Stamp::of(&content.file)?);
             state.mark_unsynced = true;
+            state.page_cache_stale = true;
             let residency = inner.residency(state)?;
             // They are of the bytes that were fetched.
             residency.checksums.clear();
@@ -193,6 +194,8 @@ impl Inner {
                 return Ok(());
             }
             state.generation += 1;
+            // The page cache beside a passthrough open may have what was there before.
+            state.page_cache_stale = true;
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;

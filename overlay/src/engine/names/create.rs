@@ -20,9 +20,6 @@ struct New<'a> {
     caller: Caller,
 }
 
-/// Extended attributes that hold ACLs.
-const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
-const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 
 impl Overlay {
     #[allow(clippy::too_many_arguments, reason = "they are what the kernel sends with the request")]
@@ -221,7 +218,7 @@ impl Inner {
             return Ok(None);
         }
         let xattrs = self.known_xattrs(parent).await?;
-        Ok(xattrs.into_iter().find(|(name, _)| **name == *ACL_DEFAULT).map(|(_, value)| value))
+        Ok(xattrs.into_iter().find(|(name, _)| **name == *acl::DEFAULT).map(|(_, value)| value))
     }
 
     fn new_record(
@@ -239,8 +236,8 @@ impl Inner {
         let inherited = acl::inherit(new.kind, new.mode & 0o7777, new.umask, default.as_ref());
         let mut mode = inherited.mode;
         let mut xattrs = Xattrs::new();
-        xattrs.extend(inherited.access.map(|acl| (ACL_ACCESS.into(), acl.encode().into())));
-        xattrs.extend(inherited.default.map(|acl| (ACL_DEFAULT.into(), acl.encode().into())));
+        xattrs.extend(inherited.access.map(|acl| (acl::ACCESS.into(), acl.encode().into())));
+        xattrs.extend(inherited.default.map(|acl| (acl::DEFAULT.into(), acl.encode().into())));
         if inherits_group && is_dir {
             mode |= libc::S_ISGID;
         }

@@ -42,7 +42,7 @@ impl Inner {
         if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten() {
             if self.catalog.inode(known)?.is_some() {
                 let record = txn.record(known)?;
-                let same = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+                let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
                 if same && !record.links.is_empty() {
                     record.links.push(link.clone());
                     record.pool_links.push(link);
