@@ -51,7 +51,7 @@ pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure
                     (bytes(f.size), share(f.resident_bytes, f.size))
                 };
                 let when = moment(u64::try_from(f.mtime_unix).unwrap_or(0));
-                vec![f.state.clone(), resident, size, when, format!("{}{lease}", shown(&f.path))]
+                vec![f.state.clone(), resident, size, when, format!("{}{lease}", shown(f.path.trim_start_matches('/')))]
             })
             .collect();
         output.table(&rows);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::control::{Failure, client};
 use forebay_overlay::operator::Status;
 
 use crate::exit::Exit;
@@ -33,11 +33,11 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
         }
     }
     for mountpoint in unknown {
-        exit = Exit::NoDaemon;
-        let failure =
-            Failure::new(FailureKind::NoDaemon, format!("the daemon of {} is not known here", mountpoint.display()))
-                .remedy("run this as the user who mounted it; if its daemon is gone: forebay umount --lazy MOUNTPOINT");
-        output.failure(&failure);
+        // It may be another user's and well: no reason to fail.
+        let place = mountpoint.display();
+        output.note(format!(
+            "{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}"
+        ));
     }
     Ok(exit)
 }
@@ -64,7 +64,7 @@ fn show_dead(entry: &Entry, failure: &Failure, output: &Output) {
         state.supervisor.pid
     ));
     if let Some(last) = &state.last_exit {
-        output.line(format!("  last exit   the worker {last}; {} restarts", state.restarts));
+        output.line(format!("  last exit   the worker {last} (restarts: {})", state.restarts));
     }
     output.line(format!("  pool        {}", state.config.pool));
     for fast in &state.config.fast {
@@ -109,7 +109,8 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
     let passthrough = if status.passthrough { "passthrough" } else { "no passthrough (see forebay doctor)" };
     let restarts = match (entry.state.restarts, &entry.state.last_exit) {
         (0, _) => String::new(),
-        (n, last) => format!("; {n} restarts, the last because it {}", last.as_deref().unwrap_or("ended")),
+        (1, Some(last)) => format!("; restarted because it {last}"),
+        (n, last) => format!("; restarted {n} times, last because it {}", last.as_deref().unwrap_or("ended")),
     };
     let pids = format!("pid {}, supervisor {}", status.pid, entry.state.supervisor.pid);
     line("daemon", format!("{pids}; {passthrough}; {}{restarts}", status.content_io));
