@@ -159,6 +159,14 @@ impl Inner {
     }
 
     fn is_due(&self, intent: &Intent, since: u64, now: u64, pressed: bool) -> Result<bool> {
+        // What differs only since a moment ago is not looked at more closely: most of a burst is like that.
+        if let (Some(policy), false) = (self.policy.uniform(), pressed) {
+            match policy.flush {
+                Flush::Manual => return Ok(false),
+                Flush::Idle(idle) if now.saturating_sub(since) < idle.as_secs() => return Ok(false),
+                _ => {}
+            }
+        }
         let subject = match intent {
             Intent::Inode(ino) => Some(*ino),
             Intent::Name(parent, name) => Some(self.catalog.name(*parent, name)?.here_ino().unwrap_or(*parent)),
