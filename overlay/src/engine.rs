@@ -3,6 +3,7 @@
 
 mod attributes;
 mod background;
+mod brake;
 mod eviction;
 mod fetch;
 mod files;

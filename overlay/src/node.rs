@@ -62,6 +62,10 @@ pub(crate) struct NodeState {
     /// When all names of the directory were last read from the pool.
     pub listed_at: Option<Instant>,
     pub negative: HashMap<Box<[u8]>, Instant>,
+    /// Somebody may write the content file without the daemon.
+    pub written_past: bool,
+    /// The content file is immutable until there is room.
+    pub braked: bool,
     /// The mark that the content is dirty is not on the disk yet.
     pub mark_unsynced: bool,
     /// The content as it was when it was marked dirty: while it is the same, nothing was written.
@@ -117,6 +121,8 @@ impl NodeState {
             single_lookups: 0,
             listed_at: None,
             negative: HashMap::new(),
+            written_past: false,
+            braked: false,
             mark_unsynced: false,
             clean_stamp: None,
             uploaded: None,

@@ -133,12 +133,14 @@ impl ContentStore {
 
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
         let path = self.path(id)?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NOATIME)
-            .open(&path)
-            .map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOATIME);
+        let file = match options.open(&path) {
+            // Stopped at the limit by a daemon that died before it could let go.
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && release(&path) => options.open(&path),
+            other => other,
+        };
+        let file = file.map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
         Ok(Arc::new(Content { id: id.0, file: Arc::new(file) }))
     }
 
@@ -150,7 +152,11 @@ impl ContentStore {
     /// Removes a content file; one that is not there is fine.
     pub fn remove(&self, id: ContentId) -> Result<()> {
         let path = self.path(id)?;
-        match fs::remove_file(&path) {
+        let removed = match fs::remove_file(&path) {
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && release(&path) => fs::remove_file(&path),
+            other => other,
+        };
+        match removed {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 Err(Error::io(e, Side::Cache, format!("remove content file {}", path.display())))
             }
@@ -278,6 +284,17 @@ impl Device {
     fn failed(&self, what: &str, error: io::Error) -> Error {
         Error::io(error, Side::Cache, format!("fast-pool directory {}: {what}", self.path.display()))
     }
+}
+
+/// Takes the immutable flag from a content file.
+fn release(path: &Path) -> bool {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let release = || -> Option<()> {
+        let file = File::open(path).ok()?;
+        let flags = ioctl_getflags(&file).ok()?;
+        ioctl_setflags(&file, flags - IFlags::IMMUTABLE).ok()
+    };
+    release().is_some()
 }
 
 fn bad(context: String) -> Error {

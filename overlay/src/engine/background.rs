@@ -19,8 +19,6 @@ const SYNC_EVERY: Duration = Duration::from_secs(1);
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
 /// How often what is due is looked for.
 const FLUSH_EVERY: Duration = Duration::from_millis(250);
-/// How often the growth of files that are written past the daemon is counted.
-const COUNT_EVERY: Duration = Duration::from_millis(100);
 /// Changes that one round looks at.
 const ROUND: usize = 4096;
 /// A flush that failed is tried again after this long, twice as long each time,
@@ -117,13 +115,14 @@ async fn sync_loop(inner: Arc<Inner>) {
 
 async fn count_loop(inner: Arc<Inner>) {
     loop {
-        tokio::time::sleep(COUNT_EVERY).await;
+        tokio::time::sleep(inner.count_again_in()).await;
         if inner.writing.lock().is_empty() && inner.store.budget.above(inner.policy.space.high_watermark) == 0 {
             continue;
         }
         let again = inner.clone();
         let result = super::blocking(move || {
             again.count_writers();
+            again.brake()?;
             match again.store.budget.above(again.policy.space.high_watermark) {
                 0 => Ok(()),
                 _ => again.make_room(0),

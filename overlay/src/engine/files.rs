@@ -13,7 +13,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Ino, Inner, Overlay, Seek, blocking};
 use crate::Content;
-use crate::content::CHUNK_BYTES;
+use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;
 use crate::policy::Flush;
 
@@ -75,8 +75,7 @@ impl Overlay {
         let node = inner.node(ino)?;
         let content = inner.make_writable(&node).await?;
         let len = data.len() as u32;
-        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
-        let _space = inner.reserve(data.len() as u64).await?;
+        let _space = inner.reserve_for_write(&content, offset, data.len() as u64).await?;
         let file = content.file.clone();
         let mut done = 0;
         while done < data.len() {
@@ -87,7 +86,7 @@ impl Overlay {
                 Err(_) => break,
             }
         }
-        inner.account(&node, before, &content)?;
+        inner.account(&node, &content)?;
         let mut state = node.state.lock();
         state.generation += 1;
         Ok(if done < data.len() { done as u32 } else { len })
@@ -134,7 +133,6 @@ impl Overlay {
         let content = inner.make_writable(&node).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
         let _space = inner.reserve(if takes_space { len } else { 0 }).await?;
-        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
         let file = content.file.clone();
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
         blocking(move || {
@@ -143,7 +141,7 @@ impl Overlay {
         })
         .await?;
         node.state.lock().generation += 1;
-        inner.account(&node, before, &content)
+        inner.account(&node, &content)
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`. What is not here counts as data.
@@ -186,8 +184,7 @@ impl Overlay {
         }
         let source_content = inner.content(from, &mut source.state.lock())?;
         let content = inner.make_writable(&target).await?;
-        let _space = inner.reserve(len).await?;
-        let before = content.file.metadata().map_err(failed)?.blocks() * 512;
+        let _space = inner.reserve_for_write(&content, to_offset, len).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
         let copied = blocking(move || {
             let (mut input_at, mut output_at) = (from_offset, to_offset);
@@ -196,7 +193,7 @@ impl Overlay {
         })
         .await?;
         target.state.lock().generation += 1;
-        inner.account(&target, before, &content)?;
+        inner.account(&target, &content)?;
         Ok(copied as u64)
     }
 }
@@ -238,15 +235,22 @@ impl Inner {
         });
     }
 
-    /// Counts what a write through the daemon added to a content file.
-    pub fn account(&self, node: &Arc<Node>, before: u64, content: &Content) -> Result<()> {
-        let now = content.file.metadata().map_err(failed)?.blocks() * 512;
-        self.store.budget.account(before, now);
+    /// Counts what a content file occupies by now.
+    pub fn account(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
         let mut state = node.state.lock();
-        if let Some(residency) = &mut state.residency {
-            residency.bytes = now;
-        }
+        let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
+        let residency = self.residency(&mut state)?;
+        let before = std::mem::replace(&mut residency.bytes, occupied);
+        self.store.budget.account(before, occupied);
         Ok(())
+    }
+
+    /// Space that a write may need: none where it only overwrites what is there.
+    async fn reserve_for_write(self: &Arc<Self>, content: &Content, offset: u64, len: u64) -> Result<Reservation> {
+        let meta = content.file.metadata().map_err(failed)?;
+        let dense = meta.blocks() * 512 >= meta.size();
+        let inside = offset.saturating_add(len) <= meta.size();
+        self.reserve(if dense && inside { 0 } else { len }).await
     }
 
     /// A regular file's node.

@@ -1,6 +1,5 @@
 //! Changes of content: made writable, truncated, emptied.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -44,10 +43,9 @@ impl Inner {
     pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         if node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock())?;
-            let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
             content.file.set_len(0).map_err(super::failed)?;
             node.state.lock().generation += 1;
-            return self.account(node, before, &content);
+            return self.account(node, &content);
         }
         if node.state.lock().is_open() && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
@@ -60,9 +58,8 @@ impl Inner {
             self.catalog.sync()?;
             self.evictor.lock().remove(node.ino.0);
             let content = self.content(node.ino, &mut node.state.lock())?;
-            let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
             content.file.set_len(0).map_err(super::failed)?;
-            return self.account(node, before, &content);
+            return self.account(node, &content);
         }
         let id = self.store.place(&self.catalog)?;
         let content = self.store.create(id)?;
@@ -104,11 +101,10 @@ impl Inner {
             return self.truncate_to_zero(node);
         }
         let content = self.make_writable(node).await?;
-        let before = content.file.metadata().map_err(super::failed)?.blocks() * 512;
         let file = content.file.clone();
         blocking(move || file.set_len(size).map_err(super::failed)).await?;
         node.state.lock().generation += 1;
-        self.account(node, before, &content)
+        self.account(node, &content)
     }
 
     /// Gives up clean content that turned out to be damaged.

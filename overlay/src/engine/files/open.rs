@@ -60,7 +60,7 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, write, no_flush)? {
-                if write && opened.resident.is_some() {
+                if write && node.state.lock().record.file.is_whole() {
                     if let Err(e) = inner.mark_dirty(&node).await {
                         self.release(ino, flags);
                         return Err(e);
@@ -140,9 +140,12 @@ impl Inner {
         }
         let clean = !state.record.file.is_dirty();
         drop(state);
+        let past = write && resident.is_some() && self.may_write_past();
         if write {
             self.writing.lock().insert(node.ino);
+            node.state.lock().written_past |= past;
         }
+        let resident = resident.filter(|_| past || !write);
         if clean && resident.is_some() {
             self.evictor.lock().access(node.ino.0);
         }
@@ -199,6 +202,10 @@ impl Inner {
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;
+            state.written_past = false;
+            if state.braked {
+                state.braked = !super::super::brake::set_immutable(&content, false);
+            }
             if let Ok(residency) = self.residency(&mut state) {
                 let before = std::mem::replace(&mut residency.bytes, occupied);
                 self.store.budget.account(before, occupied);

@@ -111,11 +111,13 @@ impl Overlay {
         }
         let writes = state.writers > 0;
         drop(state);
+        let past = !writes || inner.may_write_past();
         if writes {
             inner.writing.lock().insert(ino);
+            node.state.lock().written_past |= past;
         }
         inner.trim_open_contents();
-        Ok((entry, Opened { resident: Some(content), keep_cache: false, no_flush }))
+        Ok((entry, Opened { resident: Some(content).filter(|_| past), keep_cache: false, no_flush }))
     }
 
     /// Gives an inode another name.
