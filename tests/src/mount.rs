@@ -1,0 +1,342 @@
+//! Mounts of the program under test, on a disk of their own corner, and gone when a test ends, however it ends.
+
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_overlay::control::mounts;
+use forebay_overlay::control::registry::{self, Phase, Process, Runtime, State};
+use forebay_overlay::operator::Status;
+use tempfile::TempDir;
+
+use crate::process::{self, Answer};
+
+/// How long any command of the program may take, unless a test says otherwise.
+pub const COMMAND: Duration = Duration::from_secs(90);
+/// How long a worker may take to serve again after it was killed.
+const RESTART: Duration = Duration::from_secs(30);
+
+/// For tests that keep the machine busy: one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Directories on a disk: `pool`, `fast`, `mnt`, and `native` for comparison. What is mounted below them is taken
+/// away when this is dropped, and its processes are killed.
+#[derive(Debug)]
+pub struct Place {
+    root: TempDir,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Place {
+    pub fn new() -> Self {
+        // SAFETY: a plain system call.
+        assert!(unsafe { libc::geteuid() } == 0, "this test mounts and changes owners: run it as root");
+        let base = std::env::var_os("FOREBAY_TEST_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        let kind = rustix::fs::statfs(&base).expect("the directory for tests is there").f_type;
+        assert!(kind != TMPFS_MAGIC, "{} is a tmpfs: set FOREBAY_TEST_DIR to a disk", base.display());
+        let root = tempfile::Builder::new().prefix("forebay-").tempdir_in(base).expect("a directory for tests");
+        let place = Self { root };
+        // Other users pass through it.
+        fs::set_permissions(place.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for dir in ["pool", "fast", "mnt", "native"] {
+            fs::create_dir(place.at(dir)).unwrap();
+        }
+        place
+    }
+
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.at("pool")
+    }
+
+    pub fn fast(&self) -> PathBuf {
+        self.at("fast")
+    }
+
+    pub fn mnt(&self) -> PathBuf {
+        self.at("mnt")
+    }
+
+    pub fn native(&self) -> PathBuf {
+        self.at("native")
+    }
+
+    /// A small file system of its own at a directory of this place: `kind` is `tmpfs`, or `ext4` on a loop device.
+    pub fn small_disk(&self, name: &str, kind: &str, mib: u64) -> PathBuf {
+        let dir = self.at(name);
+        fs::create_dir_all(&dir).unwrap();
+        let script = match kind {
+            "tmpfs" => format!("mount -t tmpfs -o size={mib}m tmpfs {name}"),
+            _ => format!("truncate -s {mib}M {name}.img && mkfs.{kind} -q {name}.img && mount -o loop {name}.img {name}"),
+        };
+        process::sh(self.root.path(), &script, Duration::from_secs(60));
+        dir
+    }
+
+    /// What lies mounted below this place, innermost first.
+    fn mounted(&self) -> Vec<mounts::Mount> {
+        let all = mounts::list().unwrap_or_default().into_iter().rev();
+        all.filter(|m| m.mountpoint.starts_with(self.root.path())).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for mount in self.mounted().into_iter().filter(|m| m.fs_type == mounts::FS_TYPE) {
+            let umount = Command::new(process::forebay()).arg("umount").arg(&mount.mountpoint).spawn();
+            if let Ok(mut umount) = umount {
+                if process::wait(&mut umount, Duration::from_secs(20)).is_none() {
+                    let _ = umount.kill();
+                }
+            }
+        }
+        for entry in registry::entries().into_iter().filter(|e| e.mountpoint().starts_with(self.root.path())) {
+            kill(entry.state.supervisor);
+            if let Some(worker) = entry.state.worker {
+                kill(worker);
+            }
+            entry.runtime.remove();
+        }
+        for mount in self.mounted() {
+            detach(&mount.mountpoint);
+        }
+        if thread::panicking() && std::env::var_os("FOREBAY_KEEP").is_some() {
+            self.root.disable_cleanup(true);
+            eprintln!("kept: {}", self.root.path().display());
+        }
+    }
+}
+
+fn detach(mountpoint: &Path) {
+    let Ok(path) = CString::new(mountpoint.as_os_str().as_bytes()) else { return };
+    // SAFETY: the path ends with NUL and outlives the call.
+    unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+}
+
+fn kill(process: Process) {
+    if process.is_alive() {
+        // SAFETY: a plain system call on a process that was started for this place.
+        unsafe { libc::kill(process.pid.cast_signed(), libc::SIGKILL) };
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while process.is_alive() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How to mount.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// `--limit`; 2G if not given.
+    pub limit: Option<String>,
+    /// The text of a policy.
+    pub policy: Option<String>,
+    /// `--throttle`
+    pub throttle: Option<String>,
+    pub immutable: bool,
+    /// Further arguments of `forebay mount`.
+    pub more: Vec<String>,
+    /// As this user and group, with no privileges.
+    pub user: Option<u32>,
+}
+
+impl Options {
+    pub fn policy(text: &str) -> Self {
+        Self { policy: Some(text.into()), ..Self::default() }
+    }
+}
+
+/// A mount that serves.
+#[derive(Debug)]
+pub struct Mount {
+    pub place: Place,
+    options: Options,
+}
+
+impl Mount {
+    #[track_caller]
+    pub fn new(options: Options) -> Self {
+        Self::on(Place::new(), options)
+    }
+
+    #[track_caller]
+    pub fn on(place: Place, options: Options) -> Self {
+        let mount = Self { place, options };
+        mount.mount();
+        mount
+    }
+
+    /// Mounts again what was unmounted or killed.
+    #[track_caller]
+    pub fn mount(&self) {
+        attempt(&self.place, &self.options).ok();
+    }
+
+    #[track_caller]
+    pub fn umount(&self) {
+        self.forebay(["umount"], &[&self.place.mnt()]).ok();
+    }
+
+    /// A path below the mount.
+    pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.place.mnt().join(below)
+    }
+
+    /// The same path in the pool.
+    pub fn pool(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.place.pool().join(below)
+    }
+
+    /// Runs the program with words and with paths.
+    #[track_caller]
+    pub fn forebay<const N: usize>(&self, words: [&str; N], paths: &[&Path]) -> Answer {
+        process::run(self.command().args(words).args(paths), COMMAND)
+    }
+
+    fn command(&self) -> Command {
+        program_as(self.options.user)
+    }
+
+    /// Everything is in the pool when this returns.
+    #[track_caller]
+    pub fn flush(&self) {
+        self.forebay(["flush", "--wait"], &[&self.place.mnt()]).ok();
+    }
+
+    pub fn runtime(&self) -> Runtime {
+        match self.options.user {
+            None => Runtime::of(&self.place.mnt()),
+            Some(_) => {
+                let entry = registry::entries().into_iter().find(|e| e.mountpoint() == self.place.mnt());
+                entry.expect("the mount is registered").runtime
+            }
+        }
+    }
+
+    /// What the supervisor wrote down last.
+    #[track_caller]
+    pub fn state(&self) -> State {
+        self.runtime().load().expect("the mount has a state file")
+    }
+
+    #[track_caller]
+    pub fn status(&self) -> Status {
+        let answer = self.forebay(["--json", "status"], &[&self.place.mnt()]).ok();
+        let value: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
+        serde_json::from_value(value["status"].clone()).expect("a status")
+    }
+
+    #[track_caller]
+    pub fn worker(&self) -> Process {
+        self.state().worker.expect("a worker runs")
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.runtime().log()).unwrap_or_default()
+    }
+
+    /// `kill -9` of the worker; the mount stays.
+    #[track_caller]
+    pub fn kill_worker(&self) {
+        kill(self.worker());
+    }
+
+    /// `kill -9` of supervisor and worker; the mount is dead until it is mounted again.
+    #[track_caller]
+    pub fn kill_all(&self) {
+        let state = self.state();
+        kill(state.supervisor);
+        if let Some(worker) = state.worker {
+            kill(worker);
+        }
+    }
+
+    /// Returns when a worker other than `old` serves.
+    #[track_caller]
+    pub fn wait_for_other_worker(&self, old: Process) {
+        let deadline = Instant::now() + RESTART;
+        loop {
+            let state = self.state();
+            if state.phase == Phase::Serving && state.worker.is_some_and(|w| w != old && w.is_alive()) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no worker serves after {RESTART:?}: {state:?}\n{}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Resident memory of the worker.
+    pub fn rss_bytes(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.worker().pid)).expect("the worker runs");
+        let line = text.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
+    }
+}
+
+fn program_as(user: Option<u32>) -> Command {
+    let program = process::forebay();
+    match user {
+        None => Command::new(program),
+        Some(id) => {
+            let mut command = Command::new("setpriv");
+            let id = id.to_string();
+            command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(program).env_remove("XDG_RUNTIME_DIR");
+            command
+        }
+    }
+}
+
+/// Tries to mount, and says how it went.
+#[track_caller]
+pub fn attempt(place: &Place, options: &Options) -> Answer {
+    attempt_with(place, options, &[place.pool().as_os_str(), place.mnt().as_os_str(), "--fast".as_ref(), place.fast().as_os_str()])
+}
+
+/// The same with pool, mountpoint and fast directories as words of the command line.
+#[track_caller]
+pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answer {
+    let mut command = program_as(options.user);
+    command.arg("mount").args(words);
+    command.args(["--limit", options.limit.as_deref().unwrap_or("2G")]);
+    if let Some(text) = &options.policy {
+        let file = place.at("policy.toml");
+        fs::write(&file, text).unwrap();
+        command.arg("--policy").arg(file);
+    }
+    if let Some(pace) = &options.throttle {
+        command.args(["--throttle", pace]);
+    }
+    if options.immutable {
+        command.arg("--immutable");
+    }
+    process::run(command.args(&options.more), COMMAND)
+}
+
+/// What a file that describes itself holds: the same bytes for the same seed, and none that another seed has.
+pub fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 16);
+    for at in 0..len.div_ceil(16) as u64 {
+        bytes.extend(seed.to_le_bytes());
+        bytes.extend((at ^ seed.rotate_left(17)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

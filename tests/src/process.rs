@@ -1,0 +1,165 @@
+//! Runs programs with a time limit, and shows what they said where they fail.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Answer {
+    pub command: String,
+    /// `None`: killed by a signal.
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+    pub took: Duration,
+}
+
+impl Answer {
+    /// The answer, which must be success.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert!(self.code == Some(0), "{self}");
+        self
+    }
+
+    /// The answer, which must be this exit code and must name all of `words` on standard error or output.
+    #[track_caller]
+    pub fn refused(self, code: i32, words: &[&str]) -> Self {
+        assert!(self.code == Some(code), "expected exit code {code}: {self}");
+        let said = format!("{}{}", self.out, self.err);
+        for word in words {
+            assert!(said.contains(word), "it does not say `{word}`: {self}");
+        }
+        self
+    }
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let end = |text: &str| -> String {
+            const SHOWN: usize = 6000;
+            let skip = text.char_indices().rev().nth(SHOWN).map_or(0, |(at, _)| at);
+            text[skip..].trim_end().to_owned()
+        };
+        let (code, took) = (self.code, self.took);
+        writeln!(f, "`{}` ended with {code:?} after {took:?}", self.command)?;
+        writeln!(f, "--- stdout\n{}", end(&self.out))?;
+        write!(f, "--- stderr\n{}", end(&self.err))
+    }
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+/// When it does not end within `limit`: it and its children are killed, and what it said is shown.
+#[track_caller]
+pub fn run(command: &mut Command, limit: Duration) -> Answer {
+    let text = format!("{command:?}");
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap_or_else(|e| panic!("cannot run {text}: {e}"));
+    let out = drain(child.stdout.take());
+    let err = drain(child.stderr.take());
+    let status = wait(&mut child, limit);
+    if status.is_none() {
+        kill_group(child.id());
+        wait(&mut child, Duration::from_secs(5));
+    }
+    let answer = Answer {
+        command: text,
+        code: status.and_then(|s| s.code()),
+        out: collect(out),
+        err: collect(err),
+        took: started.elapsed(),
+    };
+    assert!(status.is_some(), "not done within {limit:?}: {answer}");
+    answer
+}
+
+/// Waits for a child's end, but not for longer than `limit`.
+pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            return Some(status);
+        }
+        if started.elapsed() > limit {
+            return None;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Kills the process group of a child that was started as its leader.
+pub fn kill_group(leader: u32) {
+    // SAFETY: a plain system call. The group is that of our own child.
+    unsafe { libc::kill(-leader.cast_signed(), libc::SIGKILL) };
+}
+
+fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    let mut pipe = pipe.expect("it was asked for");
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        // What was read until a failure is shown all the same.
+        let _ = pipe.read_to_end(&mut text);
+        text
+    })
+}
+
+/// What a pipe gave. One that a grandchild keeps open is not waited for.
+fn collect(reader: JoinHandle<Vec<u8>>) -> String {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !reader.is_finished() {
+        if Instant::now() > deadline {
+            return "(still open)".into();
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
+}
+
+/// A shell command line in `dir`, which must succeed.
+#[track_caller]
+pub fn sh(dir: &Path, script: &str, limit: Duration) -> Answer {
+    run(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(dir), limit).ok()
+}
+
+/// The program under test.
+pub fn forebay() -> PathBuf {
+    let beside = || {
+        let exe = std::env::current_exe().expect("this program has a path");
+        exe.parent().and_then(Path::parent).map(|dir| dir.join("forebay"))
+    };
+    let program = std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(beside).expect("a path");
+    assert!(program.is_file(), "{} is not there: run `make build`, or set FOREBAY_BIN", program.display());
+    program
+}
+
+/// A suite that `make test` installs.
+pub fn tool(name: &str) -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/forebay/tools/bin");
+    let dir = std::env::var_os("FOREBAY_TOOLS").map_or_else(home, PathBuf::from);
+    let tool = dir.join(name);
+    assert!(tool.is_file(), "{} is not there: `make test` installs it, or set FOREBAY_TOOLS", tool.display());
+    tool
+}
+
+/// Fails where programs are missing, and says how to get them.
+pub fn need(programs: &[&str]) {
+    for program in programs {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+        assert!(found, "{program} is not installed: run `packaging/deps test`");
+    }
+}

@@ -1,0 +1,74 @@
+//! POSIX conformance: the mount fails no test that the file system beneath passes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use forebay_tests::mount::{Mount, Options, alone};
+use forebay_tests::process::{run, tool};
+
+/// Users that every machine has; times of FUSE and ext4 are as fine as a tick of the kernel.
+const CONFIG: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utimensat = {}
+utime_now = {}
+
+[settings]
+naptime = 0.02
+allow_remount = false
+expected_failures = []
+
+[dummy_auth]
+entries = [["nobody", "GROUP"], ["daemon", "daemon"]]
+"#;
+
+/// Outcome of each test: `ok`, `FAILED` (with why) or `skipped`.
+type Outcomes = BTreeMap<String, String>;
+
+fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {
+    let mut command = Command::new(tool("pjdfstest"));
+    command.arg("-c").arg(config).arg("-p").arg(dir).arg("-s").arg(other_fs).env("NO_COLOR", "1");
+    let answer = run(&mut command, Duration::from_secs(300));
+    let mut found = Outcomes::new();
+    let mut lines = answer.out.lines().peekable();
+    while let Some(line) = lines.next() {
+        let mut words = line.split_whitespace();
+        let (Some(name), Some(outcome), None) = (words.next(), words.next(), words.next()) else { continue };
+        if !name.contains("::") || !["ok", "FAILED", "skipped"].contains(&outcome) {
+            continue;
+        }
+        let why = lines.peek().filter(|next| next.starts_with('\t')).map_or("", |next| next.trim());
+        found.insert(name.into(), format!("{outcome} {why}").trim_end().into());
+    }
+    assert!(found.len() > 300, "only {} tests were run: {answer}", found.len());
+    found
+}
+
+/// SEMANTICS 40: "The mount fails no test of pjdfstest that the file system beneath it passes."
+#[test]
+fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    let config = mount.place.at("pjdfstest.toml");
+    let groups = std::fs::read_to_string("/etc/group").unwrap();
+    let group = if groups.lines().any(|l| l.starts_with("nogroup:")) { "nogroup" } else { "nobody" };
+    std::fs::write(&config, CONFIG.replace("GROUP", group)).unwrap();
+    let other_fs = mount.place.small_disk("other", "tmpfs", 16);
+
+    let native = outcomes(&mount.place.native(), &config, &other_fs);
+    let ours = outcomes(&mount.place.mnt(), &config, &other_fs);
+
+    let worse: Vec<String> = native
+        .iter()
+        .filter(|(name, outcome)| *outcome == "ok" && ours.get(*name).is_none_or(|o| o.starts_with("FAILED")))
+        .map(|(name, _)| format!("{name}: {}", ours.get(name).map_or("was not run", |o| o)))
+        .collect();
+    let count = |of: &Outcomes, what: &str| of.values().filter(|o| o.starts_with(what)).count();
+    for (name, of) in [("native", &native), ("mount", &ours)] {
+        println!("{name}: {} ok, {} failed, {} skipped", count(of, "ok"), count(of, "FAILED"), count(of, "skipped"));
+    }
+    assert!(worse.is_empty(), "passed on the native file system only:\n{}", worse.join("\n"));
+}
