@@ -79,6 +79,8 @@ pub struct Policy {
     pub evictor: String,
     /// How long a call for metadata may take before the pool counts as not answering.
     pub pool_deadline: Duration,
+    /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
+    pub pool_retry: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -109,6 +111,7 @@ struct SpaceSettings {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct PoolSettings {
     deadline: Option<String>,
+    retry: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -132,6 +135,7 @@ impl Default for Policy {
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
             evictor: "s3fifo".into(),
             pool_deadline: Duration::from_secs(10),
+            pool_retry: Duration::from_secs(2),
         }
     }
 }
@@ -155,6 +159,9 @@ impl Policy {
         file.default.apply(&mut policy.default)?;
         if let Some(text) = &file.pool.deadline {
             policy.pool_deadline = duration("pool.deadline", text)?;
+        }
+        if let Some(text) = &file.pool.retry {
+            policy.pool_retry = duration("pool.retry", text)?;
         }
         if let Some(share) = file.space.high_watermark {
             policy.space.high_watermark = share;

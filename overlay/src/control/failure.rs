@@ -50,6 +50,7 @@ impl Failure {
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => FailureKind::Denied,
             Some(libc::ENOSPC | libc::EDQUOT) => FailureKind::NoSpace,
             Some(libc::EBUSY) => FailureKind::Busy,
+            _ if error.kind() == std::io::ErrorKind::PermissionDenied => FailureKind::Denied,
             _ => FailureKind::Other,
         };
         Self::new(kind, format!("{what}: {error}"))

@@ -233,7 +233,7 @@ fn space(config: &MountConfig) -> Result<(), Failure> {
             return Err(Failure::new(
                 FailureKind::NoSpace,
                 format!(
-                    "the file system of fast directory {} is full: {} free of {}",
+                    "the file system of fast directory {} has too little room: {} free of {}",
                     fast.display(),
                     ByteSize(device.free_bytes),
                     ByteSize(device.total_bytes)

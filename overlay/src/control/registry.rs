@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -110,6 +110,10 @@ impl Runtime {
                 builder.mode(mode).create(root)?;
             }
             builder.mode(0o700).create(&self.0)?;
+            if !self.0.parent().is_some_and(is_trusted) {
+                let why = "its parent belongs to another user, or others may write there";
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+            }
             std::fs::set_permissions(&self.0, std::fs::Permissions::from_mode(0o700))?;
             File::create(self.0.join("lock"))
         };
@@ -176,6 +180,13 @@ fn own_root() -> PathBuf {
     }
 }
 
+/// Whether nobody but this user and root can put anything into a directory. Names in /tmp are anyone's to take.
+fn is_trusted(dir: &Path) -> bool {
+    let owner = rustix::process::geteuid().as_raw();
+    std::fs::symlink_metadata(dir)
+        .is_ok_and(|m| m.is_dir() && (m.uid() == owner || m.uid() == 0) && m.mode() & 0o022 == 0)
+}
+
 /// A mount that this user may ask about.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -203,6 +214,7 @@ pub fn entries() -> Vec<Entry> {
     roots.dedup();
     let mut found: Vec<Entry> = roots
         .into_iter()
+        .filter(|root| is_trusted(root))
         .filter_map(|root| std::fs::read_dir(root).ok())
         .flat_map(|dir| dir.flatten())
         .filter_map(|dir| {
@@ -313,6 +325,16 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_trusted(dir.path()));
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!is_trusted(dir.path()));
+        assert_eq!(Runtime::at(dir.path().join("r")).claim().unwrap_err().kind, FailureKind::Denied);
+        assert!(!is_trusted(Path::new("/tmp")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{FileKind, PoolPath, Result};
 
 use super::{Ino, Inner, Txn};
 use crate::catalog::Intent;
@@ -39,6 +39,9 @@ pub(super) fn start(inner: &Arc<Inner>) {
     spawn("flush", Box::pin(flush_loop(inner.clone())));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
     spawn("count", Box::pin(count_loop(inner.clone())));
+    if !inner.policy.pool_retry.is_zero() {
+        spawn("probe", Box::pin(probe_loop(inner.clone())));
+    }
     let again = inner.clone();
     let stop = inner.stop.clone();
     tokio::task::spawn_blocking(move || {
@@ -94,6 +97,17 @@ async fn flush_loop(inner: Arc<Inner>) {
         }
         inner.flush_all(due.clone(), |_| {}).await;
         backoff.note(due, &inner);
+    }
+}
+
+/// Asks a pool that does not answer, so that nobody else has to wait for it.
+async fn probe_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::time::sleep(inner.policy.pool_retry).await;
+        if inner.health.why_down().is_some() {
+            let answer = inner.pool.stat(&PoolPath::root()).await;
+            inner.health.note(&answer);
+        }
     }
 }
 

@@ -16,34 +16,31 @@ use crate::policy::Consistency;
 
 /// Names that are asked for one by one before a directory is listed whole.
 const SINGLE_LOOKUPS: u32 = 4;
-/// How long the pool is left alone after it did not answer, before it is asked again.
-const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// Whether the pool answers. While it does not, calls fail at once instead of each waiting for its deadline.
+/// How long the pool may take to confirm what is here: then what is here is shown, confirmed or not.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether the pool answers. While it does not, calls fail at once instead of each waiting for its deadline,
+/// and one task in the background finds out when it answers again.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    down: Mutex<Option<(Instant, String)>>,
+    down: Mutex<Option<String>>,
 }
 
 impl Health {
     /// Why the pool counts as not answering.
     pub fn why_down(&self) -> Option<String> {
-        self.down.lock().as_ref().map(|(_, why)| why.clone())
+        self.down.lock().clone()
     }
 
-    fn refuses(&self) -> Option<String> {
-        let down = self.down.lock();
-        down.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER).map(|(_, why)| why.clone())
-    }
-
-    fn note<T>(&self, result: &Result<T>) {
+    pub fn note<T>(&self, result: &Result<T>) {
         match result {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                 let mut down = self.down.lock();
                 if down.is_none() {
                     tracing::warn!(error = %e, "the pool does not answer; what is local goes on");
+                    *down = Some(e.to_string());
                 }
-                *down = Some((Instant::now(), e.to_string()));
             }
             _ => {
                 if self.down.lock().take().is_some() {
@@ -86,7 +83,8 @@ impl Asked {
 impl Inner {
     /// Makes a call to the pool, unless it is known not to answer.
     pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
-        if let Some(why) = self.health.refuses() {
+        // Without a time between questions every call asks.
+        if let Some(why) = self.health.why_down().filter(|_| !self.policy.pool_retry.is_zero()) {
             return Err(Error::new(ErrorKind::Unavailable, Side::Pool, why));
         }
         let result = call.await;
@@ -197,7 +195,14 @@ impl Inner {
             return Ok(());
         }
         let path = self.pool_path(ino)?;
-        match self.ask(self.pool.stat(&path)).await {
+        let confirm = async {
+            let stat = tokio::time::timeout(CONFIRM_WITHIN, self.pool.stat(&path)).await;
+            stat.unwrap_or_else(|_| {
+                let text = format!("{path}: no answer within {} s", CONFIRM_WITHIN.as_secs());
+                Err(Error::new(ErrorKind::Timeout, Side::Pool, text))
+            })
+        };
+        match self.ask(confirm).await {
             Ok(stat) => self.news(ino, &stat, asked),
             Err(e) if e.is(ErrorKind::NotFound) => self.vanished(ino, asked),
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
