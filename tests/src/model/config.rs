@@ -1,0 +1,48 @@
+//! What one case is run with.
+
+use forebay_overlay::Policy;
+
+/// Who and what is there beside the operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum World {
+    /// Nobody else changes the pool.
+    Quiet,
+    /// Others change the pool.
+    Shared,
+    /// What was not synced is lost at a crash.
+    PowerCuts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushing {
+    OnClose,
+    Manual,
+    Idle,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    pub world: World,
+    pub flushing: Flushing,
+    /// Names and attributes are asked for anew each time; else never within a case.
+    pub fresh: bool,
+    /// Files above this many bytes are not fetched whole when they are opened.
+    pub whole_file_bytes: u64,
+    pub limit_bytes: Option<u64>,
+}
+
+impl Config {
+    pub fn policy(&self) -> Policy {
+        let flush = match self.flushing {
+            Flushing::OnClose => "on-close",
+            Flushing::Manual => "manual",
+            Flushing::Idle => "idle:0s",
+        };
+        let ttl = if self.fresh { "0s" } else { "1h" };
+        let text = format!(
+            "[default]\nflush = \"{flush}\"\nmetadata-ttl = \"{ttl}\"\nwhole-file = \"{}B\"\n[pool]\nretry = \"0s\"\n",
+            self.whole_file_bytes
+        );
+        Policy::parse(&text).expect("a policy")
+    }
+}

@@ -1,0 +1,111 @@
+//! The end of a case: all trouble is over, everything is flushed, and both sides are compared as a whole.
+
+use std::os::unix::fs::MetadataExt;
+
+use forebay_overlay::operator::{EvictRequest, FlushRequest};
+use forebay_overlay::summary;
+
+use super::Failure;
+use super::check::{Compared, same};
+use super::config::World;
+use super::run::Run;
+use super::tree::Tree;
+use super::view;
+
+/// Flushes that it may take until nothing differs: a conflict moves ours to a name that the next one brings up.
+const ROUNDS: u32 = 4;
+const ALL: Compared = Compared { contents: true, mtimes: true };
+
+impl Run {
+    pub fn end(&mut self) -> Result<(), Failure> {
+        self.heal();
+        while let Some(handle) = self.handles.pop() {
+            self.end_handle(handle)?;
+        }
+        self.model.sweep(&[]);
+        if self.outdated {
+            self.catch_up()?;
+        }
+        let overlay = self.overlay();
+        let roomy = self.machine.config.limit_bytes.is_none();
+        if roomy {
+            let shown = self.machine.run(view::shown(&overlay))?;
+            same(&shown, &self.model, ALL).map_err(|e| format!("before the last flush: {e}"))?;
+        }
+        self.flush_everything()?;
+        let pooled = self.machine.run(view::pooled(&self.machine.memory));
+        self.check_pool(&pooled)?;
+        self.check_fast_pool()?;
+        let request = EvictRequest { paths: vec![String::new()], release_leases: true, dry_run: false };
+        let (done, _) = self.machine.run(async { summary(overlay.evict(request)).await });
+        if done.failed > 0 || done.skipped > 0 {
+            let state = self.machine.run(overlay.list_residency(&Default::default(), true));
+            let kept: Vec<_> = state.into_iter().flatten().filter(|f| f.resident_bytes > 0).collect();
+            if done.failed > 0 || !kept.is_empty() {
+                return Err(format!("all is clean and closed, but not everything was evicted: {done:?} {kept:?}"));
+            }
+        }
+        let shown = self.machine.run(view::shown(&overlay))?;
+        same(&shown, &pooled, ALL).map_err(|e| format!("after an eviction: {e}"))?;
+        self.check_fast_pool()
+    }
+
+    fn flush_everything(&mut self) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        for _ in 0..ROUNDS {
+            let request = FlushRequest { wait: true, ..FlushRequest::default() };
+            let (done, failures) = self.machine.run(async { summary(overlay.flush(request)).await });
+            if done.failed > 0 {
+                return Err(format!("the last flush failed: {:?} {failures:?}", done.message));
+            }
+            let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
+            if dirty.is_empty() {
+                return Ok(());
+            }
+        }
+        let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
+        Err(format!("still dirty after the last flush: {dirty:?}"))
+    }
+
+    fn check_pool(&mut self, pooled: &Tree) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        let status = self.machine.run(overlay.status());
+        let world = self.machine.config.world;
+        if world == World::Quiet && !status.conflicts.is_empty() {
+            return Err(format!("nobody else was here, but there are conflicts: {:?}", status.conflicts));
+        }
+        let same_as_model = match world {
+            World::Quiet => true,
+            World::PowerCuts => status.conflicts.is_empty(),
+            World::Shared => false,
+        };
+        if same_as_model {
+            same(pooled, &self.model, ALL).map_err(|e| format!("the pool after the last flush: {e}"))?;
+        }
+        if world == World::Shared {
+            self.effects.check(pooled).map_err(|e| format!("{e}; conflicts: {:?}", status.conflicts))?;
+        }
+        Ok(())
+    }
+
+    /// Catalog and content files agree, and every byte is accounted for.
+    fn check_fast_pool(&mut self) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        // Repairs what there is to repair, and waits for what is being removed.
+        let report = self.machine.run(overlay.fsck(true)).map_err(|e| e.to_string())?;
+        if !report.problems.is_empty() {
+            return Err(format!("fsck: {:?}", report.problems));
+        }
+        let mut blocks = 0;
+        for dir in std::fs::read_dir(self.machine.content_dir()).into_iter().flatten().flatten() {
+            for file in std::fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+                blocks += file.metadata().map_or(0, |m| m.blocks() * 512);
+            }
+        }
+        let status = self.machine.run(overlay.status());
+        if status.used_bytes != blocks {
+            return Err(format!("{} bytes are accounted as used, {blocks} are", status.used_bytes));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! The engine with its pool and its fast pool, as a machine that can be killed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_overlay::backends::decorators::Fault;
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::backends::{ErrorKind, Result};
+use forebay_overlay::{Options, Overlay, content_io};
+use tokio::runtime::Runtime;
+
+use super::config::{Config, World};
+
+pub struct Machine {
+    pub config: Config,
+    /// What others see and change.
+    pub memory: Arc<MemoryPool>,
+    /// What the engine sees.
+    pub pool: Arc<Fault>,
+    home: tempfile::TempDir,
+    boots: u32,
+    running: Option<(Runtime, Overlay)>,
+}
+
+impl Machine {
+    pub fn new(config: Config) -> Self {
+        let memory = Arc::new(MemoryPool::new());
+        let pool = Arc::new(Fault::new(memory.clone(), 0));
+        // Not `Unavailable`: a call that fails is not an outage.
+        pool.set_error(ErrorKind::Os(libc::EIO));
+        let shm = Path::new("/dev/shm");
+        let dir = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let home = tempfile::Builder::new().prefix("forebay-model-").tempdir_in(dir).expect("a directory");
+        Self { config, memory, pool, home, boots: 0, running: None }
+    }
+
+    fn fast(&self) -> PathBuf {
+        self.home.path().join(self.boots.to_string())
+    }
+
+    pub fn start(&mut self) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let options = Options {
+            pool: self.pool.clone(),
+            fast: vec![self.fast()],
+            limit_bytes: Some(self.config.limit_bytes.unwrap_or(1 << 30)),
+            policy: self.config.policy(),
+            memory_bytes: 8 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            lose_unsynced: self.config.world == World::PowerCuts,
+        };
+        let overlay = runtime.block_on(Overlay::open(options))?;
+        self.running = Some((runtime, overlay));
+        Ok(())
+    }
+
+    pub fn overlay(&self) -> &Overlay {
+        &self.running.as_ref().expect("a running engine").1
+    }
+
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.running.as_ref().expect("a running engine").0.block_on(work)
+    }
+
+    /// Ends the engine as `kill -9` does: what is on the devices at this moment is all that is left. `damage`
+    /// is shown the directory of the content files before the next start.
+    pub fn crash(&mut self, damage: impl FnOnce(&Path)) -> Result<()> {
+        let before = self.fast();
+        self.boots += 1;
+        let after = self.fast();
+        image(&before, &after);
+        // What the engine does while it is dropped happens in the directory that is left behind.
+        drop(self.running.take());
+        damage(&after);
+        fs::remove_dir_all(&before).expect("the old fast pool is removed");
+        self.start()
+    }
+
+    pub fn content_dir(&self) -> PathBuf {
+        self.fast().join("content")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.running.take());
+    }
+}
+
+/// Copies a directory; content files keep their identity, as open descriptors do.
+fn image(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory").flatten() {
+        let target = to.join(entry.file_name());
+        let kind = entry.file_type().expect("a type");
+        if kind.is_dir() {
+            image(&entry.path(), &target);
+        } else if from.parent().is_some_and(|p| p.ends_with("content")) {
+            fs::hard_link(entry.path(), &target).expect("a link");
+        } else {
+            fs::copy(entry.path(), &target).expect("a copy");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What can happen, and how often.
+
+use std::fmt;
+
+use proptest::prelude::*;
+
+use super::config::{Config, Flushing, World};
+
+/// A name in a directory: by their numbers among those that there are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Spot {
+    pub dir: u8,
+    pub name: u8,
+}
+
+impl fmt::Debug for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.dir, char::from(b'a' + self.name))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exchange {
+    Replace,
+    NoReplace,
+    Exchange,
+}
+
+/// A change by somebody else, in the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Other {
+    /// As an editor that replaces the file.
+    Put { at: Spot, len: u32 },
+    /// In place.
+    WriteAt { at: Spot, offset: u32, len: u32 },
+    Remove { at: Spot },
+    Mkdir { at: Spot },
+    Rename { from: Spot, to: Spot },
+    Chmod { at: Spot, mode: u32 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    Create { at: Spot, mode: u32, hold: bool },
+    Open { at: Spot, write: bool, truncate: bool },
+    Close { handle: u8 },
+    /// `direct`: into the content file, as the kernel does where the file was resident.
+    Write { handle: u8, offset: u32, len: u32, direct: bool },
+    Read { handle: u8, offset: u32, len: u32, direct: bool },
+    TruncateOpen { handle: u8, size: u32 },
+    WriteAt { at: Spot, offset: u32, len: u32, direct: bool },
+    ReadAll { at: Spot },
+    Truncate { at: Spot, size: u32 },
+    Rename { from: Spot, to: Spot, how: Exchange },
+    Link { from: Spot, to: Spot },
+    Unlink { at: Spot },
+    Mkdir { at: Spot },
+    Rmdir { at: Spot },
+    Symlink { at: Spot },
+    Chmod { at: Spot, mode: u32 },
+    Utimes { at: Spot, secs: u32 },
+    SetXattr { at: Spot, name: u8, len: u8 },
+    RemoveXattr { at: Spot, name: u8 },
+    Stat { at: Spot },
+    List { dir: u8 },
+    Fsync { at: Spot },
+    FsyncOpen { handle: u8 },
+    Stage { at: Spot },
+    Evict { all: bool, at: Spot, release: bool },
+    Flush { all: bool, at: Spot, wait: bool },
+    Outage { down: bool },
+    /// The n-th call from now on fails.
+    Fail { call: u8, after: bool },
+    Other(Other),
+    Crash,
+}
+
+/// What is in the pool before the first mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seeded {
+    File { at: Spot, len: u32 },
+    Dir { at: Spot },
+    Link { from: Spot, to: Spot },
+    Symlink { at: Spot },
+}
+
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub config: Config,
+    pub seeded: Vec<Seeded>,
+    pub ops: Vec<Op>,
+}
+
+/// One operation a line.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:?}", self.config)?;
+        for seeded in &self.seeded {
+            writeln!(f, "  in the pool: {seeded:?}")?;
+        }
+        for (number, op) in self.ops.iter().enumerate() {
+            writeln!(f, "  {number}: {op:?}")?;
+        }
+        Ok(())
+    }
+}
+
+fn spot() -> impl Strategy<Value = Spot> {
+    (0..4u8, 0..4u8).prop_map(|(dir, name)| Spot { dir, name })
+}
+
+/// Sizes: mostly within a page or three, rarely about the size of a chunk.
+fn size() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        30 => 0..200u32,
+        20 => 0..12_300u32,
+        8 => prop::sample::select(vec![4095u32, 4096, 4097, 8192, 12_288]),
+        1 => (1 << 20) - 5000..(1 << 20) + 5000u32,
+    ]
+}
+
+fn mode() -> impl Strategy<Value = u32> {
+    prop::sample::select(vec![0o644u32, 0o600, 0o755, 0o400, 0o664])
+}
+
+fn how() -> impl Strategy<Value = Exchange> {
+    prop_oneof![6 => Just(Exchange::Replace), 1 => Just(Exchange::NoReplace), 2 => Just(Exchange::Exchange)]
+}
+
+fn content_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        5 => (spot(), mode(), any::<bool>()).prop_map(|(at, mode, hold)| Op::Create { at, mode, hold }),
+        4 => (spot(), any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(at, write, truncate)| Op::Open { at, write, truncate }),
+        3 => (0..4u8).prop_map(|handle| Op::Close { handle }),
+        4 => (0..4u8, size(), size(), any::<bool>())
+            .prop_map(|(handle, offset, len, direct)| Op::Write { handle, offset, len, direct }),
+        3 => (0..4u8, size(), size(), any::<bool>())
+            .prop_map(|(handle, offset, len, direct)| Op::Read { handle, offset, len, direct }),
+        1 => (0..4u8, size()).prop_map(|(handle, size)| Op::TruncateOpen { handle, size }),
+        8 => (spot(), size(), size(), any::<bool>())
+            .prop_map(|(at, offset, len, direct)| Op::WriteAt { at, offset, len, direct }),
+        5 => spot().prop_map(|at| Op::ReadAll { at }),
+        2 => (spot(), prop_oneof![Just(0), size()]).prop_map(|(at, size)| Op::Truncate { at, size }),
+        2 => spot().prop_map(|at| Op::Fsync { at }),
+        1 => (0..4u8).prop_map(|handle| Op::FsyncOpen { handle }),
+    ]
+}
+
+fn name_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (spot(), spot(), how()).prop_map(|(from, to, how)| Op::Rename { from, to, how }),
+        3 => (spot(), spot()).prop_map(|(from, to)| Op::Link { from, to }),
+        4 => spot().prop_map(|at| Op::Unlink { at }),
+        4 => spot().prop_map(|at| Op::Mkdir { at }),
+        2 => spot().prop_map(|at| Op::Rmdir { at }),
+        1 => spot().prop_map(|at| Op::Symlink { at }),
+        2 => (spot(), mode()).prop_map(|(at, mode)| Op::Chmod { at, mode }),
+        1 => (spot(), any::<u32>()).prop_map(|(at, secs)| Op::Utimes { at, secs }),
+        2 => (spot(), 0..2u8, 0..40u8).prop_map(|(at, name, len)| Op::SetXattr { at, name, len }),
+        1 => (spot(), 0..2u8).prop_map(|(at, name)| Op::RemoveXattr { at, name }),
+        2 => spot().prop_map(|at| Op::Stat { at }),
+        2 => (0..4u8).prop_map(|dir| Op::List { dir }),
+    ]
+}
+
+fn operator_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => spot().prop_map(|at| Op::Stage { at }),
+        2 => (any::<bool>(), spot(), any::<bool>()).prop_map(|(all, at, release)| Op::Evict { all, at, release }),
+        5 => (any::<bool>(), spot(), any::<bool>()).prop_map(|(all, at, wait)| Op::Flush { all, at, wait }),
+    ]
+}
+
+fn trouble() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        2 => any::<bool>().prop_map(|down| Op::Outage { down }),
+        4 => (1..8u8, any::<bool>()).prop_map(|(call, after)| Op::Fail { call, after }),
+    ]
+}
+
+fn other() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (spot(), size()).prop_map(|(at, len)| Other::Put { at, len }),
+        2 => (spot(), size(), size()).prop_map(|(at, offset, len)| Other::WriteAt { at, offset, len }),
+        3 => spot().prop_map(|at| Other::Remove { at }),
+        1 => spot().prop_map(|at| Other::Mkdir { at }),
+        2 => (spot(), spot()).prop_map(|(from, to)| Other::Rename { from, to }),
+        1 => (spot(), mode()).prop_map(|(at, mode)| Other::Chmod { at, mode }),
+    ]
+    .prop_map(Op::Other)
+}
+
+fn op(world: World) -> BoxedStrategy<Op> {
+    let (others, crashes) = match world {
+        World::Quiet => (0, 1),
+        World::Shared => (5, 1),
+        World::PowerCuts => (0, 2),
+    };
+    let mut choices = vec![
+        (16, content_op().boxed()),
+        (14, name_op().boxed()),
+        (6, operator_op().boxed()),
+        (2, trouble().boxed()),
+        (crashes, Just(Op::Crash).boxed()),
+    ];
+    if others > 0 {
+        choices.push((others, other().boxed()));
+    }
+    prop::strategy::Union::new_weighted(choices).boxed()
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    let world = prop_oneof![
+        5 => Just(World::Quiet),
+        3 => Just(World::Shared),
+        2 => Just(World::PowerCuts),
+    ];
+    let flushing = prop::sample::select(vec![Flushing::Manual, Flushing::Idle, Flushing::OnClose]);
+    let whole = prop::sample::select(vec![4u64 << 20, 4 << 20, 4096, 0]);
+    let limit = prop_oneof![4 => Just(None), 1 => Just(Some(96u64 << 10)), 1 => Just(Some(2u64 << 20))];
+    (world, flushing, any::<bool>(), whole, limit).prop_map(|(world, flushing, fresh, whole_file_bytes, limit_bytes)| {
+        // What was cut off is compared with what was acknowledged: less is going on there.
+        let limit_bytes = limit_bytes.filter(|_| world == World::Quiet);
+        Config { world, flushing, fresh, whole_file_bytes, limit_bytes }
+    })
+}
+
+fn seeded() -> impl Strategy<Value = Vec<Seeded>> {
+    let one = prop_oneof![
+        4 => (spot(), size()).prop_map(|(at, len)| Seeded::File { at, len }),
+        3 => spot().prop_map(|at| Seeded::Dir { at }),
+        1 => (spot(), spot()).prop_map(|(from, to)| Seeded::Link { from, to }),
+        1 => spot().prop_map(|at| Seeded::Symlink { at }),
+    ];
+    prop::collection::vec(one, 0..10)
+}
+
+/// A case of 5 to 40 operations.
+pub fn case() -> impl Strategy<Value = Case> {
+    (config(), seeded()).prop_flat_map(|(config, seeded)| {
+        prop::collection::vec(op(config.world), 5..40).prop_map(move |ops| Case { config, seeded: seeded.clone(), ops })
+    })
+}

@@ -1,0 +1,132 @@
+//! Others who change the pool, and the model that learns what the engine makes of it.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use forebay_overlay::backends::{
+    Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time,
+};
+use futures::StreamExt;
+
+use super::Failure;
+use super::check::{Compared, same};
+use super::content::{self, Content, describe};
+use super::op::{Other, Spot};
+use super::run::Run;
+use super::tree::{Body, Tree};
+use super::view;
+
+impl Run {
+    pub fn other(&mut self, other: Other) -> Result<(), Failure> {
+        let before = futures::executor::block_on(view::pooled(&self.machine.memory));
+        let pool = self.machine.memory.clone();
+        let tag = self.tag();
+        futures::executor::block_on(change(&*pool, &before, other, tag));
+        let after = futures::executor::block_on(view::pooled(&self.machine.memory));
+        self.effects.take_all(&after);
+        // They knew what they took away, and are owed what they wrote.
+        let contents = |tree: &Tree| -> Vec<Content> { tree.nodes.values().filter_map(|n| n.content().cloned()).collect() };
+        let (before, after) = (contents(&before), contents(&after));
+        for gone in before.iter().filter(|c| !after.contains(c)) {
+            self.effects.given_up(gone);
+        }
+        for new in after.iter().filter(|c| !before.contains(c)) {
+            self.effects.replaced(&Tree::empty(), new);
+        }
+        self.outdated = true;
+        Ok(())
+    }
+
+    /// Takes over what the engine shows, once it is known to be somebody's.
+    pub fn catch_up(&mut self) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        let shown = self.machine.run(view::shown(&overlay)).map_err(|e| format!("after a change of others: {e}"))?;
+        for (path, id) in shown.paths() {
+            if let Body::File(content) = &shown.node(id).body {
+                if !self.effects.is_known(content) {
+                    return Err(format!("{} holds what nobody wrote: {}", path.escape_ascii(), describe(content)));
+                }
+            }
+        }
+        if self.machine.config.fresh {
+            self.check_fresh(&shown)?;
+        }
+        self.adopt(shown)?;
+        self.outdated = false;
+        Ok(())
+    }
+
+    /// Where nothing of ours differs, what is shown is what the pool has.
+    fn check_fresh(&self, shown: &Tree) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
+        if dirty.iter().any(|d| d.what != "times") || !self.handles.is_empty() {
+            return Ok(());
+        }
+        let pooled = futures::executor::block_on(view::pooled(&self.machine.memory));
+        same(shown, &pooled, Compared { contents: true, mtimes: true })
+            .map_err(|e| format!("all is clean, but what is shown is not what the pool has: {e}"))
+    }
+
+    /// The model becomes what is shown; open files stay open.
+    fn adopt(&mut self, shown: Tree) -> Result<(), Failure> {
+        let by_ino: HashMap<_, _> = shown.nodes.iter().filter_map(|(id, n)| n.ino.map(|ino| (ino, *id))).collect();
+        let old = std::mem::replace(&mut self.model, shown);
+        let mut moved = HashMap::new();
+        let handles = std::mem::take(&mut self.handles);
+        for mut handle in handles {
+            let was = handle.id;
+            handle.id = match by_ino.get(&handle.ino) {
+                Some(id) => *id,
+                None => *moved.entry(was).or_insert_with(|| {
+                    let mut node = old.node(was).clone();
+                    node.nlink = 0;
+                    self.model.add(node)
+                }),
+            };
+            self.handles.push(handle);
+        }
+        // Conflicting copies have links that the model did not make; mtimes are the engine's to say.
+        for node in self.model.nodes.values_mut() {
+            node.mtime = None;
+        }
+        Ok(())
+    }
+}
+
+async fn change(pool: &dyn Pool, tree: &Tree, other: Other, tag: u32) {
+    let path = |at: Spot| {
+        let dirs = tree.dirs();
+        let dir = &dirs[at.dir as usize % dirs.len()].1;
+        let name: &[u8] = [b"a", b"b", b"c", b"d"][at.name as usize];
+        dir.iter().fold(PoolPath::root(), |p, name| p.join(name)).join(name)
+    };
+    let attrs = Attrs { mode: 0o604, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
+    // What cannot be done is not done.
+    match other {
+        Other::Put { at, len } => {
+            let data = Bytes::from(content::pattern(tag, 0, len as usize));
+            let pieces = if len == 0 { Vec::new() } else { vec![Ok(Piece { offset: 0, data })] };
+            let pieces = futures::stream::iter(pieces).boxed();
+            let _ = pool.put(&path(at), len.into(), pieces, &attrs, &Expected::Anything).await;
+        }
+        Other::WriteAt { at, offset, len } => {
+            let data = content::pattern(tag, offset.into(), len as usize + 1);
+            let _ = pool.write_at(&path(at), offset.into(), data.into()).await;
+        }
+        Other::Remove { at } => {
+            let path = path(at);
+            if pool.stat(&path).await.is_ok_and(|s| s.kind == FileKind::Directory) {
+                let _ = pool.remove_dir(&path).await;
+            } else {
+                let _ = pool.remove(&path, &Expected::Anything).await;
+            }
+        }
+        Other::Mkdir { at } => _ = pool.mkdir(&path(at), &Attrs { mode: 0o755, ..attrs }).await,
+        Other::Rename { from, to } => _ = pool.rename(&path(from), &path(to), RenameMode::Replace).await,
+        Other::Chmod { at, mode } => {
+            let changes = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
+            let _ = pool.set_attrs(&path(at), &changes).await;
+        }
+    }
+}

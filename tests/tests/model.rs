@@ -1,0 +1,49 @@
+//! Random operations, outages, changes by others, kills and power cuts, against a model of the overlay.
+//!
+//! `FOREBAY_CASES` says how many cases, `FOREBAY_SEED` which ones; the seed is printed.
+
+use forebay_tests::model;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+
+const CASES: u32 = 10_000;
+/// Cases run side by side in this many threads; the seed means the same cases on every machine.
+const LANES: u32 = 2;
+const SHRINKS: u32 = 3_000;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[8] = lane as u8;
+    let config = Config {
+        cases,
+        max_shrink_iters: SHRINKS,
+        failure_persistence: None,
+        // They are reported below.
+        verbose: 0,
+        ..Config::default()
+    };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let outcome = runner.run(&model::case(), |case| model::run(&case).map_err(TestCaseError::fail));
+    outcome.map_err(|error| match error {
+        TestError::Fail(reason, case) => format!("{reason}\n{case}"),
+        TestError::Abort(reason) => reason.to_string(),
+    })
+}
+
+#[test]
+fn engine_behaves_as_the_model_says() {
+    let seed = number("FOREBAY_SEED").unwrap_or_else(rand::random);
+    let cases = number("FOREBAY_CASES").map_or(CASES, |n| n as u32);
+    println!("seed {seed}, {cases} cases");
+    let lanes: Vec<_> = (0..LANES)
+        .map(|n| std::thread::spawn(move || lane(seed, n, cases.div_ceil(LANES))))
+        .collect();
+    let outcomes: Vec<_> = lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect();
+    let failed: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert!(failed.is_empty(), "FOREBAY_SEED={seed} FOREBAY_CASES={cases}:\n{}", failed.join("\n"));
+}
