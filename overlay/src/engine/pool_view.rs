@@ -25,12 +25,23 @@ const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     down: Mutex<Option<String>>,
+    /// When it last took too long to confirm something.
+    slow: Mutex<Option<Instant>>,
 }
 
 impl Health {
     /// Why the pool counts as not answering.
     pub fn why_down(&self) -> Option<String> {
         self.down.lock().clone()
+    }
+
+    /// Whether it was just too slow to confirm something: what is here is shown without asking again.
+    fn is_slow(&self) -> bool {
+        self.slow.lock().is_some_and(|at| at.elapsed() < CONFIRM_WITHIN)
+    }
+
+    fn note_slow(&self) {
+        *self.slow.lock() = Some(Instant::now());
     }
 
     pub fn note<T>(&self, result: &Result<T>) {
@@ -195,14 +206,14 @@ impl Inner {
             return Ok(());
         }
         let path = self.pool_path(ino)?;
-        let confirm = async {
-            let stat = tokio::time::timeout(CONFIRM_WITHIN, self.pool.stat(&path)).await;
-            stat.unwrap_or_else(|_| {
-                let text = format!("{path}: no answer within {} s", CONFIRM_WITHIN.as_secs());
-                Err(Error::new(ErrorKind::Timeout, Side::Pool, text))
-            })
+        if age != Age::Now && self.health.is_slow() {
+            return Ok(());
+        }
+        let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
+            self.health.note_slow();
+            return Ok(());
         };
-        match self.ask(confirm).await {
+        match answer {
             Ok(stat) => self.news(ino, &stat, asked),
             Err(e) if e.is(ErrorKind::NotFound) => self.vanished(ino, asked),
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
