@@ -1,0 +1,104 @@
+//! A mount, and what its daemon uses.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::Result;
+
+/// The program that is measured: `make bench` names it.
+pub fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FOREBAY_BIN") {
+        return Ok(path.into());
+    }
+    // A bench lies in release/deps.
+    let exe = std::env::current_exe()?;
+    let beside = exe.ancestors().nth(2).map(|dir| dir.join("forebay"));
+    beside.filter(|path| path.exists()).ok_or_else(|| "no forebay program: run `make bench`, or set FOREBAY_BIN".into())
+}
+
+/// A mount that goes with the value.
+pub struct Mount {
+    program: PathBuf,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// Mounts `pool` at `point` with the fast pool `fast`.
+    pub fn start(pool: &Path, point: &Path, fast: &Path, options: &[&str]) -> Result<Self> {
+        let mount = Self { program: program()?, point: point.into() };
+        for dir in [pool, point, fast] {
+            fs::create_dir_all(dir)?;
+        }
+        mount.run(|forebay| forebay.arg("mount").arg(pool).arg(point).arg("--fast").arg(fast).args(options))?;
+        Ok(mount)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// Brings everything below `path` onto the fast pool.
+    pub fn stage(&self, path: &Path) -> Result<()> {
+        self.run(|forebay| forebay.arg("stage").arg(path)).map(drop)
+    }
+
+    /// Writes everything back, so that nothing goes on beside what is measured next.
+    pub fn settle(&self) -> Result<()> {
+        self.run(|forebay| forebay.arg("flush").arg("--wait").arg(&self.point)).map(drop)
+    }
+
+    /// Seconds of processor time that the daemon has used.
+    pub fn cpu_secs(&self) -> Result<f64> {
+        let mut ticks = 0;
+        for pid in self.processes()? {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+            // After the name, which may hold anything, utime and stime are the 12th and 13th.
+            let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+            for at in [11, 12] {
+                ticks += fields.get(at).ok_or("a short /proc/PID/stat")?.parse::<u64>()?;
+            }
+        }
+        // SAFETY: takes and returns numbers.
+        let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        Ok(ticks as f64 / hz as f64)
+    }
+
+    /// The most memory that the daemon's processes have held, together.
+    pub fn peak_rss_bytes(&self) -> Result<u64> {
+        let mut sum = 0;
+        for pid in self.processes()? {
+            let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+            sum += line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024;
+        }
+        Ok(sum)
+    }
+
+    /// Supervisor and worker.
+    pub fn processes(&self) -> Result<Vec<u64>> {
+        let status = self.run(|forebay| forebay.arg("status").arg("--json").arg(&self.point))?;
+        let status: serde_json::Value = serde_json::from_str(&status)?;
+        let pids: Vec<u64> =
+            ["supervisor", "worker"].iter().filter_map(|who| status["state"][who]["pid"].as_u64()).collect();
+        if pids.is_empty() { Err("forebay status names no process".into()) } else { Ok(pids) }
+    }
+
+    fn run(&self, arguments: impl FnOnce(&mut Command) -> &mut Command) -> Result<String> {
+        let mut command = Command::new(&self.program);
+        let output = arguments(&mut command).stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let gone = self.run(|forebay| forebay.arg("umount").arg(&self.point));
+        if gone.is_err() {
+            let _ = self.run(|forebay| forebay.arg("umount").arg("--lazy").arg(&self.point));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Where it happens: a native directory, fast pools and pools side by side on one file system.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::mount::Mount;
+use crate::pairs::Side;
+use crate::{Result, caches, work};
+
+pub const BIG_BYTES: usize = 1 << 30;
+pub const SMALL_FILES: usize = 10_000;
+pub const MANY_ENTRIES: usize = 100_000;
+const LIMIT: &str = "16GiB";
+
+/// A directory that goes with the value.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everything that rows need. Mounts go before the directory that they lie in.
+pub struct Place {
+    /// The default policy.
+    pub general: Mount,
+    /// Nothing is flushed unless it is asked for: no work in the background.
+    pub quiet: Mount,
+    /// `--immutable`.
+    pub immutable: Mount,
+    pub native: PathBuf,
+    pub root: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Place {
+    /// Makes the data, mounts, and stages what is read.
+    pub fn make(dir: &Path) -> Result<Self> {
+        let root = dir.join(format!("forebay-bench-{}", std::process::id()));
+        fs::create_dir(&root)?;
+        let scratch = Scratch(root.clone());
+        let (native, pool) = (root.join("native"), root.join("pool"));
+        for side in [&native, &pool] {
+            make_data(&side.join("data"))?;
+        }
+        rustix::fs::syncfs(fs::File::open(&root)?)?;
+        let policy = root.join("quiet.toml");
+        fs::write(&policy, "[default]\nflush = \"manual\"\n")?;
+        let policy = policy.to_str().ok_or("a directory whose name is not UTF-8")?;
+        let mount = |name: &str, pool: &Path, options: &[&str]| {
+            let options = [&["--limit", LIMIT], options].concat();
+            Mount::start(pool, &root.join(format!("mount-{name}")), &root.join(format!("fast-{name}")), &options)
+        };
+        let place = Self {
+            general: mount("general", &pool, &[])?,
+            quiet: mount("quiet", &root.join("pool-quiet"), &["--policy", policy])?,
+            immutable: mount("immutable", &pool, &["--immutable"])?,
+            native,
+            root: root.clone(),
+            _scratch: scratch,
+        };
+        place.general.stage(&place.general.path().join("data"))?;
+        place.immutable.stage(&place.immutable.path().join("data/small"))?;
+        Ok(place)
+    }
+
+    /// The root of one side, where the mount is `mount`.
+    pub fn side<'a>(&'a self, side: Side, mount: &'a Mount) -> &'a Path {
+        match side {
+            Side::Native => &self.native,
+            Side::Mount => mount.path(),
+        }
+    }
+
+    pub fn drop_caches(&self, what: caches::Drop) -> Result<()> {
+        caches::drop_caches(&self.root, what)
+    }
+
+    /// Dirty pages of whatever came before are on the disk.
+    pub fn sync(&self) -> Result<()> {
+        Ok(rustix::fs::syncfs(fs::File::open(&self.root)?)?)
+    }
+}
+
+fn make_data(data: &Path) -> Result<()> {
+    fs::create_dir_all(data)?;
+    work::write_sequentially(&data.join("big"), BIG_BYTES)?;
+    let small = data.join("small");
+    work::make_spread(&small)?;
+    work::create(&work::spread_names(&small, SMALL_FILES))?;
+    work::make_many(&data.join("many"), MANY_ENTRIES)
+}

@@ -1,0 +1,80 @@
+//! The rows of the table, in its order.
+
+mod content;
+mod daemon;
+mod libfuse;
+mod names;
+mod small;
+mod sqlite;
+
+use crate::Result;
+use crate::args::Args;
+use crate::pairs::{self, Series, Side};
+use crate::place::Place;
+use crate::report::{Outcome, Row, Target, Unit};
+
+/// A run: what was asked for, where it happens, what came out.
+pub struct Bench {
+    pub args: Args,
+    pub place: Place,
+    pub rows: Vec<Row>,
+}
+
+impl Bench {
+    pub fn prepare(args: Args) -> Result<Self> {
+        let place = Place::make(&args.dir)?;
+        Ok(Self { args, place, rows: Vec::new() })
+    }
+
+    /// Measures all groups that were asked for. What comes later in the order does not disturb what came before: rows
+    /// that remove files are last.
+    pub fn run(&mut self) -> Result<()> {
+        type Group = fn(&mut Bench) -> Result<()>;
+        let groups: [(&str, Group); 10] = [
+            ("read", content::read),
+            ("random", content::random),
+            ("write", content::write),
+            ("small", small::hot),
+            ("small-dropped", small::dropped),
+            ("libfuse", libfuse::hot),
+            ("names", names::known),
+            ("create", names::create_and_unlink),
+            ("sqlite", sqlite::transactions),
+            ("daemon", daemon::usage),
+        ];
+        for (name, group) in groups {
+            if self.args.wants(name) {
+                group(self)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures one row as a ratio.
+    fn ratio(
+        &mut self,
+        name: &str,
+        target: Target,
+        unit: Unit,
+        mut sample: impl FnMut(&Place, Side, usize) -> Result<f64>,
+    ) -> Result<()> {
+        let place = &self.place;
+        let series = pairs::alternate(self.args.pairs, |side, pair| sample(place, side, pair))?;
+        self.add_series(name, target, series, unit);
+        Ok(())
+    }
+
+    fn add_series(&mut self, name: &str, target: Target, series: Series, unit: Unit) {
+        self.add(name, target, Outcome::Ratio(series, unit));
+    }
+
+    fn add(&mut self, name: &str, target: Target, outcome: Outcome) {
+        let row = Row { name: name.into(), target, outcome };
+        println!("{}", row.line());
+        self.rows.push(row);
+    }
+
+    fn fio_secs(&self) -> u32 {
+        if self.args.quick { 1 } else { 3 }
+    }
+}

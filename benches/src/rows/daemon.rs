@@ -1,0 +1,27 @@
+//! What the daemon uses.
+
+use super::Bench;
+use crate::caches::Drop;
+use crate::report::{Outcome, Target};
+use crate::{Result, work};
+
+/// Processor time is counted in hundredths of a second.
+const ROUNDS: usize = 10;
+
+pub fn usage(bench: &mut Bench) -> Result<()> {
+    let general = &bench.place.general;
+    let file = general.path().join("data/big");
+    general.settle()?;
+    bench.place.drop_caches(Drop::Pages)?;
+    let before = general.cpu_secs()?;
+    for _ in 0..ROUNDS {
+        work::read_sequentially(&file, 1)?;
+    }
+    let cpu = (general.cpu_secs()? - before) / ROUNDS as f64;
+    let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
+    let (peak, peak_quiet) = (mib(general.peak_rss_bytes()?), mib(bench.place.quiet.peak_rss_bytes()?));
+    bench.add("daemon CPU for 1 GiB of warm reads", Target::AtMost(0.01), Outcome::Value(cpu, "s"));
+    bench.add("peak RSS of the daemon after all of it", Target::AtMost(128.0), Outcome::Value(peak, "MiB"));
+    bench.add("peak RSS of the daemon that flushed nothing", Target::Beside, Outcome::Value(peak_quiet, "MiB"));
+    Ok(())
+}

@@ -1,0 +1,51 @@
+//! Rows of many small files.
+
+use std::path::{Path, PathBuf};
+
+use super::Bench;
+use crate::caches::Drop;
+use crate::place::{Place, SMALL_FILES};
+use crate::report::{Target, Unit};
+use crate::{Result, work};
+
+const HOT_ROUNDS: usize = 3;
+
+pub fn names(root: &Path) -> Vec<PathBuf> {
+    work::spread_names(&root.join("data/small"), SMALL_FILES)
+}
+
+/// Everything of the small files is in the kernel's caches, on all sides.
+fn warm(place: &Place) -> Result<()> {
+    for root in [&place.native, place.general.path(), place.immutable.path()] {
+        work::open_read_close(&names(root), 2)?;
+    }
+    Ok(())
+}
+
+pub fn hot(bench: &mut Bench) -> Result<()> {
+    let unit = Unit::PerSec;
+    warm(&bench.place)?;
+    bench.ratio("open+read+close of 10,000 × 4 KiB, hot", Target::AtLeast(0.15), unit, |place, side, _| {
+        work::open_read_close(&names(place.side(side, &place.general)), HOT_ROUNDS)
+    })?;
+    bench.ratio("the same, --immutable", Target::AtLeast(0.65), unit, |place, side, _| {
+        work::open_read_close(&names(place.side(side, &place.immutable)), HOT_ROUNDS)
+    })
+}
+
+pub fn dropped(bench: &mut Bench) -> Result<()> {
+    let unit = Unit::PerSec;
+    let rows = [
+        ("the same, page cache dropped", Target::AtLeast(0.60), Drop::Pages, false),
+        ("the same, page cache dropped, --immutable", Target::Beside, Drop::Pages, true),
+        ("the same, page cache and names dropped", Target::Beside, Drop::All, false),
+    ];
+    for (name, target, what, immutable) in rows {
+        bench.ratio(name, target, unit, |place, side, _| {
+            let mount = if immutable { &place.immutable } else { &place.general };
+            place.drop_caches(what)?;
+            work::open_read_close(&names(place.side(side, mount)), 1)
+        })?;
+    }
+    Ok(())
+}

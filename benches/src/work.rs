@@ -1,0 +1,202 @@
+//! The workload programs: each does one thing to one directory or file and returns its rate. They know nothing of
+//! mounts.
+
+use std::fs::{self, File, OpenOptions};
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::Result;
+
+pub const MIB: usize = 1 << 20;
+const BLOCK: usize = 4096;
+/// Directories that many small files are spread over.
+const SPREAD: usize = 100;
+
+/// Bytes that do not compress, by xorshift.
+fn noise(buffer: &mut [u8], mut seed: u64) {
+    seed |= 1;
+    for word in buffer.chunks_exact_mut(8) {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        word.copy_from_slice(&seed.to_le_bytes());
+    }
+}
+
+/// Reads a file from end to end, 1 MiB at a time, `rounds` times. Bytes per second.
+pub fn read_sequentially(path: &Path, rounds: usize) -> Result<f64> {
+    let mut buffer = vec![0; MIB];
+    let mut total = 0;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        let mut file = File::open(path)?;
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => total += n,
+            }
+        }
+    }
+    Ok(total as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Writes a new file, 1 MiB at a time, and syncs it. Bytes per second.
+pub fn write_sequentially(path: &Path, bytes: usize) -> Result<f64> {
+    let mut buffer = vec![0; MIB];
+    noise(&mut buffer, 1);
+    let start = Instant::now();
+    let mut file = OpenOptions::new().create_new(true).write(true).open(path)?;
+    for at in (0..bytes).step_by(MIB) {
+        // No two blocks are the same.
+        buffer[..8].copy_from_slice(&at.to_le_bytes());
+        file.write_all(&buffer)?;
+    }
+    file.sync_all()?;
+    drop(file);
+    Ok(bytes as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Copies a whole mapping out, `rounds` times, each with a mapping of its own. Bytes per second.
+pub fn read_mapped(path: &Path, rounds: usize) -> Result<f64> {
+    let len = usize::try_from(fs::metadata(path)?.len())?;
+    let mut page = [0_u8; BLOCK];
+    let start = Instant::now();
+    for _ in 0..rounds {
+        let file = File::open(path)?;
+        // SAFETY: a new mapping that nothing else refers to; checked below.
+        let map =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if map == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        for at in (0..len - len % BLOCK).step_by(BLOCK) {
+            // SAFETY: `at + BLOCK` is within the mapping, and the file does not shrink.
+            unsafe { std::ptr::copy_nonoverlapping(map.cast::<u8>().add(at), page.as_mut_ptr(), BLOCK) };
+            black_box(&mut page);
+        }
+        // SAFETY: the mapping that was made above.
+        unsafe { libc::munmap(map, len) };
+    }
+    Ok((len * rounds) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Names of `count` files, spread over directories below `root`.
+pub fn spread_names(root: &Path, count: usize) -> Vec<PathBuf> {
+    (0..count).map(|i| root.join(format!("d{:03}/f{:05}", i * SPREAD / count.max(1), i))).collect()
+}
+
+/// The directories of [`spread_names`].
+pub fn make_spread(root: &Path) -> Result<()> {
+    for i in 0..SPREAD {
+        fs::create_dir_all(root.join(format!("d{i:03}")))?;
+    }
+    Ok(())
+}
+
+/// Creates files of 4 KiB. Files per second.
+pub fn create(names: &[PathBuf]) -> Result<f64> {
+    let mut buffer = [0; BLOCK];
+    noise(&mut buffer, 2);
+    let start = Instant::now();
+    for (i, name) in names.iter().enumerate() {
+        buffer[..8].copy_from_slice(&i.to_le_bytes());
+        let mut file = OpenOptions::new().create_new(true).write(true).open(name)?;
+        file.write_all(&buffer)?;
+    }
+    Ok(names.len() as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Removes files. Files per second.
+pub fn unlink(names: &[PathBuf]) -> Result<f64> {
+    let start = Instant::now();
+    for name in names {
+        fs::remove_file(name)?;
+    }
+    Ok(names.len() as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Opens, reads and closes each file, `rounds` times. Files per second.
+pub fn open_read_close(names: &[PathBuf], rounds: usize) -> Result<f64> {
+    let mut buffer = [0; BLOCK];
+    let start = Instant::now();
+    for _ in 0..rounds {
+        for name in names {
+            if File::open(name)?.read(&mut buffer)? != BLOCK {
+                return Err(format!("{}: short", name.display()).into());
+            }
+        }
+    }
+    Ok((names.len() * rounds) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Asks for the attributes of each file, `rounds` times. Files per second.
+pub fn stat(names: &[PathBuf], rounds: usize) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..rounds {
+        for name in names {
+            black_box(rustix::fs::lstat(name)?);
+        }
+    }
+    Ok((names.len() * rounds) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Lists a tree and asks for the attributes of each entry, `rounds` times. Entries per second.
+pub fn walk(root: &Path, rounds: usize) -> Result<f64> {
+    fn below(dir: &Path) -> std::io::Result<usize> {
+        let mut count = 0;
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            count += 1;
+            if entry.metadata()?.is_dir() {
+                count += below(&entry.path())?;
+            }
+        }
+        Ok(count)
+    }
+    let start = Instant::now();
+    let mut total = 0;
+    for _ in 0..rounds {
+        total += below(root)?;
+    }
+    Ok(total as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Lists one directory of `expected` entries, `rounds` times. Entries per second.
+pub fn list(dir: &Path, expected: usize, rounds: usize) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..rounds {
+        let mut count = 0;
+        for entry in fs::read_dir(dir)? {
+            black_box(entry?);
+            count += 1;
+        }
+        if count != expected {
+            return Err(format!("{}: {count} entries, not {expected}", dir.display()).into());
+        }
+    }
+    Ok((expected * rounds) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// A directory of `count` empty files.
+pub fn make_many(dir: &Path, count: usize) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    for i in 0..count {
+        File::create_new(dir.join(format!("entry-{i:06}")))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_spread_evenly_over_directories() {
+        let names = spread_names(Path::new("r"), 10_000);
+        assert_eq!(names.iter().filter(|n| n.starts_with("r/d042")).count(), 100);
+        assert_eq!(names.len(), 10_000);
+    }
+}
