@@ -1,1 +1,4 @@
 //! What the tests of the whole share.
+
+pub mod mount;
+pub mod process;
