@@ -561,7 +561,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__stage)
-            opts="-0 -h --null --lease --owner --no-recursive --dry-run --json --help"
+            opts="-0 -h --null --lease --owner --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

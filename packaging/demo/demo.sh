@@ -52,7 +52,7 @@ timed() {
 }
 
 rows=()
-row() { rows+=("$(printf '%-44s %9s  %s' "$1" "$2" "${3-}")"); }
+row() { rows+=("$(printf '%-58s %8s  %s' "$1" "$2" "${3-}")"); }
 times() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.1f x", a / (b > 0.005 ? b : 0.005) }'; }
 mb() { awk -v bytes="$1" 'BEGIN { printf "%.0f MB", bytes / 1e6 }'; }
 
@@ -146,6 +146,7 @@ victim=$(worker)
 timeout 120 tar -C "$mnt/killed" -xf "$work/part.tar" &
 writer=$!
 sleep "$(awk -v t="$absorb" 'BEGIN { printf "%.2f", t / 3 }')"
+kill -0 "$writer" || fail "the writer was done before the kill"
 kill -9 "$victim"
 wait "$writer" || fail "the writer saw an error"
 writer=
@@ -159,16 +160,16 @@ timed "$forebay" umount "$mnt"
 
 # --- the table --------------------------------------------------------------------------------------------------
 row "" "seconds" "against the pool's pace"
-row "grep -r, cold: the pool's pace" "$cold_grep" "1.0 x"
+row "grep -r, cold through Forebay: the pool's pace" "$cold_grep" "1.0 x"
 row "grep -r, staged" "$staged_grep" "$(times "$cold_grep" "$staged_grep")"
 row "grep -r, warm" "$warm_grep" "$(times "$cold_grep" "$warm_grep")"
-row "grep -r, local directory without Forebay" "$local_grep" "$(times "$cold_grep" "$local_grep")"
+row "grep -r, local directory without Forebay (page cache)" "$local_grep" "$(times "$cold_grep" "$local_grep")"
 row "tar and checksum, staged" "$staged_tar"
-row "tar and checksum, local directory without Forebay" "$local_tar"
+row "tar and checksum, local directory without Forebay (page cache)" "$local_tar"
 row "staging all of it, before the job" "$stage"
 row "unpack, written back to the pool afterwards" "$flush" "1.0 x"
 row "unpack, absorbed: what the job waits for" "$absorb" "$(times "$flush" "$absorb")"
-row "unpack, local directory without Forebay" "$local_untar" "$(times "$flush" "$local_untar")"
+row "unpack, local directory without Forebay (page cache)" "$local_untar" "$(times "$flush" "$local_untar")"
 say "$tree_files files, $(mb "$tree_bytes"), pool at $pace"
 printf '%s\n' "${rows[@]}"
 echo

@@ -85,7 +85,7 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
         "content",
         format!("{used}; {} resident, {} leased", files(status.resident_files), bytes(status.leased_bytes)),
     );
-    let oldest = status.oldest_dirty_secs.map_or(String::new(), |s| format!(", the oldest since {}", span(s)));
+    let oldest = status.oldest_dirty_secs.map_or(String::new(), |s| format!(", the oldest for {}", span(s)));
     line("dirty", format!("{}, {}{oldest}", files(status.dirty_files), bytes(status.dirty_bytes)));
     for error in &status.flush_errors {
         line("NOT FLUSHED", shown(error));
