@@ -114,8 +114,6 @@ pub struct Dirent {
 pub struct DirSnapshot {
     pub parent: Ino,
     pub entries: Arc<Vec<Dirent>>,
-    /// The kernel may keep the listing in its page cache until it is told otherwise.
-    pub cacheable: bool,
 }
 
 /// What `statfs` shows, in bytes and files.

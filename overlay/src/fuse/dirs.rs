@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use super::convert;
 use crate::{DirSnapshot, Ino, Overlay};
 
-/// Directories that may be open with a snapshot of their own. More of them can be open; those are read anew for
+/// Directories that may be open with a snapshot of their own, which is taken at the first read: of most opens
+/// the kernel answers every read from its cache. More of them can be open; those are read anew for
 /// each part of the listing.
 const OPEN_MAX: usize = 64 << 10;
 const EPOCH_SHIFT: u32 = 32;
@@ -34,7 +35,7 @@ struct OpenDirs {
 }
 
 struct OpenDir {
-    snapshot: DirSnapshot,
+    snapshot: Option<DirSnapshot>,
     /// Reading from the start a second time is `rewinddir`, which must show what is there now.
     started: bool,
 }
@@ -44,8 +45,8 @@ impl Dirs {
         Self { epoch, open: Mutex::default() }
     }
 
-    /// A handle for a directory that was opened with `snapshot`.
-    pub fn insert(&self, snapshot: DirSnapshot) -> FileHandle {
+    /// A handle for a directory that was opened.
+    pub fn insert(&self) -> FileHandle {
         let mut open = self.open.lock();
         let epoch = u64::from(self.epoch) << EPOCH_SHIFT;
         if open.by_number.len() >= OPEN_MAX {
@@ -55,7 +56,7 @@ impl Dirs {
             open.next = open.next.wrapping_add(1);
             let number = open.next;
             if number != 0 && !open.by_number.contains_key(&number) {
-                open.by_number.insert(number, OpenDir { snapshot, started: false });
+                open.by_number.insert(number, OpenDir { snapshot: None, started: false });
                 return FileHandle(epoch | u64::from(number));
             }
         }
@@ -76,7 +77,7 @@ impl Dirs {
         if let Some(number) = self.number(handle)
             && let Some(dir) = self.open.lock().by_number.get_mut(&number)
         {
-            dir.snapshot = snapshot.clone();
+            dir.snapshot = Some(snapshot.clone());
         }
         Ok(snapshot)
     }
@@ -86,7 +87,7 @@ impl Dirs {
         let mut open = self.open.lock();
         let dir = open.by_number.get_mut(&number)?;
         let again = std::mem::replace(&mut dir.started, true) && offset == 0;
-        (!again).then(|| dir.snapshot.clone())
+        dir.snapshot.clone().filter(|_| !again)
     }
 
     fn number(&self, handle: FileHandle) -> Option<u32> {
@@ -141,7 +142,7 @@ impl Dirs {
             let entry = match overlay.entry(dirent.ino).await {
                 Ok(entry) => entry,
                 // Removed since the snapshot.
-                Err(error) if error.is(ErrorKind::NotFound) => continue,
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
                 // What is there already is good; the error comes back with the next part.
                 Err(_) if filled => break,
                 Err(error) => return Err(error),

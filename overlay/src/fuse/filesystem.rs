@@ -341,12 +341,12 @@ impl Filesystem for Front {
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let (overlay, front) = (self.overlay.clone(), self.clone());
-        let work = async move { overlay.read_dir(Ino(ino.0)).await };
+        let work = async move { overlay.open_dir(Ino(ino.0)).await };
         self.dispatch("opendir", work, move |outcome| match outcome {
-            Ok(snapshot) => {
-                let mut flags = FopenFlags::empty();
-                flags.set(FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE, snapshot.cacheable);
-                reply.opened(front.dirs.insert(snapshot), flags);
+            Ok(keep_cache) => {
+                let mut flags = FopenFlags::FOPEN_CACHE_DIR;
+                flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep_cache);
+                reply.opened(front.dirs.insert(), flags);
             }
             Err(error) => reply.error(convert::errno(&error)),
         });

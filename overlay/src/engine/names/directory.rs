@@ -7,13 +7,22 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use super::super::{DirSnapshot, Dirent, Ino, Inner, Overlay};
 
 impl Overlay {
+    /// Makes sure that all names of a directory are known. `true`: what the kernel has cached of the listing
+    /// still holds.
+    pub async fn open_dir(&self, ino: Ino) -> Result<bool> {
+        self.inner.ensure_listed(ino).await?;
+        let node = self.inner.node(ino)?;
+        let stale = std::mem::take(&mut node.state.lock().page_cache_stale);
+        Ok(!stale)
+    }
+
     /// The entries of a directory as they are now.
     pub async fn read_dir(&self, ino: Ino) -> Result<DirSnapshot> {
         let inner = &self.inner;
         inner.ensure_listed(ino).await?;
         let node = inner.node(ino)?;
         let parent = node.state.lock().record.links.first().map_or(Ino::ROOT, |(p, _)| *p);
-        Ok(DirSnapshot { parent, entries: Arc::new(inner.entries(ino)?), cacheable: true })
+        Ok(DirSnapshot { parent, entries: Arc::new(inner.entries(ino)?) })
     }
 }
 

@@ -38,6 +38,8 @@ impl Inner {
         stat: &Stat,
     ) -> Result<Ino> {
         let link = (parent, Box::from(name));
+        // What the kernel has cached of the listing lacks this name.
+        txn.state(parent)?.page_cache_stale = true;
         let identity = hard_link_identity(stat);
         if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten() {
             if self.catalog.inode(known)?.is_some() {
@@ -78,7 +80,7 @@ impl Inner {
             drop(txn);
             return self.replaced(ino, stat);
         }
-        let bytes = txn.state(ino)?.residency.as_ref().map(|r| r.bytes);
+        let bytes = self.counted_bytes(txn.state(ino)?);
         let record = txn.record(ino)?;
         let (file, dropped) = record.file.pool_changed()?;
         record.file = file;
@@ -155,6 +157,7 @@ impl Inner {
             record.dirty.mode = true;
             record.dirty.owner = true;
         }
+        txn.state(parent)?.page_cache_stale = true;
         let is = NameRecord { here: was.here.filter(|_| keep || !is_here), pool: None };
         txn.set_name(parent, name, &was, &is);
         if is_here && !keep {
