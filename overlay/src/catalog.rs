@@ -8,6 +8,7 @@
 mod batch;
 mod ids;
 mod records;
+mod sent;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +24,7 @@ pub(crate) use records::{decode, encode};
 pub use records::{
     ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs,
 };
+pub use sent::Sent;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 1;
@@ -44,9 +46,11 @@ pub(crate) mod cf {
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
+    /// `Ino` of the directory + name → the `Sent` that the pool may have there unknown to us.
+    pub const SENT: &str = "sent";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
+    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, SENT, META];
 }
 
 /// Something that the pool must be told.
@@ -225,10 +229,26 @@ impl Catalog {
         })
     }
 
-    pub fn contents(&self, mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>) -> Result<()> {
-        self.scan(cf::RESIDENCY, b"", |key, value| {
-            each(ContentId(id_of(key)?), decoded(cf::RESIDENCY, value)?)
-        })
+    pub fn contents(&self, each: impl FnMut(ContentId, ContentRecord) -> Result<bool>) -> Result<()> {
+        self.contents_as_of(|| {}, each)
+    }
+
+    /// The records as they are when `begun` is called, whatever changes while they are visited.
+    pub fn contents_as_of(
+        &self,
+        begun: impl FnOnce(),
+        mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>,
+    ) -> Result<()> {
+        // An iterator sees the database as it was when it was made.
+        let iterator = self.db.iterator_cf(self.family(cf::RESIDENCY)?, IteratorMode::Start);
+        begun();
+        for item in iterator {
+            let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
+            if !each(ContentId(id_of(&key)?), decoded(cf::RESIDENCY, &value)?)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     pub fn leases(&self, mut each: impl FnMut(Ino, LeaseRecord) -> Result<bool>) -> Result<()> {

@@ -158,7 +158,7 @@ impl Overlay {
             fetched_epoch: AtomicU64::new(0),
         });
         inner.ensure_root().await?;
-        background::start(&inner);
+        background::start(&inner).await?;
         Ok(Self { inner })
     }
 
@@ -212,7 +212,11 @@ impl Inner {
     /// never have reached the disk.
     fn distrust(&self, ino: Ino, record: &mut InodeRecord) -> Result<()> {
         let (false, Some(id)) = (record.file.is_dirty(), record.file.content()) else { return Ok(()) };
-        if !self.catalog.has_dead_epochs() || !self.catalog.content(id)?.is_none_or(|c| self.catalog.is_dead(c.epoch)) {
+        if !self.catalog.has_dead_epochs() {
+            return Ok(());
+        }
+        let content = self.catalog.content(id)?;
+        if !content.as_ref().is_none_or(|c| self.catalog.is_dead(c.epoch)) {
             return Ok(());
         }
         (record.file, _) = record.file.evict()?;
@@ -220,7 +224,7 @@ impl Inner {
         batch.put_inode(ino, record, record.is_dirty());
         batch.delete_content(id);
         self.catalog.write(batch)?;
-        self.trash.discard(id, None);
+        self.trash.discard(id, content.map_or(0, |c| c.bytes));
         Ok(())
     }
 

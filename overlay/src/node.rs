@@ -66,6 +66,8 @@ pub(crate) struct NodeState {
     pub written_past: bool,
     /// The content file is immutable until there is room.
     pub braked: bool,
+    /// The bytes that the content is counted with are not in the catalog yet.
+    pub count_unsaved: bool,
     /// The mark that the content is dirty is not on the disk yet.
     pub mark_unsynced: bool,
     /// The content as it was when it was marked dirty: while it is the same, nothing was written.
@@ -123,6 +125,7 @@ impl NodeState {
             negative: HashMap::new(),
             written_past: false,
             braked: false,
+            count_unsaved: false,
             mark_unsynced: false,
             clean_stamp: None,
             uploaded: None,
@@ -150,6 +153,7 @@ impl NodeState {
         self.lookups == 0
             && !self.is_open()
             && self.flights.is_empty()
+            && !self.count_unsaved
             && self.uploaded.is_none()
             && self.flush_error.is_none()
             && !self.deleted

@@ -1,6 +1,5 @@
 //! Content files that no record names any more are removed here, so that nobody waits for it.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -15,7 +14,7 @@ use crate::catalog::ContentId;
 /// the next start finds.
 #[derive(Debug)]
 pub struct Trash {
-    sender: Option<Sender<(ContentId, Option<u64>)>>,
+    sender: Option<Sender<(ContentId, u64)>>,
     pending: Arc<(Mutex<u64>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
@@ -32,8 +31,8 @@ impl Trash {
         Ok(Self { sender: Some(sender), pending, thread: Some(thread) })
     }
 
-    /// Removes a content file soon. `bytes`: what it is accounted with; `None`: what it occupies.
-    pub fn discard(&self, content: ContentId, bytes: Option<u64>) {
+    /// Removes a content file soon. `bytes`: what it is accounted with.
+    pub fn discard(&self, content: ContentId, bytes: u64) {
         if let Some(sender) = &self.sender {
             *self.pending.0.lock() += 1;
             if sender.send((content, bytes)).is_err() {
@@ -60,9 +59,8 @@ impl Drop for Trash {
     }
 }
 
-fn run(store: &ContentStore, receiver: &Receiver<(ContentId, Option<u64>)>, pending: &(Mutex<u64>, Condvar)) {
+fn run(store: &ContentStore, receiver: &Receiver<(ContentId, u64)>, pending: &(Mutex<u64>, Condvar)) {
     while let Ok((content, bytes)) = receiver.recv() {
-        let bytes = bytes.or_else(|| store.stat(content).ok().map(|m| m.blocks() * 512)).unwrap_or(0);
         match store.remove(content) {
             Ok(()) => store.budget.account(bytes, 0),
             Err(error) => tracing::warn!(%error, "content file stays until the next sweep"),

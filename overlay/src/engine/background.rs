@@ -2,14 +2,17 @@
 //! and the look after a start.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{FileKind, PoolPath, Result};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::{Ino, Inner, Txn};
-use crate::catalog::Intent;
+use crate::catalog::{ContentId, Intent};
 use crate::clock::unix_now;
 use crate::policy::Flush;
 
@@ -26,7 +29,17 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// and at least this often.
 const RETRY_LAST: Duration = Duration::from_secs(60);
 
-pub(super) fn start(inner: &Arc<Inner>) {
+/// What the look around after a start goes by.
+struct Start {
+    /// Content files from this number on were made since.
+    first_new: u64,
+    /// What the budget began with: the last daemon's count.
+    counted_bytes: u64,
+    /// Told once it is fixed which records were there at the start.
+    begun: oneshot::Sender<()>,
+}
+
+pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
         tokio::spawn(async move {
@@ -44,11 +57,18 @@ pub(super) fn start(inner: &Arc<Inner>) {
     }
     let again = inner.clone();
     let stop = inner.stop.clone();
+    let (begun, has_begun) = oneshot::channel();
+    // Before anybody is served: what is made from now on is not an orphan, and is counted by its maker.
+    let start =
+        Start { first_new: inner.catalog.new_content()?.0, counted_bytes: inner.store.budget.used(), begun };
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = again.look_around(&stop) {
+        if let Err(error) = again.look_around(start, &stop) {
             tracing::error!(%error, "the look at the fast pool after the start");
         }
     });
+    // One that ended without a word has said why.
+    let _ = has_begun.await;
+    Ok(())
 }
 
 /// When a flush that failed is tried again.
@@ -232,46 +252,54 @@ impl Inner {
 
     /// Counts what files that are written past the daemon occupy by now.
     fn count_writers(&self) {
-        use std::os::unix::fs::MetadataExt;
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            let (Ok(meta), Ok(residency)) = (content.file.metadata(), self.residency(&mut state)) else { continue };
-            let occupied = meta.blocks() * 512;
-            let before = std::mem::replace(&mut residency.bytes, occupied);
-            self.store.budget.account(before, occupied);
+            let Ok(meta) = content.file.metadata() else { continue };
+            let _ = self.count(&mut state, meta.blocks() * 512);
         }
     }
 
     /// After a start, beside the work: what is here is told to the eviction policy and counted, and what
     /// nothing names any more is removed.
-    fn look_around(&self, stop: &tokio_util::sync::CancellationToken) -> Result<()> {
-        let counted_before = self.store.budget.used();
+    ///
+    /// What is counted is the sum of the records as they were at the start: what changes from then on counts
+    /// its difference to its record itself.
+    fn look_around(&self, start: Start, stop: &CancellationToken) -> Result<()> {
         let mut sum = 0;
-        let first_new = self.catalog.new_content()?.0;
-        self.catalog.contents(|id, record| {
-            let dirty = self.catalog.inode(record.ino)?.is_none_or(|r| r.file.is_dirty());
-            let bytes = match dirty {
-                true => self.store.stat(id).map_or(0, |m| std::os::unix::fs::MetadataExt::blocks(&m) * 512),
-                false => record.bytes,
-            };
-            sum += bytes;
-            if !dirty {
-                self.evictor.lock().insert(record.ino.0, bytes);
+        let begun = || _ = start.begun.send(());
+        self.catalog.contents_as_of(begun, |id, record| {
+            sum += record.bytes;
+            match self.catalog.inode(record.ino)? {
+                Some(inode) if !inode.file.is_dirty() => self.evictor.lock().insert(record.ino.0, record.bytes),
+                Some(_) => self.recount(record.ino, id)?,
+                None => {}
             }
             Ok(!stop.is_cancelled())
         })?;
-        self.store.budget.account(counted_before, sum);
         if stop.is_cancelled() {
             return Ok(());
         }
-        self.sweep_contents(first_new)?;
+        self.store.budget.account(start.counted_bytes, sum);
+        self.sweep_contents(start.first_new)?;
         if !self.reattached {
             self.sweep_inodes(stop)?;
         }
         Ok(())
+    }
+
+    /// Counts what was written to a dirty file after its record was, by a daemon that died since.
+    fn recount(&self, ino: Ino, id: ContentId) -> Result<()> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        if state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
+            return Ok(());
+        }
+        let Ok(meta) = self.store.stat(id) else { return Ok(()) };
+        self.count(&mut state, meta.blocks() * 512)?;
+        self.save_count(&mut state)
     }
 
     /// Removes content files that no record names. What was made since the start is left alone.
@@ -280,7 +308,7 @@ impl Inner {
         self.store.walk(|id, _| {
             let number = id.0 & !(0xff << 56);
             if number < first_new && self.catalog.content(id)?.is_none() {
-                self.trash.discard(id, Some(0));
+                self.trash.discard(id, 0);
                 removed += 1;
             }
             Ok(())
@@ -289,7 +317,7 @@ impl Inner {
     }
 
     /// Removes inodes that were unlinked while open by programs that ended with the machine.
-    fn sweep_inodes(&self, stop: &tokio_util::sync::CancellationToken) -> Result<()> {
+    fn sweep_inodes(&self, stop: &CancellationToken) -> Result<()> {
         let mut orphans = Vec::new();
         self.catalog.inodes(|ino, record| {
             if ino != Ino::ROOT && record.links.is_empty() && record.pool_links.is_empty() {

@@ -110,11 +110,11 @@ impl Inner {
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
             return Ok(Err(kept));
         }
-        let bytes = self.residency(txn.state(ino)?).map(|r| r.bytes).unwrap_or(0);
+        let bytes = self.counted_bytes(txn.state(ino)?);
         let record = txn.record(ino)?;
         let (file, content) = record.file.evict()?;
         record.file = file;
-        txn.discard(content, Some(bytes));
+        txn.discard(content, bytes);
         let state = txn.state(ino)?;
         (state.content, state.residency) = (None, None);
         // What the page cache has of this version stays right.

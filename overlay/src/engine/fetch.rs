@@ -153,7 +153,7 @@ impl Inner {
         if record.version.as_ref() != Some(version) || !record.file.is_absent() {
             let partial = record.file.is_partial() && record.version.as_ref() == Some(version);
             drop(txn);
-            self.trash.discard(id, Some(0));
+            self.trash.discard(id, 0);
             if !partial {
                 return Ok(None);
             }
@@ -250,6 +250,30 @@ impl Inner {
         state.residency.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")
         })
+    }
+
+    /// The bytes that an inode's content is counted with in the budget: given back when it goes.
+    pub fn counted_bytes(&self, state: &mut NodeState) -> u64 {
+        self.residency(state).map_or(0, |r| r.bytes)
+    }
+
+    /// Counts an inode's content with what it occupies by now.
+    pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
+        let residency = self.residency(state)?;
+        let before = std::mem::replace(&mut residency.bytes, occupied);
+        self.store.budget.account(before, occupied);
+        state.count_unsaved |= before != occupied;
+        Ok(())
+    }
+
+    /// Puts the count into the catalog, before the inode may leave the memory.
+    pub fn save_count(&self, state: &mut NodeState) -> Result<()> {
+        let (true, Some(id)) = (state.count_unsaved, state.record.file.content()) else { return Ok(()) };
+        let mut batch = self.catalog.batch();
+        batch.put_content(id, self.residency(state)?);
+        self.catalog.write(batch)?;
+        state.count_unsaved = false;
+        Ok(())
     }
 
     /// The content file of an inode, opened if it is not open yet.

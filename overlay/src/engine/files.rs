@@ -239,10 +239,9 @@ impl Inner {
     pub fn account(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
         let mut state = node.state.lock();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
-        let residency = self.residency(&mut state)?;
-        let before = std::mem::replace(&mut residency.bytes, occupied);
-        self.store.budget.account(before, occupied);
-        Ok(())
+        self.count(&mut state, occupied)?;
+        // Of an open file the last close does it.
+        if state.is_open() { Ok(()) } else { self.save_count(&mut state) }
     }
 
     /// Space that a write may need: none where it only overwrites what is there.

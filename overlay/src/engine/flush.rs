@@ -13,6 +13,7 @@ mod attrs;
 mod conflict;
 mod create;
 mod place;
+mod recognise;
 mod steps;
 mod upload;
 

@@ -40,17 +40,17 @@ impl Inner {
         self.catalog.contents(|id, record| {
             let owned = self.catalog.inode(record.ino)?.is_some_and(|r| r.file.content() == Some(id));
             if !owned {
-                dangling.push(id);
+                dangling.push((id, record.bytes));
             }
             Ok(true)
         })?;
-        for id in dangling {
+        for (id, bytes) in dangling {
             report.problems.push(format!("content {:x} belongs to no file", id.0));
             if repair {
                 let mut batch = self.catalog.batch();
                 batch.delete_content(id);
                 self.catalog.write(batch)?;
-                self.trash.discard(id, None);
+                self.trash.discard(id, bytes);
                 report.repaired += 1;
             }
         }

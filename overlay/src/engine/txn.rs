@@ -27,8 +27,8 @@ pub(crate) struct Txn<'a> {
     inner: &'a Inner,
     edits: BTreeMap<Ino, Edit>,
     new: Vec<(Ino, InodeRecord)>,
-    /// Content files to remove once the batch is written, with the bytes that they are known to occupy.
-    trash: Vec<(ContentId, Option<u64>)>,
+    /// Content files to remove once the batch is written, with the bytes that they are counted with.
+    trash: Vec<(ContentId, u64)>,
     pub batch: Batch<'a>,
     _namespace: Guard<()>,
 }
@@ -104,14 +104,14 @@ impl<'a> Txn<'a> {
     /// Deletes an inode that has no name here and in the pool and is not open. While a flush of it is under
     /// way the pool may be getting a name that must be taken back: the end of the flush reaps it.
     pub fn reap(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
         let edit = self.edit(ino)?;
         let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
         if ino == Ino::ROOT || !edit.record.links.is_empty() || edit.guard.is_open() || flushing || edit.gone {
             return Ok(());
         }
         let content = edit.record.file.content();
-        // What a writer left is not in the record: it is looked up when the file is removed.
-        let bytes = edit.guard.residency.as_ref().map(|r| r.bytes).filter(|_| !edit.record.file.is_dirty());
+        let bytes = inner.counted_bytes(&mut edit.guard);
         if edit.record.pool_links.is_empty() {
             edit.gone = true;
         } else {
@@ -129,8 +129,8 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Gives up a content file with the same batch. `bytes`: what it is known to occupy.
-    pub fn discard(&mut self, content: ContentId, bytes: Option<u64>) {
+    /// Gives up a content file with the same batch. `bytes`: what it is counted with.
+    pub fn discard(&mut self, content: ContentId, bytes: u64) {
         self.batch.delete_content(content);
         self.trash.push((content, bytes));
     }

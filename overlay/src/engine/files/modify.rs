@@ -64,7 +64,7 @@ impl Inner {
         let id = self.store.place(&self.catalog)?;
         let content = self.store.create(id)?;
         let mut txn = Txn::begin(self);
-        let old_bytes = txn.state(node.ino)?.residency.as_ref().map(|r| r.bytes);
+        let old_bytes = self.counted_bytes(txn.state(node.ino)?);
         let record = txn.record(node.ino)?;
         let old = record.file.content();
         record.file = record.file.replace(id, unix_now());
@@ -110,7 +110,7 @@ impl Inner {
     /// Gives up clean content that turned out to be damaged.
     pub(super) fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let bytes = txn.state(node.ino)?.residency.as_ref().map(|r| r.bytes);
+        let bytes = self.counted_bytes(txn.state(node.ino)?);
         let record = txn.record(node.ino)?;
         let (file, content) = record.file.evict()?;
         record.file = file;

@@ -206,10 +206,8 @@ impl Inner {
             if state.braked {
                 state.braked = !super::super::brake::set_immutable(&content, false);
             }
-            if let Ok(residency) = self.residency(&mut state) {
-                let before = std::mem::replace(&mut residency.bytes, occupied);
-                self.store.budget.account(before, occupied);
-            }
+            self.count(&mut state, occupied)?;
+            self.save_count(&mut state)?;
             state.clean_stamp.is_some() && state.clean_stamp == Stamp::of(&content.file).ok()
         };
         if unchanged && self.unmark_dirty(node)? {

@@ -47,7 +47,10 @@ impl Inner {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
-            return self.replace_content(ino, &record, &path).await;
+            if let Some((parent, name)) = record.pool_links.first() {
+                self.recognise(*parent, name, &path).await?;
+            }
+            return self.replace_content(ino, &self.record_of(ino)?, &path).await;
         }
         if record.dirty.any() || !record.dirty_xattrs.is_empty() {
             let _change = PoolChange::begin(self, &[ino])?;
@@ -66,9 +69,10 @@ impl Inner {
     }
 
     async fn replace_content(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
+        let Some(link) = record.pool_links.first() else { return Ok(()) };
         let mut expected = record.version.clone().map_or(Expected::Absent, Expected::Version);
         for _ in 0..3 {
-            match self.upload(ino, path, &expected).await {
+            match self.upload(ino, link, path, &expected).await {
                 Ok(uploaded) => {
                     if let Some(dir) = path.parent() {
                         self.names_changed_in(&dir);
@@ -87,10 +91,7 @@ impl Inner {
                 }
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
                     Some(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
-                    None => {
-                        let Some((parent, name)) = record.pool_links.first() else { return Ok(()) };
-                        return self.keep_both(*parent, name, ino, path).await;
-                    }
+                    None => return self.keep_both(link.0, &link.1, ino, path).await,
                 },
             }
         }

@@ -76,7 +76,7 @@ impl Inner {
             None => Expected::Absent,
         };
         for _ in 0..3 {
-            match self.upload(ino, path, &expected).await {
+            match self.upload(ino, &(parent, name.into()), path, &expected).await {
                 Ok(uploaded) => return self.commit_created(parent, name, ino, occupant, uploaded),
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),

@@ -32,6 +32,10 @@ impl Inner {
         };
         let nodes = self.nodes_in_order(subject, other)?;
         let _locks = lock_all(&nodes).await;
+        self.recognise(parent, name, &self.pool_path(parent)?.join(name)).await?;
+        if let Step::Rename { from, .. } = &step {
+            self.recognise(from.0, &from.1, &self.pool_path(from.0)?.join(&from.1)).await?;
+        }
         if self.catalog.name(parent, name)? != *record {
             // Somebody else was here first: look again.
             return Ok(());
@@ -188,6 +192,7 @@ impl Inner {
         if was_from.pool == Some(moved) {
             txn.set_name(from.0, &from.1, &was_from, &NameRecord { here: was_from.here, pool: None });
         }
+        txn.batch.delete_sent(from.0, &from.1);
         txn.record(moved)?.pool_links.retain(|l| l != from);
         take_name(&mut txn, parent, name, moved, occupant)?;
         take_version(&mut txn, moved, stat)?;
@@ -281,6 +286,7 @@ impl Inner {
 pub(super) fn take_name(txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino, occupant: Option<Ino>) -> Result<()> {
     let was = txn.name(parent, name)?;
     txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: Some(ino) });
+    txn.batch.delete_sent(parent, name);
     txn.record(ino)?.pool_links.push((parent, name.into()));
     if let Some(occupant) = occupant.filter(|o| *o != ino) {
         drop_pool_link(txn, occupant, parent, name)?;
@@ -289,6 +295,7 @@ pub(super) fn take_name(txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino, o
 }
 
 fn drop_pool_link(txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+    txn.batch.delete_sent(parent, name);
     let record = txn.record(ino)?;
     record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
     if record.pool_links.is_empty() {

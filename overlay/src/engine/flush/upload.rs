@@ -12,7 +12,7 @@ use futures::stream;
 use super::super::{Ino, Inner, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
-use crate::catalog::InodeRecord;
+use crate::catalog::{InodeRecord, Link, Sent};
 use crate::content::CHUNK_BYTES;
 use crate::node::Stamp;
 
@@ -30,17 +30,24 @@ pub(super) struct Uploaded {
 }
 
 impl Inner {
-    /// Puts the content of a file under a path of the pool.
+    /// Puts the content of a file under a path of the pool, which is the one of a name.
     ///
     /// # Errors
     /// `Conflict` where the pool has something else there than expected; `Busy` where the file is written so
     /// often that no snapshot is consistent.
-    pub(super) async fn upload(self: &Arc<Self>, ino: Ino, path: &PoolPath, expected: &Expected) -> Result<Uploaded> {
+    pub(super) async fn upload(
+        self: &Arc<Self>,
+        ino: Ino,
+        at: &Link,
+        path: &PoolPath,
+        expected: &Expected,
+    ) -> Result<Uploaded> {
         for _ in 0..ATTEMPTS {
             let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
             (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
+            self.catalog.add_sent(at.0, &at.1, Sent { size: sent.size, mtime: sent.mtime })?;
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
@@ -105,6 +112,9 @@ impl Inner {
         state.validated = Some(std::time::Instant::now());
         state.clean_stamp = None;
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
+        for (parent, name) in &txn.record(ino)?.pool_links.clone() {
+            txn.batch.delete_sent(*parent, name);
+        }
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
         record.nlink = record.links.len().max(1) as u32;
