@@ -29,13 +29,14 @@ FSX := fsx@0.3.2
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick bench lint deny nightly deps man install clean
+.PHONY: help build demo test test-quick bench lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make build   the program, in $(CARGO_TARGET_DIR)/release"
 	@echo "make lint    formatting and clippy"
-	@echo "make deny    licences and advisories of what is linked"
+	@echo "make deny    licences and sources of what is linked"
+	@echo "make advisories  known defects of what is linked (from the network)"
 	@echo "make nightly the long randomised runs"
 	@echo "make man     manual pages and completions, from the command line's description"
 	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
@@ -74,7 +75,11 @@ nightly: test deny
 	@FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
 
 deny: $(TOOLS)/cargo-deny
-	@timeout 600 $(CARGO) deny --all-features check
+	@timeout 600 $(CARGO) deny --all-features check licenses bans sources
+
+# The list of advisories comes from the network: apart, so that the rest needs none.
+advisories: $(TOOLS)/cargo-deny
+	@timeout 600 $(CARGO) deny --all-features check advisories
 
 # A tool is installed once for each version: the stamp carries it.
 $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX):
