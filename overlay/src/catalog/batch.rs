@@ -78,7 +78,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn delete_raw(&mut self, family: &str, key: &[u8]) {
+    pub(super) fn delete_raw(&mut self, family: &str, key: &[u8]) {
         if let Ok(family) = self.catalog.family(family) {
             self.inner.delete_cf(family, key);
         }

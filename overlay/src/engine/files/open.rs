@@ -15,6 +15,8 @@ use crate::policy::Flush;
 
 /// Content files that the daemon keeps open when nobody uses them.
 const IDLE_OPEN_CONTENTS: usize = 2048;
+/// How many of them one more open may look at, to close them.
+const TRIM_TRIES: usize = 4;
 /// How often an open begins anew because the file changed under it.
 const ATTEMPTS: u32 = 5;
 
@@ -66,7 +68,6 @@ impl Overlay {
                         return Err(e);
                     }
                 }
-                inner.trim_open_contents();
                 return Ok(opened);
             }
         }
@@ -237,30 +238,21 @@ impl Inner {
         Ok(true)
     }
 
-    /// Notes that a content file is open in the daemon.
+    /// Notes that a content file is open in the daemon, and closes those that were not used for longest.
     pub fn keep_open(&self, ino: Ino) {
-        self.open_contents.lock().put(ino, ());
-    }
-
-    /// Closes the content files that were not used for longest.
-    pub fn trim_open_contents(&self) {
-        loop {
-            let victim = {
-                let mut open = self.open_contents.lock();
-                if open.len() <= IDLE_OPEN_CONTENTS {
-                    return;
-                }
-                open.pop_lru()
-            };
-            let Some((ino, ())) = victim else { return };
-            let Some(node) = self.table.peek(ino) else { continue };
-            let mut state = node.state.lock();
-            if state.is_open() {
-                drop(state);
-                self.keep_open(ino);
+        let mut open = self.open_contents.lock();
+        open.put(ino, ());
+        for _ in 0..TRIM_TRIES {
+            if open.len() <= IDLE_OPEN_CONTENTS {
                 return;
             }
-            state.content = None;
+            let Some((victim, ())) = open.pop_lru() else { return };
+            let Some(node) = self.table.peek(victim) else { continue };
+            // The caller may hold the lock of a node, even of this one.
+            match node.state.try_lock() {
+                Some(mut state) if !state.is_open() => state.content = None,
+                _ => _ = open.put(victim, ()),
+            }
         }
     }
 }

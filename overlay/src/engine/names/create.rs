@@ -116,7 +116,6 @@ impl Overlay {
             inner.writing.lock().insert(ino);
             node.state.lock().written_past |= past;
         }
-        inner.trim_open_contents();
         Ok((entry, Opened { resident: Some(content).filter(|_| past), keep_cache: false, no_flush }))
     }
 
