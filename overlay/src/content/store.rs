@@ -1,9 +1,9 @@
 //! Content files: one for each overlay file that has bytes here, sparse, with the same offsets, named by
 //! number and never after a path.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -208,7 +208,9 @@ impl Device {
         let fail = |what: &str, e: io::Error| {
             Error::io(e, Side::Cache, format!("fast-pool directory {}: {what}", path.display()))
         };
-        fs::create_dir_all(path.join("content")).map_err(|e| match e.raw_os_error() {
+        // Names and bytes of everybody's files: for the daemon alone, whatever the umask is.
+        let make = |dir: &Path| DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(|e| match e.raw_os_error() {
             Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
             Some(libc::ENOSPC) => fail("the file system is full; make room or give another", e),
             Some(libc::EACCES | libc::EPERM) => fail("not writable; give one that you own", e),
@@ -275,7 +277,7 @@ impl Device {
     }
 
     fn make_dir(&self, content: &Path) -> Result<()> {
-        match content.parent().map(fs::create_dir) {
+        match content.parent().map(|dir| DirBuilder::new().mode(0o700).create(dir)) {
             Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => Err(self.failed("make a directory", e)),
             _ => Ok(()),
         }
