@@ -50,9 +50,11 @@ fn on_each(
     for Target { entry, paths } in targets::of(paths)? {
         let summary = progress::follow(&entry, &request(paths), verb, output)?;
         progress::summarise(&summary, verb.done, dry_run, output);
-        if summary.failed > 0 {
-            exit = Exit::Incomplete;
-        }
+        exit = match summary.refused {
+            Some(errno) => Exit::from(Failure::io("refused", &std::io::Error::from_raw_os_error(errno)).kind),
+            None if summary.failed > 0 => Exit::Incomplete,
+            None => exit,
+        };
     }
     Ok(exit)
 }

@@ -52,6 +52,9 @@ pub struct Summary {
     pub skipped: u64,
     pub elapsed_ms: u64,
     pub message: Option<String>,
+    /// The errno with which the whole was refused before anything was done.
+    #[serde(default)]
+    pub refused: Option<i32>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

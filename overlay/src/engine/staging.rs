@@ -57,6 +57,10 @@ impl Reporter {
     }
 
     fn done(&self, message: Option<String>) {
+        self.ended(message, None);
+    }
+
+    fn ended(&self, message: Option<String>, refused: Option<i32>) {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         self.send(Progress::Done(Summary {
             files: get(&self.files),
@@ -65,6 +69,7 @@ impl Reporter {
             skipped: get(&self.skipped),
             elapsed_ms: self.begun.elapsed().as_millis() as u64,
             message,
+            refused,
         }));
     }
 }
@@ -362,7 +367,7 @@ impl Inner {
 fn finish(reporter: &Reporter, result: Result<()>) {
     if let Err(error) = result {
         reporter.failed.fetch_add(1, Ordering::Relaxed);
-        reporter.done(Some(error.to_string()));
+        reporter.ended(Some(error.to_string()), Some(error.errno()));
     }
 }
 
