@@ -20,10 +20,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::Ino;
 pub use batch::Batch;
 use ids::IdAllocator;
+pub use records::{ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs};
 pub(crate) use records::{decode, encode};
-pub use records::{
-    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs,
-};
 pub use sent::Sent;
 
 /// The layout of the records; a catalog of another format is refused.
@@ -213,11 +211,9 @@ impl Catalog {
         mut each: impl FnMut(&[u8], NameRecord) -> Result<bool>,
     ) -> Result<()> {
         let prefix = parent.0.to_be_bytes();
-        self.scan(cf::NAMES, &name_key(parent, first), |key, value| {
-            match key.strip_prefix(&prefix) {
-                Some(name) => each(name, decoded(cf::NAMES, value)?),
-                None => Ok(false),
-            }
+        self.scan(cf::NAMES, &name_key(parent, first), |key, value| match key.strip_prefix(&prefix) {
+            Some(name) => each(name, decoded(cf::NAMES, value)?),
+            None => Ok(false),
         })
     }
 
@@ -278,12 +274,7 @@ impl Catalog {
         value.map(|v| decoded(family, &v)).transpose()
     }
 
-    fn scan(
-        &self,
-        family: &str,
-        first: &[u8],
-        mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>,
-    ) -> Result<()> {
+    fn scan(&self, family: &str, first: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
         let mode = IteratorMode::From(first, Direction::Forward);
         for item in self.db.iterator_cf(self.family(family)?, mode) {
             let (key, value) = item.map_err(|e| failed("read the catalog", e))?;

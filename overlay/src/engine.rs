@@ -118,13 +118,14 @@ impl Overlay {
         let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
         store.identify(&catalog)?;
         claim(&catalog, &options.pool.url(), &options.fast[0])?;
-        let evictor = forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                Side::Application,
-                format!("policy: evictor = \"{}\" is not known: \"s3fifo\"", options.policy.evictor),
-            )
-        })?;
+        let evictor =
+            forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    Side::Application,
+                    format!("policy: evictor = \"{}\" is not known: \"s3fifo\"", options.policy.evictor),
+                )
+            })?;
         let (io, io_fallback) = content_io::open(options.content_io);
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
         let used = catalog.meta("used_bytes")?.unwrap_or(0);

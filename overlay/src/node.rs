@@ -93,9 +93,9 @@ pub(crate) struct Stamp {
 impl Stamp {
     pub fn of(file: &std::fs::File) -> Result<Self> {
         use std::os::unix::fs::MetadataExt;
-        let meta = file.metadata().map_err(|e| {
-            forebay_backends::Error::io(e, forebay_backends::Side::Cache, "stat of a content file")
-        })?;
+        let meta = file
+            .metadata()
+            .map_err(|e| forebay_backends::Error::io(e, forebay_backends::Side::Cache, "stat of a content file"))?;
         Ok(Self {
             size: meta.size(),
             mtime: (meta.mtime(), meta.mtime_nsec()),

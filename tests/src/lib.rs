@@ -1,4 +1,8 @@
 //! What the tests of the whole share.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it is test code: a panic is a failed test")]
 
+pub mod model;
+
+pub mod load;
 pub mod mount;
 pub mod process;

@@ -85,7 +85,9 @@ impl Place {
         fs::create_dir_all(&dir).unwrap();
         let script = match kind {
             "tmpfs" => format!("mount -t tmpfs -o size={mib}m tmpfs {name}"),
-            _ => format!("truncate -s {mib}M {name}.img && mkfs.{kind} -q {name}.img && mount -o loop {name}.img {name}"),
+            _ => {
+                format!("truncate -s {mib}M {name}.img && mkfs.{kind} -q {name}.img && mount -o loop {name}.img {name}")
+            }
         };
         process::sh(self.root.path(), &script, Duration::from_secs(60));
         dir
@@ -307,7 +309,11 @@ fn program_as(user: Option<u32>) -> Command {
 /// Tries to mount, and says how it went.
 #[track_caller]
 pub fn attempt(place: &Place, options: &Options) -> Answer {
-    attempt_with(place, options, &[place.pool().as_os_str(), place.mnt().as_os_str(), "--fast".as_ref(), place.fast().as_os_str()])
+    attempt_with(
+        place,
+        options,
+        &[place.pool().as_os_str(), place.mnt().as_os_str(), "--fast".as_ref(), place.fast().as_os_str()],
+    )
 }
 
 /// The same with pool, mountpoint and fast directories as words of the command line.

@@ -40,9 +40,7 @@ fn engine_behaves_as_the_model_says() {
     let seed = number("FOREBAY_SEED").unwrap_or_else(rand::random);
     let cases = number("FOREBAY_CASES").map_or(CASES, |n| n as u32);
     println!("seed {seed}, {cases} cases");
-    let lanes: Vec<_> = (0..LANES)
-        .map(|n| std::thread::spawn(move || lane(seed, n, cases.div_ceil(LANES))))
-        .collect();
+    let lanes: Vec<_> = (0..LANES).map(|n| std::thread::spawn(move || lane(seed, n, cases.div_ceil(LANES)))).collect();
     let outcomes: Vec<_> = lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect();
     let failed: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
     assert!(failed.is_empty(), "FOREBAY_SEED={seed} FOREBAY_CASES={cases}:\n{}", failed.join("\n"));

@@ -7,11 +7,10 @@ use std::time::Duration;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 
 use super::pool_view::Age;
-use super::{Attr, Caller, Change, Ino, Inner, Overlay, SetTime, Space, Txn};
+use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::clock::stamp_now;
 use crate::node::{Node, NodeState, Stamp};
-
 
 impl Overlay {
     /// The attributes of an inode, and how long the kernel may keep them.

@@ -11,7 +11,7 @@ use forebay_backends::{FileKind, PoolPath, Result};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::{Ino, Inner, Txn};
+use super::{Inner, Ino, Txn};
 use crate::catalog::{ContentId, Intent};
 use crate::clock::unix_now;
 use crate::policy::Flush;
@@ -59,8 +59,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let stop = inner.stop.clone();
     let (begun, has_begun) = oneshot::channel();
     // Before anybody is served: what is made from now on is not an orphan, and is counted by its maker.
-    let start =
-        Start { first_new: inner.catalog.new_content()?.0, counted_bytes: inner.store.budget.used(), begun };
+    let start = Start { first_new: inner.catalog.new_content()?.0, counted_bytes: inner.store.budget.used(), begun };
     tokio::task::spawn_blocking(move || {
         if let Err(error) = again.look_around(start, &stop) {
             tracing::error!(%error, "the look at the fast pool after the start");

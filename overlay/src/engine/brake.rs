@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_backends::Result;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use super::{Ino, Inner};
+use super::{Inner, Ino};
 use crate::Content;
 
 /// Room that must be left for a file to be written past the daemon.

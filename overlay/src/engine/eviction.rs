@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::{Ino, Inner, Txn};
+use super::{Inner, Ino, Txn};
 use crate::clock::unix_now;
 use crate::content::Reservation;
 use crate::node::NodeState;
@@ -27,21 +27,19 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        if let Some(reservation) = self.store.budget.reserve(bytes) {
-            if bytes == 0 || self.store.free_bytes() >= bytes {
+        if let Some(reservation) = self.store.budget.reserve(bytes)
+            && (bytes == 0 || self.store.free_bytes() >= bytes) {
                 return Ok(reservation);
             }
-        }
         let inner = self.clone();
         super::blocking(move || {
             for _ in 0..2 {
                 inner.make_room(bytes)?;
                 inner.trash.drain();
-                if let Some(reservation) = inner.store.budget.reserve(bytes) {
-                    if inner.store.free_bytes() >= bytes {
+                if let Some(reservation) = inner.store.budget.reserve(bytes)
+                    && inner.store.free_bytes() >= bytes {
                         return Ok(reservation);
                     }
-                }
             }
             inner.flush_bell.notify_one();
             let budget = &inner.store.budget;

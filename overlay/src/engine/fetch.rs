@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use tokio::sync::watch;
 
-use super::{Ino, Inner, MEMORY_UNIT_BYTES, Txn};
+use super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
 use crate::content::CHUNK_BYTES;
@@ -64,10 +64,7 @@ impl Inner {
         }
         for mut flight in flights {
             let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
-            match &*landed {
-                Some(Err(e)) => return Err(Error::new(e.kind(), e.side(), e.to_string())),
-                _ => {}
-            }
+            if let Some(Err(e)) = &*landed { return Err(Error::new(e.kind(), e.side(), e.to_string())) }
         }
         Ok(())
     }
@@ -129,7 +126,9 @@ impl Inner {
         }
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
         self.counters.pool_read_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let Some((content, id)) = self.content_for_fetch(node, &chunk.version)? else { return Err(changed(&chunk.path)) };
+        let Some((content, id)) = self.content_for_fetch(node, &chunk.version)? else {
+            return Err(changed(&chunk.path));
+        };
         let checksum = crc32c::crc32c(&data);
         self.io.write_at(content.file.clone(), chunk.range.start, data).await?;
         self.landed(node, &chunk, id, &content, checksum)
@@ -281,9 +280,10 @@ impl Inner {
         if let Some(content) = &state.content {
             return Ok(content.clone());
         }
-        let id = state.record.file.content().ok_or_else(|| {
-            Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
-        })?;
+        let id =
+            state.record.file.content().ok_or_else(|| {
+                Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
+            })?;
         let content = self.store.open_content(id)?;
         state.content = Some(content.clone());
         self.keep_open(ino);

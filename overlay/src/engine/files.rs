@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::{Ino, Inner, Overlay, Seek, blocking};
+use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::Content;
 use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;
@@ -58,8 +58,7 @@ impl Overlay {
             let content = {
                 let mut state = node.state.lock();
                 let valid = state.record.file.is_whole()
-                    || (state.record.file.is_partial()
-                        && inner.residency(&mut state)?.extents.contains(offset..end));
+                    || (state.record.file.is_partial() && inner.residency(&mut state)?.extents.contains(offset..end));
                 if valid { Some(inner.content(ino, &mut state)?) } else { None }
             };
             if let Some(content) = content {

@@ -24,7 +24,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
 use futures::StreamExt;
 use parking_lot::Mutex;
 
-use super::{Ino, Inner};
+use super::{Inner, Ino};
 use crate::catalog::Intent;
 
 /// Steps that are under way at the same time.
@@ -136,7 +136,8 @@ impl Inner {
             }
             (Intent::Inode(ino), _) => self.display(*ino),
         };
-        let bytes = subject.and_then(|ino| self.node(ino).ok()).and_then(|n| self.attr_of(&n).ok()).map_or(0, |a| a.size);
+        let bytes =
+            subject.and_then(|ino| self.node(ino).ok()).and_then(|n| self.attr_of(&n).ok()).map_or(0, |a| a.size);
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,
             Intent::Name(parent, name) => self.place(*parent, name).await,

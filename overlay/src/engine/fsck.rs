@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use forebay_backends::{FileKind, Result};
 
 use super::operator::FsckReport;
-use super::{Ino, Inner, Overlay};
+use super::{Inner, Ino, Overlay};
 use crate::catalog::{ContentId, InodeRecord};
 use crate::content::CHUNK_BYTES;
 
@@ -86,11 +86,10 @@ impl Inner {
         let problem = self.content_problem(record, id, report)?;
         let Some(problem) = problem else { return Ok(()) };
         report.problems.push(format!("{}: {problem}", self.display(ino)));
-        if repair && !record.file.is_dirty() {
-            if let Ok(Ok(_)) = self.evict_inode(ino) {
+        if repair && !record.file.is_dirty()
+            && let Ok(Ok(_)) = self.evict_inode(ino) {
                 report.repaired += 1;
             }
-        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@ mod rename;
 
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
 
-use super::{Entry, Ino, Inner, Lookup, Overlay, Txn};
+use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
 use crate::catalog::{InodeRecord, NameRecord};
 use crate::clock::stamp_now;
 

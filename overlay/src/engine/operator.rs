@@ -36,10 +36,19 @@ pub struct EvictRequest {
 /// How an operation goes on. The last is always `Done`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Progress {
-    Planned { files: u64, bytes: u64 },
+    Planned {
+        files: u64,
+        bytes: u64,
+    },
     /// Totals so far.
-    Advanced { files: u64, bytes: u64 },
-    Failed { path: String, reason: String },
+    Advanced {
+        files: u64,
+        bytes: u64,
+    },
+    Failed {
+        path: String,
+        reason: String,
+    },
     Done(Summary),
 }
 

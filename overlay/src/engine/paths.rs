@@ -2,7 +2,7 @@
 
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 
-use super::{Ino, Inner, Overlay};
+use super::{Inner, Ino, Overlay};
 use crate::Lookup;
 use crate::catalog::{InodeRecord, Link};
 

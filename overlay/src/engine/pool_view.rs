@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Version};
 use parking_lot::Mutex;
 
-use super::{Ino, Inner, Txn};
+use super::{Inner, Ino, Txn};
 use crate::catalog::Listing;
 use crate::node::{NEGATIVE_NAMES, Node, NodeState};
 use crate::policy::Consistency;

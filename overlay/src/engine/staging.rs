@@ -12,7 +12,7 @@ use globset::GlobBuilder;
 use super::eviction::Kept;
 use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
-use super::{Ino, Inner, Overlay};
+use super::{Inner, Ino, Overlay};
 use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
 
@@ -282,9 +282,8 @@ impl Overlay {
             Some(at) => {
                 let prefix: Vec<&str> = typed.split('/').take(at).collect();
                 let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
-                let glob = glob.map_err(|e| {
-                    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}"))
-                })?;
+                let glob =
+                    glob.map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
                 (parse(&prefix.join("/"))?, Some(glob.compile_matcher()))
             }
             None => (parse(typed)?, None),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_backends::{FileKind, PoolPath, Result};
 
 use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
-use super::{Ino, Inner, Overlay};
+use super::{Inner, Ino, Overlay};
 use crate::catalog::{Intent, Listing};
 use crate::clock::unix_now;
 

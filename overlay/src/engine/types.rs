@@ -1,7 +1,7 @@
 //! What the engine is asked and what it answers.
 
-use std::fs::File;
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,9 @@ pub struct Entry {
 pub enum Lookup {
     Found(Entry),
     /// The name does not exist; the kernel may remember that for `ttl`.
-    Negative { ttl: Duration },
+    Negative {
+        ttl: Duration,
+    },
 }
 
 /// On whose behalf an operation is done: owner of what it creates, and judge of set-id bits.

@@ -3,7 +3,7 @@
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::attributes::set_xattr;
-use super::{Caller, Ino, Inner, Overlay, Txn};
+use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
 use crate::catalog::Xattrs;
 use crate::clock::stamp_now;

@@ -45,6 +45,12 @@ impl Run {
                 return Err(format!("all is clean and closed, but not everything was evicted: {done:?} {kept:?}"));
             }
         }
+        // What is remembered of a pool that others change may be old: a new start asks for all of it.
+        drop(overlay);
+        if self.shared() {
+            self.machine.crash(|_| {}).map_err(|e| format!("the last start: {e}"))?;
+        }
+        let overlay = self.overlay();
         let shown = self.machine.run(view::shown(&overlay))?;
         same(&shown, &pooled, ALL).map_err(|e| format!("after an eviction: {e}"))?;
         self.check_fast_pool()

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use forebay_overlay::backends::{
-    Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time,
-};
+use forebay_overlay::backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
 use futures::StreamExt;
 
 use super::Failure;
@@ -25,7 +23,8 @@ impl Run {
         let after = futures::executor::block_on(view::pooled(&self.machine.memory));
         self.effects.take_all(&after);
         // They knew what they took away, and are owed what they wrote.
-        let contents = |tree: &Tree| -> Vec<Content> { tree.nodes.values().filter_map(|n| n.content().cloned()).collect() };
+        let contents =
+            |tree: &Tree| -> Vec<Content> { tree.nodes.values().filter_map(|n| n.content().cloned()).collect() };
         let (before, after) = (contents(&before), contents(&after));
         for gone in before.iter().filter(|c| !after.contains(c)) {
             self.effects.given_up(gone);

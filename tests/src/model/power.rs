@@ -113,7 +113,9 @@ impl Run {
             }
         });
         if !found {
-            return Err(format!("after a power cut it is as at no moment since the last sync; seen from the last: {why}"));
+            return Err(format!(
+                "after a power cut it is as at no moment since the last sync; seen from the last: {why}"
+            ));
         }
         self.history.conflicts_may_be = true;
         self.model = shown;

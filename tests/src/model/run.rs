@@ -121,7 +121,8 @@ impl Run {
     }
 
     fn step(&mut self, op: Op) -> Result<(), Failure> {
-        if self.outdated && !self.trouble {
+        if self.outdated {
+            self.heal();
             self.catch_up()?;
         }
         match op {

@@ -14,8 +14,23 @@ use super::tree::{Body, Id, Node, ROOT, Tree};
 /// Bytes that one read asks for: more than any file has.
 const ALL: u32 = 8 << 20;
 
+/// How often a look begins anew because it met what others just removed: as the kernel does.
+const LOOKS: u32 = 8;
+
 /// Everything that the engine shows, read through lookups, listings and opens.
 pub async fn shown(overlay: &Overlay) -> Result<Tree, Failure> {
+    let stale = std::io::Error::from_raw_os_error(libc::ESTALE).to_string();
+    let mut last = Err(String::new());
+    for _ in 0..LOOKS {
+        last = look(overlay).await;
+        if !last.as_ref().is_err_and(|e| e.contains(&stale)) {
+            break;
+        }
+    }
+    last
+}
+
+async fn look(overlay: &Overlay) -> Result<Tree, Failure> {
     let mut tree = Tree::default();
     tree.node_mut(ROOT).ino = Some(Ino::ROOT);
     let mut known: HashMap<Ino, Id> = HashMap::from([(Ino::ROOT, ROOT)]);

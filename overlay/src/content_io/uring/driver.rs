@@ -179,7 +179,7 @@ impl InFlight {
     fn op(&mut self, slot: usize) -> &mut Op {
         match &mut self.slots[slot] {
             Some(op) => op,
-            None => panic!("slot {slot} holds an operation"),
+            None => unreachable!("slot {slot} holds an operation"),
         }
     }
 
@@ -189,7 +189,7 @@ impl InFlight {
                 self.free.push(slot);
                 op
             }
-            None => panic!("slot {slot} holds an operation"),
+            None => unreachable!("slot {slot} holds an operation"),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::super::pool_view::Age;
-use super::super::{Ino, Inner, Opened, Overlay, Txn, blocking};
+use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use crate::catalog::ContentId;
 use crate::clock::unix_now;
 use crate::node::{Node, Stamp};
@@ -62,12 +62,11 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, write, no_flush)? {
-                if write && node.state.lock().record.file.is_whole() {
-                    if let Err(e) = inner.mark_dirty(&node).await {
+                if write && node.state.lock().record.file.is_whole()
+                    && let Err(e) = inner.mark_dirty(&node).await {
                         self.release(ino, flags);
                         return Err(e);
                     }
-                }
                 return Ok(opened);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side};
 
 use super::super::pool_view::PoolChange;
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
 use super::create::settle_attrs;
 use crate::catalog::InodeRecord;
 
@@ -20,7 +20,11 @@ impl Inner {
             if !record.in_pool() && ino != Ino::ROOT {
                 let Some((parent, name)) = record.links.first().cloned() else { return Ok(()) };
                 if !self.catalog.name(parent, &name)?.differs() {
-                    return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no way to the pool")));
+                    return Err(Error::new(
+                        ErrorKind::Corrupt,
+                        Side::Cache,
+                        format!("inode {ino} has no way to the pool"),
+                    ));
                 }
                 self.place(parent, &name).await?;
                 continue;
@@ -86,7 +90,9 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
                 // Only names or attributes were changed by others: ours are newer.
-                Ok(stat) if record.version.as_ref().is_some_and(|v| *v != stat.version && v.same_content(&stat.version)) => {
+                Ok(stat)
+                    if record.version.as_ref().is_some_and(|v| *v != stat.version && v.same_content(&stat.version)) =>
+                {
                     expected = Expected::Version(stat.version);
                 }
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {

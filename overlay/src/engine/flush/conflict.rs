@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 
-use super::super::{Ino, Inner, Txn};
-use crate::catalog::NameRecord;
+use super::super::{Inner, Ino, Txn};
+use crate::catalog::{Listing, NameRecord};
 use crate::clock::unix_now;
 
 /// Conflicts that are remembered for `status`.
@@ -47,6 +47,7 @@ impl Inner {
                 txn.reap(occupant)?;
             }
         }
+        look_again(&mut txn, parent)?;
         let was_copy = txn.name(parent, &copy)?;
         txn.set_name(parent, &copy, &was_copy, &NameRecord { here: Some((ino, kind)), pool: was_copy.pool });
         txn.commit()?;
@@ -94,4 +95,13 @@ impl Inner {
             tracing::error!(%error, "the conflict is not in the catalog");
         }
     }
+}
+
+/// The pool has more in a directory than we knew: the next look at it asks, however fresh what we know is.
+pub(super) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    txn.record(dir)?.listing = Listing::Partly;
+    let state = txn.state(dir)?;
+    state.listed_at = None;
+    state.negative.clear();
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side, Stat};
 
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
 use super::steps::take_name;
 use super::upload::Uploaded;
 use crate::catalog::InodeRecord;

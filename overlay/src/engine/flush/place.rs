@@ -6,7 +6,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::super::{Ino, Inner};
+use super::super::{Inner, Ino};
 use crate::catalog::{InodeRecord, Link, NameRecord};
 
 /// Steps that one name may take: more would be a loop.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RESERVED_PREFIX, RenameMode, Result, Side, Stat};
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Side, Stat};
 use tokio::sync::MutexGuard;
 
 use super::super::pool_view::PoolChange;
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
+use super::conflict::look_again;
 use super::place::Step;
 use crate::catalog::{Link, NameRecord};
 use crate::node::Node;
@@ -25,7 +26,8 @@ impl Inner {
             Step::Link { ino, .. } => (*ino, None),
             Step::Create { ino, occupant } => (*ino, *occupant),
         };
-        let moves_dir = matches!(&step, Step::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
+        let moves_dir =
+            matches!(&step, Step::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
         let (_exclusive, _shared) = match moves_dir {
             true => (Some(self.flusher.moves.write().await), None),
             false => (None, Some(self.flusher.moves.read().await)),
@@ -78,10 +80,18 @@ impl Inner {
         match removed {
             Ok(()) => {}
             Err(e) if e.is(ErrorKind::NotFound) => {}
-            Err(e) if matches!(e.kind(), ErrorKind::Conflict | ErrorKind::NotEmpty | ErrorKind::IsDirectory
-                | ErrorKind::NotDirectory) =>
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::Conflict | ErrorKind::NotEmpty | ErrorKind::IsDirectory | ErrorKind::NotDirectory
+                ) =>
             {
-                self.report_conflict(format!("{path}: removed here, but changed in the pool since: the pool's copy stays"));
+                self.report_conflict(format!(
+                    "{path}: removed here, but changed in the pool since: the pool's copy stays"
+                ));
+                let mut txn = Txn::begin(self);
+                look_again(&mut txn, parent)?;
+                txn.commit()?;
                 self.tell_kernel_name(parent, name);
             }
             Err(e) => return Err(e.context(path)),
@@ -146,11 +156,10 @@ impl Inner {
         let source = source_dir.join(&from.1);
         self.names_changed_in(&source_dir);
         let record = self.record_of(moved)?;
-        if let Some(occupant) = occupant {
-            if !self.occupant_is_ours(occupant, path).await? {
+        if let Some(occupant) = occupant
+            && !self.occupant_is_ours(occupant, path).await? {
                 return self.keep_both(parent, name, moved, path).await;
             }
-        }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
             Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
@@ -239,7 +248,14 @@ impl Inner {
         Ok(())
     }
 
-    async fn link_to(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, existing: &Link, path: &PoolPath) -> Result<()> {
+    async fn link_to(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        existing: &Link,
+        path: &PoolPath,
+    ) -> Result<()> {
         let source = self.pool_path_of(existing.0, &existing.1)?;
         let version = self.record_of(ino)?.version;
         let stat = match self.ask(self.pool.link(&source, path)).await {
@@ -256,13 +272,14 @@ impl Inner {
         txn.commit()
     }
 
-    /// Moves the pool's occupant of a name out of the way, to a name that nobody sees: names that wait for
-    /// each other in a circle need one free place.
+    /// Moves the pool's occupant of a name out of the way: names that wait for each other in a circle need one
+    /// free place. The mount never shows the name that it has meanwhile; other nodes do.
     pub(super) async fn park(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
         let Some(occupant) = record.pool else {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
         };
-        let parked = [RESERVED_PREFIX, format!("swap-{}", occupant.0).as_bytes()].concat();
+        // Not a reserved name: those are the pool's own.
+        let parked = format!(".forebay-moving-{}-{}", self.node_name, occupant.0).into_bytes();
         let _exclusive = self.flusher.moves.write().await;
         let _change = PoolChange::begin(self, &[parent, occupant])?;
         let dir = self.pool_path(parent)?;
@@ -271,7 +288,10 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => self.ask(self.pool.stat(&to)).await,
             other => other,
         };
-        let stat = stat.map_err(|e| e.context(&from))?;
+        let stat = match stat {
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &(parent, name.into())),
+            other => other.map_err(|e| e.context(&from))?,
+        };
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;
         txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: None });

@@ -9,7 +9,7 @@ use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Resu
 use futures::StreamExt;
 use futures::stream;
 
-use super::super::{Ino, Inner, MEMORY_UNIT_BYTES, Txn};
+use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
 use crate::catalog::{InodeRecord, Link, Sent};
@@ -141,7 +141,12 @@ impl Inner {
     }
 
     /// Whether the pool's object has just the bytes that we have: then there is no conflict, whoever wrote it.
-    pub(super) async fn same_bytes(self: &Arc<Self>, ino: Ino, path: &PoolPath, stat: &Stat) -> Result<Option<Uploaded>> {
+    pub(super) async fn same_bytes(
+        self: &Arc<Self>,
+        ino: Ino,
+        path: &PoolPath,
+        stat: &Stat,
+    ) -> Result<Option<Uploaded>> {
         let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
         if stat.kind != sent.kind || stat.size != stamp.size {
             return Ok(None);
@@ -157,6 +162,8 @@ impl Inner {
             at = end;
         }
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
+        // Where the attributes are somebody else's, ours are still to be told.
+        (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
         Ok(Some(Uploaded { stat: stat.clone(), sent, stamp, generation, bytes: stamp.size }))
     }
 }

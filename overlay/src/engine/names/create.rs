@@ -2,7 +2,7 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::super::{Caller, Entry, Ino, Inner, Opened, Overlay, Txn};
+use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
 use super::exists;
 use crate::acl::{self, Acl};
 use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, NameRecord, Xattrs};
@@ -19,7 +19,6 @@ struct New<'a> {
     target: Option<&'a [u8]>,
     caller: Caller,
 }
-
 
 impl Overlay {
     #[allow(clippy::too_many_arguments, reason = "they are what the kernel sends with the request")]
@@ -54,7 +53,11 @@ impl Overlay {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "an empty symlink target"));
         }
         if target.len() >= libc::PATH_MAX as usize {
-            return Err(Error::new(ErrorKind::NameTooLong, Side::Application, "a symlink target of 4096 bytes or more"));
+            return Err(Error::new(
+                ErrorKind::NameTooLong,
+                Side::Application,
+                "a symlink target of 4096 bytes or more",
+            ));
         }
         let new = New { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
         let ino = self.inner.make(parent, name, new).await?;

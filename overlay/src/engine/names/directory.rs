@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 
-use super::super::{DirSnapshot, Dirent, Ino, Inner, Overlay};
+use super::super::{DirSnapshot, Dirent, Inner, Ino, Overlay};
 
 impl Overlay {
     /// Makes sure that all names of a directory are known. `true`: what the kernel has cached of the listing

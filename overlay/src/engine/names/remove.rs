@@ -2,7 +2,7 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::super::{Ino, Inner, Overlay, Txn};
+use super::super::{Inner, Ino, Overlay, Txn};
 use super::not_found;
 use crate::catalog::NameRecord;
 use crate::clock::stamp_now;

@@ -2,7 +2,7 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, RenameMode, Result, Side};
 
-use super::super::{Ino, Inner, Overlay, Txn};
+use super::super::{Inner, Ino, Overlay, Txn};
 use super::remove::not_empty;
 use super::{exists, not_found};
 use crate::catalog::NameRecord;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
 
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
 use super::Asked;
 use crate::catalog::{InodeRecord, NameRecord};
 
@@ -41,8 +41,8 @@ impl Inner {
         // What the kernel has cached of the listing lacks this name.
         txn.state(parent)?.page_cache_stale = true;
         let identity = hard_link_identity(stat);
-        if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten() {
-            if self.catalog.inode(known)?.is_some() {
+        if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten()
+            && self.catalog.inode(known)?.is_some() {
                 let record = txn.record(known)?;
                 let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
                 if same && !record.links.is_empty() {
@@ -52,7 +52,6 @@ impl Inner {
                     return Ok(known);
                 }
             }
-        }
         let ino = txn.create(InodeRecord::from_pool(stat, Some(link)))?;
         if let Some(identity) = identity {
             txn.batch.put_object(&identity, ino);

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Time};
+use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, Result, Side, Stat, Time};
 use futures::TryStreamExt;
 
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked, unmatched};
 use crate::catalog::Listing;
 
@@ -98,8 +98,7 @@ impl Inner {
         }
         let mut names = Vec::new();
         for (name, record) in known {
-            // What is parked under a reserved name is never listed.
-            if let Some(ino) = record.pool.filter(|_| !name.starts_with(RESERVED_PREFIX)) {
+            if let Some(ino) = record.pool {
                 self.forget_pool_name(&mut txn, ino, dir, &name)?;
                 if record.here_ino() == Some(ino) {
                     names.push(name);
