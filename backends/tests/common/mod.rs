@@ -1,6 +1,5 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test program uses its part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by them")]
 
 use std::sync::Arc;
 
