@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::{Inner, Ino, Txn};
 use crate::catalog::Listing;
+use crate::clock::unix_now;
 use crate::node::{NEGATIVE_NAMES, Node, NodeState};
 use crate::policy::Consistency;
 
@@ -185,8 +186,11 @@ impl Inner {
     pub async fn revalidate(&self, ino: Ino, age: Age) -> Result<()> {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);
+        // Who leased a file asked for this version of it: it is confirmed like names are, not at every open.
+        let leased = age == Age::Open && node.state.lock().lease_holds(unix_now());
         let allowed = match (age, policy.consistency) {
             (_, Consistency::Immutable) => return Ok(()),
+            (Age::Open, Consistency::CloseToOpen) if leased => policy.metadata_ttl,
             (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
