@@ -75,6 +75,8 @@ impl ContentStore {
             None => {
                 let id = format!("{:016x}", rand::random::<u64>());
                 catalog.set_meta("id", &id)?;
+                // Before the devices are marked with it: else a power cut leaves marks that nobody made.
+                catalog.sync()?;
                 id
             }
         };
