@@ -29,7 +29,7 @@ use table::{Record, SlotId, Table};
 const SHARDS: usize = 32;
 /// Backing ids that are kept for the next open of a file, in all. Each pins one open file in the kernel, and
 /// saves a fifth of what an open costs.
-const IDLE_BACKINGS_MAX: usize = 2048;
+const IDLE_BACKINGS_MAX: usize = 16 << 10;
 
 /// Makes files known to the kernel as backing files.
 pub trait Registrar: Send + Sync {

@@ -1,7 +1,7 @@
 //! What an open is given, and what its end leaves.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -13,8 +13,10 @@ use crate::clock::unix_now;
 use crate::node::{Node, Stamp};
 use crate::policy::Flush;
 
-/// Content files that the daemon keeps open when nobody uses them.
-const IDLE_OPEN_CONTENTS: usize = 2048;
+/// Content files that the daemon keeps open when nobody uses them, at most.
+const IDLE_OPEN_CONTENTS_MAX: u64 = 16 << 10;
+/// Descriptors that are left for everything else.
+const OTHER_DESCRIPTORS: u64 = 512;
 /// How many of them one more open may look at, to close them.
 const TRIM_TRIES: usize = 4;
 /// How often an open begins anew because the file changed under it.
@@ -22,6 +24,15 @@ const ATTEMPTS: u32 = 5;
 
 pub(super) fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
+}
+
+/// How many content files may stay open when nobody uses them: three quarters of the descriptors that there are.
+fn idle_open_contents() -> usize {
+    static LIMIT: OnceLock<usize> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        (descriptors.saturating_sub(OTHER_DESCRIPTORS) / 4 * 3).min(IDLE_OPEN_CONTENTS_MAX) as usize
+    })
 }
 
 impl Overlay {
@@ -166,6 +177,7 @@ impl Inner {
                 // Somebody else's mark is on its way to the disk.
                 return inner.catalog.sync();
             }
+            inner.settle_content(&node)?;
             let mut txn = Txn::begin(&inner);
             let record = txn.record(node.ino)?;
             record.file = record.file.modify(unix_now())?;
@@ -187,6 +199,19 @@ impl Inner {
             Ok(())
         })
         .await
+    }
+
+    /// Clean content that is about to become the only copy is on the disk first: after a power cut dirty
+    /// content is believed, and what nobody wrote must still be what the pool had.
+    fn settle_content(&self, node: &Node) -> Result<()> {
+        let content = {
+            let mut state = node.state.lock();
+            if self.catalog.is_closed(self.residency(&mut state)?.epoch)? {
+                return Ok(());
+            }
+            self.content(node.ino, &mut state)?
+        };
+        content.file.sync_data().map_err(super::failed)
     }
 
     /// After the last writer: count the space, and find out whether anything was written at all.
@@ -242,7 +267,7 @@ impl Inner {
         let mut open = self.open_contents.lock();
         open.put(ino, ());
         for _ in 0..TRIM_TRIES {
-            if open.len() <= IDLE_OPEN_CONTENTS {
+            if open.len() <= idle_open_contents() {
                 return;
             }
             let Some((victim, ())) = open.pop_lru() else { return };
