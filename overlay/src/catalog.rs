@@ -146,6 +146,11 @@ impl Catalog {
         self.set_meta("closed_epoch", &epoch)
     }
 
+    /// Whether what was fetched in an epoch is on the disk for sure.
+    pub fn is_closed(&self, epoch: u64) -> Result<bool> {
+        Ok(epoch <= self.meta::<u64>("closed_epoch")?.unwrap_or(0) && !self.is_dead(epoch))
+    }
+
     pub fn has_dead_epochs(&self) -> bool {
         !self.dead_epochs.is_empty()
     }

@@ -74,7 +74,7 @@ pub struct Overlay {
 
 pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
-    pub catalog: Catalog,
+    pub catalog: Arc<Catalog>,
     pub store: Arc<ContentStore>,
     pub trash: Trash,
     pub io: Arc<dyn ContentIo>,
@@ -130,10 +130,12 @@ impl Overlay {
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
+        let catalog = Arc::new(catalog);
+        let settle = catalog.clone();
         let inner = Arc::new(Inner {
             pool: options.pool,
             catalog,
-            trash: Trash::start(store.clone())?,
+            trash: Trash::start(store.clone(), move || settle.sync())?,
             store,
             io,
             io_fallback,

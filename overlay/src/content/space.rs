@@ -1,13 +1,15 @@
 //! The hard limit: space is reserved before it is written.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// Bytes of the fast pool: how many there may be, are, and are promised.
 #[derive(Debug)]
 pub struct SpaceBudget {
     limit: u64,
-    used: AtomicU64,
+    /// Below zero for a moment after a start: what the last daemon did not get to count is given back before
+    /// the recount has found it.
+    used: AtomicI64,
     reserved: AtomicU64,
 }
 
@@ -20,7 +22,7 @@ pub struct Reservation {
 
 impl SpaceBudget {
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), reserved: AtomicU64::new(0) })
+        Arc::new(Self { limit, used: AtomicI64::new(0), reserved: AtomicU64::new(0) })
     }
 
     pub fn limit(&self) -> u64 {
@@ -28,7 +30,7 @@ impl SpaceBudget {
     }
 
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Ordering::Relaxed).max(0) as u64
     }
 
     pub fn reserved(&self) -> u64 {
@@ -53,13 +55,7 @@ impl SpaceBudget {
 
     /// A content file was seen to occupy `is` bytes where `was` were known.
     pub fn account(&self, was: u64, is: u64) {
-        if is >= was {
-            self.used.fetch_add(is - was, Ordering::AcqRel);
-        } else {
-            let less = was - is;
-            // Never below zero, whatever was counted twice: the recount at start corrects it.
-            let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |u| Some(u.saturating_sub(less)));
-        }
+        self.used.fetch_add(is as i64 - was as i64, Ordering::AcqRel);
     }
 
     /// Bytes above a share of the limit.

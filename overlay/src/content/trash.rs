@@ -1,4 +1,7 @@
 //! Content files that no record names any more are removed here, so that nobody waits for it.
+//!
+//! Not before a power cut cannot bring the record back: what it names then must still be there, for it may be
+//! the only copy of what was acknowledged.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,13 +23,14 @@ pub struct Trash {
 }
 
 impl Trash {
-    pub fn start(store: Arc<ContentStore>) -> Result<Self> {
+    /// `settle` returns when the records that are gone are gone for good.
+    pub fn start(store: Arc<ContentStore>, settle: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
         let (sender, receiver) = channel();
         let pending = Arc::new((Mutex::new(0), Condvar::new()));
         let seen = pending.clone();
         let thread = std::thread::Builder::new()
             .name("forebay-trash".into())
-            .spawn(move || run(&store, &receiver, &seen))
+            .spawn(move || run(&store, &settle, &receiver, &seen))
             .map_err(|e| Error::io(e, Side::Cache, "start the thread that removes content files"))?;
         Ok(Self { sender: Some(sender), pending, thread: Some(thread) })
     }
@@ -59,13 +63,29 @@ impl Drop for Trash {
     }
 }
 
-fn run(store: &ContentStore, receiver: &Receiver<(ContentId, u64)>, pending: &(Mutex<u64>, Condvar)) {
-    while let Ok((content, bytes)) = receiver.recv() {
-        match store.remove(content) {
-            Ok(()) => store.budget.account(bytes, 0),
-            Err(error) => tracing::warn!(%error, "content file stays until the next sweep"),
+/// Files that are removed after one sync.
+const BATCH: usize = 4096;
+
+fn run(
+    store: &ContentStore,
+    settle: &impl Fn() -> Result<()>,
+    receiver: &Receiver<(ContentId, u64)>,
+    pending: &(Mutex<u64>, Condvar),
+) {
+    while let Ok(first) = receiver.recv() {
+        let batch: Vec<_> = std::iter::once(first).chain(receiver.try_iter()).take(BATCH).collect();
+        match settle() {
+            Ok(()) => batch.iter().for_each(|(content, bytes)| remove(store, *content, *bytes)),
+            Err(error) => tracing::error!(%error, "content files stay until the next sweep"),
         }
-        *pending.0.lock() -= 1;
+        *pending.0.lock() -= batch.len() as u64;
         pending.1.notify_all();
+    }
+}
+
+fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
+    match store.remove(content) {
+        Ok(()) => store.budget.account(bytes, 0),
+        Err(error) => tracing::warn!(%error, "content file stays until the next sweep"),
     }
 }

@@ -55,7 +55,15 @@ impl Inner {
             self.place(parent, &name).await?;
         }
         self.flush_inode(ino).await?;
-        self.sync_pool_dirs().await
+        self.sync_pool_dirs().await?;
+        self.sync_flushed().await
+    }
+
+    /// What was flushed is not dirty again after a power cut: its content file may be older than the pool's
+    /// copy then, and would be taken for newer.
+    pub async fn sync_flushed(self: &Arc<Self>) -> Result<()> {
+        let inner = self.clone();
+        super::blocking(move || inner.catalog.sync()).await
     }
 
     /// Everything that differs below `root`, or everywhere.

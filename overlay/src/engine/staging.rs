@@ -214,6 +214,7 @@ impl Overlay {
             }
         }
         inner.sync_pool_dirs().await?;
+        inner.sync_flushed().await?;
         reporter.done(None);
         Ok(())
     }

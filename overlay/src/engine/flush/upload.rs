@@ -108,6 +108,10 @@ impl Inner {
             None => true,
         };
         let quiet = state.generation == uploaded.generation && state.writers == 0 && unchanged;
+        if let (false, Some(content)) = (quiet, &content) {
+            // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
+            content.file.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
+        }
         state.uploaded = (!quiet && unchanged).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         state.clean_stamp = None;
@@ -118,11 +122,14 @@ impl Inner {
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
         record.nlink = record.links.len().max(1) as u32;
+        if record.file.is_dirty() {
+            // Only the content file knew it until now.
+            record.mtime = uploaded.sent.mtime;
+        }
         settle_attrs(record, &uploaded.sent);
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
-            record.mtime = uploaded.sent.mtime;
         }
         if record.links.is_empty() {
             record.nlink = 0;
@@ -130,8 +137,13 @@ impl Inner {
         let clean = !record.file.is_dirty() && record.file.is_whole();
         let id = record.file.content();
         let state = txn.state(ino)?;
-        if let (true, Some(id), Some(residency)) = (clean, id, state.residency.clone()) {
+        if let (true, Some(id)) = (clean, id) {
+            // What was written is not on the disk for sure: as what was fetched just now.
+            let residency = self.residency(state)?;
+            residency.epoch = self.catalog.epoch();
+            let residency = residency.clone();
             txn.batch.put_content(id, &residency);
+            self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);
         }
         txn.commit()?;
         if clean {
