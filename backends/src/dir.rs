@@ -440,7 +440,13 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("rmdir", &path);
             call.check_names()?;
-            names::remove_dir(&pool.root, call)
+            match names::remove_dir(&pool.root, call) {
+                // A writer that was killed may have left its unfinished file there, which nobody sees.
+                Err(e) if e.is(ErrorKind::NotEmpty) && listing::sweep(&pool.root, call, SWEEP_AGE)? > 0 => {
+                    names::remove_dir(&pool.root, call)
+                }
+                outcome => outcome,
+            }
         })
         .await
     }

@@ -354,6 +354,22 @@ async fn sweep_removes_only_old_files_of_dead_writers() {
 }
 
 #[tokio::test]
+async fn a_directory_with_nothing_but_the_unfinished_files_of_dead_writers_is_removed() {
+    let root = on_disk();
+    let pool = open(&root);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot: String = boot.chars().filter(char::is_ascii_hexdigit).take(8).collect();
+    let reserved = String::from_utf8(RESERVED_PREFIX.to_vec()).unwrap();
+    for (dir, writer) in [("dead", 999_999_999), ("alive", std::process::id())] {
+        fs::create_dir(root.path().join(dir)).unwrap();
+        fs::write(root.path().join(dir).join(format!("{reserved}put-{boot}-{writer}-1")), "x").unwrap();
+    }
+    pool.remove_dir(&PoolPath::parse("dead").unwrap()).await.unwrap();
+    let refused = pool.remove_dir(&PoolPath::parse("alive").unwrap()).await.unwrap_err();
+    assert!(refused.is(ErrorKind::NotEmpty), "{refused}");
+}
+
+#[tokio::test]
 async fn a_url_names_the_absolute_root() {
     let root = on_disk();
     let url = open(&root).url();

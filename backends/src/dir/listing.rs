@@ -57,8 +57,8 @@ impl OpenListing {
     }
 }
 
-/// Removes the unfinished files of dead writers that are at least `age` old from one directory and returns how
-/// many there were.
+/// Removes the unfinished files of dead writers from one directory and returns how many there were. Those of other
+/// machines must be at least `age` old.
 pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
@@ -78,6 +78,8 @@ pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     Ok(removed)
 }
 
+/// Whether the writer that left a file is dead. One of another machine, or of this one before it was booted, counts
+/// as alive until the file is `min_age` old; one of this boot needs no such caution.
 fn is_abandoned(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     let Some(writer) = name.strip_prefix(PUT_PREFIX).and_then(|rest| std::str::from_utf8(rest).ok()) else {
         return false;
@@ -86,10 +88,12 @@ fn is_abandoned(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     let (Some(boot), Some(pid)) = (parts.next(), parts.next().and_then(|pid| pid.parse::<i32>().ok())) else {
         return false;
     };
+    if boot == boot_id() {
+        return !is_alive(pid);
+    }
     // `ctime`, because a finished file has been given the times of the original.
-    let old = stat_name(dir, name)
-        .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age));
-    old && (boot != boot_id() || !is_alive(pid))
+    stat_name(dir, name)
+        .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age))
 }
 
 fn is_alive(pid: i32) -> bool {

@@ -7,7 +7,7 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, S
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::create::settle_attrs;
-use crate::catalog::InodeRecord;
+use crate::catalog::{InodeRecord, Sent};
 
 impl Inner {
     /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
@@ -136,6 +136,11 @@ impl Inner {
             },
             _ => true,
         };
+        if let (true, FileKind::File, Some((parent, name))) = (times, record.kind, record.pool_links.first()) {
+            // The version moves with them: it must be known again after a crash.
+            let size = record.version.as_ref().map_or(record.size, |v| v.size());
+            self.catalog.add_sent(*parent, name, Sent { size, mtime: record.mtime })?;
+        }
         let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
             Ok(stat) => stat,
             Err(e) if e.is(ErrorKind::NotFound) => {
@@ -155,6 +160,9 @@ impl Inner {
         let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
             now.version = Some(stat.version);
+        }
+        for (parent, name) in &record.pool_links {
+            txn.batch.delete_sent(*parent, name);
         }
         txn.state(ino)?.validated = Some(std::time::Instant::now());
         txn.commit()

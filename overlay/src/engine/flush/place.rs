@@ -13,13 +13,14 @@ use crate::catalog::{InodeRecord, Link, NameRecord};
 const MAX_STEPS: u32 = 100_000;
 
 /// What is to be done next for a name.
-enum Next {
+pub(super) enum Next {
     /// Other names come first.
     First(Vec<Link>),
     Step(Step),
 }
 
 /// One call to the pool.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Remove what the pool has there.
     Remove { occupant: Ino },
@@ -65,7 +66,7 @@ impl Inner {
         .boxed()
     }
 
-    fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
+    pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
         let above = self.unplaced_above(parent)?;
         if !above.is_empty() {
             return Ok(Next::First(above));

@@ -8,7 +8,7 @@ use tokio::sync::MutexGuard;
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
-use super::place::Step;
+use super::place::{Next, Step};
 use crate::catalog::{Link, NameRecord};
 use crate::node::Node;
 
@@ -40,6 +40,10 @@ impl Inner {
         }
         if self.catalog.name(parent, name)? != *record {
             // Somebody else was here first: look again.
+            return Ok(());
+        }
+        // A step on another name of the same inode may have come first, too.
+        if !matches!(self.next(parent, name, record)?, Next::Step(again) if again == step) {
             return Ok(());
         }
         let mut touched = vec![parent, subject];
