@@ -1,14 +1,14 @@
 //! One change of names and inodes: collected, written as one batch, then made visible in memory.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use forebay_backends::{FileKind, Result};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
-use crate::catalog::{Batch, ContentId, InodeRecord, NameRecord};
+use crate::catalog::{Batch, ContentId, InodeRecord, Link, NameRecord};
 use crate::node::{Node, NodeState};
 
 type Guard<T> = ArcMutexGuard<RawMutex, T>;
@@ -27,6 +27,8 @@ pub(crate) struct Txn<'a> {
     inner: &'a Inner,
     edits: BTreeMap<Ino, Edit>,
     new: Vec<(Ino, InodeRecord)>,
+    /// Objects of the pool with several names that are new here.
+    objects: HashMap<Vec<u8>, Ino>,
     /// Content files to remove once the batch is written, with the bytes that they are counted with.
     trash: Vec<(ContentId, u64)>,
     pub batch: Batch<'a>,
@@ -39,6 +41,7 @@ impl<'a> Txn<'a> {
             inner,
             edits: BTreeMap::new(),
             new: Vec::new(),
+            objects: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
             _namespace: Mutex::lock_arc(&inner.namespace),
@@ -81,6 +84,22 @@ impl<'a> Txn<'a> {
         self.batch.put_inode(ino, &record, false);
         self.new.push((ino, record));
         Ok(ino)
+    }
+
+    /// Remembers which object of the pool an inode is, to be found under its other names.
+    pub fn put_object(&mut self, identity: Vec<u8>, ino: Ino) {
+        self.batch.put_object(&identity, ino);
+        self.objects.insert(identity, ino);
+    }
+
+    /// Gives an inode that is new in this change another name that the pool has for the same object.
+    pub fn link_new(&mut self, identity: &[u8], link: &Link) -> Option<Ino> {
+        let ino = *self.objects.get(identity)?;
+        let (_, record) = self.new.iter_mut().rev().find(|(new, _)| *new == ino)?;
+        record.links.push(link.clone());
+        record.pool_links.push(link.clone());
+        self.batch.put_inode(ino, record, false);
+        Some(ino)
     }
 
     /// Takes a name from an inode. Where it was the last and nothing needs the inode any more, inode and

@@ -1,6 +1,7 @@
 //! Content, sent to the pool as one consistent snapshot.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -47,7 +48,7 @@ impl Inner {
             (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
-            self.catalog.add_sent(at.0, &at.1, Sent { size: sent.size, mtime: sent.mtime })?;
+            self.catalog.add_sent(at.0, &at.1, Sent { ino, size: sent.size, mtime: sent.mtime })?;
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
@@ -138,6 +139,12 @@ impl Inner {
         let id = record.file.content();
         let state = txn.state(ino)?;
         if let (true, Some(id)) = (clean, id) {
+            if let Some(content) = &content {
+                // From here on the record is what it is counted with.
+                let meta = content.file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
+                self.count(state, meta.blocks() * 512)?;
+                state.count_unsaved = false;
+            }
             // What was written is not on the disk for sure: as what was fetched just now.
             let residency = self.residency(state)?;
             residency.epoch = self.catalog.epoch();

@@ -52,9 +52,13 @@ impl Inner {
                     return Ok(known);
                 }
             }
+        if let Some(ino) = identity.as_ref().and_then(|id| txn.link_new(id, &link)) {
+            txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
+            return Ok(ino);
+        }
         let ino = txn.create(InodeRecord::from_pool(stat, Some(link)))?;
         if let Some(identity) = identity {
-            txn.batch.put_object(&identity, ino);
+            txn.put_object(identity, ino);
         }
         txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
         Ok(ino)
@@ -193,7 +197,7 @@ impl Inner {
 /// The key under which an object with several names is found again.
 pub(super) fn hard_link_identity(stat: &Stat) -> Option<Vec<u8>> {
     match &stat.version {
-        Version::Inode { dev, ino, .. } if stat.nlink > 1 && stat.kind == FileKind::File => {
+        Version::Inode { dev, ino, .. } if stat.nlink > 1 && stat.kind != FileKind::Directory => {
             Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
         }
         _ => None,
