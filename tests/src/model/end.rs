@@ -14,6 +14,8 @@ use super::view;
 
 /// Flushes that it may take until nothing differs: a conflict moves ours to a name that the next one brings up.
 const ROUNDS: u32 = 4;
+/// Looks at the count until it must be right.
+const COUNTS: u32 = 200;
 const ALL: Compared = Compared { contents: true, mtimes: true };
 
 impl Run {
@@ -102,6 +104,18 @@ impl Run {
         if !report.problems.is_empty() {
             return Err(format!("fsck: {:?}", report.problems));
         }
+        // What a start finds is counted beside the work.
+        for _ in 0..COUNTS {
+            if self.check_count().is_ok() {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        self.check_count()
+    }
+
+    fn check_count(&self) -> Result<(), Failure> {
+        let overlay = self.overlay();
         let mut blocks = 0;
         for dir in std::fs::read_dir(self.machine.content_dir()).into_iter().flatten().flatten() {
             for file in std::fs::read_dir(dir.path()).into_iter().flatten().flatten() {

@@ -34,6 +34,9 @@ impl Run {
         if flags & libc::O_TRUNC != 0 {
             self.wrote(id, content::truncated(&self.content_of(id), 0));
         }
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            self.history.touched(id);
+        }
         Ok(Some(Handle { id, ino, flags, opened }))
     }
 
@@ -95,7 +98,7 @@ impl Run {
             self.effects.seen(&new);
         }
         self.model.set_content(id, new);
-        self.history.wrote(id);
+        self.history.wrote(id, &old);
     }
 
     pub fn write(&mut self, number: u8, offset: u32, len: u32, direct: bool) -> Result<(), Failure> {
@@ -234,7 +237,6 @@ impl Run {
         let got = self.machine.run(overlay.fsync(ino, false));
         if self.judge(got, Ok(()))?.is_some() {
             self.history.synced(&self.model, Some(id));
-            self.note_synced(ino);
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ impl Run {
         let Some((entry, opened)) = self.judge(got, self.free(place))? else { return Ok(()) };
         self.made(place, node, &entry)?;
         let id = self.model.find(place.dir, place.name).expect("just made");
-        self.history.wrote(id);
+        self.history.wrote(id, &Tree::empty());
         let handle = Handle { id, ino: entry.attr.ino, flags: libc::O_RDWR, opened };
         if hold { self.hold(handle) } else { self.end_handle(handle) }
     }

@@ -5,13 +5,14 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use forebay_overlay::Ino;
+use forebay_overlay::backends::PoolPath;
 
 use super::Failure;
 use super::check::{Compared, same_but};
 use super::config::World;
+use super::content::Content;
 use super::run::Run;
-use super::tree::{Body, Id, Tree};
+use super::tree::{Id, Tree};
 use super::view;
 
 /// What is acknowledged, and the moments to which a power cut may lead back.
@@ -21,15 +22,24 @@ pub struct History {
     moments: Vec<Tree>,
     /// Files that were written and not acknowledged since.
     unsafe_files: HashSet<Id>,
-    /// What of the content files is on the device, by their names.
-    on_device: HashMap<PathBuf, Vec<u8>>,
+    /// What of those is on the device for sure.
+    acknowledged: HashMap<Id, Content>,
+    /// Files that were opened for writing since the last start: the engine syncs what they had before.
+    touched: HashSet<Id>,
     /// The work of a flush may have reached the pool without being acknowledged.
     pub conflicts_may_be: bool,
 }
 
 impl History {
-    pub fn wrote(&mut self, id: Id) {
-        self.unsafe_files.insert(id);
+    pub fn wrote(&mut self, id: Id, before: &Content) {
+        if self.unsafe_files.insert(id) {
+            self.acknowledged.insert(id, before.clone());
+        }
+        self.touched.insert(id);
+    }
+
+    pub fn touched(&mut self, id: Id) {
+        self.touched.insert(id);
     }
 
     /// The bytes of a file are safe.
@@ -57,24 +67,6 @@ impl History {
 }
 
 impl Run {
-    /// The content file of an inode is on the device as it is now.
-    pub fn note_synced(&mut self, ino: Ino) {
-        if self.machine.config.world != World::PowerCuts {
-            return;
-        }
-        let overlay = self.overlay();
-        let Ok(opened) = self.machine.run(overlay.open_file(ino, libc::O_RDONLY)) else { return };
-        if let Some(resident) = &opened.resident {
-            for path in content_files(&self.machine.content_dir()) {
-                if path.file_name().is_some_and(|n| *n == *format!("{:x}", resident.id)) {
-                    let bytes = fs::read(&path).expect("a content file");
-                    self.history.on_device.insert(path.file_name().expect("a name").into(), bytes);
-                }
-            }
-        }
-        overlay.release(ino, libc::O_RDONLY);
-    }
-
     pub fn crash(&mut self) -> Result<(), Failure> {
         let trouble = self.trouble;
         self.handles.clear();
@@ -90,12 +82,10 @@ impl Run {
 
     fn power_cut(&mut self) -> Result<(), Failure> {
         self.heal();
-        let on_device = std::mem::take(&mut self.history.on_device);
-        let mut kept = HashMap::new();
+        let fates = self.fates();
         self.machine
-            .crash(|fast| kept = damage(&fast.join("content"), &on_device))
+            .crash(|fast| damage(&fast.join("content"), &fates))
             .map_err(|e| format!("start after a power cut: {e}"))?;
-        self.history.on_device = kept;
         let overlay = self.overlay();
         let shown = self.machine.run(view::shown(&overlay)).map_err(|e| format!("after a power cut: {e}"))?;
         let compared = Compared { contents: true, mtimes: false };
@@ -124,13 +114,41 @@ impl Run {
         }
         // What is there now was read back from the devices.
         self.history.moments = vec![self.model.clone()];
-        for (id, node) in &self.model.nodes {
-            if let Body::File(_) = node.body {
-                self.history.unsafe_files.remove(id);
-            }
-        }
+        self.history.acknowledged.clear();
+        self.history.touched.clear();
         Ok(())
     }
+
+    /// What the power cut leaves of the content files, by their numbers.
+    fn fates(&mut self) -> HashMap<u64, Fate> {
+        let overlay = self.overlay();
+        let listed = self.machine.run(overlay.list_residency(&PoolPath::root(), true)).unwrap_or_default();
+        let states: HashMap<String, String> = listed.into_iter().map(|f| (f.path, f.state)).collect();
+        let mut fates = HashMap::new();
+        for (path, id) in self.model.paths() {
+            let Some(ino) = self.model.node(id).ino else { continue };
+            let state = states.get(&format!("/{}", path.escape_ascii())).map_or("", String::as_str);
+            if !matches!(state, "resident" | "dirty") {
+                continue;
+            }
+            let Ok(opened) = self.machine.run(overlay.open_file(ino, libc::O_RDONLY)) else { continue };
+            let Some(resident) = opened.resident else { continue };
+            if self.history.unsafe_files.contains(&id) {
+                let before = self.history.acknowledged.get(&id).cloned().unwrap_or_default();
+                fates.insert(resident.id, Fate::Torn { before });
+            } else if state == "resident" && !self.history.touched.contains(&id) {
+                fates.insert(resident.id, Fate::Lost);
+            }
+        }
+        fates
+    }
+}
+
+enum Fate {
+    /// Any of what was written since it was `before`.
+    Torn { before: Content },
+    /// Anything: it was only fetched.
+    Lost,
 }
 
 fn content_files(dir: &Path) -> Vec<PathBuf> {
@@ -142,31 +160,29 @@ fn content_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Leaves of each content file what was synced, or that and anything of the rest. Returns what is there now.
-fn damage(dir: &Path, on_device: &HashMap<PathBuf, Vec<u8>>) -> HashMap<PathBuf, Vec<u8>> {
-    let mut kept = HashMap::new();
+fn damage(dir: &Path, fates: &HashMap<u64, Fate>) {
     for path in content_files(dir) {
-        let name: PathBuf = path.file_name().expect("a name").into();
+        let number = path.file_name().and_then(|n| n.to_str()).and_then(|n| u64::from_str_radix(n, 16).ok());
+        let Some((number, fate)) = number.and_then(|n| fates.get(&n).map(|f| (n, f))) else { continue };
         let bytes = fs::read(&path).expect("a content file");
-        let synced = on_device.get(&name).cloned().unwrap_or_default();
-        let left = if synced == bytes { bytes.clone() } else { leave(&name, bytes.clone(), synced) };
+        let left = match fate {
+            Fate::Torn { before } => torn(number, bytes.clone(), before.to_vec()),
+            Fate::Lost => vec![0; bytes.len() / (1 + number as usize % 2)],
+        };
         if left != bytes {
             let file = OpenOptions::new().write(true).open(&path).expect("a content file");
             file.set_len(0).and_then(|()| file.write_all_at(&left, 0)).expect("a content file");
         }
-        kept.insert(name, left);
     }
-    kept
 }
 
-fn leave(name: &Path, now: Vec<u8>, synced: Vec<u8>) -> Vec<u8> {
-    let lot = name.as_os_str().len() + now.len() + synced.len();
-    match lot % 4 {
-        0 => synced,
+fn torn(number: u64, now: Vec<u8>, before: Vec<u8>) -> Vec<u8> {
+    match number % 4 {
+        0 => before,
         1 => now,
         // The size arrived, the bytes did not.
         2 => {
-            let mut left = synced;
+            let mut left = before;
             left.resize(now.len(), 0);
             left
         }
