@@ -229,7 +229,7 @@ impl Inner {
         Ok(now.saturating_sub(since) >= idle.as_secs())
     }
 
-    fn still_differs(&self, intent: &Intent) -> bool {
+    pub(super) fn still_differs(&self, intent: &Intent) -> bool {
         match intent {
             Intent::Name(parent, name) => self.catalog.name(*parent, name).is_ok_and(|r| r.differs()),
             Intent::Inode(ino) => self.node(*ino).is_ok_and(|n| n.state.lock().record.is_dirty()),

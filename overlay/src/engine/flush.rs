@@ -162,8 +162,8 @@ impl Inner {
                 drop(outcome);
                 progress(bytes);
             }
-            // Gone meanwhile: nothing to flush.
-            Err(e) if e.is(ErrorKind::Stale) && subject.is_some_and(|ino| self.node(ino).is_err()) => {}
+            // Gone meanwhile, or somebody else's flush was faster: nothing to flush.
+            Err(e) if e.is(ErrorKind::Stale) && !self.still_differs(&intent) => {}
             Err(e) => {
                 tracing::warn!(path = shown, error = %e, "not flushed; it stays in the fast pool");
                 if let Some(node) = node {
