@@ -1,0 +1,102 @@
+//! Many files, many readers: nothing that is done once for each file is done at the start, and nothing grows
+//! with what was looked at.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{Mount, Options, Place, alone};
+use forebay_tests::process::run;
+
+const DIRS: usize = 1000;
+const FILES_IN_DIR: usize = 1000;
+/// A promise is "under a second"; a machine that is busy with something else is given more.
+const MOUNT_LIMIT: Duration = Duration::from_secs(5);
+
+/// A pool with 10^6 empty files, in memory: making them on a disk would be most of the test.
+fn a_million_files(place: &Place) {
+    let pool = place.small_disk("pool", "tmpfs", 4096);
+    for dir in 0..DIRS {
+        let dir = pool.join(format!("d{dir:04}"));
+        fs::create_dir(&dir).unwrap();
+        for file in 0..FILES_IN_DIR {
+            fs::File::create(dir.join(format!("f{file:04}"))).unwrap();
+        }
+    }
+}
+
+/// Looks at every file once, by name, so that the kernel knows each inode.
+fn look_at_all(mount: &Mount) -> u64 {
+    let mut seen = 0;
+    for dir in fs::read_dir(mount.place.mnt()).unwrap() {
+        for file in fs::read_dir(dir.unwrap().path()).unwrap() {
+            seen += u64::from(file.unwrap().metadata().unwrap().is_file());
+        }
+    }
+    seen
+}
+
+/// SEMANTICS 44: "Mounting takes no longer with a catalog of a million files than with an empty one."
+/// SEMANTICS 45: "What was looked at and forgotten again costs the daemon no memory."
+#[test]
+fn a_million_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
+    let _alone = alone();
+    let place = Place::new();
+    a_million_files(&place);
+    let mount = Mount::on(place, Options::default());
+    // The first round fills what is bounded: caches, tables, the allocator.
+    assert_eq!(look_at_all(&mount), (DIRS * FILES_IN_DIR) as u64);
+    forget_all();
+    let before = mount.rss_bytes();
+    assert_eq!(look_at_all(&mount), (DIRS * FILES_IN_DIR) as u64);
+    forget_all();
+    let after = mount.rss_bytes();
+    println!("resident memory: {} MiB, after another 10^6 lookups {} MiB", before >> 20, after >> 20);
+    assert!(after <= before + before / 10 + (8 << 20), "{before} bytes grew to {after}");
+
+    mount.umount();
+    let began = Instant::now();
+    mount.mount();
+    let took = began.elapsed();
+    println!("mounted with a catalog of 10^6 files in {} ms", took.as_millis());
+    assert!(took < MOUNT_LIMIT, "{took:?}");
+    assert!(fs::metadata(mount.path("d0999/f0999")).unwrap().is_file());
+}
+
+/// Makes the kernel forget names and inodes that nobody uses, and waits until the daemon heard of it.
+fn forget_all() {
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+const BIG: u64 = 1 << 30;
+const READERS: usize = 64;
+
+/// SEMANTICS 14: "However many ask for the same bytes at the same time, the pool is asked once."
+#[test]
+fn sixty_four_readers_of_one_cold_file_cost_the_pool_its_size_once() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    let file = fs::File::create(mount.pool("big")).unwrap();
+    let piece: Vec<u8> = (0..1u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for _ in 0..BIG >> 20 {
+        std::io::Write::write_all(&mut &file, &piece).unwrap();
+    }
+    assert!(file.metadata().unwrap().blocks() * 512 >= BIG);
+    let readers: Vec<_> = (0..READERS)
+        .map(|_| {
+            let path = mount.path("big");
+            std::thread::spawn(move || {
+                // Reads it whole, as a process of its own.
+                run(Command::new("sum").arg(&path), Duration::from_secs(240)).ok().out
+            })
+        })
+        .collect();
+    let sums: Vec<String> = readers.into_iter().map(|r| r.join().unwrap()).collect();
+    let first = sums[0].split_whitespace().next().unwrap().to_owned();
+    assert!(sums.iter().all(|s| s.split_whitespace().next() == Some(&*first)), "readers saw different bytes");
+    let read = mount.status().counters.pool_read_bytes;
+    println!("{READERS} readers of {BIG} bytes: the pool was asked for {read}");
+    assert!(read <= BIG + BIG / 20, "{read} bytes were read from the pool");
+}

@@ -1,0 +1,141 @@
+//! What reviewers would otherwise say again and again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Lines that a source file may have: past this there is a second idea in it.
+const LINES_MAX: usize = 600;
+
+/// What each crate may depend on, of ours.
+const ARROWS: [(&str, &[&str]); 6] = [
+    ("backends", &[]),
+    ("prefetch", &[]),
+    ("overlay", &["backends", "prefetch"]),
+    ("cli", &["overlay"]),
+    ("tests", &["backends", "prefetch", "overlay"]),
+    ("benches", &["backends", "prefetch", "overlay"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Every file that git tracks, with its text; what is not text is left out.
+fn tracked() -> Vec<(String, String)> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().unwrap();
+    assert!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
+    let names = String::from_utf8(listed.stdout).unwrap();
+    let read = |name: &str| Some((name.to_owned(), fs::read_to_string(root().join(name)).ok()?));
+    let files: Vec<_> = names.split('\0').filter(|n| !n.is_empty()).filter_map(read).collect();
+    assert!(files.len() > 100, "only {} files are tracked", files.len());
+    files
+}
+
+fn sources() -> Vec<(String, String)> {
+    tracked().into_iter().filter(|(name, _)| name.ends_with(".rs")).collect()
+}
+
+/// The part of a source file that ships: what stands before its tests.
+fn shipped(text: &str) -> &str {
+    let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    &text[..end]
+}
+
+fn is_test_code(name: &str) -> bool {
+    name.starts_with("tests/") || name.starts_with("benches/") || name.contains("/tests") || name.contains("tests.rs")
+}
+
+#[test]
+fn crates_depend_only_along_the_arrows() {
+    let allowed: BTreeMap<_, _> = ARROWS.into_iter().collect();
+    for (name, allowed) in allowed {
+        let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
+        for line in manifest.lines() {
+            let Some(dependency) = line.strip_prefix("forebay-") else { continue };
+            let dependency = dependency.split(['.', ' ', '=']).next().unwrap();
+            assert!(allowed.contains(&dependency), "{name} depends on {dependency}: no such arrow");
+        }
+    }
+    for foreign in ["rocksdb", "fuser", "aya"] {
+        let manifest = fs::read_to_string(root().join("cli/Cargo.toml")).unwrap();
+        assert!(!manifest.lines().any(|l| l.starts_with(foreign)), "cli must not know {foreign}");
+    }
+}
+
+#[test]
+fn files_fit_in_the_head() {
+    for (name, text) in sources() {
+        let lines = text.lines().count();
+        assert!(lines <= LINES_MAX, "{name} has {lines} lines: look for the second idea in it");
+    }
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let marks = [concat!("FIX", "ME"), concat!("XX", "X:"), concat!("todo", "!("), concat!("unimplemented", "!(")];
+    for (name, text) in sources() {
+        for mark in marks {
+            assert!(!text.contains(mark), "{name} contains {mark}");
+        }
+        assert!(!text.contains(concat!("#[", "ignore")), "{name} skips a test in silence");
+    }
+}
+
+#[test]
+fn errors_are_values_where_the_program_runs() {
+    for (name, text) in sources().into_iter().filter(|(name, _)| !is_test_code(name)) {
+        if name.starts_with("backends/src/conformance") {
+            continue;
+        }
+        for (number, line) in shipped(&text).lines().enumerate() {
+            let code = line.trim_start();
+            if code.starts_with("//") {
+                continue;
+            }
+            let bad = code.contains(".unwrap()") || code.contains(".expect(\"");
+            assert!(!bad, "{name}:{}: {code}", number + 1);
+        }
+    }
+}
+
+#[test]
+fn no_path_of_a_machine_is_in_the_tree() {
+    let homes = [concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/ho", "me/")];
+    for (name, text) in tracked() {
+        for home in homes {
+            let found = text.lines().find(|line| line.contains(home));
+            assert!(found.is_none(), "{name}: {}", found.unwrap_or_default());
+        }
+    }
+}
+
+/// Sentences of docs/SEMANTICS.md are numbered from 1; a test proves one by quoting its number.
+#[test]
+fn every_sentence_of_the_semantics_has_a_test() {
+    let text = fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap();
+    let mut numbers = Vec::new();
+    for line in text.lines() {
+        let Some((number, _)) = line.split_once(". ") else { continue };
+        if let Ok(number) = number.parse::<u32>() {
+            numbers.push(number);
+        }
+    }
+    assert!(numbers.len() >= 30, "only {} numbered sentences", numbers.len());
+    let mut sorted = numbers.clone();
+    sorted.dedup();
+    assert_eq!(sorted, (1..=numbers.len() as u32).collect::<Vec<_>>(), "numbers must count up from 1");
+    let quotes: String = sources().into_iter().map(|(_, text)| text).collect();
+    let mut missing = Vec::new();
+    for number in numbers {
+        let quoted = [":", ",", " ", "\n", "\""].iter().any(|end| {
+            quotes.contains(&format!("SEMANTICS {number}{end}"))
+                || quotes.contains(&format!(", {number}{end} of SEMANTICS"))
+        });
+        if !quoted {
+            missing.push(number);
+        }
+    }
+    assert!(missing.is_empty(), "no test quotes SEMANTICS {missing:?}");
+}
