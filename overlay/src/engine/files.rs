@@ -72,6 +72,7 @@ impl Overlay {
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        let _writing = inner.begin_writing(&node);
         let content = inner.make_writable(&node).await?;
         let len = data.len() as u32;
         let _space = inner.reserve_for_write(&content, offset, data.len() as u64).await?;
@@ -129,6 +130,7 @@ impl Overlay {
     pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
         let inner = self.inner.clone();
         let node = inner.node(ino)?;
+        let _writing = inner.begin_writing(&node);
         let content = inner.make_writable(&node).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
         let _space = inner.reserve(if takes_space { len } else { 0 }).await?;
@@ -182,6 +184,7 @@ impl Overlay {
             inner.fetch(&source, from_offset..from_offset + len).await?;
         }
         let source_content = inner.content(from, &mut source.state.lock())?;
+        let _writing = inner.begin_writing(&target);
         let content = inner.make_writable(&target).await?;
         let _space = inner.reserve_for_write(&content, to_offset, len).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());

@@ -41,13 +41,15 @@ impl Inner {
 
     /// Empties a file without fetching what it had.
     pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let was_open = node.state.lock().is_open();
+        let _writing = self.begin_writing(node);
         if node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock())?;
             content.file.set_len(0).map_err(super::failed)?;
             node.state.lock().generation += 1;
             return self.account(node, &content);
         }
-        if node.state.lock().is_open() && node.state.lock().record.file.is_whole() {
+        if was_open && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
             let mut txn = Txn::begin(self);
             let record = txn.record(node.ino)?;
@@ -95,6 +97,7 @@ impl Inner {
         if size == 0 {
             return self.truncate_to_zero(node);
         }
+        let _writing = self.begin_writing(node);
         let content = self.make_writable(node).await?;
         let file = content.file.clone();
         blocking(move || file.set_len(size).map_err(super::failed)).await?;

@@ -86,9 +86,33 @@ impl Overlay {
 
     /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
     pub fn release(&self, ino: Ino, flags: i32) {
-        let inner = &self.inner;
+        self.inner.end_open(ino, writes(flags));
+    }
+}
+
+/// Somebody changes the content of a file: while this lives no flush takes it for clean.
+pub(super) struct Writing<'a> {
+    inner: &'a Arc<Inner>,
+    ino: Ino,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.inner.end_open(self.ino, true);
+    }
+}
+
+impl Inner {
+    /// A change of content that may come without an open: by path, or through one of a daemon that died.
+    pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
+        node.state.lock().writers += 1;
+        self.writing.lock().insert(node.ino);
+        Writing { inner: self, ino: node.ino }
+    }
+
+    fn end_open(self: &Arc<Self>, ino: Ino, write: bool) {
+        let inner = self;
         let Ok(node) = inner.node(ino) else { return };
-        let write = writes(flags);
         let (last_writer, unlinked, idle) = {
             let mut state = node.state.lock();
             let count = if write { &mut state.writers } else { &mut state.readers };
@@ -114,9 +138,7 @@ impl Overlay {
         drop(node);
         inner.table.drop_idle(ino);
     }
-}
 
-impl Inner {
     /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
     fn register_open(&self, node: &Arc<Node>, write: bool, no_flush: bool) -> Result<Option<Opened>> {
         let mut state = node.state.lock();
