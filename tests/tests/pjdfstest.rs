@@ -47,7 +47,7 @@ fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {
     found
 }
 
-/// SEMANTICS 40: "The mount fails no test of pjdfstest that the file system beneath it passes."
+/// SEMANTICS 20: "The mount fails no test of pjdfstest that the file system beneath it passes."
 #[test]
 fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
     let _alone = alone();

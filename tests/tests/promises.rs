@@ -1,0 +1,375 @@
+//! The sentences of docs/SEMANTICS.md that are short to show, through a mount, as a program would meet them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{Mount, Options, Place, attempt, content};
+use forebay_tests::process::sh;
+
+const MANUAL: &str = "[default]\nflush = \"manual\"\n";
+const SHELL: Duration = Duration::from_secs(60);
+
+fn manual() -> Mount {
+    Mount::new(Options::policy(MANUAL))
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// SEMANTICS 4: "Content that the pool does not have is never evicted."
+#[test]
+fn dirty_content_is_not_evicted_and_clean_content_is() {
+    let mount = manual();
+    let bytes = content(4, 100_000);
+    fs::write(mount.path("a"), &bytes).unwrap();
+    mount.forebay(["evict"], &[&mount.path("a")]).ok();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
+    assert!(!mount.pool("a").exists());
+    mount.flush();
+    mount.forebay(["evict"], &[&mount.path("a")]).ok();
+    assert_eq!(mount.status().used_bytes, 0);
+    assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
+}
+
+/// SEMANTICS 7: "A content file that is shorter than its record says is given up and fetched again."
+#[test]
+fn truncated_content_file_is_fetched_again() {
+    let mount = Mount::new(Options::default());
+    let bytes = content(7, 300_000);
+    fs::write(mount.pool("a"), &bytes).unwrap();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
+    mount.umount();
+    let mut cut = 0;
+    for dir in fs::read_dir(mount.place.fast().join("content")).unwrap() {
+        for file in fs::read_dir(dir.unwrap().path()).unwrap() {
+            File::options().write(true).open(file.unwrap().path()).unwrap().set_len(1000).unwrap();
+            cut += 1;
+        }
+    }
+    assert_eq!(cut, 1);
+    mount.mount();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
+}
+
+/// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what anybody flushed before it."
+#[test]
+fn open_sees_what_others_wrote_before() {
+    let mount = Mount::new(Options::default());
+    for round in 0..20 {
+        let bytes = content(round, 5000 + round as usize);
+        // As another node would: in place, and by a new file over the old name.
+        match round % 2 {
+            0 => fs::write(mount.pool("a"), &bytes).unwrap(),
+            _ => {
+                fs::write(mount.pool("new"), &bytes).unwrap();
+                fs::rename(mount.pool("new"), mount.pool("a")).unwrap();
+            }
+        }
+        assert_eq!(fs::read(mount.path("a")).unwrap(), bytes, "round {round}");
+    }
+}
+
+/// SEMANTICS 9: "Names and attributes may lag behind the pool by `metadata-ttl`, and no longer."
+#[test]
+fn names_and_attributes_of_others_appear_within_the_ttl() {
+    let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1s\"\n"));
+    fs::write(mount.pool("a"), "1").unwrap();
+    fs::create_dir(mount.pool("dir")).unwrap();
+    assert_eq!(fs::metadata(mount.path("a")).unwrap().len(), 1);
+    assert!(!mount.path("dir/new").exists());
+    fs::write(mount.pool("a"), "22").unwrap();
+    fs::write(mount.pool("dir/new"), "3").unwrap();
+    fs::remove_file(mount.pool("a")).unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!mount.path("a").exists());
+    assert!(mount.path("dir/new").exists());
+    let listed: Vec<_> = fs::read_dir(mount.path("dir")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(listed, ["new"]);
+}
+
+/// SEMANTICS 10: "If the pool's copy changed under ours, both are kept."
+#[test]
+fn conflict_keeps_both_and_is_reported() {
+    let mount = manual();
+    fs::write(mount.pool("a"), "first").unwrap();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), b"first");
+    fs::write(mount.path("a"), "ours").unwrap();
+    fs::write(mount.pool("a"), "theirs, longer").unwrap();
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), b"theirs, longer");
+    let mut copies = Vec::new();
+    for entry in fs::read_dir(mount.place.pool()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_string_lossy().starts_with("a.conflict-") {
+            copies.push(fs::read(entry.path()).unwrap());
+        }
+    }
+    assert_eq!(copies, [b"ours"]);
+    assert_eq!(mount.status().conflicts.len(), 1);
+    assert_eq!(fs::read(mount.path("a")).unwrap(), b"theirs, longer");
+}
+
+/// SEMANTICS 12: "While the pool does not answer, resident files are read, new files are absorbed."
+/// SEMANTICS 13: "What was absorbed while the pool was gone is flushed when it is back."
+#[test]
+fn pool_may_go_and_come_back() {
+    let place = Place::new();
+    fs::write(place.pool().join("a"), content(12, 200_000)).unwrap();
+    fs::write(place.pool().join("cold"), "cold").unwrap();
+    let mount = Mount::on(place, Options::policy("[default]\nflush = \"idle:1s\"\n[pool]\ndeadline = \"3s\"\n"));
+    assert_eq!(fs::read_dir(mount.place.mnt()).unwrap().count(), 2);
+    assert_eq!(fs::read(mount.path("a")).unwrap(), content(12, 200_000));
+    let away = mount.place.at("away");
+    fs::rename(mount.place.pool(), &away).unwrap();
+    fs::create_dir(mount.place.pool()).unwrap();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), content(12, 200_000));
+    fs::write(mount.path("b"), "absorbed").unwrap();
+    assert_eq!(fs::read(mount.path("b")).unwrap(), b"absorbed");
+    let begun = Instant::now();
+    assert!(mount.status().dirty_files > 0);
+    assert!(begun.elapsed() < Duration::from_secs(5), "status waited for the pool");
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(fs::read_dir(mount.place.pool()).unwrap().count(), 0, "written to what is not the pool");
+    assert_eq!(fs::read(mount.path("b")).unwrap(), b"absorbed");
+    fs::remove_dir(mount.place.pool()).unwrap();
+    fs::rename(&away, mount.place.pool()).unwrap();
+    wait_until("the flush after the return", || fs::read(mount.pool("b")).is_ok_and(|b| b == b"absorbed"));
+    assert_eq!(fs::read(mount.path("cold")).unwrap(), b"cold");
+}
+
+/// SEMANTICS 15: "Content never takes more than `--limit`."
+#[test]
+fn limit_holds_for_reads_and_for_writers_past_the_daemon() {
+    const LIMIT: u64 = 300 << 20;
+    let mount = Mount::new(Options { limit: Some("300MiB".into()), policy: Some(MANUAL.into()), ..Options::default() });
+    for n in 0..8 {
+        fs::write(mount.pool(format!("in{n}")), content(n, 60 << 20)).unwrap();
+    }
+    for n in 0..8 {
+        assert_eq!(fs::read(mount.path(format!("in{n}"))).unwrap(), content(n, 60 << 20), "in{n}");
+        assert!(mount.status().used_bytes <= LIMIT);
+    }
+    // Nothing of it may be flushed: at some point the writer must be stopped.
+    let out = File::create(mount.path("out")).unwrap();
+    let piece = content(9, 1 << 20);
+    let written = (0..1000u64).take_while(|n| out.write_all_at(&piece, n << 20).is_ok()).count();
+    assert!((100..300).contains(&written), "{written} MiB were written below a limit of 300 MiB");
+    drop(out);
+    let occupied = sh(&mount.place.fast(), "du -s --block-size=1 content | cut -f1", SHELL).ok().out;
+    assert!(occupied.trim().parse::<u64>().unwrap() <= LIMIT + (1 << 20), "{occupied} bytes");
+    assert!(fs::metadata(mount.path("out")).unwrap().len() >= (written as u64) << 20);
+}
+
+/// SEMANTICS 16: "A stage that does not fit is refused before it starts."
+/// SEMANTICS 17: "When `forebay stage` returns 0, every byte asked for is resident and leased."
+#[test]
+fn staged_means_staged_and_too_much_is_refused() {
+    let mount = Mount::new(Options { limit: Some("64MiB".into()), ..Options::default() });
+    fs::create_dir(mount.pool("set")).unwrap();
+    for n in 0..10 {
+        fs::write(mount.pool(format!("set/{n}")), content(n, 1 << 20)).unwrap();
+    }
+    fs::write(mount.pool("huge"), content(99, 80 << 20)).unwrap();
+    mount.forebay(["stage"], &[&mount.path("set")]).ok();
+    let status = mount.status();
+    assert_eq!((status.resident_files, status.leased_bytes), (10, 10 << 20));
+    mount.forebay(["stage"], &[&mount.path("huge")]).refused(5, &[&(80u64 << 20).to_string()]);
+    assert_eq!(mount.status().counters.pool_read_bytes, 10 << 20, "the refused stage read something");
+    mount.forebay(["evict"], &[&mount.path("set")]).ok();
+    assert_eq!(mount.status().resident_files, 10, "a lease did not hold");
+    mount.forebay(["evict", "--release-leases"], &[&mount.path("set")]).ok();
+    assert_eq!(mount.status().resident_files, 0);
+    mount.forebay(["stage"], &[&mount.path("nothing-here")]).refused(1, &["nothing-here"]);
+}
+
+/// SEMANTICS 18: "What is made and removed before it is flushed never reaches the pool."
+#[test]
+fn temporary_files_never_reach_the_pool() {
+    let mount = manual();
+    for n in 0..20 {
+        fs::create_dir(mount.path(format!("d{n}"))).unwrap();
+        fs::write(mount.path(format!("d{n}/a")), "x").unwrap();
+        fs::rename(mount.path(format!("d{n}/a")), mount.path(format!("d{n}/b"))).unwrap();
+        fs::remove_dir_all(mount.path(format!("d{n}"))).unwrap();
+    }
+    let names = mount.forebay(["dirty", "--json"], &[&mount.place.mnt()]).ok().out;
+    assert!(!names.contains("d1"), "{names}");
+    mount.flush();
+    assert_eq!(fs::read_dir(mount.place.pool()).unwrap().count(), 0);
+    assert_eq!(mount.status().counters.pool_written_bytes, 0);
+}
+
+/// SEMANTICS 19: "`umount` flushes nothing: it names what is not in the pool, and the next mount has it."
+#[test]
+fn unflushed_files_survive_umount() {
+    let mount = manual();
+    let bytes = content(19, 70_000);
+    fs::write(mount.path("kept"), &bytes).unwrap();
+    let said = mount.forebay(["umount"], &[&mount.place.mnt()]).ok();
+    assert!(format!("{}{}", said.out, said.err).contains("not in the pool"), "{said}");
+    assert!(!mount.pool("kept").exists());
+    mount.mount();
+    assert_eq!(fs::read(mount.path("kept")).unwrap(), bytes);
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("kept")).unwrap(), bytes);
+}
+
+/// SEMANTICS 21: "Hard links are one inode, in the mount and after the flush."
+#[test]
+fn hard_links_stay_one_file() {
+    let mount = manual();
+    fs::write(mount.pool("old"), "1").unwrap();
+    fs::hard_link(mount.pool("old"), mount.pool("old2")).unwrap();
+    let ino = |name: &str| fs::metadata(mount.path(name)).unwrap().ino();
+    assert_eq!(fs::read_dir(mount.place.mnt()).unwrap().count(), 2);
+    assert_eq!(ino("old"), ino("old2"));
+    fs::write(mount.path("new"), "2").unwrap();
+    fs::hard_link(mount.path("new"), mount.path("new2")).unwrap();
+    fs::hard_link(mount.path("old"), mount.path("old3")).unwrap();
+    mount.flush();
+    let pool = |name: &str| fs::metadata(mount.pool(name)).unwrap();
+    assert_eq!((pool("new").ino(), pool("new").nlink()), (pool("new2").ino(), 2));
+    assert_eq!((pool("old").ino(), pool("old").nlink()), (pool("old3").ino(), 3));
+}
+
+/// SEMANTICS 22: "A file that is removed while it is open can be read and written until it is closed."
+#[test]
+fn removed_file_lives_while_it_is_open() {
+    let mount = Mount::new(Options::default());
+    fs::write(mount.pool("a"), "from the pool").unwrap();
+    let mut file = OpenOptions::new().read(true).write(true).open(mount.path("a")).unwrap();
+    fs::remove_file(mount.path("a")).unwrap();
+    mount.flush();
+    assert!(!mount.pool("a").exists());
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "from the pool");
+    file.write_all(b" and more").unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    text.clear();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "from the pool and more");
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+}
+
+/// SEMANTICS 23: "A rename is atomic in the mount, over an existing file and as an exchange."
+#[test]
+fn renames_reach_the_pool_even_in_a_circle() {
+    let mount = manual();
+    for name in ["a", "b", "c"] {
+        fs::write(mount.pool(name), name).unwrap();
+        fs::create_dir_all(mount.pool(format!("d{name}/sub"))).unwrap();
+        fs::write(mount.pool(format!("d{name}/sub/f")), name).unwrap();
+    }
+    let circle =
+        "mv a t && mv b a && mv c b && mv t c && mv da t && mv db da && mv dc db && mv t dc && mv dc/sub da/in";
+    sh(&mount.place.mnt(), circle, SHELL).ok();
+    let swap = |from: &str, to: &str| {
+        let (from, to) = (mount.path(from), mount.path(to));
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags).unwrap();
+    };
+    swap("a", "b");
+    swap("da", "c");
+    fs::write(mount.path("over"), "new").unwrap();
+    fs::rename(mount.path("over"), mount.path("a")).unwrap();
+    let compare = format!("diff -r '{}' '{}'", mount.place.mnt().display(), mount.place.pool().display());
+    mount.flush();
+    sh(Path::new("/"), &compare, SHELL).ok();
+    assert_eq!(fs::read_to_string(mount.pool("a")).unwrap(), "new");
+    assert_eq!(fs::read_to_string(mount.pool("c/in/f")).unwrap(), "a");
+    assert!(mount.pool("da").is_file());
+}
+
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn attributes_reach_the_pool() {
+    let mount = manual();
+    fs::write(mount.pool("old"), "1").unwrap();
+    fs::write(mount.path("new"), "2").unwrap();
+    symlink("new", mount.path("link")).unwrap();
+    let change = "for f in old new; do chmod 2640 $f; chown 123:456 $f; chmod 2640 $f; setfattr -n user.k -v v $f
+        setfacl -m u:daemon:r $f; touch -d '2001-02-03 04:05:06.123456789' $f; done
+        mkdir dir; setfacl -d -m u:daemon:rwx dir; touch dir/in; touch -h -d '2002-01-01' link";
+    sh(&mount.place.mnt(), change, SHELL).ok();
+    let show = "for f in old new link dir dir/in; do stat -c '%n %f %u %g %s %y' $f; done | grep -v '^dir'
+        getfattr -d old new; getfacl -n old new dir dir/in";
+    let here = sh(&mount.place.mnt(), show, SHELL).ok().out;
+    mount.flush();
+    let there = sh(&mount.place.pool(), show, SHELL).ok().out;
+    assert_eq!(here, there);
+    assert!(
+        there.contains("04:05:06.123456789") && there.contains("user.k") && there.contains("default:user:"),
+        "{there}"
+    );
+}
+
+/// SEMANTICS 25: "Locks (`flock`, `fcntl`) hold between the programs of one node."
+#[test]
+fn locks_hold_between_programs() {
+    let mount = manual();
+    fs::write(mount.path("a"), "").unwrap();
+    let script = "flock -n a sleep 3 & sleep 0.5; ! flock -n a true; wait; flock -n a true";
+    sh(&mount.place.mnt(), script, SHELL).ok();
+}
+
+/// SEMANTICS 26: "`O_TMPFILE` is refused with `EOPNOTSUPP`."
+/// SEMANTICS 27: "Names that start with `.forebay~` are refused with `EINVAL`."
+/// SEMANTICS 28: "Reads do not change the access time."
+#[test]
+fn what_the_mount_does_not_do_is_said_by_errno() {
+    let mount = manual();
+    let unnamed = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(mount.place.mnt());
+    assert_eq!(unnamed.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    let reserved = File::create(mount.path(".forebay~x"));
+    assert_eq!(reserved.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    fs::write(mount.path("a"), "text").unwrap();
+    sh(&mount.place.mnt(), "touch -a -d 2001-01-01 a", SHELL).ok();
+    let before = fs::metadata(mount.path("a")).unwrap().atime();
+    fs::read(mount.path("a")).unwrap();
+    assert_eq!(fs::metadata(mount.path("a")).unwrap().atime(), before);
+}
+
+/// SEMANTICS 29: "Holes stay holes."
+#[test]
+fn holes_stay_holes() {
+    let mount = manual();
+    let script = "truncate -s 64M a; printf x | dd of=a bs=1 seek=33554432 conv=notrunc status=none
+        head -c 4M /dev/urandom > b; fallocate -p -o 1M -l 2M b";
+    sh(&mount.place.mnt(), script, SHELL).ok();
+    mount.flush();
+    for name in ["a", "b"] {
+        let (here, there) = (fs::metadata(mount.path(name)).unwrap(), fs::metadata(mount.pool(name)).unwrap());
+        assert_eq!(here.len(), there.len());
+        assert!(there.blocks() * 512 < 3 << 20, "{name} takes {} blocks in the pool", there.blocks());
+        let file = File::open(mount.path(name)).unwrap();
+        let from = if name == "a" { 0 } else { 1 << 20 };
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(from)).unwrap(), from);
+    }
+    sh(
+        Path::new("/"),
+        &format!("cmp {0}/a {1}/a && cmp {0}/b {1}/b", mount.place.mnt().display(), mount.place.pool().display()),
+        SHELL,
+    )
+    .ok();
+}
+
+/// SEMANTICS 32: "A fast-pool directory serves one daemon."
+#[test]
+fn second_daemon_on_a_fast_pool_is_refused() {
+    let mount = Mount::new(Options::default());
+    let other = Place::new();
+    fs::remove_dir(other.fast()).unwrap();
+    symlink(mount.place.fast(), other.fast()).unwrap();
+    let answer = attempt(&other, &Options::default());
+    assert_ne!(answer.code, Some(0));
+    assert!(answer.err.contains("in use"), "{answer}");
+}
