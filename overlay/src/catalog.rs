@@ -110,13 +110,15 @@ impl Catalog {
                 ));
             }
         }
-        catalog.start_epoch()?;
+        catalog.start_epoch(durability)?;
         Ok(catalog)
     }
 
     /// Epochs of a machine that lost power are dead: what was fetched in them may not be on the disk.
-    fn start_epoch(&mut self) -> Result<()> {
+    fn start_epoch(&mut self, durability: Durability) -> Result<()> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // Where power cuts are played each start follows one.
+        let boot = if durability == Durability::SyncedOnly { format!("{:x}", rand::random::<u64>()) } else { boot };
         let last = self.meta::<u64>("epoch")?.unwrap_or(0);
         let closed = self.meta::<u64>("closed_epoch")?.unwrap_or(0);
         self.dead_epochs = self.meta("dead_epochs")?.unwrap_or_default();
