@@ -68,6 +68,7 @@ impl Run {
         let overlay = self.overlay();
         let got = self.machine.run(overlay.close(handle.ino, handle.writes()));
         let flushes = handle.writes() && self.machine.config.flushing == Flushing::OnClose;
+        self.history.ahead |= flushes;
         self.outdated |= flushes && self.shared();
         let right = match got {
             // Somebody else writes it at the same time, or removed it while it was open.
@@ -293,6 +294,7 @@ impl Run {
         let overlay = self.overlay();
         let (done, failures) = self.machine.run(async { summary(overlay.flush(request)).await });
         self.outdated |= self.shared();
+        self.history.ahead |= !wait || !all || done.failed > 0;
         if done.failed > 0 && !self.trouble {
             return Err(format!("flush {path:?}: {:?} {failures:?}", done.message));
         }

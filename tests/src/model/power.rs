@@ -26,8 +26,8 @@ pub struct History {
     acknowledged: HashMap<Id, Content>,
     /// Files that were opened for writing since the last start: the engine syncs what they had before.
     touched: HashSet<Id>,
-    /// The work of a flush may have reached the pool without being acknowledged.
-    pub conflicts_may_be: bool,
+    /// A flush may have changed the pool without being acknowledged: the pool may be ahead of the catalog.
+    pub ahead: bool,
 }
 
 impl History {
@@ -102,12 +102,12 @@ impl Run {
                 }
             }
         });
-        if !found {
+        if !found && !self.history.ahead {
             return Err(format!(
                 "after a power cut it is as at no moment since the last sync; seen from the last: {why}"
             ));
         }
-        self.history.conflicts_may_be = true;
+        self.history.ahead = false;
         self.model = shown;
         for node in self.model.nodes.values_mut() {
             node.mtime = None;
