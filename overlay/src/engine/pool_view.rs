@@ -3,6 +3,7 @@
 
 mod adopt;
 mod listing;
+mod moved;
 
 use std::time::{Duration, Instant};
 
@@ -219,7 +220,7 @@ impl Inner {
         };
         match answer {
             Ok(stat) => self.news(ino, &stat, asked),
-            Err(e) if e.is(ErrorKind::NotFound) => self.vanished(ino, asked),
+            Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
             Err(e) => Err(e.context(&path)),
         }

@@ -77,8 +77,12 @@ impl Inner {
             FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
             _ => {
                 self.wait_for_readers(occupant)?;
-                let expected = record.version.clone().map_or(Expected::Anything, Expected::Version);
-                self.ask(self.pool.remove(path, &expected)).await
+                match record.version.clone() {
+                    Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
+                    // Its upload was cut off, and what is there is not what was sent: it never arrived.
+                    None if record.kind == FileKind::File => Ok(()),
+                    None => self.ask(self.pool.remove(path, &Expected::Anything)).await,
+                }
             }
         };
         match removed {
@@ -191,7 +195,7 @@ impl Inner {
         }
     }
 
-    fn commit_moved(
+    pub(in crate::engine) fn commit_moved(
         &self,
         parent: Ino,
         name: &[u8],
@@ -223,7 +227,7 @@ impl Inner {
     }
 
     /// What we wanted to move is no longer in the pool: what is here of it is made anew.
-    fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+    pub(in crate::engine) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
         let mut txn = Txn::begin(self);
         let was = txn.name(from.0, &from.1)?;
         if was.pool == Some(ino) {
@@ -231,9 +235,17 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         record.pool_links.retain(|l| l != from);
-        record.version = None;
-        let lost = record.kind == FileKind::File && !record.file.is_whole();
-        if record.file.is_whole() {
+        if record.pool_links.is_empty() {
+            record.version = None;
+        }
+        let elsewhere = !record.pool_links.is_empty();
+        let known = match record.kind {
+            FileKind::File => record.file.is_whole(),
+            FileKind::Symlink => record.target.is_some(),
+            _ => true,
+        };
+        let lost = !known && !elsewhere;
+        if record.file.is_whole() && !elsewhere {
             record.file = record.file.modify(crate::clock::unix_now())?;
             self.evictor.lock().remove(ino.0);
         }
@@ -268,6 +280,7 @@ impl Inner {
                 Ok(stat) if version.is_some_and(|v| v.same_object(&stat.version)) => stat,
                 _ => return self.keep_both(parent, name, ino, path).await,
             },
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),
             Err(e) => return Err(e.context(format!("link {source} as {path}"))),
         };
         let mut txn = Txn::begin(self);

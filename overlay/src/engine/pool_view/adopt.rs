@@ -149,6 +149,10 @@ impl Inner {
             return Ok(());
         }
         let record = txn.record(ino)?;
+        if was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
+            // It was moved here and not flushed yet: a look at it, or the flush, finds out where it went.
+            return Ok(());
+        }
         record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
         let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
         let keep = record.file.is_dirty() || newer_below;

@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 
 use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked, unmatched};
-use crate::catalog::Listing;
+use crate::catalog::{Listing, NameRecord};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
@@ -83,7 +83,7 @@ impl Inner {
             known.insert(Box::<[u8]>::from(name), record);
             Ok(true)
         })?;
-        let mut changed = Vec::new();
+        let (mut changed, mut moved) = (Vec::new(), Vec::new());
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
                 None => {
@@ -91,6 +91,9 @@ impl Inner {
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, entry.stat)));
+                }
+                Some(NameRecord { here: Some((ino, _)), pool: None }) if self.is_moved(&mut txn, ino, &entry.stat)? => {
+                    moved.push((entry.name, ino, entry.stat));
                 }
                 // Something of ours is under the name, or it was removed or moved here: the flush decides.
                 Some(_) => {}
@@ -121,6 +124,9 @@ impl Inner {
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);
+        }
+        for (name, ino, stat) in moved {
+            self.settle_moved(dir, &name, ino, &stat)?;
         }
         self.children_changed(changed)?;
         Ok(true)
