@@ -139,7 +139,7 @@ impl Inner {
         if let (true, FileKind::File, Some((parent, name))) = (times, record.kind, record.pool_links.first()) {
             // The version moves with them: it must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
-            self.catalog.add_sent(*parent, name, Sent { size, mtime: record.mtime })?;
+            self.catalog.add_sent(*parent, name, Sent { ino, size, mtime: record.mtime })?;
         }
         let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
             Ok(stat) => stat,

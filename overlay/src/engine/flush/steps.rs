@@ -9,7 +9,7 @@ use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::place::{Next, Step};
-use crate::catalog::{Link, NameRecord};
+use crate::catalog::{Link, NameRecord, Sent};
 use crate::node::Node;
 
 impl Inner {
@@ -50,6 +50,9 @@ impl Inner {
         touched.extend(other);
         if let Step::Rename { from, .. } = &step {
             touched.push(from.0);
+        }
+        if !matches!(step, Step::Remove { .. }) {
+            self.catalog.add_sent(parent, name, Sent::name_of(subject))?;
         }
         let _change = PoolChange::begin(self, &touched)?;
         let dir = self.pool_path(parent)?;

@@ -122,7 +122,10 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
-        record.nlink = record.links.len().max(1) as u32;
+        // The pool counts names that nobody asked for here yet.
+        let unplaced = record.links.iter().filter(|l| !record.pool_links.contains(l)).count();
+        let leaving = record.pool_links.iter().filter(|l| !record.links.contains(l)).count();
+        record.nlink = (uploaded.stat.nlink + unplaced as u32).saturating_sub(leaving as u32).max(1);
         if record.file.is_dirty() {
             // Only the content file knew it until now.
             record.mtime = uploaded.sent.mtime;

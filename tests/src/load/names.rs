@@ -1,0 +1,114 @@
+//! Changes of names.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use super::{Ground, Held, Slot, Writer};
+
+/// Directories that come, move and go, and hard links.
+pub struct Names {
+    ground: Ground,
+    /// For each directory which of the names `a-N` and `b-N` it has, as 1 and 2.
+    dirs: Vec<Slot>,
+    links: Vec<Slot>,
+}
+
+impl Names {
+    pub fn new(ground: Ground) -> Self {
+        Self { ground, dirs: vec![Slot::default(); 8], links: vec![Slot::default(); 8] }
+    }
+
+    fn dir(&self, side: u64, at: usize) -> PathBuf {
+        self.ground.name(&format!("{}-{at}", if side == 1 { "a" } else { "b" }))
+    }
+
+    fn turn_dir(&mut self, at: usize) -> io::Result<()> {
+        let (from, to) = match self.dirs[at].now {
+            None => (None, Some(1)),
+            Some(1) => (Some(1), Some(2)),
+            held => (held, None),
+        };
+        self.dirs[at].begin(to);
+        let done = match (from, to) {
+            (None, Some(to)) => fs::create_dir(self.dir(to, at)),
+            (Some(from), Some(to)) => fs::rename(self.dir(from, at), self.dir(to, at)),
+            (Some(from), None) => fs::remove_dir(self.dir(from, at)),
+            (None, None) => Ok(()),
+        };
+        done.map_err(|e| io::Error::new(e.kind(), format!("directory {at} from {from:?} to {to:?}: {e}")))?;
+        self.dirs[at].done();
+        Ok(())
+    }
+
+    fn turn_link(&mut self, at: usize) -> io::Result<()> {
+        let (base, link) = (self.ground.name("base"), self.ground.name(&format!("link-{at}")));
+        if !base.exists() {
+            File::create(&base)?;
+        }
+        let there = self.links[at].now.is_some();
+        self.links[at].begin((!there).then_some(1));
+        if there {
+            fs::remove_file(link)?
+        } else {
+            fs::hard_link(base, link)?
+        }
+        self.links[at].done();
+        Ok(())
+    }
+
+    fn found(&self, dir: &Path) -> (Vec<Held>, Vec<Held>, Vec<String>) {
+        let there = |name: String| dir.join(name).symlink_metadata().is_ok();
+        let dirs = (0..self.dirs.len()).map(|at| match (there(format!("a-{at}")), there(format!("b-{at}"))) {
+            (false, false) => None,
+            (true, false) => Some(1),
+            (false, true) => Some(2),
+            (true, true) => Some(3),
+        });
+        let links = (0..self.links.len()).map(|at| there(format!("link-{at}")).then_some(1));
+        let (dirs, links): (Vec<Held>, Vec<Held>) = (dirs.collect(), links.collect());
+        let mut wrong = Vec::new();
+        if let Ok(base) = dir.join("base").metadata() {
+            let expected = 1 + links.iter().flatten().count() as u64;
+            if base.nlink() != expected {
+                wrong.push(format!("{}/base has {} links, not {expected}", dir.display(), base.nlink()));
+            }
+        }
+        (dirs, links, wrong)
+    }
+}
+
+impl Writer for Names {
+    fn step(&mut self, rng: &mut ChaCha8Rng) -> io::Result<()> {
+        let at = rng.random_range(0..self.dirs.len());
+        if rng.random_ratio(1, 2) { self.turn_dir(at) } else { self.turn_link(at) }
+    }
+
+    fn settle(&mut self) -> Vec<String> {
+        let (dirs, links, mut wrong) = self.found(&self.ground.here);
+        let dirs = self.dirs.iter_mut().zip(dirs).enumerate();
+        wrong.extend(dirs.filter_map(|(at, (slot, found))| slot.settle(&format!("directory {at}"), found)));
+        let links = self.links.iter_mut().zip(links).enumerate();
+        wrong.extend(links.filter_map(|(at, (slot, found))| slot.settle(&format!("link {at}"), found)));
+        wrong
+    }
+
+    fn check_pool(&self) -> Vec<String> {
+        let (dirs, links, mut wrong) = self.found(&self.ground.pool);
+        if !dirs.iter().eq(self.dirs.iter().map(|s| &s.now)) || !links.iter().eq(self.links.iter().map(|s| &s.now)) {
+            wrong.push(format!("{}: {dirs:?} {links:?} are not {self:?}", self.ground.pool.display()));
+        }
+        wrong
+    }
+}
+
+impl std::fmt::Debug for Names {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let held = |slots: &[Slot]| slots.iter().map(|s| s.now).collect::<Vec<_>>();
+        write!(f, "{:?} {:?}", held(&self.dirs), held(&self.links))
+    }
+}
