@@ -2,6 +2,9 @@
 //!
 //! Locking: the namespace lock (held by a [`crate::engine::Txn`]) comes before inode locks; without it at most
 //! one inode is locked at a time; no lock is held across an await or a call to the pool.
+//!
+//! How often the kernel was told of an inode is counted beside the nodes: of the many inodes that the kernel knows
+//! and nobody uses just now, no more than that needs memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,14 +12,14 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry as Slot;
-use forebay_backends::Result;
+use forebay_backends::{FileKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, ContentRecord, InodeRecord, LeaseRecord};
 use crate::{Content, Ino};
 
-/// Inodes kept in memory beyond those that the kernel knows or that are open.
+/// Inodes kept in memory beyond those that are in use.
 const IDLE_INODES: usize = 20_000;
 /// Names of one directory that are remembered as absent from the pool.
 pub(crate) const NEGATIVE_NAMES: usize = 256;
@@ -40,8 +43,6 @@ pub(crate) struct NodeState {
     pub indexed_dirty: bool,
     /// The inode's record has been deleted from the catalog.
     pub deleted: bool,
-    /// How often the kernel was told of it and has not forgotten it.
-    pub lookups: u64,
     pub readers: u32,
     pub writers: u32,
     pub content: Option<Arc<Content>>,
@@ -110,7 +111,6 @@ impl NodeState {
             indexed_dirty: record.is_dirty(),
             record,
             deleted: false,
-            lookups: 0,
             readers: 0,
             writers: 0,
             content: None,
@@ -148,14 +148,16 @@ impl NodeState {
         self.lease.as_ref().is_some_and(|l| l.expires_unix.is_none_or(|at| at > now_unix))
     }
 
-    /// Whether nothing but the catalog needs it.
+    /// Whether all that matters of it is in the catalog.
     fn is_idle(&self) -> bool {
-        self.lookups == 0
-            && !self.is_open()
+        !self.is_open()
             && self.flights.is_empty()
             && !self.count_unsaved
             && self.uploaded.is_none()
             && self.flush_error.is_none()
+            && self.pool_calls.0 == self.pool_calls.1
+            && !self.braked
+            && !self.mark_unsynced
             && !self.deleted
     }
 }
@@ -164,6 +166,8 @@ impl NodeState {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     nodes: DashMap<Ino, Arc<Node>>,
+    /// How often the kernel was told of an inode and has not forgotten it. Locked after a shard of `nodes`.
+    lookups: DashMap<Ino, u64>,
 }
 
 impl Table {
@@ -187,7 +191,10 @@ impl Table {
                 let Some(mut record) = catalog.inode(ino)? else { return Ok(None) };
                 distrust(&mut record)?;
                 let lease = catalog.lease(ino)?;
-                slot.insert(Node::new(ino, record, lease)).clone()
+                let node = Node::new(ino, record, lease);
+                // What the kernel has cached of it may be older than what it was when it left the memory.
+                node.state.lock().page_cache_stale = self.lookups.contains_key(&ino);
+                slot.insert(node).clone()
             }
         };
         self.trim();
@@ -198,6 +205,26 @@ impl Table {
     pub fn insert(&self, ino: Ino, record: InodeRecord) {
         // Whoever found its name in the catalog already may have been faster.
         self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, None));
+        self.trim();
+    }
+
+    /// The kernel is told of an inode once more.
+    pub fn count_lookup(&self, ino: Ino) {
+        *self.lookups.entry(ino).or_default() += 1;
+    }
+
+    /// The kernel has forgotten what it was told `count` times. An inode that it does not know any more leaves the
+    /// memory, unless it is in use.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if let Slot::Occupied(mut slot) = self.lookups.entry(ino) {
+            *slot.get_mut() = slot.get().saturating_sub(count);
+            if *slot.get() > 0 {
+                return;
+            }
+            slot.remove();
+        }
+        self.drop_deleted(ino);
+        self.drop_idle(ino);
     }
 
     pub fn peek(&self, ino: Ino) -> Option<Arc<Node>> {
@@ -208,9 +235,9 @@ impl Table {
         self.nodes.len()
     }
 
-    /// Drops a node that nobody needs in memory.
+    /// Drops a node that neither we nor the kernel need.
     pub fn drop_idle(&self, ino: Ino) {
-        self.nodes.remove_if(&ino, |_, node| Self::idle(node));
+        self.nodes.remove_if(&ino, |_, node| !self.lookups.contains_key(&ino) && Self::idle(node));
     }
 
     fn idle(node: &Arc<Node>) -> bool {
@@ -220,17 +247,21 @@ impl Table {
     /// Drops a deleted inode for which the kernel has no name left.
     pub fn drop_deleted(&self, ino: Ino) {
         self.nodes.remove_if(&ino, |_, node| {
-            node.state.try_lock().is_some_and(|s| s.deleted && s.lookups == 0 && !s.is_open())
+            !self.lookups.contains_key(&ino) && node.state.try_lock().is_some_and(|s| s.deleted && !s.is_open())
         });
     }
 
-    /// Keeps the table bounded where inodes are visited without the kernel knowing them.
+    /// Keeps the table bounded. Directories that the kernel knows stay: they are few, and what was asked of the pool
+    /// about their names is known only here.
     fn trim(&self) {
         use std::sync::atomic::{AtomicUsize, Ordering};
         static NEXT: AtomicUsize = AtomicUsize::new(IDLE_INODES);
         let len = self.nodes.len();
         if len > NEXT.load(Ordering::Relaxed) {
-            self.nodes.retain(|_, node| !Self::idle(node));
+            self.nodes.retain(|ino, node| {
+                let is_dir = node.state.try_lock().is_none_or(|s| s.record.kind == FileKind::Directory);
+                !Self::idle(node) || is_dir && self.lookups.contains_key(ino)
+            });
             let left = self.nodes.len();
             self.nodes.shrink_to_fit();
             NEXT.store(left * 2 + IDLE_INODES, Ordering::Relaxed);
@@ -251,5 +282,57 @@ impl Node {
             state: Arc::new(Mutex::new(NodeState::new(record, lease))),
             flush: tokio::sync::Mutex::new(()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_backends::{Stat, Time, Version};
+
+    use super::*;
+    use crate::catalog::Durability;
+
+    fn file() -> InodeRecord {
+        let time = Time { secs: 1, nanos: 0 };
+        InodeRecord::from_pool(
+            &Stat {
+                kind: FileKind::File,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                nlink: 1,
+                rdev: 0,
+                size: 0,
+                atime: time,
+                mtime: time,
+                ctime: time,
+                version: Version::Tag { etag: String::new(), size: 0, mtime: time },
+            },
+            None,
+        )
+    }
+
+    #[test]
+    fn inodes_that_only_the_kernel_knows_leave_the_memory_and_keep_their_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+        let table = Table::default();
+        let get = |ino| table.get(&catalog, ino, |_| Ok(())).unwrap().unwrap();
+        let first = Ino(1000);
+        for n in 0..4 * IDLE_INODES as u64 {
+            let ino = Ino(first.0 + n);
+            let mut batch = catalog.batch();
+            batch.put_inode(ino, &file(), false);
+            catalog.write(batch).unwrap();
+            get(ino);
+            table.count_lookup(ino);
+            table.count_lookup(ino);
+        }
+        assert!(table.len() < 3 * IDLE_INODES, "{}", table.len());
+        assert!(get(first).state.lock().page_cache_stale, "what the kernel cached is not trusted");
+        table.forget(first, 1);
+        assert!(table.peek(first).is_some(), "the kernel knows it still");
+        table.forget(first, 1);
+        assert!(table.peek(first).is_none());
     }
 }

@@ -39,6 +39,7 @@ fn start(dir: &Path) -> Result<(), Failure> {
     // Modes come from the caller of each operation, complete; the mask of whoever mounted has no say.
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_descriptor_limit();
+    bound_heap();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rt = tokio::runtime::Builder::new_multi_thread()
@@ -188,6 +189,16 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
         Ok(handshake) => Ok(Attach::Again(handshake)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
         Err(e) => Err(Failure::io(format!("what the last worker left in {}", runtime.dir().display()), &e)),
+    }
+}
+
+/// Lets the allocator give back what a burst took, such as the listing of a large directory: with an arena for each
+/// thread and a threshold that grows by itself it would keep twice as much.
+fn bound_heap() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, 128 << 10)] {
+        // SAFETY: sets a number. It is called before other threads begin.
+        unsafe { libc::mallopt(parameter, value) };
     }
 }
 

@@ -163,7 +163,7 @@ impl Inner {
                 progress(bytes);
             }
             // Gone meanwhile, or somebody else's flush was faster: nothing to flush.
-            Err(e) if e.is(ErrorKind::Stale) && !self.still_differs(&intent) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) && !self.still_differs(&intent) => {}
             Err(e) => {
                 tracing::warn!(path = shown, error = %e, "not flushed; it stays in the fast pool");
                 if let Some(node) = node {

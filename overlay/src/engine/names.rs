@@ -35,18 +35,7 @@ impl Overlay {
 
     /// Gives back lookups that were counted.
     pub fn forget(&self, ino: Ino, count: u64) {
-        let inner = &self.inner;
-        let Some(node) = inner.table.peek(ino) else { return };
-        let left = {
-            let mut state = node.state.lock();
-            state.lookups = state.lookups.saturating_sub(count);
-            state.lookups
-        };
-        drop(node);
-        if left == 0 {
-            inner.table.drop_deleted(ino);
-            inner.table.drop_idle(ino);
-        }
+        self.inner.table.forget(ino, count);
     }
 
     /// The attributes of an inode that a listing named; counts one lookup.
@@ -81,7 +70,7 @@ impl Inner {
         let node = self.node(ino)?;
         let ttl = self.policy_of(&node).metadata_ttl;
         let attr = self.attr_of(&node)?;
-        node.state.lock().lookups += 1;
+        self.table.count_lookup(ino);
         Ok(Entry { attr, ttl })
     }
 
