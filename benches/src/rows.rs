@@ -38,8 +38,8 @@ impl Bench {
             ("small-dropped", small::dropped),
             ("libfuse", libfuse::hot),
             ("names", names::known),
-            ("create", names::create_and_unlink),
             ("sqlite", sqlite::transactions),
+            ("create", names::create_and_unlink),
             ("daemon", daemon::usage),
         ];
         for (name, group) in groups {

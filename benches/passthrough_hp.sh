@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds libfuse's example passthrough_hp, with passthrough (libfuse 3.17), from Debian's source package into DIR, and
+# prints where the program is. Needs apt, a C++ compiler, Python and the network; the benches do without it.
+#   benches/passthrough_hp.sh DIR
+set -euo pipefail
+dir=$(realpath -m "${1:?a directory to build in}")
+program=$dir/build/example/passthrough_hp
+if [ ! -x "$program" ]; then
+    mkdir -p "$dir/lists/partial"
+    cd "$dir"
+    echo "deb-src http://deb.debian.org/debian trixie main" > sources.list
+    apt() {
+        timeout 300 apt-get -o Dir::Etc::sourcelist="$dir/sources.list" -o Dir::Etc::sourceparts=- \
+            -o Dir::State::lists="$dir/lists" "$@" >&2
+    }
+    apt update -qq
+    rm -rf fuse3-*/ build
+    apt source -qq fuse3
+    python3 -m venv venv
+    timeout 300 venv/bin/pip -q install meson ninja >&2
+    export PATH="$dir/venv/bin:$PATH"
+    meson setup build fuse3-*/ --buildtype=release -Ddefault_library=static -Dutils=false -Dtests=false -Duseroot=false >&2
+    timeout 600 ninja -C build example/passthrough_hp >&2
+fi
+echo "$program"
