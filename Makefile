@@ -1,6 +1,6 @@
 # make demo    the main job on real files, with a table of times
 # make test    everything that a change must pass
-# make bench   ratios to the native file system
+# make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make help    the rest
 #
 # Each target installs what it needs and is missing. One profile (--release) for all, so that RocksDB is compiled
@@ -72,7 +72,8 @@ test-quick: lint
 
 bench: build
 	@packaging/deps test
-	@timeout 7200 $(CARGO) bench -p forebay-benches
+	@FOREBAY_PASSTHROUGH_HP=$$(benches/passthrough_hp.sh $(CACHE)/libfuse || true) \
+		timeout 7200 $(CARGO) bench -p forebay-benches -- $(ARGS)
 
 nightly: test deny
 	@FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
