@@ -375,3 +375,23 @@ async fn a_url_names_the_absolute_root() {
     let url = open(&root).url();
     assert!(url.starts_with("file:///") && url.as_bytes().ends_with(root.path().file_name().unwrap().as_bytes()));
 }
+
+#[tokio::test]
+async fn new_objects_have_the_acls_that_they_are_given_not_those_of_their_directory() {
+    let root = on_disk();
+    let pool = open(&root);
+    // user::rwx, user:1:rwx, group::r-x, mask::rwx, other::r-x
+    let mut acl = vec![2, 0, 0, 0];
+    for (tag, perm, id) in [(1u16, 7u16, u32::MAX), (2, 7, 1), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 5, u32::MAX)] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(perm.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    pool.set_xattr(&PoolPath::root(), b"system.posix_acl_default", &acl).await.unwrap();
+    pool.mkdir(&path("dir"), &attrs()).await.unwrap();
+    put(&pool, "file", "x", &Expected::Absent).await.unwrap();
+    for name in ["dir", "file"] {
+        let mode = pool.stat(&path(name)).await.unwrap().mode;
+        assert_eq!((pool.xattrs(&path(name)).await.unwrap(), mode), (vec![], attrs().mode), "{name}");
+    }
+}

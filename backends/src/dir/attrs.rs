@@ -52,6 +52,9 @@ impl<'a> Target<'a> {
     /// `security.capability`), these before the mode (ACLs change it) and the times last.
     pub(super) fn apply(&self, attrs: &Attrs, may_chown: bool) -> rustix::io::Result<()> {
         self.chown(Some(attrs.uid), Some(attrs.gid), may_chown)?;
+        if self.kind != FileKind::Symlink {
+            self.remove_inherited_acls(&attrs.xattrs)?;
+        }
         for (name, value) in &attrs.xattrs {
             self.set_xattr(name, value)?;
         }
@@ -162,6 +165,24 @@ impl<'a> Target<'a> {
             }
         }
         Ok(xattrs)
+    }
+
+    /// Removes the ACLs that the file system made up from the default ACL of the directory: what inherits what was
+    /// decided where the object was made first.
+    fn remove_inherited_acls(&self, keep: &[(Vec<u8>, Vec<u8>)]) -> rustix::io::Result<()> {
+        let present = match self.xattrs() {
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            other => other?,
+        };
+        let inherited =
+            |name: &[u8]| name.starts_with(b"system.posix_acl_") && !keep.iter().any(|(kept, _)| *kept == name);
+        for (name, _) in present.iter().filter(|(name, _)| inherited(name)) {
+            match self.remove_xattr(name) {
+                Ok(()) | Err(Errno::NODATA) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
     }
 
     /// Removes what `keep` does not have: what a replaced object would have lost by itself.
