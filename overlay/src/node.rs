@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -21,6 +22,8 @@ use crate::{Content, Ino};
 
 /// Inodes kept in memory beyond those that are in use.
 const IDLE_INODES: usize = 20_000;
+/// So many inodes fewer than there were are worth to look for memory to give back.
+const CROWD: usize = 10_000;
 /// Names of one directory that are remembered as absent from the pool.
 pub(crate) const NEGATIVE_NAMES: usize = 256;
 
@@ -168,6 +171,8 @@ pub(crate) struct Table {
     nodes: DashMap<Ino, Arc<Node>>,
     /// How often the kernel was told of an inode and has not forgotten it. Locked after a shard of `nodes`.
     lookups: DashMap<Ino, u64>,
+    /// The most inodes since memory was given back last.
+    most: AtomicUsize,
 }
 
 impl Table {
@@ -254,7 +259,6 @@ impl Table {
     /// Keeps the table bounded. Directories that the kernel knows stay: they are few, and what was asked of the pool
     /// about their names is known only here.
     fn trim(&self) {
-        use std::sync::atomic::{AtomicUsize, Ordering};
         static NEXT: AtomicUsize = AtomicUsize::new(IDLE_INODES);
         let len = self.nodes.len();
         if len > NEXT.load(Ordering::Relaxed) {
@@ -266,6 +270,20 @@ impl Table {
             self.nodes.shrink_to_fit();
             NEXT.store(left * 2 + IDLE_INODES, Ordering::Relaxed);
         }
+    }
+
+    /// Gives memory back after a crowd of inodes was forgotten.
+    pub fn give_back(&self) {
+        let len = self.nodes.len().max(self.lookups.len());
+        let most = self.most.fetch_max(len, Ordering::Relaxed);
+        if most <= len + CROWD {
+            return;
+        }
+        self.most.store(len, Ordering::Relaxed);
+        self.nodes.shrink_to_fit();
+        self.lookups.shrink_to_fit();
+        // SAFETY: gives free pages back to the system and touches nothing that is in use.
+        unsafe { libc::malloc_trim(0) };
     }
 
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Node>)) {

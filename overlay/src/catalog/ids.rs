@@ -25,6 +25,8 @@ impl IdAllocator {
         if state.0 == state.1 {
             let start = catalog.meta::<u64>(self.key)?.unwrap_or(self.first);
             catalog.set_meta(self.key, &(start + BLOCK))?;
+            // A number that a power cut takes back would name what it left behind, too.
+            catalog.sync()?;
             *state = (start, start + BLOCK);
         }
         state.0 += 1;

@@ -244,6 +244,7 @@ impl Inner {
             self.catalog.close_epoch(epoch)?;
             closed = Some(epoch);
         }
+        self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
         self.catalog.sync()?;
         Ok(closed)

@@ -28,18 +28,20 @@ impl Inner {
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         if let Some(reservation) = self.store.budget.reserve(bytes)
-            && (bytes == 0 || self.store.free_bytes() >= bytes) {
-                return Ok(reservation);
-            }
+            && (bytes == 0 || self.store.free_bytes() >= bytes)
+        {
+            return Ok(reservation);
+        }
         let inner = self.clone();
         super::blocking(move || {
             for _ in 0..2 {
                 inner.make_room(bytes)?;
                 inner.trash.drain();
                 if let Some(reservation) = inner.store.budget.reserve(bytes)
-                    && inner.store.free_bytes() >= bytes {
-                        return Ok(reservation);
-                    }
+                    && inner.store.free_bytes() >= bytes
+                {
+                    return Ok(reservation);
+                }
             }
             inner.flush_bell.notify_one();
             let budget = &inner.store.budget;

@@ -64,7 +64,9 @@ impl Inner {
         }
         for mut flight in flights {
             let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
-            if let Some(Err(e)) = &*landed { return Err(Error::new(e.kind(), e.side(), e.to_string())) }
+            if let Some(Err(e)) = &*landed {
+                return Err(Error::new(e.kind(), e.side(), e.to_string()));
+            }
         }
         Ok(())
     }

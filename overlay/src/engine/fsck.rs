@@ -86,10 +86,12 @@ impl Inner {
         let problem = self.content_problem(record, id, report)?;
         let Some(problem) = problem else { return Ok(()) };
         report.problems.push(format!("{}: {problem}", self.display(ino)));
-        if repair && !record.file.is_dirty()
-            && let Ok(Ok(_)) = self.evict_inode(ino) {
-                report.repaired += 1;
-            }
+        if repair
+            && !record.file.is_dirty()
+            && let Ok(Ok(_)) = self.evict_inode(ino)
+        {
+            report.repaired += 1;
+        }
         Ok(())
     }
 

@@ -101,6 +101,11 @@ impl Inner {
         if !self.pool.capabilities().xattrs {
             return Ok(Xattrs::new());
         }
+        let in_pool = ino == Ino::ROOT || node.state.lock().record.in_pool();
+        if !in_pool {
+            // Somebody removed them with the pool's copy.
+            return Ok(Xattrs::new());
+        }
         let path = self.pool_path(ino)?;
         let read = self.ask(self.pool.xattrs(&path)).await.map_err(|e| e.context(path))?;
         let mut xattrs: Xattrs = read.into_iter().map(|(n, v)| (n.into(), v.into())).collect();

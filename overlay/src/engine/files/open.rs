@@ -1,8 +1,8 @@
 //! What an open is given, and what its end leaves.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
@@ -73,11 +73,13 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, write, no_flush)? {
-                if write && node.state.lock().record.file.is_whole()
-                    && let Err(e) = inner.mark_dirty(&node).await {
-                        self.release(ino, flags);
-                        return Err(e);
-                    }
+                if write
+                    && node.state.lock().record.file.is_whole()
+                    && let Err(e) = inner.mark_dirty(&node).await
+                {
+                    self.release(ino, flags);
+                    return Err(e);
+                }
                 return Ok(opened);
             }
         }

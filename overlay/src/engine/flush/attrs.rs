@@ -97,7 +97,14 @@ impl Inner {
                 }
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
                     Some(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
-                    None => return self.keep_both(link.0, &link.1, ino, path).await,
+                    // All names that the pool has it under are of the object that somebody changed.
+                    None => {
+                        for (parent, name) in &record.pool_links {
+                            let path = self.pool_path_of(*parent, name)?;
+                            self.keep_both(*parent, name, ino, &path).await?;
+                        }
+                        return Ok(());
+                    }
                 },
             }
         }

@@ -168,9 +168,10 @@ impl Inner {
         self.names_changed_in(&source_dir);
         let record = self.record_of(moved)?;
         if let Some(occupant) = occupant
-            && !self.occupant_is_ours(occupant, path).await? {
-                return self.keep_both(parent, name, moved, path).await;
-            }
+            && !self.occupant_is_ours(occupant, path).await?
+        {
+            return self.keep_both(parent, name, moved, path).await;
+        }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
             Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {

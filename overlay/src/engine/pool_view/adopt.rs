@@ -42,16 +42,17 @@ impl Inner {
         txn.state(parent)?.page_cache_stale = true;
         let identity = hard_link_identity(stat);
         if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten()
-            && self.catalog.inode(known)?.is_some() {
-                let record = txn.record(known)?;
-                let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
-                if same && !record.links.is_empty() {
-                    record.links.push(link.clone());
-                    record.pool_links.push(link);
-                    txn.set_name(parent, name, was, &NameRecord::clean(known, stat.kind));
-                    return Ok(known);
-                }
+            && self.catalog.inode(known)?.is_some()
+        {
+            let record = txn.record(known)?;
+            let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
+            if same && !record.links.is_empty() {
+                record.links.push(link.clone());
+                record.pool_links.push(link);
+                txn.set_name(parent, name, was, &NameRecord::clean(known, stat.kind));
+                return Ok(known);
             }
+        }
         if let Some(ino) = identity.as_ref().and_then(|id| txn.link_new(id, &link)) {
             txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
             return Ok(ino);

@@ -92,7 +92,9 @@ impl Inner {
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, entry.stat)));
                 }
-                Some(NameRecord { here: Some((ino, _)), pool: None }) if self.is_moved(&mut txn, ino, &entry.stat)? => {
+                Some(NameRecord { here: Some((ino, _)), pool: None })
+                    if self.is_moved(&mut txn, ino, &entry.stat)? =>
+                {
                     moved.push((entry.name, ino, entry.stat));
                 }
                 // Something of ours is under the name, or it was removed or moved here: the flush decides.

@@ -3,7 +3,7 @@
 
 use forebay_backends::{Error, ErrorKind, Result, Side, Stat};
 
-use super::super::{Ino, Inner, Txn};
+use super::super::{Inner, Ino, Txn};
 use super::Asked;
 use crate::catalog::{InodeRecord, Link};
 
@@ -30,7 +30,11 @@ impl Inner {
         }
         self.source_lost(ino, &there)?;
         match self.node(ino)?.state.lock().record.links.is_empty() {
-            true => Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", there.1.escape_ascii()))),
+            true => Err(Error::new(
+                ErrorKind::Stale,
+                Side::Pool,
+                format!("{}: removed in the pool", there.1.escape_ascii()),
+            )),
             false => Ok(()),
         }
     }
