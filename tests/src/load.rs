@@ -372,6 +372,9 @@ impl Writer for Append {
     }
 }
 
+/// Flushes a path, and says whether it succeeded.
+pub type FlushPath = Box<dyn Fn(&Path) -> io::Result<bool> + Send>;
+
 /// Writes without any sync, then calls for a flush: where that succeeds, the pool has it.
 pub struct Flushed {
     ground: Ground,
@@ -379,11 +382,11 @@ pub struct Flushed {
     count: u64,
     broken: Vec<String>,
     /// `forebay flush --wait PATH`, and whether it succeeded.
-    flush: Box<dyn Fn(&Path) -> io::Result<bool> + Send>,
+    flush: FlushPath,
 }
 
 impl Flushed {
-    pub fn new(ground: Ground, flush: Box<dyn Fn(&Path) -> io::Result<bool> + Send>) -> Self {
+    pub fn new(ground: Ground, flush: FlushPath) -> Self {
         Self { ground, slots: BTreeMap::new(), count: 0, broken: Vec::new(), flush }
     }
 }

@@ -104,10 +104,10 @@ impl Drop for Place {
     fn drop(&mut self) {
         for mount in self.mounted().into_iter().filter(|m| m.fs_type == mounts::FS_TYPE) {
             let umount = Command::new(process::forebay()).arg("umount").arg(&mount.mountpoint).spawn();
-            if let Ok(mut umount) = umount {
-                if process::wait(&mut umount, Duration::from_secs(20)).is_none() {
-                    let _ = umount.kill();
-                }
+            if let Ok(mut umount) = umount
+                && process::wait(&mut umount, Duration::from_secs(20)).is_none()
+            {
+                let _ = umount.kill();
             }
         }
         for entry in registry::entries().into_iter().filter(|e| e.mountpoint().starts_with(self.root.path())) {

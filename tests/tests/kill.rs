@@ -52,9 +52,12 @@ fn writers(mount: &Mount) -> Vec<Box<dyn Writer>> {
     ]
 }
 
+/// A writer that stopped, how long it was held up at most, and what it failed on.
+type Ended = (Box<dyn Writer>, u64, Option<io::Error>);
+
 struct Load {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<(Box<dyn Writer>, u64, Option<io::Error>)>>,
+    threads: Vec<JoinHandle<Ended>>,
 }
 
 impl Load {

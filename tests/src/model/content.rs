@@ -15,7 +15,7 @@ pub fn pattern(tag: u32, offset: u64, len: usize) -> Vec<u8> {
     let skip = (offset % GROUP_BYTES) as usize;
     let mut group = first;
     while bytes.len() < skip + len {
-        bytes.extend_from_slice(&[b'T']);
+        bytes.extend_from_slice(b"T");
         bytes.extend_from_slice(format!("{:07x}{:08x}", tag & 0xfff_ffff, group & 0xffff_ffff).as_bytes());
         group += 1;
     }

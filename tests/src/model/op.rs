@@ -23,7 +23,7 @@ impl fmt::Debug for Spot {
 pub enum Exchange {
     Replace,
     NoReplace,
-    Exchange,
+    Swap,
 }
 
 /// A change by somebody else, in the pool.
@@ -225,7 +225,7 @@ fn mode() -> impl Strategy<Value = u32> {
 }
 
 fn how() -> impl Strategy<Value = Exchange> {
-    prop_oneof![6 => Just(Exchange::Replace), 1 => Just(Exchange::NoReplace), 2 => Just(Exchange::Exchange)]
+    prop_oneof![6 => Just(Exchange::Replace), 1 => Just(Exchange::NoReplace), 2 => Just(Exchange::Swap)]
 }
 
 fn content_op() -> impl Strategy<Value = Op> {

@@ -41,10 +41,10 @@ impl Run {
         let overlay = self.overlay();
         let shown = self.machine.run(view::shown(&overlay)).map_err(|e| format!("after a change of others: {e}"))?;
         for (path, id) in shown.paths() {
-            if let Body::File(content) = &shown.node(id).body {
-                if !self.effects.is_known(content) {
-                    return Err(format!("{} holds what nobody wrote: {}", path.escape_ascii(), describe(content)));
-                }
+            if let Body::File(content) = &shown.node(id).body
+                && !self.effects.is_known(content)
+            {
+                return Err(format!("{} holds what nobody wrote: {}", path.escape_ascii(), describe(content)));
             }
         }
         if self.machine.config.fresh {

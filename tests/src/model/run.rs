@@ -336,6 +336,6 @@ fn mode_of(how: Exchange) -> RenameMode {
     match how {
         Exchange::Replace => RenameMode::Replace,
         Exchange::NoReplace => RenameMode::NoReplace,
-        Exchange::Exchange => RenameMode::Exchange,
+        Exchange::Swap => RenameMode::Exchange,
     }
 }

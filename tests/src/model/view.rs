@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_overlay::backends::memory::MemoryPool;
 use forebay_overlay::backends::{FileKind, Pool, PoolPath, Version};
-use forebay_overlay::{Ino, Overlay};
+use forebay_overlay::{Ino, Lookup, Overlay};
 
 use super::Failure;
 use super::content::Content;
@@ -39,19 +39,25 @@ async fn look(overlay: &Overlay) -> Result<Tree, Failure> {
         let listing = overlay.read_dir(dir_ino).await.map_err(|e| format!("list {dir_ino}: {e}"))?;
         for entry in listing.entries.iter() {
             let name = entry.name.escape_ascii();
-            if let Some(id) = known.get(&entry.ino) {
+            // As the kernel does: the name may stand for something else by now.
+            let ino = match overlay.lookup(dir_ino, &entry.name).await.map_err(|e| format!("{name}: {e}"))? {
+                Lookup::Found(found) => found.attr.ino,
+                Lookup::Negative { .. } => continue,
+            };
+            overlay.forget(ino, 1);
+            if let Some(id) = known.get(&ino) {
                 tree.link(*id, dir, &entry.name).map_err(|e| format!("{name} is listed twice: {e:?}"))?;
                 continue;
             }
-            let node = node(overlay, entry.ino).await.map_err(|e| format!("{name}: {e}"))?;
-            if node.kind() != entry.kind {
+            let node = node(overlay, ino).await.map_err(|e| format!("{name}: {e}"))?;
+            if node.kind() != entry.kind && ino == entry.ino {
                 return Err(format!("{name} is listed as {:?}, but is {:?}", entry.kind, node.kind()));
             }
             let is_dir = node.kind() == FileKind::Directory;
             let id = tree.make(dir, &entry.name, node).map_err(|e| format!("{name} is listed twice: {e:?}"))?;
-            known.insert(entry.ino, id);
+            known.insert(ino, id);
             if is_dir {
-                dirs.push((id, entry.ino));
+                dirs.push((id, ino));
             }
         }
     }
@@ -67,10 +73,10 @@ async fn node(overlay: &Overlay, ino: Ino) -> Result<Node, Failure> {
         _ => Body::File(content(overlay, ino).await.map_err(text)?),
     };
     let (attr, _) = overlay.getattr(ino).await.map_err(text)?;
-    if let Body::File(content) = &body {
-        if content.len() as u64 != attr.size {
-            return Err(format!("size {} with {} bytes", attr.size, content.len()));
-        }
+    if let Body::File(content) = &body
+        && content.len() as u64 != attr.size
+    {
+        return Err(format!("size {} with {} bytes", attr.size, content.len()));
     }
     let mut node = Node::new(body, attr.mode);
     node.mtime = Some(attr.mtime);
