@@ -52,7 +52,7 @@ fn writers(mount: &Mount) -> Vec<Box<dyn Writer>> {
     ]
 }
 
-/// A writer that stopped, how long it was held up at most, and what it failed on.
+/// A writer that stopped, the number of its steps, and what it failed on.
 type Ended = (Box<dyn Writer>, u64, Option<io::Error>);
 
 struct Load {
