@@ -1,0 +1,551 @@
+//! The promises of the engine, one by one, without a mount. What random operations do to them is in `model.rs`.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_overlay::backends::decorators::{CallKind, Deadline, Fault, Limits, Metrics, Moment};
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::backends::{
+    Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time,
+};
+use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
+use forebay_overlay::{Caller, Ino, Lookup, Options, Overlay, Policy, content_io, summary};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
+const RDWR: i32 = libc::O_RDWR;
+const RDONLY: i32 = libc::O_RDONLY;
+
+struct Fixture {
+    memory: Arc<MemoryPool>,
+    fault: Arc<Fault>,
+    metrics: Arc<Metrics>,
+    fast: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let memory = Arc::new(MemoryPool::new());
+        let fault = Arc::new(Fault::new(memory.clone(), 1));
+        fault.set_error(ErrorKind::Os(libc::EIO));
+        let metrics = Arc::new(Metrics::new(fault.clone()));
+        Self { memory, fault, metrics, fast: tempfile::tempdir().unwrap() }
+    }
+
+    fn options(&self) -> Options {
+        let policy = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+        Options {
+            pool: self.metrics.clone(),
+            fast: vec![self.fast.path().to_owned()],
+            limit_bytes: Some(1 << 30),
+            policy: Policy::parse(policy).unwrap(),
+            memory_bytes: 16 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            lose_unsynced: false,
+        }
+    }
+
+    async fn open(&self) -> Overlay {
+        Overlay::open(self.options()).await.unwrap()
+    }
+
+    async fn limited(&self, limit: u64) -> Overlay {
+        Overlay::open(Options { limit_bytes: Some(limit), ..self.options() }).await.unwrap()
+    }
+
+    /// Puts a file into the pool, as others do.
+    async fn put(&self, path: &str, content: &[u8]) {
+        let pieces = vec![Ok(forebay_overlay::backends::Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
+        let pieces = Box::pin(futures::stream::iter(if content.is_empty() { Vec::new() } else { pieces }));
+        let size = content.len() as u64;
+        self.memory.put(&pool_path(path), size, pieces, &attrs(0o644), &Expected::Anything).await.unwrap();
+    }
+
+    async fn mkdir(&self, path: &str) {
+        self.memory.mkdir(&pool_path(path), &attrs(0o755)).await.unwrap();
+    }
+
+    /// Paths and contents of all files in the pool, directories with a slash.
+    fn pooled(&self) -> Vec<(String, String)> {
+        let snapshot = self.memory.snapshot();
+        let shown = |(path, entry): (PoolPath, forebay_overlay::backends::memory::SnapshotEntry)| {
+            let slash = if entry.kind == FileKind::Directory { "/" } else { "" };
+            (format!("{path}{slash}"), String::from_utf8_lossy(&entry.content).into_owned())
+        };
+        snapshot.into_iter().map(shown).collect()
+    }
+}
+
+fn pool_path(path: &str) -> PoolPath {
+    PoolPath::parse(path).unwrap()
+}
+
+fn attrs(mode: u32) -> Attrs {
+    Attrs { mode, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() }
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(path, content)| ((*path).to_owned(), (*content).to_owned())).collect()
+}
+
+async fn find(overlay: &Overlay, path: &str) -> Ino {
+    overlay.resolve(&pool_path(path)).await.unwrap()
+}
+
+async fn read(overlay: &Overlay, path: &str) -> Result<String> {
+    let ino = overlay.resolve(&pool_path(path)).await?;
+    overlay.open_file(ino, RDONLY).await?;
+    let bytes = overlay.read(ino, 0, 64 << 20).await;
+    overlay.release(ino, RDONLY);
+    Ok(String::from_utf8_lossy(&bytes?).into_owned())
+}
+
+async fn write(overlay: &Overlay, path: &str, content: &str) -> Result<()> {
+    let path = pool_path(path);
+    let parent = overlay.resolve(&path.parent().unwrap()).await?;
+    let name = path.name().unwrap();
+    let ino = match overlay.lookup(parent, name).await? {
+        Lookup::Found(entry) => {
+            overlay.open_file(entry.attr.ino, RDWR | libc::O_TRUNC).await?;
+            entry.attr.ino
+        }
+        Lookup::Negative { .. } => overlay.create(parent, name, 0o644, 0, RDWR, CALLER).await?.0.attr.ino,
+    };
+    let written = overlay.write(ino, 0, Bytes::copy_from_slice(content.as_bytes())).await;
+    overlay.close(ino, true).await?;
+    overlay.release(ino, RDWR);
+    written.map(drop)
+}
+
+async fn flush(overlay: &Overlay) -> Summary {
+    let mut done = Summary::default();
+    for _ in 0..3 {
+        done = summary(overlay.flush(FlushRequest { wait: true, ..Default::default() })).await.0;
+    }
+    done
+}
+
+async fn flushed(overlay: &Overlay) {
+    let done = flush(overlay).await;
+    assert_eq!((done.failed, done.message), (0, None));
+    assert_eq!(overlay.dirty().await.unwrap().len(), 0);
+}
+
+async fn evict(overlay: &Overlay, release_leases: bool) -> Summary {
+    let request = EvictRequest { paths: vec![String::new()], release_leases, dry_run: false };
+    summary(overlay.evict(request)).await.0
+}
+
+async fn stage(overlay: &Overlay, path: &str) -> (Summary, Vec<(String, String)>) {
+    let request = StageRequest { paths: vec![path.into()], lease_owner: "job".into(), ..Default::default() };
+    summary(overlay.stage(request)).await
+}
+
+async fn rename(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
+    let (from, to) = (pool_path(from), pool_path(to));
+    let parent = overlay.resolve(&from.parent().unwrap()).await?;
+    let new_parent = overlay.resolve(&to.parent().unwrap()).await?;
+    overlay.rename(parent, from.name().unwrap(), new_parent, to.name().unwrap(), RenameMode::Replace).await
+}
+
+/// What a program that is killed leaves: the directory as it is, under a new name.
+fn image(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => image(&entry.path(), &target),
+            false => _ = std::fs::copy(entry.path(), target).unwrap(),
+        }
+    }
+}
+
+fn refused<T>(result: Result<T>) -> Error {
+    match result {
+        Ok(_) => panic!("it succeeded"),
+        Err(e) => e,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflict_keeps_both_and_is_reported() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"old").await;
+    let overlay = fixture.open().await;
+    write(&overlay, "a", "ours").await.unwrap();
+    fixture.put("a", b"theirs").await;
+    flushed(&overlay).await;
+    let pooled = fixture.pooled();
+    assert_eq!(pooled[0], ("/a".into(), "theirs".into()));
+    assert!(pooled[1].0.starts_with("/a.conflict-here-"), "{pooled:?}");
+    assert_eq!(pooled[1].1, "ours");
+    assert_eq!(overlay.status().await.conflicts.len(), 1);
+    assert_eq!(read(&overlay, "a").await.unwrap(), "theirs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflict_over_hard_links_ends() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    write(&overlay, "a", "old").await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.link(ino, Ino::ROOT, b"b").await.unwrap();
+    flushed(&overlay).await;
+    write(&overlay, "a", "ours").await.unwrap();
+    fixture.memory.write_at(&pool_path("b"), 0, Bytes::from_static(b"theirs")).await.unwrap();
+    flushed(&overlay).await;
+    let contents: Vec<String> = fixture.pooled().into_iter().map(|(_, content)| content).collect();
+    assert_eq!(contents, ["theirs", "ours", "theirs", "ours"], "{:?}", fixture.pooled());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_made_is_shown_after_a_conflict_however_fresh_the_listing_is() {
+    let fixture = Fixture::new();
+    let policy = Policy::parse("[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\n").unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    fixture.mkdir("a").await;
+    write(&overlay, "a", "ours").await.unwrap();
+    flushed(&overlay).await;
+    let listed = overlay.read_dir(Ino::ROOT).await.unwrap();
+    assert_eq!(listed.entries.len(), 2);
+    assert_eq!(listed.entries[0].kind, FileKind::Directory);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_was_lost_makes_no_conflict() {
+    // Whichever of the calls of a flush it is.
+    for call in 1..12 {
+        let fixture = Fixture::new();
+        fixture.put("a", b"old").await;
+        fixture.mkdir("d").await;
+        let overlay = fixture.open().await;
+        write(&overlay, "a", "new").await.unwrap();
+        write(&overlay, "d/b", "made").await.unwrap();
+        rename(&overlay, "d", "e").await.unwrap();
+        fixture.fault.fail_call(call, Moment::After);
+        flush(&overlay).await;
+        fixture.fault.heal();
+        flushed(&overlay).await;
+        assert_eq!(overlay.status().await.conflicts, Vec::<String>::new(), "call {call}");
+        assert_eq!(fixture.pooled(), pairs(&[("/a", "new"), ("/e/", ""), ("/e/b", "made")]), "call {call}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_during_a_flush_makes_no_conflict() {
+    for call in 1..12 {
+        for moment in [Moment::Before, Moment::After] {
+            let mut fixture = Fixture::new();
+            fixture.put("a", b"old").await;
+            fixture.put("b", b"moved").await;
+            let overlay = fixture.open().await;
+            write(&overlay, "a", "new").await.unwrap();
+            rename(&overlay, "b", "c").await.unwrap();
+            write(&overlay, "d", "made").await.unwrap();
+            fixture.fault.crash_at(call, moment);
+            flush(&overlay).await;
+            let after = tempfile::tempdir().unwrap();
+            image(fixture.fast.path(), after.path());
+            overlay.shutdown().await.unwrap();
+            fixture.fast = after;
+            fixture.fault.heal();
+            let overlay = fixture.open().await;
+            assert_eq!(read(&overlay, "a").await.unwrap(), "new");
+            assert_eq!(read(&overlay, "c").await.unwrap(), "moved");
+            flushed(&overlay).await;
+            assert_eq!(overlay.status().await.conflicts, Vec::<String>::new(), "call {call} {moment:?}");
+            assert_eq!(fixture.pooled(), pairs(&[("/a", "new"), ("/c", "moved"), ("/d", "made")]));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_move_in_a_circle_arrive() {
+    let fixture = Fixture::new();
+    for (name, content) in [("a", "A"), ("b", "B"), ("c", "C")] {
+        fixture.put(name, content.as_bytes()).await;
+        fixture.mkdir(&format!("d{name}")).await;
+        fixture.put(&format!("d{name}/in"), content.as_bytes()).await;
+    }
+    let overlay = fixture.open().await;
+    for prefix in ["", "d"] {
+        for (from, to) in [("c", "x"), ("b", "c"), ("a", "b"), ("x", "a")] {
+            rename(&overlay, &format!("{prefix}{from}"), &format!("{prefix}{to}")).await.unwrap();
+        }
+    }
+    flushed(&overlay).await;
+    let right = [
+        ("/a", "C"),
+        ("/b", "A"),
+        ("/c", "B"),
+        ("/da/", ""),
+        ("/da/in", "C"),
+        ("/db/", ""),
+        ("/db/in", "A"),
+        ("/dc/", ""),
+        ("/dc/in", "B"),
+    ];
+    assert_eq!(fixture.pooled(), pairs(&right));
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_changes_places_with_its_parent() {
+    let fixture = Fixture::new();
+    fixture.mkdir("p").await;
+    fixture.mkdir("p/c").await;
+    fixture.put("p/f", b"of the parent").await;
+    fixture.put("p/c/g", b"of the child").await;
+    let overlay = fixture.open().await;
+    rename(&overlay, "p/c", "c").await.unwrap();
+    rename(&overlay, "p", "c/p").await.unwrap();
+    rename(&overlay, "c", "q").await.unwrap();
+    rename(&overlay, "q/p", "q/c").await.unwrap();
+    rename(&overlay, "q", "p").await.unwrap();
+    flushed(&overlay).await;
+    let right = [("/p/", ""), ("/p/c/", ""), ("/p/c/f", "of the parent"), ("/p/g", "of the child")];
+    assert_eq!(fixture.pooled(), pairs(&right));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_made_and_removed_never_reaches_the_pool() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
+    for number in 0..50 {
+        write(&overlay, &format!("d/tmp{number}"), "scratch").await.unwrap();
+        rename(&overlay, &format!("d/tmp{number}"), "d/again").await.unwrap();
+    }
+    let dir = find(&overlay, "d").await;
+    overlay.unlink(dir, b"again").await.unwrap();
+    overlay.rmdir(Ino::ROOT, b"d").await.unwrap();
+    flushed(&overlay).await;
+    let calls = fixture.metrics.snapshot();
+    for kind in [CallKind::Put, CallKind::Mkdir, CallKind::Remove, CallKind::RemoveDir, CallKind::Rename] {
+        assert_eq!(calls.of(kind).count, 0, "{kind:?}");
+    }
+    assert_eq!(calls.bytes_written(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hard_links_survive_a_flush_and_are_recognised_from_the_pool() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    write(&overlay, "a", "one").await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.link(ino, Ino::ROOT, b"b").await.unwrap();
+    flushed(&overlay).await;
+    write(&overlay, "b", "two").await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "two"), ("/b", "two")]));
+    assert!(fixture.memory.snapshot().values().all(|e| e.nlink == 2));
+    overlay.shutdown().await.unwrap();
+    // A node that has never seen them.
+    let other = tempfile::tempdir().unwrap();
+    let options = Options { fast: vec![other.path().to_owned()], ..fixture.options() };
+    let overlay = Overlay::open(options).await.unwrap();
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    assert_eq!(ino, find(&overlay, "b").await);
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.nlink, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_pool_is_gone_what_is_here_is_read_and_writes_are_absorbed() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"here").await;
+    fixture.put("b", b"not here").await;
+    let overlay = fixture.open().await;
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    assert_eq!(read(&overlay, "a").await.unwrap(), "here");
+    fixture.fault.set_down(true);
+    assert_eq!(read(&overlay, "a").await.unwrap(), "here");
+    write(&overlay, "c", "absorbed").await.unwrap();
+    write(&overlay, "a", "newer").await.unwrap();
+    assert_eq!(read(&overlay, "c").await.unwrap(), "absorbed");
+    assert!(refused(read(&overlay, "b").await).is(ErrorKind::Unavailable));
+    assert!(flush(&overlay).await.failed > 0);
+    assert!(overlay.status().await.pool_state.starts_with("down"));
+    fixture.fault.set_down(false);
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "newer"), ("/b", "not here"), ("/c", "absorbed")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_hangs_does_not_hang_what_is_local() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"here").await;
+    fixture.put("b", b"not here").await;
+    let brief = Duration::from_millis(50);
+    let limits = Limits { metadata: brief, data: brief, min_bytes_per_second: 1 << 30 };
+    let pool = Arc::new(Deadline::new(fixture.fault.clone(), limits));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    assert_eq!(read(&overlay, "a").await.unwrap(), "here");
+    fixture.fault.set_hanging(true);
+    assert_eq!(read(&overlay, "a").await.unwrap(), "here");
+    write(&overlay, "c", "absorbed").await.unwrap();
+    let error =
+        tokio::time::timeout(Duration::from_secs(60), read(&overlay, "b")).await.expect("an answer").unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable), "{error}");
+    overlay.status().await;
+    fixture.fault.set_hanging(false);
+    flushed(&overlay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_readers_of_a_cold_file_fetch_each_byte_once() {
+    let fixture = Fixture::new();
+    let size = 5 << 20;
+    fixture.put("a", &vec![b'x'; size]).await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    let readers = (0..64).map(|_| {
+        let overlay = overlay.clone();
+        tokio::spawn(async move {
+            overlay.open_file(ino, RDONLY).await.unwrap();
+            let mut at = 0;
+            while at < size as u64 {
+                let bytes = overlay.read(ino, at, 128 << 10).await.unwrap();
+                assert!(!bytes.is_empty() && bytes.iter().all(|b| *b == b'x'));
+                at += bytes.len() as u64;
+            }
+            overlay.release(ino, RDONLY);
+        })
+    });
+    for reader in readers.collect::<Vec<_>>() {
+        reader.await.unwrap();
+    }
+    assert_eq!(fixture.metrics.snapshot().bytes_read(), size as u64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
+    let fixture = Fixture::new();
+    fixture.put("a", &vec![1; 3 << 20]).await;
+    let overlay = fixture.limited(2 << 20).await;
+    let (done, _) = stage(&overlay, "a").await;
+    assert!(done.failed > 0);
+    let message = done.message.unwrap();
+    assert!(message.contains("3145728") && message.contains("2097152"), "{message}");
+    assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eviction_respects_leases_and_what_is_not_flushed() {
+    let fixture = Fixture::new();
+    for name in ["a", "b", "c"] {
+        fixture.put(name, &vec![7; 1 << 20]).await;
+    }
+    let overlay = fixture.limited(4 << 20).await;
+    assert_eq!(stage(&overlay, "a").await.0.failed, 0);
+    write(&overlay, "d", &"d".repeat(1 << 20)).await.unwrap();
+    // There is room for one of these beside them, so that each drives the other out.
+    for name in ["b", "c", "b", "c"] {
+        assert_eq!(read(&overlay, name).await.unwrap().len(), 1 << 20);
+    }
+    evict(&overlay, false).await;
+    let state = |listed: &[forebay_overlay::operator::Listed], name: &str| {
+        listed.iter().find(|f| f.path == name).map(|f| f.state.clone()).unwrap()
+    };
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    assert_eq!(state(&listed, "/a"), "resident");
+    assert_eq!(state(&listed, "/b"), "absent");
+    assert_eq!(state(&listed, "/d"), "dirty");
+    assert!(overlay.status().await.used_bytes <= 4 << 20);
+    evict(&overlay, true).await;
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    assert_eq!(state(&listed, "/a"), "absent");
+    assert_eq!(state(&listed, "/d"), "dirty");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_does_not_fit_fails_and_passes_no_limit() {
+    let fixture = Fixture::new();
+    let overlay = fixture.limited(1 << 20).await;
+    write(&overlay, "a", &"a".repeat(1 << 20)).await.unwrap();
+    assert!(refused(write(&overlay, "b", "b").await).is(ErrorKind::NoSpace));
+    assert!(overlay.status().await.used_bytes <= 1 << 20);
+    flushed(&overlay).await;
+    write(&overlay, "b", "b").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_content_file_that_was_cut_short_is_fetched_again() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"all of it").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    let opened = overlay.open_file(ino, RDONLY).await.unwrap();
+    overlay.release(ino, RDONLY);
+    opened.resident.unwrap().file.set_len(3).unwrap();
+    assert_eq!(read(&overlay, "a").await.unwrap(), "all of it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_damaged_content_and_repair_fetches_it_again() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"all of it").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    let opened = overlay.open_file(ino, RDONLY).await.unwrap();
+    opened.resident.unwrap().file.write_all_at(b"not", 0).unwrap();
+    overlay.release(ino, RDONLY);
+    assert_eq!(overlay.fsck(false).await.unwrap().problems.len(), 1);
+    assert_eq!(overlay.fsck(true).await.unwrap().repaired, 1);
+    assert_eq!(read(&overlay, "a").await.unwrap(), "all of it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_fast_pool_of_another_pool_is_refused() {
+    let fixture = Fixture::new();
+    fixture.open().await.shutdown().await.unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let pool = Arc::new(forebay_overlay::backends::dir::DirPool::open(other.path()).unwrap());
+    let error = refused(Overlay::open(Options { pool, ..fixture.options() }).await);
+    assert!(error.is(ErrorKind::InvalidInput) && error.to_string().contains("memory:"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_engines_on_one_fast_pool_are_refused() {
+    let fixture = Fixture::new();
+    let _first = fixture.open().await;
+    let error = refused(Overlay::open(fixture.options()).await);
+    assert!(error.is(ErrorKind::Busy), "{error}");
+    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_others_removed_while_it_was_renamed_here_is_gone() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"moved").await;
+    let overlay = fixture.open().await;
+    rename(&overlay, "a", "b").await.unwrap();
+    fixture.memory.remove(&pool_path("a"), &Expected::Anything).await.unwrap();
+    assert!(refused(read(&overlay, "b").await).is(ErrorKind::NotFound));
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unlinked_file_is_read_while_it_is_open_and_leaves_nothing() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"pool's").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    overlay.unlink(Ino::ROOT, b"a").await.unwrap();
+    overlay.write(ino, 0, Bytes::from_static(b"mine")).await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), []);
+    assert_eq!(overlay.read(ino, 0, 100).await.unwrap(), &b"mine's"[..]);
+    overlay.release(ino, RDWR);
+    assert!(overlay.fsck(true).await.unwrap().problems.is_empty());
+    assert_eq!(overlay.status().await.used_bytes, 0);
+}
