@@ -210,7 +210,10 @@ impl Inner {
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());
         }
-        let path = self.pool_path(ino)?;
+        let path = match self.pool_path(ino) {
+            Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
+            path => path?,
+        };
         if age != Age::Now && self.health.is_slow() {
             return Ok(());
         }

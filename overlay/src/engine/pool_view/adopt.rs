@@ -165,6 +165,17 @@ impl Inner {
             record.dirty.mode = true;
             record.dirty.owner = true;
         }
+        if txn.record(ino)?.kind == FileKind::Directory {
+            // What the pool had below went with it.
+            let mut below = Vec::new();
+            self.catalog.names(ino, |name, record| {
+                below.extend(record.pool.map(|child| (child, Box::<[u8]>::from(name))));
+                Ok(true)
+            })?;
+            for (child, name) in below {
+                self.forget_pool_name(txn, child, ino, &name)?;
+            }
+        }
         txn.state(parent)?.page_cache_stale = true;
         let is = NameRecord { here: was.here.filter(|_| keep || !is_here), pool: None };
         txn.set_name(parent, name, &was, &is);

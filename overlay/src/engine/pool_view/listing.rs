@@ -64,6 +64,8 @@ impl Inner {
                 other => other.map_err(|e| e.context(&path))?,
             };
             if self.merge(dir, &stat, pages.into_iter().flatten(), asked)? {
+                // What is made here inherits its ACL: it is known then, whether the pool answers or not.
+                let _ = self.known_xattrs(dir).await;
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
