@@ -30,7 +30,7 @@ impl Bench {
     /// that remove files are last.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 10] = [
+        let groups: [(&str, Group); 11] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -39,8 +39,9 @@ impl Bench {
             ("libfuse", libfuse::hot),
             ("names", names::known),
             ("sqlite", sqlite::transactions),
+            ("daemon-cpu", daemon::cpu),
             ("create", names::create_and_unlink),
-            ("daemon", daemon::usage),
+            ("daemon-memory", daemon::memory),
         ];
         for (name, group) in groups {
             if self.args.wants(name) {
