@@ -11,7 +11,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side
 use parking_lot::Mutex;
 
 use super::{Inner, Ino, Txn};
-use crate::catalog::Listing;
+use crate::catalog::{Link, Listing};
 use crate::clock::unix_now;
 use crate::node::{NEGATIVE_NAMES, Node, NodeState};
 use crate::policy::Consistency;
@@ -196,7 +196,7 @@ impl Inner {
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
         };
-        let asked = {
+        let (asked, link) = {
             let state = node.state.lock();
             let local = !state.record.in_pool() && ino != Ino::ROOT;
             if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
@@ -205,7 +205,7 @@ impl Inner {
             if state.validated.is_some_and(|at| at.elapsed() < allowed) {
                 return Ok(());
             }
-            Asked::of(&state)
+            (Asked::of(&state), state.record.pool_links.first().cloned())
         };
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());
@@ -222,7 +222,7 @@ impl Inner {
             return Ok(());
         };
         match answer {
-            Ok(stat) => self.news(ino, &stat, asked),
+            Ok(stat) => self.news(ino, link.as_ref(), &stat, asked),
             Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
             Err(e) => Err(e.context(&path)),
@@ -238,7 +238,7 @@ impl Inner {
     }
 
     /// The pool's attributes of an inode have arrived.
-    fn news(&self, ino: Ino, stat: &Stat, asked: Asked) -> Result<()> {
+    fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
         let node = self.node(ino)?;
         {
             let mut state = node.state.lock();
@@ -250,7 +250,7 @@ impl Inner {
                 return Ok(());
             }
         }
-        self.changed(ino, stat, asked)
+        self.changed(ino, link, stat, asked)
     }
 
     pub fn check_name(&self, name: &[u8]) -> Result<()> {

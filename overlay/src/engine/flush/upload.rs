@@ -151,6 +151,8 @@ impl Inner {
             // What was written is not on the disk for sure: as what was fetched just now.
             let residency = self.residency(state)?;
             residency.epoch = self.catalog.epoch();
+            // They were of other bytes.
+            residency.checksums.clear();
             let residency = residency.clone();
             txn.batch.put_content(id, &residency);
             self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);

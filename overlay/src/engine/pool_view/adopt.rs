@@ -6,7 +6,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
 
 use super::super::{Inner, Ino, Txn};
 use super::Asked;
-use crate::catalog::{InodeRecord, NameRecord};
+use crate::catalog::{InodeRecord, Link, NameRecord};
 
 impl Inner {
     /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
@@ -65,24 +65,25 @@ impl Inner {
         Ok(ino)
     }
 
-    /// The pool's copy of an inode became another version.
+    /// The pool's copy of an inode became another version, seen under `link`.
     ///
     /// # Errors
     /// `Stale` where the name now stands for another inode.
-    pub(super) fn changed(&self, ino: Ino, stat: &Stat, asked: Asked) -> Result<()> {
+    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
         let mut txn = Txn::begin(self);
         if !txn.believes(ino, asked)? || txn.record(ino)?.file.is_dirty() {
             return Ok(());
         }
         let record = txn.record(ino)?;
-        if record.kind != stat.kind {
+        let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
+        // Of several names of an object one became another object's.
+        let parted = !same_object && record.pool_links.len() > 1;
+        let other_kind = record.kind != stat.kind;
+        let same_version = record.version.as_ref() == Some(&stat.version);
+        let in_use = stat.kind == FileKind::File && !same_version && txn.state(ino)?.is_open();
+        if other_kind || parted || in_use {
             drop(txn);
-            return self.replaced(ino, stat);
-        }
-        let same_content = record.version.as_ref().is_some_and(|v| v == &stat.version);
-        if stat.kind == FileKind::File && !same_content && txn.state(ino)?.is_open() {
-            drop(txn);
-            return self.replaced(ino, stat);
+            return self.replaced(ino, link, stat);
         }
         let bytes = self.counted_bytes(txn.state(ino)?);
         let record = txn.record(ino)?;
@@ -107,22 +108,33 @@ impl Inner {
         Ok(())
     }
 
-    /// The name of an inode now stands for another object. Who has the old one open keeps it.
-    fn replaced(&self, ino: Ino, stat: &Stat) -> Result<()> {
+    /// The name of an inode now stands for another object, or for a version that those who have the old one
+    /// open must not see. They keep it.
+    fn replaced(&self, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
+        let Some((_, name)) = link else { return Ok(()) };
         let mut txn = Txn::begin(self);
-        let links = txn.record(ino)?.pool_links.clone();
-        let Some((parent, name)) = links.first().cloned() else { return Ok(()) };
-        for (parent, name) in links {
-            self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        let record = txn.record(ino)?;
+        let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+        // What was changed in place is changed under all of its names.
+        let links = match in_place {
+            true => record.pool_links.to_vec(),
+            false => link.into_iter().cloned().collect(),
+        };
+        for (parent, name) in &links {
+            self.forget_pool_name(&mut txn, ino, *parent, name)?;
         }
         txn.commit()?;
         let mut txn = Txn::begin(self);
-        let was = txn.name(parent, &name)?;
-        if was.is_empty() {
-            self.adopt_in(&mut txn, parent, &name, &was, stat)?;
-            txn.commit()?;
+        for (parent, name) in &links {
+            let was = txn.name(*parent, name)?;
+            if was.is_empty() {
+                self.adopt_in(&mut txn, *parent, name, &was, stat)?;
+            }
         }
-        self.tell_kernel_name(parent, &name);
+        txn.commit()?;
+        for (parent, name) in &links {
+            self.tell_kernel_name(*parent, name);
+        }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
     }
 

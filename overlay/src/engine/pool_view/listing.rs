@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 
 use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked, unmatched};
-use crate::catalog::{Listing, NameRecord};
+use crate::catalog::{Link, Listing, NameRecord};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
@@ -92,7 +92,7 @@ impl Inner {
                     self.adopt_in(&mut txn, dir, &entry.name, &Default::default(), &entry.stat)?;
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
-                    changed.extend(record.pool.map(|ino| (ino, entry.stat)));
+                    changed.extend(record.pool.map(|ino| (ino, (dir, entry.name.into()), entry.stat)));
                 }
                 Some(NameRecord { here: Some((ino, _)), pool: None })
                     if self.is_moved(&mut txn, ino, &entry.stat)? =>
@@ -136,8 +136,8 @@ impl Inner {
         Ok(true)
     }
 
-    fn children_changed(&self, children: Vec<(Ino, Stat)>) -> Result<()> {
-        for (ino, stat) in children {
+    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>) -> Result<()> {
+        for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
                 Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
                 None => self.catalog.inode(ino)?.is_some_and(|r| r.version.as_ref() == Some(&stat.version)),
@@ -147,7 +147,7 @@ impl Inner {
             }
             let Ok(node) = self.node(ino) else { continue };
             let asked = Asked::of(&node.state.lock());
-            match self.changed(ino, &stat, asked) {
+            match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 _ => {}
             }
