@@ -177,6 +177,7 @@ impl Shared {
     fn inward_expected(&self, expected: &Expected) -> Expected {
         match expected {
             Expected::Version(version) => Expected::Version(self.inward(version)),
+            Expected::Name(version) => Expected::Name(self.inward(version)),
             other => other.clone(),
         }
     }
@@ -201,7 +202,7 @@ impl Shared {
             (self.abilities.rename_noreplace, self.abilities.public.rename_exchange);
         let publish = Publish { call, name, attrs, may_chown, rename_noreplace, rename_exchange };
         let stat = publish.run(staging, expected)?;
-        if let Expected::Version(replaced) = expected {
+        if let Expected::Version(replaced) | Expected::Name(replaced) = expected {
             self.files.forget_object(replaced);
         }
         Ok(stat)
@@ -442,7 +443,9 @@ impl Pool for DirPool {
             call.check_names()?;
             match names::remove_dir(&pool.root, call) {
                 // A writer that was killed may have left its unfinished file there, which nobody sees.
-                Err(e) if e.is(ErrorKind::NotEmpty) && listing::sweep(&pool.root, call, SWEEP_AGE)? > 0 => {
+                Err(e)
+                    if e.is(ErrorKind::NotEmpty) && listing::sweep_before_removal(&pool.root, call, SWEEP_AGE)? > 0 =>
+                {
                     names::remove_dir(&pool.root, call)
                 }
                 outcome => outcome,

@@ -143,8 +143,10 @@ impl fmt::Debug for MemoryPool {
 fn check_expected(tree: &Tree, ino: Option<tree::Ino>, expected: &Expected) -> Outcome<()> {
     let as_expected = match (expected, ino) {
         (Expected::Anything, _) | (Expected::Absent, None) => true,
-        (Expected::Absent, Some(_)) | (Expected::Version(_), None) => false,
-        (Expected::Version(version), Some(ino)) => tree.stat(ino)?.version.same_content(version),
+        (Expected::Absent, Some(_)) | (Expected::Version(_) | Expected::Name(_), None) => false,
+        (Expected::Version(version) | Expected::Name(version), Some(ino)) => {
+            tree.stat(ino)?.version.same_content(version)
+        }
     };
     if as_expected { Ok(()) } else { Err(ErrorKind::Conflict) }
 }
@@ -239,7 +241,8 @@ impl Pool for MemoryPool {
             }
             let slot = tree.slot(path)?;
             check_expected(tree, slot.ino, expected)?;
-            let ino = tree.replace(&slot, Content::from_pieces(size, pieces), attrs)?;
+            let together = !matches!(expected, Expected::Name(_));
+            let ino = tree.replace(&slot, Content::from_pieces(size, pieces), attrs, together)?;
             tree.stat(ino)
         })
     }

@@ -171,7 +171,10 @@ pub struct SetAttrs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     Absent,
+    /// An object of this version. A `put` gives it new content, which all its names show.
     Version(Version),
+    /// The same, but a `put` makes a new object, which takes the name; other names of the old one keep its content.
+    Name(Version),
     Anything,
 }
 

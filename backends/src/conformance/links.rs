@@ -8,6 +8,7 @@ use super::{Case, case, ensure, ensure_eq};
 pub(super) const CASES: &[Case] = &[
     case!(hard_links_name_one_file),
     case!(put_keeps_hard_links_together),
+    case!(put_over_a_name_leaves_the_other_names_alone),
     case!(links_are_refused_where_they_cannot_be),
     case!(symlinks_are_objects_of_their_own),
     case!(no_path_goes_through_a_symlink),
@@ -47,6 +48,24 @@ async fn put_keeps_hard_links_together(t: Context) -> Outcome {
     t.put("a", "anything").await?;
     ensure_eq!(t.content("b").await?, "anything", "content by the other name");
     ensure_eq!(t.list(&t.dir).await?.len(), 2, "number of entries");
+    Ok(())
+}
+
+async fn put_over_a_name_leaves_the_other_names_alone(t: Context) -> Outcome {
+    t.put("a", "a rather long first content").await?;
+    let mut version = t.stat("a").await?.version;
+    if t.can().hard_links {
+        version = t.pool.link(&t.path("a"), &t.path("b")).await?.version;
+    }
+    let put = t.put_if("a", "short", &Expected::Name(version.clone())).await?;
+    ensure_eq!((put.nlink, put.size), (1, 5), "links and size");
+    ensure_eq!(t.content("a").await?, "short", "content");
+    if t.can().hard_links {
+        ensure_eq!(t.content("b").await?, "a rather long first content", "content by the other name");
+        ensure_eq!(t.stat("b").await?.nlink, 1, "links of what had the name");
+    }
+    refused("old version", t.put_if("a", "x", &Expected::Name(version)).await, ErrorKind::Conflict)?;
+    ensure_eq!(t.content("a").await?, "short", "content after a refusal");
     Ok(())
 }
 

@@ -57,16 +57,27 @@ impl OpenListing {
     }
 }
 
-/// Removes the unfinished files of dead writers from one directory and returns how many there were. Those of other
-/// machines must be at least `age` old.
+/// Removes the unfinished files of dead writers that are at least `age` old from one directory and returns how
+/// many there were.
 pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
+    sweep_where(root, call, |dir, name| is_abandoned(name) && is_old(dir, name, age))
+}
+
+/// The same for a directory that is to be removed, where those of this machine need not be old: should their writer
+/// live in a container, what it writes has no place any more.
+pub(super) fn sweep_before_removal(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
+    let own = |name: &[u8]| writer(name).is_some_and(|(boot, _)| boot == boot_id());
+    sweep_where(root, call, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
+}
+
+fn sweep_where(root: &Root, call: Call<'_>, abandoned: impl Fn(&OwnedFd, &[u8]) -> bool) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
     let mut removed = 0;
     while let Some(entry) = entries.read() {
         let entry = entry.map_err(|errno| call.failed(errno))?;
         let name = entry.file_name().to_bytes();
-        if !is_abandoned(&dir, name, age) {
+        if !abandoned(&dir, name) {
             continue;
         }
         match unlinkat(&dir, name, AtFlags::empty()) {
@@ -78,20 +89,18 @@ pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     Ok(removed)
 }
 
-/// Whether the writer that left a file is dead. One of another machine, or of this one before it was booted, counts
-/// as alive until the file is `min_age` old; one of this boot needs no such caution.
-fn is_abandoned(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
-    let Some(writer) = name.strip_prefix(PUT_PREFIX).and_then(|rest| std::str::from_utf8(rest).ok()) else {
-        return false;
-    };
-    let mut parts = writer.split('-');
-    let (Some(boot), Some(pid)) = (parts.next(), parts.next().and_then(|pid| pid.parse::<i32>().ok())) else {
-        return false;
-    };
-    if boot == boot_id() {
-        return !is_alive(pid);
-    }
-    // `ctime`, because a finished file has been given the times of the original.
+/// Boot and process of the writer that an unfinished file belongs to.
+fn writer(name: &[u8]) -> Option<(&str, i32)> {
+    let mut parts = std::str::from_utf8(name.strip_prefix(PUT_PREFIX)?).ok()?.split('-');
+    Some((parts.next()?, parts.next()?.parse().ok()?))
+}
+
+fn is_abandoned(name: &[u8]) -> bool {
+    writer(name).is_some_and(|(boot, pid)| boot != boot_id() || !is_alive(pid))
+}
+
+/// By `ctime`, because a finished file has been given the times of the original.
+fn is_old(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     stat_name(dir, name)
         .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age))
 }

@@ -87,7 +87,7 @@ pub(super) fn remove(root: &Root, call: Call<'_>, expected: &Expected) -> Result
     let as_expected = match expected {
         Expected::Anything => true,
         Expected::Absent => false,
-        Expected::Version(version) => target.version.same_content(version),
+        Expected::Version(version) | Expected::Name(version) => target.version.same_content(version),
     };
     if !as_expected {
         return Err(call.error(ErrorKind::Conflict, "it was changed by another writer"));

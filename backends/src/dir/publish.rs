@@ -50,8 +50,9 @@ impl Publish<'_> {
     pub(super) fn run(&self, mut staging: Staging, expected: &Expected) -> Result<Stat> {
         match expected {
             Expected::Absent => self.create(&mut staging)?,
-            Expected::Version(version) => {
-                if let Some(in_place) = self.replace_version(&mut staging, version)? {
+            Expected::Version(version) | Expected::Name(version) => {
+                let together = matches!(expected, Expected::Version(_));
+                if let Some(in_place) = self.replace_version(&mut staging, version, together)? {
                     return Ok(in_place);
                 }
             }
@@ -120,16 +121,18 @@ impl Publish<'_> {
         Ok(())
     }
 
-    /// Replaces `version`; the attributes are returned where it had to be done in place.
-    fn replace_version(&self, staging: &mut Staging, version: &Version) -> Result<Option<Stat>> {
+    /// Replaces `version`; the attributes are returned where it had to be done in place, because it has other names
+    /// that are to stay `together` with this one.
+    fn replace_version(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Option<Stat>> {
         let target = self.expect(staging, version)?;
         if target.kind == FileKind::Directory {
             return Err(self.call.failed(Errno::ISDIR));
         }
-        if target.kind == FileKind::File && target.nlink > 1 {
+        if together && target.kind == FileKind::File && target.nlink > 1 {
             return self.rewrite(staging, &target).map(Some);
         }
-        let exchanged = if self.rename_exchange { self.exchange(staging, version)? } else { Exchanged::Unable };
+        let exchanged =
+            if self.rename_exchange { self.exchange(staging, version, together)? } else { Exchanged::Unable };
         match exchanged {
             Exchanged::Done => Ok(None),
             Exchanged::Linked(target) => self.rewrite(staging, &target).map(Some),
@@ -162,7 +165,7 @@ impl Publish<'_> {
         renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, RenameFlags::EXCHANGE)
     }
 
-    fn exchange(&self, staging: &mut Staging, version: &Version) -> Result<Exchanged> {
+    fn exchange(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Exchanged> {
         match self.swap(staging) {
             Ok(()) => staging.owned = false,
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(Exchanged::Unable),
@@ -174,7 +177,7 @@ impl Publish<'_> {
             self.undo(staging, &out)?;
             return Err(self.conflict("it was changed by another writer"));
         }
-        if out.kind == FileKind::File && out.nlink > 1 {
+        if together && out.kind == FileKind::File && out.nlink > 1 {
             self.undo(staging, &out)?;
             return Ok(Exchanged::Linked(out));
         }

@@ -188,11 +188,14 @@ impl Tree {
         Ok(ino)
     }
 
-    /// Puts `content` at `slot` under a new inode, or, where the file has other names, into that inode.
-    pub(super) fn replace(&mut self, slot: &Slot, content: Content, attrs: &Attrs) -> Outcome<Ino> {
+    /// Puts `content` at `slot` under a new inode, or, where the file has other names that are to stay `together`
+    /// with this one, into that inode.
+    pub(super) fn replace(&mut self, slot: &Slot, content: Content, attrs: &Attrs, together: bool) -> Outcome<Ino> {
         let old = slot.ino.map(|ino| self.node(ino)).transpose()?;
         let (old_bytes, linked) = match old {
             Some(Node { body: Body::Directory(_), .. }) => return Err(ErrorKind::IsDirectory),
+            // The other names keep what they have.
+            Some(Node { body: Body::File(_), nlink, .. }) if *nlink > 1 && !together => (0, false),
             Some(Node { body: Body::File(content), nlink, .. }) => (content.held_bytes(), *nlink > 1),
             _ => (0, false),
         };

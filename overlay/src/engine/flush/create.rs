@@ -72,12 +72,18 @@ impl Inner {
         path: &PoolPath,
     ) -> Result<()> {
         let mut expected = match occupant {
-            Some(occupant) => self.record_of(occupant)?.version.map_or(Expected::Absent, Expected::Version),
+            Some(occupant) => self.record_of(occupant)?.version.map_or(Expected::Absent, Expected::Name),
             None => Expected::Absent,
         };
         for _ in 0..3 {
             match self.upload(ino, &(parent, name.into()), path, &expected).await {
-                Ok(uploaded) => return self.commit_created(parent, name, ino, occupant, uploaded),
+                Ok(uploaded) => {
+                    self.commit_created(parent, name, ino, occupant, uploaded)?;
+                    return match occupant {
+                        Some(occupant) => self.refresh_version(occupant).await,
+                        None => Ok(()),
+                    };
+                }
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
             }

@@ -137,7 +137,7 @@ impl Inner {
     }
 
     /// A step on one of an inode's names moved its change time under the others.
-    async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
+    pub(super) async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let Ok(node) = self.node(ino) else { return Ok(()) };
         if !node.state.lock().record.in_pool() {
             return Ok(());
