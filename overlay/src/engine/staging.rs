@@ -206,6 +206,11 @@ impl Overlay {
                 return Ok(());
             }
             let outcome = inner.flush_all(intents, |bytes| reporter.advanced(bytes)).await;
+            // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
+            let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+            if round < 2 && outcome.failed.iter().all(|(_, e)| gone(e)) {
+                continue;
+            }
             if !outcome.failed.is_empty() {
                 for (path, error) in &outcome.failed {
                     reporter.failed(path.clone(), error);
