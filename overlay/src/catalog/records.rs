@@ -141,11 +141,20 @@ impl InodeRecord {
         }
         if self.kind == FileKind::File {
             self.size = stat.size;
-            self.nlink = stat.nlink;
-        } else if self.kind != FileKind::Directory {
-            self.nlink = stat.nlink;
         }
+        self.count_links(stat.nlink);
         self.rdev = stat.rdev;
+    }
+
+    /// Counts the names of anything but a directory from those that the pool counts, of which some may not be
+    /// known here: names that it does not have yet are more, names that it is to lose are fewer.
+    pub fn count_links(&mut self, pool_nlink: u32) {
+        if self.kind == FileKind::Directory {
+            return;
+        }
+        let more = self.links.iter().filter(|l| !self.pool_links.contains(l)).count();
+        let fewer = self.pool_links.iter().filter(|l| !self.links.contains(l)).count();
+        self.nlink = (pool_nlink + more as u32).saturating_sub(fewer as u32);
     }
 
     /// Content or attributes are newer than the pool's, or the pool has no copy and should.

@@ -177,7 +177,11 @@ impl Inner {
                 return Ok(None);
             }
             // A directory's own times follow what is flushed into it.
-            let only_times = state.record.dirty.times && !state.record.dirty.mode && !state.record.dirty.owner;
+            let record = &state.record;
+            let only_times = record.dirty.times
+                && !record.dirty.mode
+                && !record.dirty.owner
+                && record.dirty_xattrs.is_empty();
             if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
                 what = "times";
             }

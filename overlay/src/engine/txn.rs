@@ -114,7 +114,6 @@ impl<'a> Txn<'a> {
             record.nlink = record.nlink.saturating_sub(1);
         }
         if record.links.is_empty() {
-            record.nlink = 0;
             self.reap(ino)?;
         }
         Ok(())

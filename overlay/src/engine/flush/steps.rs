@@ -186,8 +186,8 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => match self.ask(self.pool.stat(path)).await {
                 // Done before a crash cut off the commit.
                 Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => stat,
-                Ok(_) => return self.source_lost(moved, from),
-                Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
+                Ok(_) => return self.parked_or_lost(moved, from).await,
+                Err(e) if e.is(ErrorKind::NotFound) => return self.parked_or_lost(moved, from).await,
                 Err(e) => return Err(e.context(path)),
             },
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
@@ -299,8 +299,7 @@ impl Inner {
         let Some(occupant) = record.pool else {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
         };
-        // Not a reserved name: those are the pool's own.
-        let parked = format!(".forebay-moving-{}-{}", self.node_name, occupant.0).into_bytes();
+        let parked = self.parked_name(occupant);
         let _exclusive = self.flusher.moves.write().await;
         let _change = PoolChange::begin(self, &[parent, occupant])?;
         let dir = self.pool_path(parent)?;
@@ -313,13 +312,27 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &(parent, name.into())),
             other => other.map_err(|e| e.context(&from))?,
         };
-        let mut txn = Txn::begin(self);
-        let was = txn.name(parent, name)?;
-        txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: None });
-        txn.record(occupant)?.pool_links.retain(|(p, n)| *p != parent || **n != *name);
-        take_name(&mut txn, parent, &parked, occupant, None)?;
-        take_version(&mut txn, occupant, &stat)?;
-        txn.commit()
+        self.commit_moved(parent, &parked, &(parent, name.into()), occupant, None, &stat)
+    }
+
+    fn parked_name(&self, ino: Ino) -> Vec<u8> {
+        // Not a reserved name: those are the pool's own.
+        format!(".forebay-moving-{}-{}", self.node_name, ino.0).into_bytes()
+    }
+
+    /// What is no longer in the pool where it was: an earlier flush that was cut off may have parked it.
+    pub(in crate::engine) async fn parked_or_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+        let parked = self.parked_name(ino);
+        let record = self.record_of(ino)?;
+        let path = self.pool_path_of(from.0, &parked)?;
+        match self.ask(self.pool.stat(&path)).await {
+            Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
+                self.commit_moved(from.0, &parked, from, ino, None, &stat)
+            }
+            Ok(_) => self.source_lost(ino, from),
+            Err(e) if e.is(ErrorKind::NotFound) => self.source_lost(ino, from),
+            Err(e) => Err(e.context(path)),
+        }
     }
 }
 

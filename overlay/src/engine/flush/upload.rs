@@ -122,21 +122,11 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
-        // The pool counts names that nobody asked for here yet.
-        let unplaced = record.links.iter().filter(|l| !record.pool_links.contains(l)).count();
-        let leaving = record.pool_links.iter().filter(|l| !record.links.contains(l)).count();
-        record.nlink = (uploaded.stat.nlink + unplaced as u32).saturating_sub(leaving as u32).max(1);
-        if record.file.is_dirty() {
-            // Only the content file knew it until now.
-            record.mtime = uploaded.sent.mtime;
-        }
+        record.count_links(uploaded.stat.nlink);
         settle_attrs(record, &uploaded.sent);
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
-        }
-        if record.links.is_empty() {
-            record.nlink = 0;
         }
         let clean = !record.file.is_dirty() && record.file.is_whole();
         let id = record.file.content();

@@ -46,7 +46,7 @@ impl Inner {
         {
             let record = txn.record(known)?;
             let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
-            if same && !record.links.is_empty() {
+            if same && (record.in_pool() || !record.links.is_empty()) {
                 record.links.push(link.clone());
                 record.pool_links.push(link);
                 txn.set_name(parent, name, was, &NameRecord::clean(known, stat.kind));

@@ -28,7 +28,10 @@ impl Inner {
         if !self.holds(ino, asked)? {
             return Ok(());
         }
-        self.source_lost(ino, &there)?;
+        match self.pool_path(there.0) {
+            Ok(_) => self.parked_or_lost(ino, &there).await?,
+            Err(_) => self.source_lost(ino, &there)?,
+        }
         match self.node(ino)?.state.lock().record.links.is_empty() {
             true => Err(Error::new(
                 ErrorKind::Stale,
