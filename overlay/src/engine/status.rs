@@ -178,10 +178,8 @@ impl Inner {
             }
             // A directory's own times follow what is flushed into it.
             let record = &state.record;
-            let only_times = record.dirty.times
-                && !record.dirty.mode
-                && !record.dirty.owner
-                && record.dirty_xattrs.is_empty();
+            let only_times =
+                record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
             if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
                 what = "times";
             }
