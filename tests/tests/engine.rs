@@ -314,6 +314,18 @@ async fn a_child_changes_places_with_its_parent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_directory_takes_the_name_of_a_file_that_moved_into_it() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"file").await;
+    fixture.mkdir("b").await;
+    let overlay = fixture.open().await;
+    rename(&overlay, "a", "b/a").await.unwrap();
+    rename(&overlay, "b", "a").await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a/", ""), ("/a/a", "file")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_made_and_removed_never_reaches_the_pool() {
     let fixture = Fixture::new();
     let overlay = fixture.open().await;

@@ -113,6 +113,11 @@ impl Inner {
             Intent::Name(..) => false,
         };
         let (mut dirs, files): (Vec<_>, Vec<_>) = inodes.into_iter().partition(is_dir);
+        // A directory goes after what was in it: in this order no name has to wait for long chains of others.
+        removed.sort_by_cached_key(|intent| match intent {
+            Intent::Name(parent, _) => std::cmp::Reverse(self.pool_path(*parent).map_or(0, |p| p.components().count())),
+            Intent::Inode(_) => std::cmp::Reverse(0),
+        });
         for group in [made, removed, files] {
             futures::stream::iter(group)
                 .for_each_concurrent(CONCURRENCY, |intent| self.step(intent, &outcome, &progress))

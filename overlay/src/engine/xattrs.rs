@@ -3,6 +3,7 @@
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::attributes::set_xattr;
+use super::pool_view::Asked;
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
 use crate::catalog::Xattrs;
@@ -106,8 +107,20 @@ impl Inner {
             // Somebody removed them with the pool's copy.
             return Ok(Xattrs::new());
         }
+        let asked = Asked::of(&node.state.lock());
         let path = self.pool_path(ino)?;
-        let read = self.ask(self.pool.xattrs(&path)).await.map_err(|e| e.context(path))?;
+        let read = match self.ask(self.pool.xattrs(&path)).await {
+            Err(e) if e.is(ErrorKind::NotFound) => {
+                // A flush that was cut off may have moved it.
+                self.missing(ino, asked).await?;
+                if !node.state.lock().record.in_pool() {
+                    return Ok(Xattrs::new());
+                }
+                let path = self.pool_path(ino)?;
+                self.ask(self.pool.xattrs(&path)).await.map_err(|e| e.context(path))?
+            }
+            read => read.map_err(|e| e.context(path))?,
+        };
         let mut xattrs: Xattrs = read.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
         xattrs.sort();
         let mut txn = Txn::begin(self);

@@ -69,7 +69,7 @@ impl Run {
         let got = self.machine.run(overlay.close(handle.ino, handle.writes()));
         let flushes = handle.writes() && self.machine.config.flushing == Flushing::OnClose;
         self.history.ahead |= flushes;
-        self.outdated |= flushes && self.shared();
+        self.outdated |= handle.writes() && self.shared();
         let right = match got {
             // Somebody else writes it at the same time, or removed it while it was open.
             Err(e) if e.is(ErrorKind::Stale) && self.shared() => Ok(None),

@@ -140,7 +140,12 @@ impl Run {
             }
             Op::Other(other) => self.other(other)?,
             Op::Crash => self.crash()?,
-            op => self.both(op)?,
+            op => {
+                self.both(op)?;
+                // What others made under a name of ours is seen once ours is gone.
+                self.outdated |=
+                    self.shared() && matches!(op, Op::Rename { .. } | Op::Unlink { .. } | Op::Rmdir { .. });
+            }
         }
         self.after_step()
     }

@@ -51,8 +51,10 @@ impl Inner {
                     Next::First(names) => {
                         for link in names {
                             if waiting.contains(&link) || link == (parent, name.clone()) {
-                                self.park(&record, parent, &name).await?;
-                                break;
+                                if self.untie(&link, &waiting, &(parent, name.clone())).await? {
+                                    break;
+                                }
+                                return Ok(());
                             }
                             let mut waiting = waiting.clone();
                             waiting.push((parent, name.clone()));
@@ -64,6 +66,24 @@ impl Inner {
             Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: flushing does not end", name.escape_ascii())))
         }
         .boxed()
+    }
+
+    /// Names that wait for each other, from `link` down to `last`: one that the pool has something under is
+    /// freed. Whether it is `last` itself; else those who wait look again from there on.
+    async fn untie(self: &Arc<Self>, link: &Link, waiting: &[Link], last: &Link) -> Result<bool> {
+        let from = waiting.iter().position(|w| w == link).unwrap_or(waiting.len());
+        for (parent, name) in std::iter::once(last).chain(waiting[from..].iter().rev()) {
+            let record = self.catalog.name(*parent, name)?;
+            if record.pool.is_some() {
+                self.park(&record, *parent, name).await?;
+                return Ok((parent, name) == (&last.0, &last.1));
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Corrupt,
+            Side::Cache,
+            format!("{}: names wait for each other", last.1.escape_ascii()),
+        ))
     }
 
     pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {

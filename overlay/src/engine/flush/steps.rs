@@ -12,6 +12,15 @@ use super::place::{Next, Step};
 use crate::catalog::{Link, NameRecord, Sent};
 use crate::node::Node;
 
+/// What the pool has where something is to be moved.
+enum Target {
+    /// What we think is there, or nothing.
+    Ours,
+    /// What is to be moved.
+    Moved(Stat),
+    Theirs,
+}
+
 impl Inner {
     pub(super) async fn take_step(
         self: &Arc<Self>,
@@ -167,10 +176,16 @@ impl Inner {
         let source = source_dir.join(&from.1);
         self.names_changed_in(&source_dir);
         let record = self.record_of(moved)?;
-        if let Some(occupant) = occupant
-            && !self.occupant_is_ours(occupant, path).await?
-        {
-            return self.keep_both(parent, name, moved, path).await;
+        if let Some(occupant) = occupant {
+            match self.at_target(occupant, moved, path).await? {
+                Target::Ours => {}
+                // Done before the answer was lost.
+                Target::Moved(stat) => {
+                    self.commit_moved(parent, name, from, moved, Some(occupant), &stat)?;
+                    return self.refresh_version(occupant).await;
+                }
+                Target::Theirs => return self.keep_both(parent, name, moved, path).await,
+            }
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
@@ -220,12 +235,14 @@ impl Inner {
         txn.commit()
     }
 
-    /// Whether the pool has under a path what we think.
-    async fn occupant_is_ours(&self, occupant: Ino, path: &PoolPath) -> Result<bool> {
-        let version = self.record_of(occupant)?.version;
+    /// What the pool has under a path that `moved` is to take from `occupant`.
+    async fn at_target(&self, occupant: Ino, moved: Ino, path: &PoolPath) -> Result<Target> {
+        let (ours, moved) = (self.record_of(occupant)?.version, self.record_of(moved)?.version);
         match self.ask(self.pool.stat(path)).await {
-            Ok(stat) => Ok(version.is_none_or(|v| v.same_content(&stat.version))),
-            Err(e) if e.is(ErrorKind::NotFound) => Ok(true),
+            Ok(stat) if moved.is_some_and(|v| v.same_object(&stat.version)) => Ok(Target::Moved(stat)),
+            Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(Target::Ours),
+            Ok(_) => Ok(Target::Theirs),
+            Err(e) if e.is(ErrorKind::NotFound) => Ok(Target::Ours),
             Err(e) => Err(e.context(path)),
         }
     }

@@ -123,7 +123,12 @@ impl Inner {
         for (parent, name) in &links {
             self.forget_pool_name(&mut txn, ino, *parent, name)?;
         }
+        let kept = txn.record(ino)?.pool_links.iter().any(|l| links.contains(l));
         txn.commit()?;
+        if kept {
+            // It was moved here: the flush finds out whose it is, and until then it is what it was.
+            return Ok(());
+        }
         let mut txn = Txn::begin(self);
         for (parent, name) in &links {
             let was = txn.name(*parent, name)?;

@@ -86,6 +86,8 @@ impl Inner {
             Ok(true)
         })?;
         let (mut changed, mut moved) = (Vec::new(), Vec::new());
+        // Ours may go before it is flushed: then theirs is to be seen.
+        let mut hides = false;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
                 None => {
@@ -100,7 +102,7 @@ impl Inner {
                     moved.push((entry.name, ino, entry.stat));
                 }
                 // Something of ours is under the name, or it was removed or moved here: the flush decides.
-                Some(_) => {}
+                Some(record) => hides |= record.pool.is_none(),
             }
         }
         let mut names = Vec::new();
@@ -119,7 +121,7 @@ impl Inner {
             record.nlink = stat.nlink;
         }
         record.version = Some(stat.version.clone());
-        record.listing = Listing::Complete(Some(if racy { unmatched() } else { stat.version.clone() }));
+        record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         let now = Instant::now();
         (state.listed_at, state.validated) = (Some(now), Some(now));

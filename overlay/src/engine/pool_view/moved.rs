@@ -12,7 +12,7 @@ impl Inner {
     ///
     /// # Errors
     /// `Stale` where it is gone with its name.
-    pub(super) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
+    pub(in crate::engine) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
         let record = self.node(ino)?.state.lock().record.clone();
         let Some((here, there)) = ways(&record) else { return self.vanished(ino, asked) };
         let found = match self.pool_path_of(here.0, &here.1) {
