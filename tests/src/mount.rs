@@ -79,6 +79,37 @@ impl Place {
         self.at("native")
     }
 
+    /// A program, at a path that every user may pass.
+    pub fn lend(&self, program: &Path) -> PathBuf {
+        // Two that copy at once would find each other's half-written file.
+        static LENDING: Mutex<()> = Mutex::new(());
+        let _turn = LENDING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lent = self.at(program.file_name().expect("a program has a name"));
+        if !lent.exists() {
+            fs::copy(program, &lent).expect("room for a copy");
+        }
+        lent
+    }
+
+    /// Lets users mount, for this thread and what it starts: in mounts of its own, where everybody may open
+    /// `/dev/fuse` and use `allow_other`, whatever the machine says.
+    pub fn let_users_mount(&self) {
+        // SAFETY: a plain system call; it concerns this thread alone.
+        let own = unsafe { libc::unshare(libc::CLONE_NEWNS) };
+        assert!(own == 0, "no mounts of our own: {}", std::io::Error::last_os_error());
+        let script = "mount --make-rprivate /
+            mknod -m 666 dev-fuse c 10 229 && mount --bind dev-fuse /dev/fuse
+            echo user_allow_other >fuse.conf && touch /etc/fuse.conf && mount --bind fuse.conf /etc/fuse.conf";
+        process::sh(self.root.path(), script, Duration::from_secs(10));
+    }
+
+    /// Gives all directories to a user.
+    pub fn give_to(&self, user: u32) {
+        for dir in [self.pool(), self.fast(), self.mnt(), self.native()] {
+            std::os::unix::fs::chown(dir, Some(user), Some(user)).expect("root may give away");
+        }
+    }
+
     /// A small file system of its own at a directory of this place: `kind` is `tmpfs`, or `ext4` on a loop device.
     pub fn small_disk(&self, name: &str, kind: &str, mib: u64) -> PathBuf {
         let dir = self.at(name);
@@ -93,17 +124,22 @@ impl Place {
         dir
     }
 
-    /// What lies mounted below this place, innermost first.
-    fn mounted(&self) -> Vec<mounts::Mount> {
-        let all = mounts::list().unwrap_or_default().into_iter().rev();
-        all.filter(|m| m.mountpoint.starts_with(self.root.path())).collect()
+    /// What lies mounted below this place, as this thread sees it, innermost first: mountpoint and type. Paths of
+    /// ours need no decoding.
+    fn mounted(&self) -> Vec<(PathBuf, String)> {
+        let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+        let mounts = text.lines().rev().filter_map(|line| {
+            let (place, kind) = line.split_once(" - ")?;
+            Some((PathBuf::from(place.split(' ').nth(4)?), kind.split(' ').next()?.to_owned()))
+        });
+        mounts.filter(|(mountpoint, _)| mountpoint.starts_with(self.root.path())).collect()
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for mount in self.mounted().into_iter().filter(|m| m.fs_type == mounts::FS_TYPE) {
-            let umount = Command::new(process::forebay()).arg("umount").arg(&mount.mountpoint).spawn();
+        for (mountpoint, _) in self.mounted().into_iter().filter(|(_, kind)| kind == mounts::FS_TYPE) {
+            let umount = Command::new(process::forebay()).arg("umount").arg(mountpoint).spawn();
             if let Ok(mut umount) = umount
                 && process::wait(&mut umount, Duration::from_secs(20)).is_none()
             {
@@ -117,8 +153,8 @@ impl Drop for Place {
             }
             entry.runtime.remove();
         }
-        for mount in self.mounted() {
-            detach(&mount.mountpoint);
+        for (mountpoint, _) in self.mounted() {
+            detach(&mountpoint);
         }
         if thread::panicking() && std::env::var_os("FOREBAY_KEEP").is_some() {
             self.root.disable_cleanup(true);
@@ -214,7 +250,12 @@ impl Mount {
     }
 
     fn command(&self) -> Command {
-        program_as(self.options.user)
+        program_as(&self.place, self.options.user)
+    }
+
+    /// A program as whoever mounted.
+    pub fn as_user(&self, program: &Path) -> Command {
+        as_user(&self.place, program, self.options.user)
     }
 
     /// Everything is in the pool when this returns.
@@ -293,17 +334,16 @@ impl Mount {
     }
 }
 
-fn program_as(user: Option<u32>) -> Command {
-    let program = process::forebay();
-    match user {
-        None => Command::new(program),
-        Some(id) => {
-            let mut command = Command::new("setpriv");
-            let id = id.to_string();
-            command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(program).env_remove("XDG_RUNTIME_DIR");
-            command
-        }
-    }
+fn program_as(place: &Place, user: Option<u32>) -> Command {
+    as_user(place, &process::forebay(), user)
+}
+
+fn as_user(place: &Place, program: &Path, user: Option<u32>) -> Command {
+    let Some(id) = user.map(|id| id.to_string()) else { return Command::new(program) };
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps", "-all"]);
+    command.arg(place.lend(program)).env_remove("XDG_RUNTIME_DIR");
+    command
 }
 
 /// Tries to mount, and says how it went.
@@ -319,7 +359,7 @@ pub fn attempt(place: &Place, options: &Options) -> Answer {
 /// The same with pool, mountpoint and fast directories as words of the command line.
 #[track_caller]
 pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answer {
-    let mut command = program_as(options.user);
+    let mut command = program_as(place, options.user);
     command.arg("mount").args(words);
     command.args(["--limit", options.limit.as_deref().unwrap_or("2G")]);
     if let Some(text) = &options.policy {

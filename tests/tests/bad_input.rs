@@ -1,0 +1,254 @@
+//! What goes wrong around the program: each time a clear error that names the thing and the remedy, nothing lost, and
+//! nothing that hangs.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
+use forebay_tests::process::sh;
+
+const SHELL: Duration = Duration::from_secs(60);
+// Exit codes of the command line.
+const USAGE: i32 = 2;
+const POOL_UNAVAILABLE: i32 = 4;
+const NO_SPACE: i32 = 5;
+const BUSY: i32 = 6;
+const DENIED: i32 = 7;
+const CORRUPT: i32 = 8;
+
+fn limit(limit: &str) -> Options {
+    Options { limit: Some(limit.into()), ..Options::policy("[default]\nflush = \"manual\"\n") }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_full_fast_pool_is_refused_at_the_mount_with_its_name() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "ext4", 64);
+    // dd ends with an error when nothing more fits.
+    sh(&fast, "dd if=/dev/zero of=filler bs=1M 2>/dev/null || true", SHELL);
+    attempt(&place, &limit("10M")).refused(NO_SPACE, &[text(&fast), "too little room", "0 B free", "--fast"]);
+    fs::remove_file(fast.join("filler")).unwrap();
+    attempt(&place, &limit("10M")).ok();
+}
+
+#[test]
+fn a_fast_pool_that_fills_up_says_enospc_and_keeps_what_it_has() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "ext4", 160);
+    let mount = Mount::on(place, limit("100M"));
+    fs::write(mount.path("before"), content(1, 1 << 20)).unwrap();
+    File::open(mount.path("before")).unwrap().sync_all().unwrap();
+    // Somebody else takes the disk away below the limit.
+    sh(&fast, "dd if=/dev/zero of=filler bs=1M 2>/dev/null || true", SHELL);
+    let mut refused = false;
+    for at in 0..64 {
+        let written = File::create(mount.path(format!("more-{at}"))).and_then(|mut file| {
+            file.write_all(&content(at, 1 << 20))?;
+            file.sync_all()
+        });
+        if let Err(error) = written {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+            refused = true;
+            break;
+        }
+    }
+    assert!(refused, "a full disk took everything");
+    assert_eq!(fs::read(mount.path("before")).unwrap(), content(1, 1 << 20));
+    fs::remove_file(fast.join("filler")).unwrap();
+    fs::write(mount.path("after"), content(2, 1 << 20)).unwrap();
+    mount.flush();
+    for (name, seed) in [("before", 1), ("after", 2)] {
+        assert_eq!(fs::read(mount.pool(name)).unwrap(), content(seed, 1 << 20), "{name}");
+    }
+}
+
+#[test]
+fn a_read_only_fast_pool_is_refused_with_its_name() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "tmpfs", 64);
+    sh(place.at("").as_path(), "mount -o remount,ro fast", SHELL);
+    attempt(&place, &limit("10M")).refused(DENIED, &[text(&fast), "read-only", "--fast"]);
+}
+
+#[test]
+fn a_missing_fast_pool_is_made_and_a_file_in_its_place_is_refused() {
+    let place = Place::new();
+    fs::remove_dir(place.fast()).unwrap();
+    attempt(&place, &limit("10M")).ok();
+    assert!(place.fast().join("catalog").is_dir());
+
+    let place = Place::new();
+    fs::remove_dir(place.fast()).unwrap();
+    fs::write(place.fast(), "").unwrap();
+    attempt(&place, &limit("10M")).refused(USAGE, &[text(&place.fast()), "not a directory"]);
+}
+
+/// SEMANTICS 32: "A fast-pool directory serves one daemon: a second one is refused, and told by whom it is used."
+#[test]
+fn a_fast_pool_of_another_mount_is_refused_with_the_name_of_that_mount() {
+    let mount = Mount::new(limit("10M"));
+    fs::write(mount.path("a"), "kept").unwrap();
+    let other = Place::new();
+    let (pool, mnt, fast) = (other.pool(), other.mnt(), mount.place.fast());
+    let words: [&OsStr; 4] = [pool.as_os_str(), mnt.as_os_str(), "--fast".as_ref(), fast.as_os_str()];
+    let answer = attempt_with(&other, &limit("10M"), &words);
+    answer.refused(BUSY, &[text(&fast), text(&mount.place.mnt()), "umount"]);
+    assert_eq!(fs::read(mount.path("a")).unwrap(), b"kept");
+}
+
+#[test]
+fn a_limit_above_the_partition_is_refused_with_both_numbers() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "tmpfs", 64);
+    attempt(&place, &limit("1TB")).refused(NO_SPACE, &[text(&fast), "931.3 GiB", "64.0 MiB", "--limit"]);
+}
+
+#[test]
+fn a_pool_that_does_not_exist_is_refused_with_its_name() {
+    let place = Place::new();
+    fs::remove_dir(place.pool()).unwrap();
+    attempt(&place, &limit("10M")).refused(POOL_UNAVAILABLE, &[text(&place.pool()), "try:"]);
+}
+
+#[test]
+fn a_pool_that_vanishes_under_load_costs_errors_and_no_bytes() {
+    let policy = "[default]\nflush = \"idle:100ms\"\n[pool]\ndeadline = \"2s\"\n";
+    // The pool is a mount of its own, whose server dies.
+    let server = Mount::new(limit("100M"));
+    for at in 0..20 {
+        fs::write(server.pool(format!("cold-{at}")), content(at, 200_000)).unwrap();
+    }
+    let place = Place::new();
+    fs::remove_dir(place.pool()).unwrap();
+    std::os::unix::fs::symlink(server.place.mnt(), place.pool()).unwrap();
+    let mount = Mount::on(place, Options::policy(policy));
+    for at in 0..200 {
+        fs::write(mount.path(format!("f-{at}")), content(at, 10_000)).unwrap();
+        if at == 100 {
+            server.kill_all();
+        }
+    }
+    // What is only in the pool is an error now, and no zeros.
+    for at in 0..20 {
+        let mut bytes = Vec::new();
+        let read = File::open(mount.path(format!("cold-{at}"))).and_then(|mut f| f.read_to_end(&mut bytes));
+        assert!(read.is_err() || bytes == content(at, 200_000), "cold-{at} was read as something else");
+    }
+    let flushed = mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]);
+    assert!(matches!(flushed.code, Some(1 | POOL_UNAVAILABLE)), "{flushed}");
+    assert!(mount.status().dirty_files > 0);
+    server.mount();
+    mount.flush();
+    server.flush();
+    for at in 0..200 {
+        assert_eq!(fs::read(mount.pool(format!("f-{at}"))).unwrap(), content(at, 10_000), "f-{at}");
+    }
+}
+
+/// Overwrites the middle of every catalog file whose name fits. Returns how many there were.
+fn damage(catalog: &Path, fits: impl Fn(&str) -> bool) -> usize {
+    let mut damaged = 0;
+    for entry in fs::read_dir(catalog).unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let mut bytes = fs::read(entry.path()).unwrap_or_default();
+        if !fits(&name) || bytes.is_empty() {
+            continue;
+        }
+        let (from, to) = (bytes.len() / 4, bytes.len() * 3 / 4 + 1);
+        bytes[from..to].fill(0xa5);
+        fs::write(entry.path(), bytes).unwrap();
+        damaged += 1;
+    }
+    damaged
+}
+
+#[test]
+fn a_corrupted_catalog_is_refused_and_the_content_stays() {
+    for kind in ["MANIFEST", "CURRENT"] {
+        let mount = Mount::new(limit("100M"));
+        fs::write(mount.path("only-here"), content(8, 50_000)).unwrap();
+        File::open(mount.path("only-here")).unwrap().sync_all().unwrap();
+        mount.umount();
+        let catalog = mount.place.fast().join("catalog");
+        assert!(damage(&catalog, |name| name.starts_with(kind)) > 0, "no {kind}");
+        attempt(&mount.place, &limit("100M")).refused(CORRUPT, &[text(&catalog), "fsck"]);
+        let found = sh(&mount.place.fast(), "find content -type f -size -60k -size +40k | wc -l", SHELL);
+        assert_eq!(found.out.trim(), "1", "{kind}: the content file of what was not flushed is gone");
+    }
+}
+
+#[test]
+fn a_truncated_dirty_content_file_is_named_and_not_flushed_over_the_pool() {
+    let place = Place::new();
+    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
+    let mount = Mount::on(place, limit("100M"));
+    // Dirty, and then clean again: the pool's copy is the truth from now on.
+    fs::write(mount.path("a"), content(2, 300_000)).unwrap();
+    mount.flush();
+    mount.umount();
+    let cut = "find content -type f -exec truncate -s 1000 {} +";
+    sh(&mount.place.fast(), cut, SHELL);
+    let checked = mount.forebay(["fsck"], &[&mount.place.fast()]);
+    checked.refused(CORRUPT, &["problem"]);
+    mount.mount();
+    assert_eq!(fs::read(mount.path("a")).unwrap(), content(2, 300_000));
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), content(2, 300_000));
+}
+
+/// Names that are as long as they may be, or hold every byte that they may.
+fn odd_names() -> Vec<OsString> {
+    let every: Vec<u8> = (1..=255u8).filter(|b| *b != b'/').collect();
+    vec![
+        OsString::from("x".repeat(255)),
+        OsString::from("ä".repeat(127)),
+        OsString::from_vec(vec![0xff; 255]),
+        OsString::from_vec(every),
+        OsString::from_vec(b"\xc3\x28 not utf-8".to_vec()),
+        OsString::from("line\nbreak \\x41 'quotes\" *?[a]"),
+    ]
+}
+
+#[test]
+fn names_of_255_bytes_and_not_utf8_go_there_and_back() {
+    let mount = Mount::new(limit("100M"));
+    for (seed, name) in (0u64..).zip(odd_names()) {
+        let bytes = content(seed, 5_000);
+        fs::write(mount.path(&name), &bytes).unwrap();
+        mount.forebay(["flush", "--wait"], &[&mount.path(&name)]).ok();
+        assert_eq!(fs::read(mount.pool(&name)).unwrap(), bytes, "{}", name.as_bytes().escape_ascii());
+        mount.forebay(["evict"], &[&mount.path(&name)]).ok();
+        mount.forebay(["stage"], &[&mount.path(&name)]).ok();
+        assert_eq!(fs::read(mount.path(&name)).unwrap(), bytes, "{}", name.as_bytes().escape_ascii());
+    }
+    let mut listed: Vec<_> = fs::read_dir(mount.place.mnt()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let mut expected = odd_names();
+    (listed.sort(), expected.sort());
+    assert_eq!(listed, expected);
+    let too_long = File::create(mount.path("x".repeat(256))).unwrap_err();
+    assert_eq!(too_long.raw_os_error(), Some(libc::ENAMETOOLONG));
+}
+
+#[test]
+fn deep_trees_are_made_flushed_and_removed() {
+    // As deep as a path of PATH_MAX bytes allows below the mount.
+    let mount = Mount::new(limit("100M"));
+    let deep: PathBuf = (0..1500).map(|_| "d").collect();
+    fs::create_dir_all(mount.path(&deep)).unwrap();
+    fs::write(mount.path(&deep).join("leaf"), "deep").unwrap();
+    mount.flush();
+    assert_eq!(fs::read(mount.pool(&deep).join("leaf")).unwrap(), b"deep");
+    mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+    assert_eq!(fs::read(mount.path(&deep).join("leaf")).unwrap(), b"deep");
+    fs::remove_dir_all(mount.path("d")).unwrap();
+    mount.flush();
+    assert!(!mount.pool("d").exists());
+}

@@ -1,0 +1,133 @@
+//! fsx: random operations on one file, each checked against what was written, while everything around it moves.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use forebay_tests::mount::{Mount, Options, Place, alone, content};
+use forebay_tests::process::{run, tool};
+
+/// Everything that fsx can do; sizes and offsets to the byte.
+const CONFIG: &str = "
+flen = 1048576
+[opsize]
+max = 131072
+min = 0
+align = 1
+[weights]
+close_open = 2
+invalidate = 1
+read = 10
+write = 10
+mapread = 10
+mapwrite = 10
+truncate = 5
+fsync = 0.5
+fdatasync = 0.5
+posix_fallocate = 3
+punch_hole = 5
+sendfile = 3
+posix_fadvise = 1
+copy_file_range = 5
+";
+const LIMIT: Duration = Duration::from_secs(400);
+const POLICY: &str = "
+[default]
+flush = \"idle:50ms\"
+[[rule]]
+paths = [\"on-close/**\"]
+flush = \"on-close\"
+[[rule]]
+paths = [\"large/**\"]
+whole-file = \"0B\"
+";
+
+/// Flushes, evicts and changes other files of the pool, until it is told to stop.
+fn disturb(mount: &Mount, stop: &AtomicBool) -> u64 {
+    let (root, others) = (mount.place.mnt(), mount.pool("others"));
+    fs::create_dir(&others).unwrap();
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        rounds += 1;
+        let name = format!("other-{}", rounds % 10);
+        let bytes = content(rounds, 1000 + rounds as usize % 5000);
+        fs::write(others.join("part"), &bytes).unwrap();
+        fs::rename(others.join("part"), others.join(&name)).unwrap();
+        // What others write under another name is a new version for the next open.
+        assert_eq!(fs::read(mount.path("others").join(&name)).unwrap(), bytes, "round {rounds}");
+        if rounds % 3 == 0 {
+            // A writer that never pauses is flushed when it does: that is no failure of the file system.
+            let flushed = mount.forebay(["flush", "--wait"], &[&root]);
+            assert!(matches!(flushed.code, Some(0 | 1)), "{flushed}");
+        }
+        mount.forebay(["evict"], &[&root]).ok();
+        thread::sleep(Duration::from_millis(20));
+    }
+    rounds
+}
+
+fn fsx(mount: &Mount, file: &Path, seed: u64, operations: u64) {
+    let config = mount.place.at("fsx.toml");
+    fs::write(&config, CONFIG).unwrap();
+    let artifacts = mount.place.native();
+    let mut fsx = mount.as_user(&tool("fsx"));
+    fsx.args(["-N", &operations.to_string(), "-S", &seed.to_string(), "-P"]).arg(&artifacts);
+    run(fsx.arg("-f").arg(&config).arg(file).env("RUST_BACKTRACE", "0"), LIMIT).ok();
+}
+
+/// Runs fsx on files of all three policies at once, with everything around them moving.
+fn disturbed(mount: &Mount, operations: u64) {
+    let seed = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20_240_229);
+    println!("seed {seed}: another one with FOREBAY_SEED=N");
+    let files = ["plain/file", "on-close/file", "large/file"];
+    for file in files {
+        let dir = mount.path(file).parent().unwrap().to_owned();
+        run(mount.as_user(Path::new("/bin/mkdir")).arg(dir), LIMIT).ok();
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let others = scope.spawn(|| disturb(mount, &stop));
+        let runs: Vec<_> = files
+            .iter()
+            .enumerate()
+            .map(|(at, file)| {
+                let path = mount.path(file);
+                scope.spawn(move || fsx(mount, &path, seed + at as u64, operations / files.len() as u64))
+            })
+            .collect();
+        let outcomes: Vec<_> = runs.into_iter().map(|run| run.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        println!("{} rounds of flushes, evictions and changes by others", others.join().unwrap());
+        assert!(outcomes.iter().all(Result::is_ok), "fsx found a difference");
+    });
+    mount.flush();
+    for file in files {
+        let same = fs::read(mount.path(file)).unwrap() == fs::read(mount.pool(file)).unwrap();
+        assert!(same, "the pool has another {file} than the mount");
+    }
+    assert!(mount.status().conflicts.is_empty(), "{:?}", mount.status().conflicts);
+}
+
+#[test]
+fn fsx_finds_nothing_wrong_with_passthrough() {
+    let _alone = alone();
+    let mount = Mount::new(Options::policy(POLICY));
+    assert!(mount.status().passthrough, "this machine has no passthrough: `forebay doctor` says why");
+    disturbed(&mount, 150_000);
+}
+
+/// Without CAP_SYS_ADMIN there is no passthrough: all bytes go through the daemon.
+#[test]
+fn fsx_finds_nothing_wrong_without_privileges() {
+    const NOBODY: u32 = 65534;
+    let _alone = alone();
+    let place = Place::new();
+    place.let_users_mount();
+    place.give_to(NOBODY);
+    let more = vec!["-o".into(), "allow_other".into()];
+    let mount = Mount::on(place, Options { user: Some(NOBODY), more, ..Options::policy(POLICY) });
+    assert!(!mount.status().passthrough);
+    disturbed(&mount, 51_000);
+}
