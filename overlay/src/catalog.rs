@@ -8,7 +8,6 @@
 mod batch;
 mod ids;
 mod records;
-mod sent;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,9 +19,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::Ino;
 pub use batch::Batch;
 use ids::IdAllocator;
-pub use records::{ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs};
+pub use records::{
+    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, Xattrs,
+};
 pub(crate) use records::{decode, encode};
-pub use sent::Sent;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 1;
@@ -44,11 +44,9 @@ pub(crate) mod cf {
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
-    /// `Ino` of the directory + name → the `Sent` that the pool may have there unknown to us.
-    pub const SENT: &str = "sent";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, SENT, META];
+    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
 }
 
 /// Something that the pool must be told.

@@ -16,6 +16,8 @@ const MAX_STEPS: u32 = 100_000;
 pub(super) enum Next {
     /// Other names come first.
     First(Vec<Link>),
+    /// What was written to a file comes first: after this name is gone, none that is known leads to it.
+    Content(Ino),
     Step(Step),
 }
 
@@ -46,8 +48,12 @@ impl Inner {
                 if !record.differs() {
                     return Ok(());
                 }
+                if self.ascertain_around(parent, &name, &record).await? {
+                    continue;
+                }
                 match self.next(parent, &name, &record)? {
                     Next::Step(step) => self.take_step(parent, &name, &record, step).await?,
+                    Next::Content(ino) => self.flush_in_place(ino).await?,
                     Next::First(names) => {
                         for link in names {
                             if waiting.contains(&link) || link == (parent, name.clone()) {
@@ -97,6 +103,12 @@ impl Inner {
                 Some(names) => return Ok(Next::First(names)),
                 None => occupant = Some((ino, self.record_of(ino)?)),
             }
+        }
+        if let Some((ino, record)) = &occupant
+            && leads_to_unseen(record)
+            && record.is_dirty()
+        {
+            return Ok(Next::Content(*ino));
         }
         let Some((ino, kind)) = record.here else {
             let occupant = record.pool.ok_or_else(|| corrupt(name))?;
@@ -170,9 +182,28 @@ impl Inner {
         Ok(None)
     }
 
+    /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
+    /// there was any.
+    async fn ascertain_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
+        let mut settled = self.ascertain(parent).await?;
+        for ino in [record.here_ino(), record.pool].into_iter().flatten() {
+            settled |= self.ascertain(ino).await?;
+        }
+        if !record.sent.is_empty() {
+            self.ascertain_name(parent, name).await?;
+            settled = true;
+        }
+        Ok(settled)
+    }
+
     pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
         Ok(self.node(ino)?.state.lock().record.clone())
     }
+}
+
+/// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.
+pub(super) fn leads_to_unseen(record: &InodeRecord) -> bool {
+    record.links.is_empty() && record.unseen_links > 0 && record.pool_links.len() == 1
 }
 
 fn corrupt(name: &[u8]) -> Error {
