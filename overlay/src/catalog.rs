@@ -77,6 +77,9 @@ pub struct Catalog {
     epoch: AtomicU64,
     /// Epochs that ended in a power cut: from..=to.
     dead_epochs: Vec<(u64, u64)>,
+    /// Calls of [`Self::sync_written`], and how many of them were served.
+    sync_asked: AtomicU64,
+    sync_done: parking_lot::Mutex<u64>,
 }
 
 impl Catalog {
@@ -91,6 +94,8 @@ impl Catalog {
             contents: IdAllocator::new("next_content", 1),
             epoch: AtomicU64::new(1),
             dead_epochs: Vec::new(),
+            sync_asked: AtomicU64::new(0),
+            sync_done: parking_lot::Mutex::new(0),
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -180,6 +185,19 @@ impl Catalog {
     /// What was written before survives a power cut when this returns. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
+    }
+
+    /// The same; of several that wait at the same time one syncs for all.
+    pub fn sync_written(&self) -> Result<()> {
+        let mine = self.sync_asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut done = self.sync_done.lock();
+        if *done >= mine {
+            return Ok(());
+        }
+        let covers = self.sync_asked.load(Ordering::SeqCst);
+        self.sync()?;
+        *done = covers;
+        Ok(())
     }
 
     pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {

@@ -165,6 +165,9 @@ impl Inner {
             let asked = Asked::of(&dir.state.lock());
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
+                    if self.ascertain_object(&stat).await? {
+                        continue;
+                    }
                     if let Some(found) = self.adopt(dir.ino, name, &stat, asked)? {
                         return Ok(Some(found));
                     }

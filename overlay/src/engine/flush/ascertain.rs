@@ -7,7 +7,7 @@ use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::super::{Inner, Ino, Txn};
+use super::super::{Inner, Ino, Txn, blocking};
 use super::steps::{lock_all, take_version};
 use crate::catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
 
@@ -29,7 +29,7 @@ impl Inner {
     /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
     pub(super) fn is_unsure(&self, ino: Ino) -> Result<bool> {
         for at in self.above_in_pool(ino)? {
-            if !self.record_of(at)?.sent_to.is_empty() {
+            if self.record_of(at).is_ok_and(|r| !r.sent_to.is_empty()) {
                 return Ok(true);
             }
         }
@@ -42,7 +42,9 @@ impl Inner {
         let mut next = 0;
         while let Some(at) = all.get(next).copied() {
             next += 1;
-            for (parent, _) in self.record_of(at)?.pool_links {
+            // A directory that others removed is known no more.
+            let Ok(record) = self.record_of(at) else { continue };
+            for (parent, _) in record.pool_links {
                 if !all.contains(&parent) {
                     all.push(parent);
                 }
@@ -59,7 +61,8 @@ impl Inner {
                 if !begun.insert(at) {
                     continue;
                 }
-                for (parent, name) in self.record_of(at)?.sent_to {
+                let Ok(record) = self.record_of(at) else { continue };
+                for (parent, name) in record.sent_to {
                     self.ascertain_once(parent, begun).await?;
                     self.ascertain_name(parent, &name).await?;
                 }
@@ -169,12 +172,22 @@ impl Inner {
             })
     }
 
-    /// Writes down what is about to be sent to a name; it survives the process when this returns. The caller holds
+    /// Writes down what is about to be sent to a name; it survives a power cut when this returns. The caller holds
     /// the flush lock of the inode.
-    pub(super) fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<()> {
-        let mut txn = Txn::begin(self);
-        txn.send(at.0, &at.1, Sent { ino, what })?;
-        txn.commit()
+    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<()> {
+        {
+            let mut txn = Txn::begin(self);
+            txn.send(at.0, &at.1, Sent { ino, what })?;
+            txn.commit()?;
+        }
+        self.sync_written().await
+    }
+
+    /// The pool must not be ahead of the catalog, after a power cut either: what it is told next is on the disk when
+    /// this returns.
+    pub(super) async fn sync_written(&self) -> Result<()> {
+        let catalog = self.catalog.clone();
+        blocking(move || catalog.sync_written()).await
     }
 }
 

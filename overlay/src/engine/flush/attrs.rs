@@ -111,17 +111,6 @@ impl Inner {
     }
 
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
-        for name in &record.dirty_xattrs {
-            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
-            let sent = match value {
-                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
-                None => self.ask(self.pool.remove_xattr(path, name)).await,
-            };
-            match sent {
-                Err(e) if e.is(ErrorKind::NoAttribute) => {}
-                other => other.map_err(|e| e.context(path))?,
-            }
-        }
         let owner = record.dirty.owner && self.pool.capabilities().owners;
         let times = record.dirty.times;
         let changes = SetAttrs {
@@ -142,10 +131,24 @@ impl Inner {
             },
             _ => true,
         };
-        if let (true, FileKind::File, Some((parent, name))) = (times, record.kind, record.pool_links.first()) {
+        let moves_version = record.kind == FileKind::File && times && content_is_ours;
+        if let (true, Some((parent, name))) = (moves_version, record.pool_links.first()) {
             // The version moves with them: it must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
-            self.about_to_send(&(*parent, name.clone()), ino, SentWhat::Content { size, mtime: record.mtime })?;
+            self.about_to_send(&(*parent, name.clone()), ino, SentWhat::Content { size, mtime: record.mtime }).await?;
+        } else {
+            self.sync_written().await?;
+        }
+        for name in &record.dirty_xattrs {
+            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
+            let sent = match value {
+                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
+                None => self.ask(self.pool.remove_xattr(path, name)).await,
+            };
+            match sent {
+                Err(e) if e.is(ErrorKind::NoAttribute) => {}
+                other => other.map_err(|e| e.context(path))?,
+            }
         }
         let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
             Ok(stat) => stat,

@@ -33,6 +33,7 @@ impl Inner {
             }
             kind => self.ask(self.pool.mknod(path, kind, record.rdev, &attrs)).await,
         };
+        let mut theirs = false;
         let stat = match made {
             Ok(stat) => stat,
             Err(e) if e.is(ErrorKind::Exists) => {
@@ -41,14 +42,19 @@ impl Inner {
                 if !self.is_as_made(&record, &stat, path).await? {
                     return self.keep_both(parent, name, ino, path).await;
                 }
+                theirs = true;
                 stat
             }
             Err(e) => return Err(e.context(path)),
         };
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
-        settle_attrs(txn.record(ino)?, &record);
-        txn.record(ino)?.version = Some(stat.version);
+        let now = txn.record(ino)?;
+        settle_attrs(now, &record);
+        if theirs {
+            now.take_attrs(&stat);
+        }
+        now.version = Some(stat.version);
         txn.commit()
     }
 

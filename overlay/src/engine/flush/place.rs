@@ -7,6 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino};
+use super::steps::PARKED;
 use crate::catalog::{InodeRecord, Link, NameRecord};
 
 /// Steps that one name may take: more would be a loop.
@@ -80,7 +81,8 @@ impl Inner {
         let from = waiting.iter().position(|w| w == link).unwrap_or(waiting.len());
         for (parent, name) in std::iter::once(last).chain(waiting[from..].iter().rev()) {
             let record = self.catalog.name(*parent, name)?;
-            if record.pool.is_some() {
+            // What stands aside already helps nobody by standing aside again.
+            if record.pool.is_some() && !name.starts_with(PARKED.as_bytes()) {
                 self.park(&record, *parent, name).await?;
                 return Ok((parent, name) == (&last.0, &last.1));
             }

@@ -13,6 +13,9 @@ use super::place::{Next, Step, leads_to_unseen};
 use crate::catalog::{Link, NameRecord, SentWhat};
 use crate::node::Node;
 
+/// How names begin that something has in the pool while others take its place.
+pub(super) const PARKED: &str = ".forebay-moving-";
+
 /// What the pool has where something is to be moved.
 enum Target {
     /// What we think is there, or nothing.
@@ -61,12 +64,12 @@ impl Inner {
         }
         let at: Link = (parent, name.into());
         match &step {
-            Step::Remove { .. } => {}
-            Step::Rename { from, .. } => self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() })?,
-            Step::Link { .. } => self.about_to_send(&at, subject, SentWhat::Linked)?,
+            Step::Remove { .. } => self.sync_written().await?,
+            Step::Rename { from, .. } => self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() }).await?,
+            Step::Link { .. } => self.about_to_send(&at, subject, SentWhat::Linked).await?,
             // Of a file the upload knows what is sent.
             Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => {}
-            Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made)?,
+            Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
         }
         let _change = PoolChange::begin(self, &touched)?;
         let dir = self.pool_path(parent)?;
@@ -144,7 +147,7 @@ impl Inner {
             ));
         }
         match missing {
-            Some(size) => self.fetch(&node, 0..size).await,
+            Some(size) => self.fetch_as_known(&node, 0..size).await,
             None => Ok(()),
         }
     }
@@ -198,7 +201,10 @@ impl Inner {
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
-            Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
+            Ok(stat)
+                if stat.kind == record.kind
+                    && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) =>
+            {
                 self.ask(self.pool.rename(&source, path, mode)).await
             }
             Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
@@ -243,6 +249,8 @@ impl Inner {
         let mut txn = Txn::begin(self);
         if txn.name(from.0, &from.1)?.pool == Some(ino) {
             txn.pool_has(from.0, &from.1, None)?;
+            // Something of others may be there instead.
+            look_again(&mut txn, from.0)?;
         }
         self.lost_in_pool(&mut txn, ino)?;
         txn.commit()
@@ -318,7 +326,7 @@ impl Inner {
             // Somebody else was here first: look again.
             return Ok(());
         }
-        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() })?;
+        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() }).await?;
         let _change = PoolChange::begin(self, &[parent, occupant])?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
@@ -331,7 +339,7 @@ impl Inner {
 
     fn parked_name(&self, ino: Ino) -> Vec<u8> {
         // Not a reserved name: those are the pool's own.
-        format!(".forebay-moving-{}-{}", self.node_name, ino.0).into_bytes()
+        format!("{PARKED}{}-{}", self.node_name, ino.0).into_bytes()
     }
 }
 

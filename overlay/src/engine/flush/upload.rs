@@ -48,7 +48,7 @@ impl Inner {
             (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
-            self.about_to_send(at, ino, SentWhat::Content { size: sent.size, mtime: sent.mtime })?;
+            self.about_to_send(at, ino, SentWhat::Content { size: sent.size, mtime: sent.mtime }).await?;
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
@@ -164,7 +164,7 @@ impl Inner {
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
         let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
-        if stat.kind != sent.kind || stat.size != stamp.size {
+        if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);
         }
         let mut at = 0;

@@ -56,6 +56,27 @@ impl Inner {
         Ok(ino)
     }
 
+    /// The inode that an object of the pool is known as, if it has several names.
+    pub(in crate::engine) fn known_as(&self, stat: &Stat) -> Result<Option<Ino>> {
+        let Some(known) = identity(stat).map(|id| self.catalog.object(&id)).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let record = self.catalog.inode(known)?;
+        let same = record.is_some_and(|r| r.version.is_some_and(|v| v.same_object(&stat.version)));
+        Ok(same.then_some(known))
+    }
+
+    /// Finds out what became of what was sent to an object that is known under other names. Whether there was anything.
+    pub(super) async fn ascertain_object(&self, stat: &Stat) -> Result<bool> {
+        if stat.nlink < 2 {
+            return Ok(false);
+        }
+        match self.known_as(stat)? {
+            Some(known) => self.ascertain(known).await,
+            None => Ok(false),
+        }
+    }
+
     /// The inode that an object of the pool is known as under other names. Not one that is newer here, or whose old
     /// version somebody has open: of that the new name shows nothing.
     fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
@@ -124,7 +145,9 @@ impl Inner {
         let other_kind = record.kind != stat.kind;
         let same_version = record.version.as_ref() == Some(&stat.version);
         let in_use = stat.kind == FileKind::File && !same_version && txn.state(ino)?.is_open();
-        if other_kind || parted || in_use {
+        // It may be known under another name.
+        let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
+        if other_kind || parted || in_use || shared {
             drop(txn);
             return self.replaced(ino, link, stat);
         }
@@ -211,12 +234,17 @@ impl Inner {
 
     /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
     pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        self.forget_in(txn, ino, parent, name, false)
+    }
+
+    /// `gone`: the directory went, too.
+    fn forget_in(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8], gone: bool) -> Result<()> {
         let was = txn.name(parent, name)?;
         let record = txn.record(ino)?;
         if was.pool != Some(ino) || !was.sent.is_empty() || !record.sent_to.is_empty() {
             return Ok(());
         }
-        if was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
+        if !gone && was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
             // It was moved here and not flushed yet: a look at it, or the flush, finds out where it went.
             return Ok(());
         }
@@ -231,7 +259,7 @@ impl Inner {
                 Ok(true)
             })?;
             for (child, name) in below {
-                self.forget_pool_name(txn, child, ino, &name)?;
+                self.forget_in(txn, child, ino, &name, true)?;
             }
         }
         txn.state(parent)?.page_cache_stale = true;

@@ -63,6 +63,13 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) => return self.vanished(dir, asked),
                 other => other.map_err(|e| e.context(&path))?,
             };
+            let mut changed = false;
+            for entry in pages.iter().flatten() {
+                changed |= self.ascertain_object(&entry.stat).await?;
+            }
+            if changed {
+                continue;
+            }
             if self.merge(dir, &stat, pages.into_iter().flatten(), asked)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
