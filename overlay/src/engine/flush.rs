@@ -11,7 +11,7 @@
 
 mod ascertain;
 mod attrs;
-mod conflict;
+pub(super) mod conflict;
 mod create;
 mod place;
 mod steps;

@@ -3,7 +3,6 @@
 
 mod adopt;
 mod listing;
-mod moved;
 pub(super) use adopt::note_object;
 
 use std::time::{Duration, Instant};

@@ -304,7 +304,9 @@ impl Run {
         let nlink = if node.kind() == FileKind::Directory { self.model.dir_nlink(id) } else { node.nlink };
         // What others made in a directory beside ours is counted when it is next listed.
         let counted = node.kind() != FileKind::Directory || !self.shared();
-        if counted && attr.nlink != nlink {
+        // And names of others that ours hide.
+        let hidden = self.shared() && attr.nlink > nlink;
+        if counted && attr.nlink != nlink && !hidden {
             return differs("nlink", attr.nlink.to_string(), nlink.to_string());
         }
         let size = match &node.body {

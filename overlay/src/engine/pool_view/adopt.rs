@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
 
+use super::super::flush::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
 use super::Asked;
 use crate::catalog::{InodeRecord, Link, NameRecord};
@@ -172,15 +173,10 @@ impl Inner {
         for (parent, name) in &links {
             self.forget_pool_name(&mut txn, ino, *parent, name)?;
         }
-        let kept = txn.record(ino)?.pool_links.iter().any(|l| links.contains(l));
         txn.commit()?;
-        if kept {
-            // It was moved here: the flush finds out whose it is, and until then it is what it was.
-            return Ok(());
-        }
         let mut txn = Txn::begin(self);
         for (parent, name) in &links {
-            if txn.name(*parent, name)?.is_empty() {
+            if txn.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
                 self.adopt_in(&mut txn, *parent, name, stat)?;
             }
         }
@@ -215,6 +211,21 @@ impl Inner {
         }
     }
 
+    /// The pool does not have an inode where we know it: a flush whose answer was lost moved it, or somebody removed
+    /// it.
+    ///
+    /// # Errors
+    /// `Stale` where it is gone with its name.
+    pub(in crate::engine) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
+        match self.ascertain(ino).await {
+            Ok(false) => self.vanished(ino, asked),
+            // The next look asks where it is known now.
+            Ok(true) => Ok(()),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
     /// The pool no longer has an inode under the name that we know.
     pub(super) fn vanished(&self, ino: Ino, asked: Asked) -> Result<()> {
         let mut txn = Txn::begin(self);
@@ -226,26 +237,30 @@ impl Inner {
             return Ok(());
         }
         let Some((parent, name)) = record.pool_links.first().cloned() else { return Ok(()) };
+        let links = record.links.clone();
         self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        let moved = !links.contains(&(parent, name.clone()));
+        let gone = txn.record(ino)?.links.is_empty();
+        if moved {
+            look_again(&mut txn, parent)?;
+        }
         txn.commit()?;
         self.tell_kernel_name(parent, &name);
+        if moved && !gone {
+            // What is here of it is made anew.
+            return Ok(());
+        }
+        for (parent, name) in &links {
+            self.tell_kernel_name(*parent, name);
+        }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
     }
 
     /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
     pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
-        self.forget_in(txn, ino, parent, name, false)
-    }
-
-    /// `gone`: the directory went, too.
-    fn forget_in(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8], gone: bool) -> Result<()> {
         let was = txn.name(parent, name)?;
         let record = txn.record(ino)?;
         if was.pool != Some(ino) || !was.sent.is_empty() || !record.sent_to.is_empty() {
-            return Ok(());
-        }
-        if !gone && was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
-            // It was moved here and not flushed yet: a look at it, or the flush, finds out where it went.
             return Ok(());
         }
         let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
@@ -259,7 +274,7 @@ impl Inner {
                 Ok(true)
             })?;
             for (child, name) in below {
-                self.forget_in(txn, child, ino, &name, true)?;
+                self.forget_pool_name(txn, child, ino, &name)?;
             }
         }
         txn.state(parent)?.page_cache_stale = true;

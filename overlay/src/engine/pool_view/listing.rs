@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 
 use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked, unmatched};
-use crate::catalog::{Link, Listing};
+use crate::catalog::{Link, Listing, NameRecord};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
@@ -93,11 +93,14 @@ impl Inner {
             Ok(true)
         })?;
         let mut changed = Vec::new();
+        let is_dir = |record: &NameRecord| record.here.is_some_and(|(_, kind)| kind == FileKind::Directory);
+        let mut subdirs = known.values().filter(|record| is_dir(record)).count() as u32;
         // Ours may go before it is flushed: then theirs is to be seen.
         let mut hides = false;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
                 None => {
+                    subdirs += u32::from(entry.stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
@@ -111,6 +114,9 @@ impl Inner {
         for (name, record) in known {
             if let Some(ino) = record.pool {
                 self.forget_pool_name(&mut txn, ino, dir, &name)?;
+                if is_dir(&record) && !is_dir(&txn.name(dir, &name)?) {
+                    subdirs -= 1;
+                }
                 if record.here_ino() == Some(ino) {
                     names.push(name);
                 }
@@ -119,9 +125,8 @@ impl Inner {
         let racy = racy(stat.mtime) || racy(stat.ctime);
         let record = txn.record(dir)?;
         record.take_attrs(stat);
-        if !record.dirty.times {
-            record.dir_nlink = stat.nlink;
-        }
+        // Some file systems count no directories and say 1.
+        record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { 2 + subdirs };
         record.version = Some(stat.version.clone());
         record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
