@@ -7,6 +7,7 @@
 
 mod batch;
 mod ids;
+pub mod rebuild;
 mod records;
 mod sent;
 
@@ -338,17 +339,27 @@ fn open_db(path: &Path, durability: Durability) -> Result<DB> {
     let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
     DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
         let text = e.to_string();
-        let (kind, remedy) = if text.contains("lock") {
-            (ErrorKind::Busy, "another process has it open")
-        } else {
-            (
-                ErrorKind::Corrupt,
-                "what was written and not flushed is still in the content files beside it; `forebay fsck --repair` \
-                 saves what can be read",
-            )
-        };
-        Error::new(kind, Side::Cache, format!("catalog {}: {remedy}", path.display())).with_source(text)
+        if text.contains("lock") {
+            let what = format!("catalog {}: another process has it open", path.display());
+            return Error::new(ErrorKind::Busy, Side::Cache, what).with_source(text);
+        }
+        if text.contains("No space left") {
+            let what = format!("catalog {}: make room there", path.display());
+            return Error::new(ErrorKind::NoSpace, Side::Cache, what).with_source(text);
+        }
+        damaged(path).with_source(text)
     })
+}
+
+/// A catalog that cannot be read.
+pub(crate) fn damaged(path: &Path) -> Error {
+    let fast = path.parent().unwrap_or(path).display();
+    let what = format!(
+        "catalog {}: damaged; what was written and not flushed is still in the content files beside it: \
+         `forebay fsck --repair {fast}` saves what can be read",
+        path.display()
+    );
+    Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 
 pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {

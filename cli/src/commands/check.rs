@@ -81,6 +81,9 @@ fn summarise(report: &FsckReport, output: &Output) {
     for problem in &report.problems {
         output.line(shown(problem));
     }
+    for note in &report.notes {
+        output.line(shown(note));
+    }
     output.line(format!(
         "checked {}, {}: {} problems, {} repaired, {} orphans removed",
         files(report.checked_files),
