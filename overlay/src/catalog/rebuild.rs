@@ -6,19 +6,26 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, Result, Side};
-use rocksdb::{DB, Options};
+use rocksdb::{DB, IteratorMode, Options};
 
-use super::{Catalog, Durability, IdAllocator, cf, failed, open_db};
+use super::{Catalog, Durability, IdAllocator, boot_id, cf, corrupt, failed, may_be_torn, open_db};
 
 /// Table files that are added get numbers this far above those that are there.
 const APART: u64 = 1000;
 
-/// Whether a catalog can be opened.
+/// Whether a catalog can be opened, and every record read.
 ///
 /// # Errors
 /// `Corrupt` where it is damaged.
 pub fn check(catalog: &Path) -> Result<()> {
-    open_db(catalog, Durability::Process).map(drop)
+    let db = open_db(catalog, Durability::Process, may_be_torn(catalog, Durability::Process, &boot_id()))?;
+    for name in cf::ALL {
+        let family = db.cf_handle(name).ok_or_else(|| corrupt(name))?;
+        for item in db.iterator_cf(family, IteratorMode::Start) {
+            item.map_err(|e| failed("read the catalog", e))?;
+        }
+    }
+    Ok(())
 }
 
 /// Rebuilds a damaged catalog in the directory `into`, to be read and then thrown away. The damaged one is not
@@ -31,7 +38,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     let cleared = remove(&seed).map_err(|e| fail("clear up beside", e));
     seeded.and(cleared)?;
     DB::repair(&Options::default(), into).map_err(|e| failed("rebuild the catalog", e))?;
-    let db = open_db(into, Durability::Process)?;
+    let db = open_db(into, Durability::Process, true)?;
     Ok(Catalog {
         db,
         inodes: IdAllocator::new("next_inode", 1),
@@ -76,9 +83,9 @@ fn remove(dir: &Path) -> io::Result<()> {
 /// a key that does not exist.
 fn seed_families(dir: &Path) -> Result<()> {
     remove(dir).map_err(|e| Error::io(e, Side::Cache, format!("clear {}", dir.display())))?;
-    let db = open_db(dir, Durability::Process)?;
+    let db = open_db(dir, Durability::Process, true)?;
     for name in cf::ALL {
-        let family = db.cf_handle(name).ok_or_else(|| super::corrupt(name))?;
+        let family = db.cf_handle(name).ok_or_else(|| corrupt(name))?;
         let seeded = db.delete_cf(family, b"").and_then(|()| db.flush_cf(family));
         seeded.map_err(|e| failed("make tables", e))?;
     }
