@@ -27,7 +27,7 @@ pub fn remember(config: &MountConfig) {
 pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     let note = fast.join(NOTE);
     let text = std::fs::read(&note).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             Failure::usage(format!("{} is not a fast directory: it has no {NOTE}", fast.display()))
                 .remedy("give a directory that was named to `forebay mount --fast`, or a mountpoint")
         }

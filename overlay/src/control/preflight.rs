@@ -263,6 +263,10 @@ fn space(config: &MountConfig) -> Result<(), Failure> {
     }
     let total: u64 = devices.iter().map(|d| d.total_bytes).sum();
     match config.limit_bytes {
+        Some(limit) if limit < limits::LIMIT_BYTES => {
+            Err(Failure::usage(format!("the limit {} leaves the fast pool nothing to hold", ByteSize(limit)))
+                .remedy("--limit with a unit, such as 500G"))
+        }
         Some(limit) if limit > total => {
             let places: Vec<String> = devices.iter().map(|d| d.dir.display().to_string()).collect();
             Err(Failure::new(
