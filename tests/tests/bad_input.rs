@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
-use forebay_tests::process::sh;
+use forebay_tests::process::{forebay, run, sh};
 
 const SHELL: Duration = Duration::from_secs(60);
 // Exit codes of the command line.
@@ -65,6 +65,8 @@ fn a_fast_pool_that_fills_up_says_enospc_and_keeps_what_it_has() {
     assert_eq!(fs::read(mount.path("before")).unwrap(), content(1, 1 << 20));
     fs::remove_file(fast.join("filler")).unwrap();
     fs::write(mount.path("after"), content(2, 1 << 20)).unwrap();
+    mount.umount();
+    mount.mount();
     mount.flush();
     for (name, seed) in [("before", 1), ("after", 2)] {
         assert_eq!(fs::read(mount.pool(name)).unwrap(), content(seed, 1 << 20), "{name}");
@@ -292,44 +294,107 @@ fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_hav
     }
 }
 
+/// Every file below a directory, as bytes.
+fn files_below(dir: &Path) -> Vec<Vec<u8>> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![fs::read(path).unwrap()] };
+    entries.flat_map(|entry| below(entry.unwrap().path())).collect()
+}
+
 #[test]
-fn of_a_catalog_without_a_readable_record_all_content_is_kept_by_number() {
-    for damage in ["rm -r ../catalog", "rm *.log *.sst", "for f in *.log *.sst; do truncate -s 100 $f; done"] {
+fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
+    for damage in [
+        // In the middle of the log, long before what the death of a process could have cut off.
+        "dd if=/dev/zero of=$(ls -S *.log | head -1) bs=1 seek=300 count=8 conv=notrunc status=none",
+        "rm -r ../catalog",
+        "rm *.log *.sst",
+        "for f in *.log *.sst; do truncate -s 100 $f; done",
+        "for f in *.sst; do dd if=/dev/zero of=$f bs=1 seek=20 count=8 conv=notrunc status=none; done",
+    ] {
         let mount = filled();
-        // The records are in table files after another start.
-        mount.mount();
-        mount.umount();
+        if damage.contains("sst") {
+            // The records are in table files after another start.
+            mount.mount();
+            mount.umount();
+        }
         let fast = mount.place.fast();
         sh(&fast.join("catalog"), damage, SHELL);
-        let refused = attempt(&mount.place, &limit("100M"));
-        refused.refused(CORRUPT, &["fsck --repair", text(&fast)]);
-        mount.forebay(["fsck", "--repair"], &[&fast]).ok();
-        let kept = saved(&mount, "other");
-        for expected in [content(1, 2_000_000), content(2, 30_000), content(3, 50_000)] {
+        attempt(&mount.place, &limit("100M")).refused(CORRUPT, &["fsck --repair", text(&fast)]);
+        mount.forebay(["fsck", "--repair"], &[&fast]);
+        let kept = files_below(&fast.join("saved"));
+        for expected in [content(2, 30_000), content(3, 50_000)] {
             assert!(kept.contains(&expected), "{damage}: a content file is gone");
         }
         mount.mount();
         assert_eq!(fs::read(mount.path("flushed")).unwrap(), content(2, 30_000));
+        assert_eq!(fs::read(mount.path("fetched")).unwrap(), content(1, 2_000_000));
     }
 }
 
 #[test]
-fn a_truncated_dirty_content_file_is_named_and_not_flushed_over_the_pool() {
-    let place = Place::new();
-    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
-    let mount = Mount::on(place, limit("100M"));
-    // Dirty, and then clean again: the pool's copy is the truth from now on.
+fn content_files_that_were_truncated_are_named_by_fsck_and_fetched_again() {
+    let mount = Mount::new(limit("100M"));
+    // Written here, and then flushed: the pool's copy is the truth from now on.
     fs::write(mount.path("a"), content(2, 300_000)).unwrap();
     mount.flush();
     mount.umount();
     let cut = "find content -type f -exec truncate -s 1000 {} +";
     sh(&mount.place.fast(), cut, SHELL);
-    let checked = mount.forebay(["fsck"], &[&mount.place.fast()]);
-    checked.refused(CORRUPT, &["problem"]);
+    mount
+        .forebay(["fsck"], &[&mount.place.fast()])
+        .refused(CORRUPT, &["/a: content file", "1000 bytes instead of 300000"]);
     mount.mount();
     assert_eq!(fs::read(mount.path("a")).unwrap(), content(2, 300_000));
     mount.flush();
     assert_eq!(fs::read(mount.pool("a")).unwrap(), content(2, 300_000));
+}
+
+#[test]
+fn a_lost_content_file_of_what_was_not_flushed_is_an_error_and_not_a_flush() {
+    let place = Place::new();
+    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
+    let mount = Mount::on(place, limit("100M"));
+    fs::write(mount.path("a"), content(2, 300_000)).unwrap();
+    fs::write(mount.path("b"), content(3, 1000)).unwrap();
+    mount.umount();
+    sh(&mount.place.fast(), "find content -type f -size +100k -delete", SHELL);
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let mut command = Command::new(forebay());
+        run(command.args(words).arg(mount.place.fast()), SHELL).refused(CORRUPT, &["/a: content file", "is missing"]);
+    }
+    mount.mount();
+    let read = fs::read(mount.path("a")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(libc::EIO), "{read}");
+    mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]).refused(1, &["/a"]);
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), content(1, 300_000));
+    assert_eq!(fs::read(mount.pool("b")).unwrap(), content(3, 1000));
+    // Written anew it is whole again.
+    fs::write(mount.path("a"), content(4, 2000)).unwrap();
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), content(4, 2000));
+}
+
+#[test]
+fn a_fast_pool_whose_device_dies_costs_errors_and_no_synced_bytes() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "ext4", 200);
+    let mount = Mount::on(place, limit("100M"));
+    fs::write(mount.path("before"), content(1, 1 << 20)).unwrap();
+    File::open(mount.path("before")).unwrap().sync_all().unwrap();
+    shut_down(&fast);
+    let written = File::create(mount.path("after")).and_then(|mut file| {
+        file.write_all(&content(2, 1 << 20))?;
+        file.sync_all()
+    });
+    assert!(written.is_err(), "a dead device took it");
+    mount.status();
+    let ended = mount.forebay(["umount"], &[&mount.place.mnt()]);
+    assert!(matches!(ended.code, Some(0 | BUSY)), "{ended}");
+    sh(&mount.place.at(""), "umount fast && mount -o loop fast.img fast", SHELL);
+    mount.mount();
+    assert_eq!(fs::read(mount.path("before")).unwrap(), content(1, 1 << 20));
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("before")).unwrap(), content(1, 1 << 20));
 }
 
 /// Names that are as long as they may be, or hold every byte that they may.
@@ -379,4 +444,37 @@ fn deep_trees_are_made_flushed_and_removed() {
     fs::remove_dir_all(mount.path("d")).unwrap();
     mount.flush();
     assert!(!mount.pool("d").exists());
+}
+
+/// What a mount shows of odd names is one line of text, or JSON; and what a list names is found.
+#[test]
+fn odd_names_pass_through_lists_and_listings() {
+    let mount = Mount::new(limit("100M"));
+    let mut list = Vec::new();
+    for name in odd_names() {
+        fs::write(mount.pool(&name), "1").unwrap();
+        list.extend(mount.path(&name).as_os_str().as_bytes());
+        list.push(0);
+    }
+    let file = mount.place.at("list");
+    fs::write(&file, list).unwrap();
+    mount.forebay(["stage", "-0", &format!("@{}", text(&file))], &[]).ok();
+    assert_eq!(mount.status().resident_files, odd_names().len() as u64);
+    for name in odd_names() {
+        fs::write(mount.path(&name), "22").unwrap();
+    }
+    for command in [&["ls"][..], &["dirty"], &["du"]] {
+        let words = |more: &[&str]| {
+            let mut run_it = Command::new(forebay());
+            run(run_it.args(more).args(command).arg(mount.place.mnt()), SHELL).ok().out
+        };
+        let lines = words(&[]);
+        let steers = |c: char| c.is_control() && c != '\n';
+        assert!(!lines.contains(steers), "{command:?}: {lines:?}");
+        for line in words(&["--json"]).lines() {
+            serde_json::from_str::<serde_json::Value>(line).unwrap();
+        }
+    }
+    // One row for each name: a newline in one does not make two.
+    assert_eq!(mount.forebay(["ls"], &[&mount.place.mnt()]).ok().out.lines().count(), odd_names().len());
 }
