@@ -424,7 +424,8 @@ fn names_of_255_bytes_and_not_utf8_go_there_and_back() {
     }
     let mut listed: Vec<_> = fs::read_dir(mount.place.mnt()).unwrap().map(|e| e.unwrap().file_name()).collect();
     let mut expected = odd_names();
-    (listed.sort(), expected.sort());
+    listed.sort();
+    expected.sort();
     assert_eq!(listed, expected);
     let too_long = File::create(mount.path("x".repeat(256))).unwrap_err();
     assert_eq!(too_long.raw_os_error(), Some(libc::ENAMETOOLONG));
