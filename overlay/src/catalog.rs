@@ -9,7 +9,6 @@ mod batch;
 mod ids;
 pub mod rebuild;
 mod records;
-mod sent;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +20,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::Ino;
 pub use batch::Batch;
 use ids::IdAllocator;
-pub use records::{ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Xattrs};
+pub use records::{
+    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, Xattrs,
+};
 pub(crate) use records::{decode, encode};
-pub use sent::Sent;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 1;
@@ -45,11 +45,9 @@ pub(crate) mod cf {
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
-    /// `Ino` of the directory + name → the `Sent` that the pool may have there unknown to us.
-    pub const SENT: &str = "sent";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, SENT, META];
+    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
 }
 
 /// Something that the pool must be told.
@@ -80,6 +78,9 @@ pub struct Catalog {
     epoch: AtomicU64,
     /// Epochs that ended in a power cut: from..=to.
     dead_epochs: Vec<(u64, u64)>,
+    /// Calls of [`Self::sync_written`], and how many of them were served.
+    sync_asked: AtomicU64,
+    sync_done: parking_lot::Mutex<u64>,
 }
 
 impl Catalog {
@@ -97,6 +98,8 @@ impl Catalog {
             contents: IdAllocator::new("next_content", 1),
             epoch: AtomicU64::new(1),
             dead_epochs: Vec::new(),
+            sync_asked: AtomicU64::new(0),
+            sync_done: parking_lot::Mutex::new(0),
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -186,6 +189,19 @@ impl Catalog {
     /// What was written before survives a power cut when this returns. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
+    }
+
+    /// The same; of several that wait at the same time one syncs for all.
+    pub fn sync_written(&self) -> Result<()> {
+        let mine = self.sync_asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut done = self.sync_done.lock();
+        if *done >= mine {
+            return Ok(());
+        }
+        let covers = self.sync_asked.load(Ordering::SeqCst);
+        self.sync()?;
+        *done = covers;
+        Ok(())
     }
 
     pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {

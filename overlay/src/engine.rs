@@ -162,7 +162,6 @@ impl Overlay {
             fetched_epoch: AtomicU64::new(0),
         });
         inner.ensure_root().await?;
-        inner.resume_cut_off().await?;
         background::start(&inner).await?;
         Ok(Self { inner })
     }

@@ -144,7 +144,7 @@ impl NodeState {
 
     /// No name leads to it any more.
     pub fn is_unlinked(&self, ino: Ino) -> bool {
-        self.record.links.is_empty() && ino != Ino::ROOT
+        !self.record.has_names() && ino != Ino::ROOT
     }
 
     pub fn lease_holds(&self, now_unix: u64) -> bool {

@@ -17,31 +17,58 @@ pub type Link = (Ino, Box<[u8]>);
 
 /// What the overlay and the pool each have under one name of one directory. They differ by exactly what has
 /// not been flushed yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NameRecord {
     /// What the mount shows.
     pub here: Option<(Ino, FileKind)>,
-    /// What the pool has, as far as we know.
+    /// What the pool has, or had before `sent`.
     pub pool: Option<Ino>,
+    /// What was sent to this name, oldest first, and no answer is known of: the pool may have any of it by now.
+    /// Written before it is sent, deleted with the commit after.
+    pub sent: Vec<Sent>,
 }
 
 impl NameRecord {
     pub fn clean(ino: Ino, kind: FileKind) -> Self {
-        Self { here: Some((ino, kind)), pool: Some(ino) }
+        Self { here: Some((ino, kind)), pool: Some(ino), sent: Vec::new() }
+    }
+
+    /// The same, but for what the mount shows.
+    pub fn showing(self, here: Option<(Ino, FileKind)>) -> Self {
+        Self { here, ..self }
     }
 
     pub fn here_ino(&self) -> Option<Ino> {
         self.here.map(|(ino, _)| ino)
     }
 
-    /// The pool must be told.
+    /// The pool must be told, or asked.
     pub fn differs(&self) -> bool {
-        self.here_ino() != self.pool
+        self.here_ino() != self.pool || !self.sent.is_empty()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.here.is_none() && self.pool.is_none()
+        self.here.is_none() && self.pool.is_none() && self.sent.is_empty()
     }
+}
+
+/// What was sent to a name of the pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    pub ino: Ino,
+    pub what: SentWhat,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SentWhat {
+    /// Content, or times: what the pool's object shows of it. We set its modification time, to the nanosecond.
+    Content { size: u64, mtime: Time },
+    /// A directory, symlink or special file, made there.
+    Made,
+    /// What the pool had under another name before.
+    Moved { from: Link },
+    /// Another name of what the pool has.
+    Linked,
 }
 
 /// Whether the catalog has all names of a directory.
@@ -76,7 +103,10 @@ pub struct InodeRecord {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    pub nlink: u32,
+    /// Of a directory: 2 and one for each directory in it; 0 once it was removed.
+    pub dir_nlink: u32,
+    /// Names that the pool has for it and nobody asked for yet.
+    pub unseen_links: u32,
     pub rdev: u64,
     /// While the content is dirty, the content file's own size and mtime are the truth, not these.
     pub size: u64,
@@ -87,6 +117,8 @@ pub struct InodeRecord {
     pub links: SmallVec<[Link; 1]>,
     /// The names that the pool has it under.
     pub pool_links: SmallVec<[Link; 1]>,
+    /// The names of which [`NameRecord::sent`] names it.
+    pub sent_to: SmallVec<[Link; 1]>,
     /// The version of the pool's copy: of the clean content, or the one that dirty content is based on.
     /// `None` where the pool has no copy.
     pub version: Option<Version>,
@@ -110,7 +142,8 @@ impl InodeRecord {
             mode: stat.mode,
             uid: stat.uid,
             gid: stat.gid,
-            nlink: stat.nlink,
+            dir_nlink: if stat.kind == FileKind::Directory { stat.nlink } else { 0 },
+            unseen_links: unseen(stat, links.len()),
             rdev: stat.rdev,
             size: stat.size,
             atime: stat.atime,
@@ -118,6 +151,7 @@ impl InodeRecord {
             ctime: stat.ctime,
             pool_links: links.clone(),
             links,
+            sent_to: SmallVec::new(),
             version: Some(stat.version.clone()),
             file: FileState::absent(),
             listing: Listing::Partly,
@@ -142,19 +176,21 @@ impl InodeRecord {
         if self.kind == FileKind::File {
             self.size = stat.size;
         }
-        self.count_links(stat.nlink);
+        self.count_links(stat);
         self.rdev = stat.rdev;
     }
 
-    /// Counts the names of anything but a directory from those that the pool counts, of which some may not be
-    /// known here: names that it does not have yet are more, names that it is to lose are fewer.
-    pub fn count_links(&mut self, pool_nlink: u32) {
-        if self.kind == FileKind::Directory {
-            return;
+    /// Of the names that the pool counts, those that are not known here.
+    pub fn count_links(&mut self, stat: &Stat) {
+        self.unseen_links = unseen(stat, self.pool_links.len());
+    }
+
+    /// What `stat` shows.
+    pub fn nlink(&self) -> u32 {
+        match self.kind {
+            FileKind::Directory => self.dir_nlink,
+            _ => self.links.len() as u32 + self.unseen_links,
         }
-        let more = self.links.iter().filter(|l| !self.pool_links.contains(l)).count();
-        let fewer = self.pool_links.iter().filter(|l| !self.links.contains(l)).count();
-        self.nlink = (pool_nlink + more as u32).saturating_sub(fewer as u32);
     }
 
     /// Content or attributes are newer than the pool's, or the pool has no copy and should.
@@ -165,6 +201,18 @@ impl InodeRecord {
     /// In the pool under some name.
     pub fn in_pool(&self) -> bool {
         !self.pool_links.is_empty()
+    }
+
+    /// Reachable under a name, though perhaps one that nobody asked for yet.
+    pub fn has_names(&self) -> bool {
+        !self.links.is_empty() || self.unseen_links > 0
+    }
+}
+
+fn unseen(stat: &Stat, known: usize) -> u32 {
+    match stat.kind {
+        FileKind::Directory => 0,
+        _ => stat.nlink.saturating_sub(known as u32),
     }
 }
 

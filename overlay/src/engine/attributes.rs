@@ -84,7 +84,7 @@ impl Inner {
             mode: record.mode,
             uid: record.uid,
             gid: record.gid,
-            nlink: record.nlink,
+            nlink: record.nlink(),
             rdev: record.rdev,
             size,
             blocks,

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use tokio::sync::watch;
 
+use super::pool_view::Asked;
 use super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
@@ -18,6 +19,9 @@ use crate::node::{Flight, Node, NodeState};
 
 /// Chunks of one file that one request may have under way.
 const FLIGHTS_PER_REQUEST: usize = 16;
+
+/// Flushes of one file that a fetch waits for.
+const OWN_CHANGES: u32 = 16;
 
 /// One chunk to bring in.
 struct Chunk {
@@ -34,6 +38,21 @@ impl Inner {
     /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is another version by now,
     /// and whatever the pool says.
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let mut left = OWN_CHANGES;
+        loop {
+            match self.fetch_as_known(node, range.clone()).await {
+                // Our own flush of names or attributes makes another version of it: the end of that says which.
+                Err(e) if e.is(ErrorKind::Stale) && left > 0 && !Asked::of(&node.state.lock()).is_quiet() => {
+                    left -= 1;
+                    drop(node.flush.lock().await);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
+    pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         loop {
             let end = range.end.min(at + FLIGHTS_PER_REQUEST as u64 * CHUNK_BYTES);

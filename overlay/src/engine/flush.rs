@@ -9,11 +9,11 @@
 //! lands under a path that became another directory's; steps on one inode hold its `flush` lock. Neither is
 //! held while a step waits for another one that it depends on.
 
+mod ascertain;
 mod attrs;
 mod conflict;
 mod create;
 mod place;
-mod recognise;
 mod steps;
 mod upload;
 

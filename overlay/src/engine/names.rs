@@ -9,7 +9,7 @@ mod rename;
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
 
 use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
-use crate::catalog::{InodeRecord, NameRecord};
+use crate::catalog::InodeRecord;
 use crate::clock::stamp_now;
 
 /// Names of this many bytes are the longest that Linux takes.
@@ -113,14 +113,7 @@ impl Txn<'_> {
         let now = stamp_now();
         (record.mtime, record.ctime) = (now, now);
         record.dirty.times = true;
-        record.nlink = record.nlink.saturating_add_signed(subdirs);
-        Ok(())
-    }
-
-    /// Puts an inode under a name that has nothing here.
-    fn place(&mut self, parent: Ino, name: &[u8], ino: Ino, kind: FileKind) -> Result<()> {
-        let was = self.name(parent, name)?;
-        self.set_name(parent, name, &was, &NameRecord { here: Some((ino, kind)), pool: was.pool });
+        record.dir_nlink = record.dir_nlink.saturating_add_signed(subdirs);
         Ok(())
     }
 }

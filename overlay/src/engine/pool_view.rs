@@ -4,6 +4,7 @@
 mod adopt;
 mod listing;
 mod moved;
+pub(super) use adopt::note_object;
 
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,11 @@ impl Asked {
         Self { begun: state.pool_calls.0, quiet: state.pool_calls.0 == state.pool_calls.1 }
     }
 
+    /// Nothing of ours was under way.
+    pub fn is_quiet(self) -> bool {
+        self.quiet
+    }
+
     pub fn holds(self, state: &NodeState) -> bool {
         self.quiet && self.begun == state.pool_calls.0
     }
@@ -123,7 +129,8 @@ impl Inner {
                 Err(e) => return Err(e),
             }
         }
-        if record.pool.is_some() {
+        if !record.is_empty() {
+            // Removed or moved here, or of ours and unanswered: not what the pool has there now.
             return Ok(None);
         }
         self.find_in_pool(&dir, name).await
@@ -158,11 +165,15 @@ impl Inner {
             let asked = Asked::of(&dir.state.lock());
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
+                    if self.ascertain_object(&stat).await? {
+                        continue;
+                    }
                     if let Some(found) = self.adopt(dir.ino, name, &stat, asked)? {
                         return Ok(Some(found));
                     }
-                    if self.catalog.name(dir.ino, name)?.pool.is_some() {
-                        return Ok(self.catalog.name(dir.ino, name)?.here_ino());
+                    let record = self.catalog.name(dir.ino, name)?;
+                    if !record.is_empty() {
+                        return Ok(record.here_ino());
                     }
                 }
                 Err(e) if e.is(ErrorKind::NotFound) => {
@@ -215,6 +226,12 @@ impl Inner {
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());
         }
+        if asked.is_quiet() && !node.state.lock().record.sent_to.is_empty() {
+            return match self.ascertain(ino).await {
+                Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Err(e),
+                _ => Ok(()),
+            };
+        }
         let path = match self.pool_path(ino) {
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
             path => path?,
@@ -227,11 +244,39 @@ impl Inner {
             return Ok(());
         };
         match answer {
-            Ok(stat) => self.news(ino, link.as_ref(), &stat, asked),
+            Ok(stat) => {
+                self.news(ino, link.as_ref(), &stat, asked)?;
+                self.recheck_names(ino, &stat).await
+            }
             Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
             Err(e) => Err(e.context(&path)),
         }
+    }
+
+    /// Where the pool counts fewer names of an object than are known, others took some away or gave them to something
+    /// else: all are looked at.
+    async fn recheck_names(&self, ino: Ino, stat: &Stat) -> Result<()> {
+        let node = self.node(ino)?;
+        let names = node.state.lock().record.pool_links.clone();
+        if stat.kind == FileKind::Directory || stat.nlink as usize >= names.len() {
+            return Ok(());
+        }
+        for link in names {
+            let asked = Asked::of(&node.state.lock());
+            let path = self.pool_path_of(link.0, &link.1)?;
+            let there = match self.ask(self.pool.stat(&path)).await {
+                Ok(stat) => Some(stat),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
+                Err(e) => return Err(e.context(path)),
+            };
+            match self.parted(ino, &link, there.as_ref(), asked) {
+                // Of the name that was asked about, the first look said so.
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     /// Whether the listing of its directory confirmed an inode within `age`.

@@ -146,7 +146,7 @@ impl Inner {
             let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
             slot.since_unix = slot.since_unix.min(dirty.since_unix);
             slot.bytes = slot.bytes.max(dirty.bytes);
-            if dirty.what == "data" {
+            if weight(&dirty.what) > weight(&slot.what) {
                 slot.what = dirty.what;
             }
             slot.error = slot.error.take().or(dirty.error);
@@ -220,6 +220,16 @@ impl Inner {
             mtime_unix: attr.mtime.secs,
             mode: attr.mode,
         })
+    }
+}
+
+/// Of several things that differ at a path the weightiest is named.
+fn weight(what: &str) -> u32 {
+    match what {
+        "data" => 3,
+        "name" | "removed" => 2,
+        "attributes" => 1,
+        _ => 0,
     }
 }
 

@@ -1,15 +1,18 @@
 //! One change of names and inodes: collected, written as one batch, then made visible in memory.
 
 use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
 
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{FileKind, Result, Stat};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
-use crate::catalog::{Batch, ContentId, InodeRecord, Link, NameRecord};
+use crate::catalog::{Batch, ContentId, InodeRecord, Link, NameRecord, Sent};
 use crate::node::{Node, NodeState};
+
+/// What was sent to one name and not answered: older ones are forgotten.
+const SENT_REMEMBERED: usize = 16;
 
 type Guard<T> = ArcMutexGuard<RawMutex, T>;
 
@@ -27,6 +30,8 @@ pub(crate) struct Txn<'a> {
     inner: &'a Inner,
     edits: BTreeMap<Ino, Edit>,
     new: Vec<(Ino, InodeRecord)>,
+    /// Names as they were and as they are to be.
+    names: HashMap<Link, (NameRecord, NameRecord)>,
     /// Objects of the pool with several names that are new here.
     objects: HashMap<Vec<u8>, Ino>,
     /// Content files to remove once the batch is written, with the bytes that they are counted with.
@@ -41,6 +46,7 @@ impl<'a> Txn<'a> {
             inner,
             edits: BTreeMap::new(),
             new: Vec::new(),
+            names: HashMap::new(),
             objects: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
@@ -71,11 +77,80 @@ impl<'a> Txn<'a> {
     }
 
     pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
-        self.inner.catalog.name(parent, name)
+        match self.names.get(&(parent, name.into())) {
+            Some((_, is)) => Ok(is.clone()),
+            None => self.inner.catalog.name(parent, name),
+        }
     }
 
-    pub fn set_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, is: &NameRecord) {
-        self.batch.put_name(parent, name, was, is);
+    pub fn set_name(&mut self, parent: Ino, name: &[u8], record: NameRecord) -> Result<()> {
+        match self.names.entry((parent, name.into())) {
+            hash_map::Entry::Occupied(mut slot) => slot.get_mut().1 = record,
+            hash_map::Entry::Vacant(slot) => {
+                let was = self.inner.catalog.name(parent, name)?;
+                slot.insert((was, record));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets what the mount shows under a name.
+    pub fn show(&mut self, parent: Ino, name: &[u8], here: Option<(Ino, FileKind)>) -> Result<()> {
+        let was = self.name(parent, name)?;
+        self.set_name(parent, name, was.showing(here))
+    }
+
+    /// Something is about to be sent to a name: until the answer is known the pool may have it or not.
+    pub fn send(&mut self, parent: Ino, name: &[u8], sent: Sent) -> Result<()> {
+        let mut record = self.name(parent, name)?;
+        if record.sent.contains(&sent) {
+            return Ok(());
+        }
+        if record.sent.len() >= SENT_REMEMBERED {
+            let oldest = record.sent.remove(0);
+            if !record.sent.iter().any(|s| s.ino == oldest.ino) {
+                self.record(oldest.ino)?.sent_to.retain(|(p, n)| *p != parent || **n != *name);
+            }
+        }
+        let sent_to = &mut self.record(sent.ino)?.sent_to;
+        let link = (parent, name.into());
+        if !sent_to.contains(&link) {
+            sent_to.push(link);
+        }
+        record.sent.push(sent);
+        self.set_name(parent, name, record)
+    }
+
+    /// It is known what the pool has under a name: nothing that was sent there is uncertain any more. The names of the
+    /// inodes follow, and one that nothing leads to any more goes.
+    pub fn pool_has(&mut self, parent: Ino, name: &[u8], ino: Option<Ino>) -> Result<()> {
+        let was = self.name(parent, name)?;
+        let link: Link = (parent, name.into());
+        let mut touched: Vec<Ino> = was.sent.iter().map(|s| s.ino).collect();
+        for ino in &touched {
+            self.record(*ino)?.sent_to.retain(|l| *l != link);
+        }
+        if was.pool != ino {
+            if let Some(occupant) = was.pool {
+                self.record(occupant)?.pool_links.retain(|l| *l != link);
+                touched.push(occupant);
+            }
+            if let Some(ino) = ino {
+                self.record(ino)?.pool_links.push(link);
+            }
+        }
+        self.set_name(parent, name, NameRecord { here: was.here, pool: ino, sent: Vec::new() })?;
+        for ino in touched {
+            let record = self.record(ino)?;
+            if record.pool_links.is_empty() && !(record.links.is_empty() && record.unseen_links > 0) {
+                record.version = None;
+                record.unseen_links = 0;
+            }
+            if record.links.is_empty() {
+                self.reap(ino)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds an inode; it is in the table after the commit.
@@ -93,11 +168,12 @@ impl<'a> Txn<'a> {
     }
 
     /// Gives an inode that is new in this change another name that the pool has for the same object.
-    pub fn link_new(&mut self, identity: &[u8], link: &Link) -> Option<Ino> {
+    pub fn link_new(&mut self, identity: &[u8], link: &Link, stat: &Stat) -> Option<Ino> {
         let ino = *self.objects.get(identity)?;
         let (_, record) = self.new.iter_mut().rev().find(|(new, _)| *new == ino)?;
         record.links.push(link.clone());
         record.pool_links.push(link.clone());
+        record.count_links(stat);
         self.batch.put_inode(ino, record, false);
         Some(ino)
     }
@@ -109,9 +185,7 @@ impl<'a> Txn<'a> {
         let record = &mut edit.record;
         record.links.retain(|(p, n)| *p != parent || **n != *name);
         if record.kind == FileKind::Directory {
-            record.nlink = 0;
-        } else {
-            record.nlink = record.nlink.saturating_sub(1);
+            record.dir_nlink = 0;
         }
         if record.links.is_empty() {
             self.reap(ino)?;
@@ -119,18 +193,19 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Deletes an inode that has no name here and in the pool and is not open. While a flush of it is under
-    /// way the pool may be getting a name that must be taken back: the end of the flush reaps it.
+    /// Deletes an inode that has no name here and in the pool and is not open. What the pool has under names that
+    /// nobody asked for yet stays, with what was written to it. While a flush of it is under way the pool may be
+    /// getting a name that must be taken back: the end of the flush reaps it.
     pub fn reap(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
         let edit = self.edit(ino)?;
         let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
-        if ino == Ino::ROOT || !edit.record.links.is_empty() || edit.guard.is_open() || flushing || edit.gone {
+        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.is_open() || flushing || edit.gone {
             return Ok(());
         }
         let content = edit.record.file.content();
         let bytes = inner.counted_bytes(&mut edit.guard);
-        if edit.record.pool_links.is_empty() {
+        if edit.record.pool_links.is_empty() && edit.record.sent_to.is_empty() {
             edit.gone = true;
         } else {
             // Only the removal from the pool is left to do.
@@ -155,6 +230,9 @@ impl<'a> Txn<'a> {
 
     /// Writes the batch and makes the change visible.
     pub fn commit(mut self) -> Result<()> {
+        for ((parent, name), (was, is)) in self.names.drain() {
+            self.batch.put_name(parent, &name, &was, &is);
+        }
         for (ino, edit) in &self.edits {
             if edit.gone {
                 self.batch.delete_inode(*ino, edit.guard.indexed_dirty);

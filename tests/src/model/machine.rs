@@ -94,13 +94,19 @@ impl Drop for Machine {
 /// Copies a directory; content files keep their identity, as open descriptors do.
 fn image(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
-    for entry in fs::read_dir(from).expect("a directory").flatten() {
+    let mut entries: Vec<_> = fs::read_dir(from).expect("a directory").flatten().collect();
+    // The content before the catalog: what a thread removes in between was given up in the catalog before.
+    entries.sort_by_key(|entry| entry.file_name() != "content");
+    for entry in entries {
         let target = to.join(entry.file_name());
         let kind = entry.file_type().expect("a type");
         if kind.is_dir() {
             image(&entry.path(), &target);
         } else if from.parent().is_some_and(|p| p.ends_with("content")) {
-            fs::hard_link(entry.path(), &target).expect("a link");
+            match fs::hard_link(entry.path(), &target) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                linked => linked.expect("a link"),
+            }
         } else {
             fs::copy(entry.path(), &target).expect("a copy");
         }

@@ -25,6 +25,7 @@ impl Run {
         // They knew what they took away, and are owed what they wrote.
         let contents =
             |tree: &Tree| -> Vec<Content> { tree.nodes.values().filter_map(|n| n.content().cloned()).collect() };
+        self.gone_with_last_name(&before, &after);
         let (before, after) = (contents(&before), contents(&after));
         for gone in before.iter().filter(|c| !after.contains(c)) {
             self.effects.given_up(gone);
@@ -34,6 +35,19 @@ impl Run {
         }
         self.outdated = true;
         Ok(())
+    }
+
+    /// Of a file that is known here under one of its names only, whoever removes that one gives it up, knowing what was
+    /// written to it or not.
+    fn gone_with_last_name(&mut self, before: &Tree, after: &Tree) {
+        let (paths, left, shown) = (before.paths(), after.paths(), self.model.paths());
+        for (path, id) in &paths {
+            let shared = before.node(*id).nlink > 1;
+            let known = shown.get(path).map(|id| self.model.node(*id)).filter(|node| node.nlink == 1);
+            if let (true, false, Some(content)) = (shared, left.contains_key(path), known.and_then(|n| n.content())) {
+                self.effects.given_up(content);
+            }
+        }
     }
 
     /// Takes over what the engine shows, once it is known to be somebody's.

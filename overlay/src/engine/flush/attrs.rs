@@ -7,7 +7,7 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, S
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::create::settle_attrs;
-use crate::catalog::{InodeRecord, Sent};
+use crate::catalog::{InodeRecord, SentWhat};
 
 impl Inner {
     /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
@@ -29,21 +29,23 @@ impl Inner {
                 self.place(parent, &name).await?;
                 continue;
             }
-            if record.links.is_empty() && ino != Ino::ROOT {
+            if !record.has_names() && ino != Ino::ROOT {
                 // Unlinked: its removal is all that the pool must be told.
                 return Ok(());
             }
-            return self.flush_in_place(ino).await;
+            if !self.ascertain(ino).await? {
+                return self.flush_in_place(ino).await;
+            }
         }
         Ok(())
     }
 
-    async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
+    pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let _moves = self.flusher.moves.read().await;
         let _lock = node.flush.lock().await;
         let record = self.record_of(ino)?;
-        if !record.in_pool() && ino != Ino::ROOT {
+        if (!record.in_pool() && ino != Ino::ROOT) || self.is_unsure(ino)? {
             return Ok(());
         }
         let path = self.pool_path(ino)?;
@@ -51,10 +53,7 @@ impl Inner {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
-            if let Some((parent, name)) = record.pool_links.first() {
-                self.recognise(*parent, name, &path).await?;
-            }
-            return self.replace_content(ino, &self.record_of(ino)?, &path).await;
+            return self.replace_content(ino, &record, &path).await;
         }
         if record.dirty.any() || !record.dirty_xattrs.is_empty() {
             let _change = PoolChange::begin(self, &[ino])?;
@@ -112,17 +111,6 @@ impl Inner {
     }
 
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
-        for name in &record.dirty_xattrs {
-            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
-            let sent = match value {
-                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
-                None => self.ask(self.pool.remove_xattr(path, name)).await,
-            };
-            match sent {
-                Err(e) if e.is(ErrorKind::NoAttribute) => {}
-                other => other.map_err(|e| e.context(path))?,
-            }
-        }
         let owner = record.dirty.owner && self.pool.capabilities().owners;
         let times = record.dirty.times;
         let changes = SetAttrs {
@@ -143,10 +131,24 @@ impl Inner {
             },
             _ => true,
         };
-        if let (true, FileKind::File, Some((parent, name))) = (times, record.kind, record.pool_links.first()) {
+        let moves_version = record.kind == FileKind::File && times && content_is_ours;
+        if let (true, Some((parent, name))) = (moves_version, record.pool_links.first()) {
             // The version moves with them: it must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
-            self.catalog.add_sent(*parent, name, Sent { ino, size, mtime: record.mtime })?;
+            self.about_to_send(&(*parent, name.clone()), ino, SentWhat::Content { size, mtime: record.mtime }).await?;
+        } else {
+            self.sync_written().await?;
+        }
+        for name in &record.dirty_xattrs {
+            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
+            let sent = match value {
+                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
+                None => self.ask(self.pool.remove_xattr(path, name)).await,
+            };
+            match sent {
+                Err(e) if e.is(ErrorKind::NoAttribute) => {}
+                other => other.map_err(|e| e.context(path))?,
+            }
         }
         let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
             Ok(stat) => stat,
@@ -169,7 +171,9 @@ impl Inner {
             now.version = Some(stat.version);
         }
         for (parent, name) in &record.pool_links {
-            txn.batch.delete_sent(*parent, name);
+            if txn.name(*parent, name)?.pool == Some(ino) {
+                txn.pool_has(*parent, name, Some(ino))?;
+            }
         }
         txn.state(ino)?.validated = Some(std::time::Instant::now());
         txn.commit()

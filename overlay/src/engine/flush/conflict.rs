@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 
 use super::super::{Inner, Ino, Txn};
-use crate::catalog::{Listing, NameRecord};
+use crate::catalog::Listing;
 use crate::clock::unix_now;
 
 /// Conflicts that are remembered for `status`.
@@ -30,26 +30,15 @@ impl Inner {
             }
         }
         // The pool's object under this name is somebody else's by now: the next lookup brings it in.
-        record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
-        if record.pool_links.is_empty() {
-            record.version = None;
-        }
+        txn.show(parent, name, None)?;
+        txn.pool_has(parent, name, None)?;
+        let record = txn.record(ino)?;
         if record.file.is_whole() {
             record.file = record.file.modify(unix_now())?;
             self.evictor.lock().remove(ino.0);
         }
-        let occupant = was.pool.filter(|o| *o != ino);
-        txn.set_name(parent, name, &was, &NameRecord::default());
-        if let Some(occupant) = occupant {
-            let record = txn.record(occupant)?;
-            record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
-            if record.links.is_empty() {
-                txn.reap(occupant)?;
-            }
-        }
         look_again(&mut txn, parent)?;
-        let was_copy = txn.name(parent, &copy)?;
-        txn.set_name(parent, &copy, &was_copy, &NameRecord { here: Some((ino, kind)), pool: was_copy.pool });
+        txn.show(parent, &copy, Some((ino, kind)))?;
         txn.commit()?;
         self.report_conflict(format!(
             "{path}: changed in the pool and here; the pool's copy stays, ours is beside it as {}",

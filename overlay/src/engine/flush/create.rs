@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side, Stat};
+use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side};
 
 use super::super::{Inner, Ino, Txn};
-use super::steps::take_name;
 use super::upload::Uploaded;
 use crate::catalog::InodeRecord;
 
@@ -18,6 +17,9 @@ impl Inner {
         occupant: Option<Ino>,
         path: &PoolPath,
     ) -> Result<()> {
+        if let Some(occupant) = occupant {
+            self.ready_to_go(occupant).await?;
+        }
         let record = self.record_of(ino)?;
         if record.kind == FileKind::File {
             return self.create_file(parent, name, ino, occupant, path).await;
@@ -31,36 +33,29 @@ impl Inner {
             }
             kind => self.ask(self.pool.mknod(path, kind, record.rdev, &attrs)).await,
         };
+        let mut theirs = false;
         let stat = match made {
             Ok(stat) => stat,
-            Err(e) if e.is(ErrorKind::Exists) => match self.same_there(&record, path).await? {
-                Some(stat) => stat,
-                None => return self.keep_both(parent, name, ino, path).await,
-            },
+            Err(e) if e.is(ErrorKind::Exists) => {
+                // What somebody made to the same effect is shared.
+                let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
+                if !self.is_as_made(&record, &stat, path).await? {
+                    return self.keep_both(parent, name, ino, path).await;
+                }
+                theirs = true;
+                stat
+            }
             Err(e) => return Err(e.context(path)),
         };
         let mut txn = Txn::begin(self);
-        take_name(&mut txn, parent, name, ino, occupant)?;
-        settle_attrs(txn.record(ino)?, &record);
-        txn.record(ino)?.version = Some(stat.version);
+        txn.pool_has(parent, name, Some(ino))?;
+        let now = txn.record(ino)?;
+        settle_attrs(now, &record);
+        if theirs {
+            now.take_attrs(&stat);
+        }
+        now.version = Some(stat.version);
         txn.commit()
-    }
-
-    /// What the pool has under a path, if it is just what we wanted to make there: a directory is shared, and
-    /// the rest was made by us before a crash, or by somebody else to the same effect.
-    async fn same_there(&self, record: &InodeRecord, path: &PoolPath) -> Result<Option<Stat>> {
-        let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
-        let same = stat.kind == record.kind
-            && match stat.kind {
-                FileKind::Directory => true,
-                FileKind::Symlink => {
-                    let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
-                    record.target.as_deref() == Some(&target)
-                }
-                FileKind::File => false,
-                _ => stat.rdev == record.rdev,
-            };
-        Ok(same.then_some(stat))
     }
 
     async fn create_file(
@@ -78,7 +73,7 @@ impl Inner {
         for _ in 0..3 {
             match self.upload(ino, &(parent, name.into()), path, &expected).await {
                 Ok(uploaded) => {
-                    self.commit_created(parent, name, ino, occupant, uploaded)?;
+                    self.commit_created(parent, name, ino, uploaded)?;
                     return match occupant {
                         Some(occupant) => self.refresh_version(occupant).await,
                         None => Ok(()),
@@ -92,7 +87,7 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
-                    Some(uploaded) => return self.commit_created(parent, name, ino, occupant, uploaded),
+                    Some(uploaded) => return self.commit_created(parent, name, ino, uploaded),
                     None => return self.keep_both(parent, name, ino, path).await,
                 },
             }
@@ -100,16 +95,9 @@ impl Inner {
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
     }
 
-    fn commit_created(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        ino: Ino,
-        occupant: Option<Ino>,
-        uploaded: Uploaded,
-    ) -> Result<()> {
+    fn commit_created(&self, parent: Ino, name: &[u8], ino: Ino, uploaded: Uploaded) -> Result<()> {
         let mut txn = Txn::begin(self);
-        take_name(&mut txn, parent, name, ino, occupant)?;
+        txn.pool_has(parent, name, Some(ino))?;
         self.commit_uploaded(txn, ino, uploaded)
     }
 }

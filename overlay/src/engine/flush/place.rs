@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::super::{Inner, Ino};
+use super::steps::PARKED;
 use crate::catalog::{InodeRecord, Link, NameRecord};
 
 /// Steps that one name may take: more would be a loop.
@@ -14,6 +15,8 @@ const MAX_STEPS: u32 = 100_000;
 pub(super) enum Next {
     /// Other names come first.
     First(Vec<Link>),
+    /// What was written to a file comes first: after this name is gone, none that is known leads to it.
+    Content(Ino),
     Step(Step),
 }
 
@@ -73,7 +76,11 @@ impl Inner {
                 let what = format!("{}: flushing does not end", name.escape_ascii());
                 return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
             }
+            if self.ascertain_around(parent, &name, &record).await? {
+                continue;
+            }
             let step = match self.next(parent, &name, &record) {
+                Ok(Next::Content(ino)) => self.flush_in_place(ino).await,
                 Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
                 Ok(Next::First(names)) => {
                     last.first = names.into_iter();
@@ -99,7 +106,8 @@ impl Inner {
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
-            if record.pool.is_some() {
+            // What stands aside already helps nobody by standing aside again.
+            if record.pool.is_some() && !name.starts_with(PARKED.as_bytes()) {
                 self.park(&record, *parent, name).await?;
                 return Ok(at + 1 == chain.len());
             }
@@ -122,6 +130,12 @@ impl Inner {
                 Some(names) => return Ok(Next::First(names)),
                 None => occupant = Some((ino, self.record_of(ino)?)),
             }
+        }
+        if let Some((ino, record)) = &occupant
+            && leads_to_unseen(record)
+            && record.is_dirty()
+        {
+            return Ok(Next::Content(*ino));
         }
         let Some((ino, kind)) = record.here else {
             let occupant = record.pool.ok_or_else(|| corrupt(name))?;
@@ -195,9 +209,28 @@ impl Inner {
         Ok(None)
     }
 
+    /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
+    /// there was any.
+    async fn ascertain_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
+        let mut settled = self.ascertain(parent).await?;
+        for ino in [record.here_ino(), record.pool].into_iter().flatten() {
+            settled |= self.ascertain(ino).await?;
+        }
+        if !record.sent.is_empty() {
+            self.ascertain_name(parent, name).await?;
+            settled = true;
+        }
+        Ok(settled)
+    }
+
     pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
         Ok(self.node(ino)?.state.lock().record.clone())
     }
+}
+
+/// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.
+pub(super) fn leads_to_unseen(record: &InodeRecord) -> bool {
+    record.links.is_empty() && record.unseen_links > 0 && record.pool_links.len() == 1
 }
 
 fn corrupt(name: &[u8]) -> Error {

@@ -6,18 +6,20 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMod
 use tokio::sync::MutexGuard;
 
 use super::super::pool_view::PoolChange;
+use super::super::pool_view::note_object;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
-use super::place::{Next, Step};
-use crate::catalog::{Link, NameRecord, Sent};
+use super::place::{Next, Step, leads_to_unseen};
+use crate::catalog::{Link, NameRecord, SentWhat};
 use crate::node::Node;
+
+/// How names begin that something has in the pool while others take its place.
+pub(super) const PARKED: &str = ".forebay-moving-";
 
 /// What the pool has where something is to be moved.
 enum Target {
     /// What we think is there, or nothing.
     Ours,
-    /// What is to be moved.
-    Moved(Stat),
     Theirs,
 }
 
@@ -41,12 +43,8 @@ impl Inner {
             true => (Some(self.flusher.moves.write().await), None),
             false => (None, Some(self.flusher.moves.read().await)),
         };
-        let nodes = self.nodes_in_order(subject, other)?;
+        let nodes = self.nodes_in_order([subject].into_iter().chain(other))?;
         let _locks = lock_all(&nodes).await;
-        self.recognise(parent, name, &self.pool_path(parent)?.join(name)).await?;
-        if let Step::Rename { from, .. } = &step {
-            self.recognise(from.0, &from.1, &self.pool_path(from.0)?.join(&from.1)).await?;
-        }
         if self.catalog.name(parent, name)? != *record {
             // Somebody else was here first: look again.
             return Ok(());
@@ -55,13 +53,28 @@ impl Inner {
         if !matches!(self.next(parent, name, record)?, Next::Step(again) if again == step) {
             return Ok(());
         }
+        // And its answer may have been lost.
+        if self.is_unsure(parent)?
+            || self.is_unsure(subject)?
+            || other.is_some_and(|o| self.is_unsure(o).unwrap_or(true))
+        {
+            return Ok(());
+        }
         let mut touched = vec![parent, subject];
         touched.extend(other);
         if let Step::Rename { from, .. } = &step {
             touched.push(from.0);
         }
-        if !matches!(step, Step::Remove { .. }) {
-            self.catalog.add_sent(parent, name, Sent::name_of(subject))?;
+        let at: Link = (parent, name.into());
+        match &step {
+            Step::Remove { .. } => self.sync_written().await?,
+            Step::Rename { from, .. } => {
+                self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() }).await?
+            }
+            Step::Link { .. } => self.about_to_send(&at, subject, SentWhat::Linked).await?,
+            // Of a file the upload knows what is sent.
+            Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => {}
+            Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
         }
         let _change = PoolChange::begin(self, &touched)?;
         let dir = self.pool_path(parent)?;
@@ -75,9 +88,8 @@ impl Inner {
         }
     }
 
-    fn nodes_in_order(&self, first: Ino, second: Option<Ino>) -> Result<Vec<Arc<Node>>> {
-        let mut inos = vec![first];
-        inos.extend(second);
+    pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
+        let mut inos: Vec<Ino> = inos.collect();
         inos.sort();
         inos.dedup();
         inos.into_iter().map(|ino| self.node(ino)).collect()
@@ -88,7 +100,7 @@ impl Inner {
         let removed = match record.kind {
             FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
             _ => {
-                self.wait_for_readers(occupant)?;
+                self.ready_to_go(occupant).await?;
                 match record.version.clone() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
                     // Its upload was cut off, and what is there is not what was sent: it never arrived.
@@ -120,28 +132,37 @@ impl Inner {
         self.refresh_version(occupant).await
     }
 
-    /// A file that was removed here while its bytes are still only in the pool and somebody reads it.
-    fn wait_for_readers(&self, ino: Ino) -> Result<()> {
+    /// The last name that the pool has of a file is about to go, which somebody may have open: what is only in the
+    /// pool is fetched before. What is written to an object that has names nobody asked for yet must get there by this
+    /// one.
+    pub(super) async fn ready_to_go(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
-        let state = node.state.lock();
-        if state.is_unlinked(ino) && state.is_open() && !state.record.file.is_whole() {
+        let (missing, written) = {
+            let state = node.state.lock();
+            let record = &state.record;
+            let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
+            let missing = (last && state.is_open() && !record.file.is_whole()).then_some(record.size);
+            (missing, leads_to_unseen(record) && state.writers > 0)
+        };
+        if written {
             return Err(Error::new(
                 ErrorKind::Busy,
                 Side::Application,
-                "removed while it is open; the pool's copy goes when it is closed",
+                "removed while it is open for writing; the pool's name goes when it is closed",
             ));
         }
-        Ok(())
+        match missing {
+            Some(size) => self.fetch_as_known(&node, 0..size).await,
+            None => Ok(()),
+        }
     }
 
     /// The pool no longer has an inode under a name.
     fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let was = txn.name(parent, name)?;
-        if was.pool == Some(occupant) {
-            txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: None });
+        if txn.name(parent, name)?.pool == Some(occupant) {
+            txn.pool_has(parent, name, None)?;
         }
-        drop_pool_link(&mut txn, occupant, parent, name)?;
         txn.commit()
     }
 
@@ -177,19 +198,18 @@ impl Inner {
         self.names_changed_in(&source_dir);
         let record = self.record_of(moved)?;
         if let Some(occupant) = occupant {
-            match self.at_target(occupant, moved, path).await? {
+            self.ready_to_go(occupant).await?;
+            match self.at_target(occupant, path).await? {
                 Target::Ours => {}
-                // Done before the answer was lost.
-                Target::Moved(stat) => {
-                    self.commit_moved(parent, name, from, moved, Some(occupant), &stat)?;
-                    return self.refresh_version(occupant).await;
-                }
                 Target::Theirs => return self.keep_both(parent, name, moved, path).await,
             }
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
-            Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
+            Ok(stat)
+                if stat.kind == record.kind
+                    && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) =>
+            {
                 self.ask(self.pool.rename(&source, path, mode)).await
             }
             Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
@@ -198,48 +218,30 @@ impl Inner {
         let stat = match there {
             Ok(stat) => stat,
             Err(e) if e.is(ErrorKind::Exists) => return self.keep_both(parent, name, moved, path).await,
-            Err(e) if e.is(ErrorKind::NotFound) => match self.ask(self.pool.stat(path)).await {
-                // Done before a crash cut off the commit.
-                Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => stat,
-                Ok(_) => return self.parked_or_lost(moved, from).await,
-                Err(e) if e.is(ErrorKind::NotFound) => return self.parked_or_lost(moved, from).await,
-                Err(e) => return Err(e.context(path)),
-            },
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
         };
-        self.commit_moved(parent, name, from, moved, occupant, &stat)?;
+        self.commit_moved(parent, name, from, moved, &stat)?;
         match occupant {
             Some(occupant) => self.refresh_version(occupant).await,
             None => Ok(()),
         }
     }
 
-    pub(in crate::engine) fn commit_moved(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        from: &Link,
-        moved: Ino,
-        occupant: Option<Ino>,
-        stat: &Stat,
-    ) -> Result<()> {
+    fn commit_moved(&self, parent: Ino, name: &[u8], from: &Link, moved: Ino, stat: &Stat) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let was_from = txn.name(from.0, &from.1)?;
-        if was_from.pool == Some(moved) {
-            txn.set_name(from.0, &from.1, &was_from, &NameRecord { here: was_from.here, pool: None });
+        txn.pool_has(parent, name, Some(moved))?;
+        if txn.name(from.0, &from.1)?.pool == Some(moved) {
+            txn.pool_has(from.0, &from.1, None)?;
         }
-        txn.batch.delete_sent(from.0, &from.1);
-        txn.record(moved)?.pool_links.retain(|l| l != from);
-        take_name(&mut txn, parent, name, moved, occupant)?;
         take_version(&mut txn, moved, stat)?;
         txn.commit()
     }
 
-    /// What the pool has under a path that `moved` is to take from `occupant`.
-    async fn at_target(&self, occupant: Ino, moved: Ino, path: &PoolPath) -> Result<Target> {
-        let (ours, moved) = (self.record_of(occupant)?.version, self.record_of(moved)?.version);
+    /// What the pool has under a path that is to be taken from `occupant`.
+    async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<Target> {
+        let ours = self.record_of(occupant)?.version;
         match self.ask(self.pool.stat(path)).await {
-            Ok(stat) if moved.is_some_and(|v| v.same_object(&stat.version)) => Ok(Target::Moved(stat)),
             Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(Target::Ours),
             Ok(_) => Ok(Target::Theirs),
             Err(e) if e.is(ErrorKind::NotFound) => Ok(Target::Ours),
@@ -250,37 +252,41 @@ impl Inner {
     /// What we wanted to move is no longer in the pool: what is here of it is made anew.
     pub(in crate::engine) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let was = txn.name(from.0, &from.1)?;
-        if was.pool == Some(ino) {
-            txn.set_name(from.0, &from.1, &was, &NameRecord { here: was.here, pool: None });
+        if txn.name(from.0, &from.1)?.pool == Some(ino) {
+            txn.pool_has(from.0, &from.1, None)?;
+            // Something of others may be there instead.
+            look_again(&mut txn, from.0)?;
         }
+        self.lost_in_pool(&mut txn, ino)?;
+        txn.commit()
+    }
+
+    /// Others took the pool's copy of what the mount shows: what is here of it is made anew; of what nothing is here,
+    /// the names go.
+    pub(in crate::engine) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
         let record = txn.record(ino)?;
-        record.pool_links.retain(|l| l != from);
-        if record.pool_links.is_empty() {
-            record.version = None;
+        if record.in_pool() || record.links.is_empty() || !record.sent_to.is_empty() {
+            return Ok(());
         }
-        let elsewhere = !record.pool_links.is_empty();
         let known = match record.kind {
             FileKind::File => record.file.is_whole(),
             FileKind::Symlink => record.target.is_some(),
             _ => true,
         };
-        let lost = !known && !elsewhere;
-        if record.file.is_whole() && !elsewhere {
+        if record.file.is_whole() {
             record.file = record.file.modify(crate::clock::unix_now())?;
             self.evictor.lock().remove(ino.0);
         }
-        let links = record.links.clone();
-        if lost {
-            for (parent, name) in &links {
-                let was = txn.name(*parent, name)?;
-                txn.set_name(*parent, name, &was, &NameRecord { here: None, pool: was.pool });
-                txn.unlink(ino, *parent, name)?;
-            }
+        if known {
+            return Ok(());
         }
-        txn.commit()?;
-        if lost {
-            self.report_conflict(format!("{}: removed in the pool while it was renamed here", from.1.escape_ascii()));
+        for (parent, name) in record.links.clone() {
+            txn.show(parent, &name, None)?;
+            txn.unlink(ino, parent, &name)?;
+            self.report_conflict(format!(
+                "{}: removed in the pool, but renamed or linked here before its content was",
+                name.escape_ascii()
+            ));
         }
         Ok(())
     }
@@ -305,7 +311,7 @@ impl Inner {
             Err(e) => return Err(e.context(format!("link {source} as {path}"))),
         };
         let mut txn = Txn::begin(self);
-        take_name(&mut txn, parent, name, ino, None)?;
+        txn.pool_has(parent, name, Some(ino))?;
         take_version(&mut txn, ino, &stat)?;
         txn.commit()
     }
@@ -317,65 +323,30 @@ impl Inner {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
         };
         let parked = self.parked_name(occupant);
+        let link: Link = (parent, name.into());
         let _exclusive = self.flusher.moves.write().await;
+        let node = self.node(occupant)?;
+        let _lock = node.flush.lock().await;
+        if self.catalog.name(parent, name)? != *record || self.is_unsure(parent)? || self.is_unsure(occupant)? {
+            // Somebody else was here first: look again.
+            return Ok(());
+        }
+        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() })
+            .await?;
         let _change = PoolChange::begin(self, &[parent, occupant])?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
         let stat = match self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await {
-            Err(e) if e.is(ErrorKind::NotFound) => self.ask(self.pool.stat(&to)).await,
-            other => other,
-        };
-        let stat = match stat {
-            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &(parent, name.into())),
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
             other => other.map_err(|e| e.context(&from))?,
         };
-        self.commit_moved(parent, &parked, &(parent, name.into()), occupant, None, &stat)
+        self.commit_moved(parent, &parked, &link, occupant, &stat)
     }
 
     fn parked_name(&self, ino: Ino) -> Vec<u8> {
         // Not a reserved name: those are the pool's own.
-        format!(".forebay-moving-{}-{}", self.node_name, ino.0).into_bytes()
+        format!("{PARKED}{}-{}", self.node_name, ino.0).into_bytes()
     }
-
-    /// What is no longer in the pool where it was: an earlier flush that was cut off may have parked it.
-    pub(in crate::engine) async fn parked_or_lost(&self, ino: Ino, from: &Link) -> Result<()> {
-        let parked = self.parked_name(ino);
-        let record = self.record_of(ino)?;
-        let path = self.pool_path_of(from.0, &parked)?;
-        match self.ask(self.pool.stat(&path)).await {
-            Ok(stat) if record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) => {
-                self.commit_moved(from.0, &parked, from, ino, None, &stat)
-            }
-            Ok(_) => self.source_lost(ino, from),
-            Err(e) if e.is(ErrorKind::NotFound) => self.source_lost(ino, from),
-            Err(e) => Err(e.context(path)),
-        }
-    }
-}
-
-/// The pool has an inode under a name from now on, instead of `occupant`.
-pub(super) fn take_name(txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino, occupant: Option<Ino>) -> Result<()> {
-    let was = txn.name(parent, name)?;
-    txn.set_name(parent, name, &was, &NameRecord { here: was.here, pool: Some(ino) });
-    txn.batch.delete_sent(parent, name);
-    txn.record(ino)?.pool_links.push((parent, name.into()));
-    if let Some(occupant) = occupant.filter(|o| *o != ino) {
-        drop_pool_link(txn, occupant, parent, name)?;
-    }
-    Ok(())
-}
-
-fn drop_pool_link(txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
-    txn.batch.delete_sent(parent, name);
-    let record = txn.record(ino)?;
-    record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
-    if record.pool_links.is_empty() {
-        record.version = None;
-    }
-    if record.links.is_empty() {
-        txn.reap(ino)?;
-    }
-    Ok(())
 }
 
 /// After a change of names: the version moved by its change time alone, unless somebody else was there too.
@@ -385,10 +356,12 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
         _ => record.version = Some(stat.version.clone()),
     }
+    record.count_links(stat);
+    note_object(txn, ino, stat);
     Ok(())
 }
 
-async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
+pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
     let mut guards = Vec::with_capacity(nodes.len());
     for node in nodes {
         guards.push(node.flush.lock().await);

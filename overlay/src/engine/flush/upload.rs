@@ -13,7 +13,7 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
-use crate::catalog::{InodeRecord, Link, Sent};
+use crate::catalog::{InodeRecord, Link, SentWhat};
 use crate::content::CHUNK_BYTES;
 use crate::node::Stamp;
 
@@ -48,7 +48,7 @@ impl Inner {
             (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
-            self.catalog.add_sent(at.0, &at.1, Sent { ino, size: sent.size, mtime: sent.mtime })?;
+            self.about_to_send(at, ino, SentWhat::Content { size: sent.size, mtime: sent.mtime }).await?;
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
@@ -117,12 +117,14 @@ impl Inner {
         state.validated = Some(std::time::Instant::now());
         state.clean_stamp = None;
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
-        for (parent, name) in &txn.record(ino)?.pool_links.clone() {
-            txn.batch.delete_sent(*parent, name);
+        for (parent, name) in txn.record(ino)?.pool_links.clone() {
+            if !txn.name(parent, &name)?.sent.is_empty() {
+                txn.pool_has(parent, &name, Some(ino))?;
+            }
         }
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
-        record.count_links(uploaded.stat.nlink);
+        record.count_links(&uploaded.stat);
         settle_attrs(record, &uploaded.sent);
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
@@ -162,7 +164,7 @@ impl Inner {
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
         let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
-        if stat.kind != sent.kind || stat.size != stamp.size {
+        if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);
         }
         let mut at = 0;

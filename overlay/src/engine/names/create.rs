@@ -5,7 +5,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
 use super::exists;
 use crate::acl::{self, Acl};
-use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, NameRecord, Xattrs};
+use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
 use crate::clock::{stamp_now, unix_now};
 use crate::policy::Flush;
 use crate::state::FileState;
@@ -93,8 +93,7 @@ impl Overlay {
         let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
         let defaults = inner.default_acl(parent).await?;
         let mut txn = Txn::begin(inner);
-        let mut record = inner.new_record(&mut txn, parent, &new, defaults.as_deref())?;
-        record.nlink = 0;
+        let record = inner.new_record(&mut txn, parent, &new, defaults.as_deref())?;
         let ino = txn.create(record)?;
         txn.commit()?;
         inner.give_content(ino)?;
@@ -146,10 +145,9 @@ impl Overlay {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "the file was removed"));
         }
         record.links.push((parent, name.into()));
-        record.nlink += 1;
         record.ctime = stamp_now();
         let kind = record.kind;
-        txn.place(parent, name, ino, kind)?;
+        txn.show(parent, name, Some((ino, kind)))?;
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
         inner.flush_bell.notify_one();
@@ -184,8 +182,7 @@ impl Inner {
         if let (Some(id), Some(residency)) = (content, &residency) {
             txn.batch.put_content(id, residency);
         }
-        let was = txn.name(parent, name)?;
-        txn.set_name(parent, name, &was, &NameRecord { here: Some((ino, new.kind)), pool: was.pool });
+        txn.show(parent, name, Some((ino, new.kind)))?;
         txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
         txn.state(parent)?.negative.remove(name);
         txn.commit()?;
@@ -251,7 +248,8 @@ impl Inner {
             mode,
             uid: new.caller.uid,
             gid,
-            nlink: if is_dir { 2 } else { 1 },
+            dir_nlink: if is_dir { 2 } else { 0 },
+            unseen_links: 0,
             rdev: new.rdev,
             size: new.target.map_or(0, |t| t.len() as u64),
             atime: now,
@@ -259,6 +257,7 @@ impl Inner {
             ctime: now,
             links: Default::default(),
             pool_links: Default::default(),
+            sent_to: Default::default(),
             version: None,
             file: FileState::absent(),
             listing: Listing::Complete(None),

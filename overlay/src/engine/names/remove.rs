@@ -4,7 +4,6 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::super::{Inner, Ino, Overlay, Txn};
 use super::not_found;
-use crate::catalog::NameRecord;
 use crate::clock::stamp_now;
 
 impl Overlay {
@@ -60,7 +59,7 @@ impl Inner {
             return Err(not_found(name));
         }
         txn.record(ino)?.ctime = stamp_now();
-        txn.set_name(parent, name, &was, &NameRecord { here: None, pool: was.pool });
+        txn.set_name(parent, name, was.showing(None))?;
         txn.unlink(ino, parent, name)
     }
 }

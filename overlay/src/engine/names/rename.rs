@@ -5,7 +5,6 @@ use forebay_backends::{Error, ErrorKind, FileKind, RenameMode, Result, Side};
 use super::super::{Inner, Ino, Overlay, Txn};
 use super::remove::not_empty;
 use super::{exists, not_found};
-use crate::catalog::NameRecord;
 use crate::clock::stamp_now;
 
 /// A name and what it stands for.
@@ -99,10 +98,8 @@ fn shift(
         txn.unlink(target, to.parent, to.name)?;
     }
     let kind = relink(txn, moved, from, to)?;
-    let was_to = txn.name(to.parent, to.name)?;
-    let was_from = txn.name(from.parent, from.name)?;
-    txn.set_name(to.parent, to.name, &was_to, &NameRecord { here: Some((moved, kind)), pool: was_to.pool });
-    txn.set_name(from.parent, from.name, &was_from, &NameRecord { here: None, pool: was_from.pool });
+    txn.show(to.parent, to.name, Some((moved, kind)))?;
+    txn.show(from.parent, from.name, None)?;
     let moved_dir = i32::from(kind == FileKind::Directory);
     txn.touch_dir(from.parent, -moved_dir)?;
     txn.touch_dir(to.parent, moved_dir - i32::from(target_is_dir))
@@ -112,9 +109,8 @@ fn shift(
 fn swap(txn: &mut Txn<'_>, a: Place<'_>, b: Place<'_>, first: Ino, second: Ino) -> Result<()> {
     let first_kind = relink(txn, first, a, b)?;
     let second_kind = relink(txn, second, b, a)?;
-    let (was_a, was_b) = (txn.name(a.parent, a.name)?, txn.name(b.parent, b.name)?);
-    txn.set_name(a.parent, a.name, &was_a, &NameRecord { here: Some((second, second_kind)), pool: was_a.pool });
-    txn.set_name(b.parent, b.name, &was_b, &NameRecord { here: Some((first, first_kind)), pool: was_b.pool });
+    txn.show(a.parent, a.name, Some((second, second_kind)))?;
+    txn.show(b.parent, b.name, Some((first, first_kind)))?;
     let dirs = |kind: FileKind| i32::from(kind == FileKind::Directory);
     txn.touch_dir(a.parent, dirs(second_kind) - dirs(first_kind))?;
     txn.touch_dir(b.parent, dirs(first_kind) - dirs(second_kind))

@@ -20,7 +20,7 @@ impl Inner {
         if !txn.believes(parent, asked)? {
             return Ok(None);
         }
-        let ino = self.adopt_in(&mut txn, parent, name, &was, stat)?;
+        let ino = self.adopt_in(&mut txn, parent, name, stat)?;
         txn.commit()?;
         if let Ok(node) = self.node(ino) {
             node.state.lock().validated = Some(Instant::now());
@@ -28,62 +28,83 @@ impl Inner {
         Ok(Some(ino))
     }
 
-    /// The same inside a larger change. `was` has nothing here.
-    pub(super) fn adopt_in(
-        &self,
-        txn: &mut Txn<'_>,
-        parent: Ino,
-        name: &[u8],
-        was: &NameRecord,
-        stat: &Stat,
-    ) -> Result<Ino> {
+    /// The same inside a larger change.
+    pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // What the kernel has cached of the listing lacks this name.
         txn.state(parent)?.page_cache_stale = true;
-        let identity = hard_link_identity(stat);
-        if let Some(known) = identity.as_ref().map(|id| self.catalog.object(id)).transpose()?.flatten()
-            && self.catalog.inode(known)?.is_some()
-        {
+        let identity = identity(stat);
+        if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
+            self.take_news(txn, known, stat)?;
             let record = txn.record(known)?;
-            let same = record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
-            if same && (record.in_pool() || !record.links.is_empty()) {
-                record.links.push(link.clone());
-                record.pool_links.push(link);
-                txn.set_name(parent, name, was, &NameRecord::clean(known, stat.kind));
-                return Ok(known);
-            }
+            record.links.push(link.clone());
+            record.pool_links.push(link);
+            record.count_links(stat);
+            txn.set_name(parent, name, NameRecord::clean(known, stat.kind))?;
+            return Ok(known);
         }
-        if let Some(ino) = identity.as_ref().and_then(|id| txn.link_new(id, &link)) {
-            txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
+        let several = identity.filter(|_| stat.nlink > 1);
+        if let Some(ino) = several.as_ref().and_then(|id| txn.link_new(id, &link, stat)) {
+            txn.set_name(parent, name, NameRecord::clean(ino, stat.kind))?;
             return Ok(ino);
         }
         let ino = txn.create(InodeRecord::from_pool(stat, Some(link)))?;
-        if let Some(identity) = identity {
+        if let Some(identity) = several {
             txn.put_object(identity, ino);
         }
-        txn.set_name(parent, name, was, &NameRecord::clean(ino, stat.kind));
+        txn.set_name(parent, name, NameRecord::clean(ino, stat.kind))?;
         Ok(ino)
     }
 
-    /// The pool's copy of an inode became another version, seen under `link`.
-    ///
-    /// # Errors
-    /// `Stale` where the name now stands for another inode.
-    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
-        let mut txn = Txn::begin(self);
-        if !txn.believes(ino, asked)? || txn.record(ino)?.file.is_dirty() {
-            return Ok(());
+    /// The inode that an object of the pool is known as, if it has several names.
+    pub(in crate::engine) fn known_as(&self, stat: &Stat) -> Result<Option<Ino>> {
+        let Some(known) = identity(stat).map(|id| self.catalog.object(&id)).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let record = self.catalog.inode(known)?;
+        let same = record.is_some_and(|r| r.version.is_some_and(|v| v.same_object(&stat.version)));
+        Ok(same.then_some(known))
+    }
+
+    /// Finds out what became of what was sent to an object that is known under other names. Whether there was anything.
+    pub(super) async fn ascertain_object(&self, stat: &Stat) -> Result<bool> {
+        if stat.nlink < 2 {
+            return Ok(false);
         }
+        match self.known_as(stat)? {
+            Some(known) => self.ascertain(known).await,
+            None => Ok(false),
+        }
+    }
+
+    /// The inode that an object of the pool is known as under other names. Not one that is newer here, or whose old
+    /// version somebody has open: of that the new name shows nothing.
+    fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
+        let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
+        if self.catalog.inode(known)?.is_none() {
+            return Ok(None);
+        }
+        let record = txn.record(known)?;
+        let version = record.version.clone();
+        let same_object = record.kind == stat.kind && version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+        let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
+        let dirty = record.file.is_dirty();
+        if same_object && (same_content || (!dirty && !txn.state(known)?.is_open())) {
+            return Ok(Some(known));
+        }
+        if !same_object {
+            // Its last names were removed by others before anybody here asked for them.
+            txn.record(known)?.unseen_links = 0;
+            txn.reap(known)?;
+        }
+        Ok(None)
+    }
+
+    /// The pool's copy of a clean inode is this now.
+    fn take_news(&self, txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
         let record = txn.record(ino)?;
-        let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
-        // Of several names of an object one became another object's.
-        let parted = !same_object && record.pool_links.len() > 1;
-        let other_kind = record.kind != stat.kind;
-        let same_version = record.version.as_ref() == Some(&stat.version);
-        let in_use = stat.kind == FileKind::File && !same_version && txn.state(ino)?.is_open();
-        if other_kind || parted || in_use {
-            drop(txn);
-            return self.replaced(ino, link, stat);
+        if record.file.is_dirty() || record.version.as_ref() == Some(&stat.version) {
+            return Ok(());
         }
         let bytes = self.counted_bytes(txn.state(ino)?);
         let record = txn.record(ino)?;
@@ -103,6 +124,34 @@ impl Inner {
         state.residency = None;
         state.page_cache_stale = true;
         state.negative.clear();
+        note_object(txn, ino, stat);
+        Ok(())
+    }
+
+    /// The pool's copy of an inode became another version, seen under `link`.
+    ///
+    /// # Errors
+    /// `Stale` where the name now stands for another inode.
+    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        if record.file.is_dirty() || !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
+        // Of several names of an object one became another object's.
+        let parted = !same_object && record.pool_links.len() > 1;
+        let other_kind = record.kind != stat.kind;
+        let same_version = record.version.as_ref() == Some(&stat.version);
+        let in_use = stat.kind == FileKind::File && !same_version && txn.state(ino)?.is_open();
+        // It may be known under another name.
+        let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
+        if other_kind || parted || in_use || shared {
+            drop(txn);
+            return self.replaced(ino, link, stat);
+        }
+        self.take_news(&mut txn, ino, stat)?;
         txn.commit()?;
         self.tell_kernel_inode(ino, true);
         Ok(())
@@ -131,9 +180,8 @@ impl Inner {
         }
         let mut txn = Txn::begin(self);
         for (parent, name) in &links {
-            let was = txn.name(*parent, name)?;
-            if was.is_empty() {
-                self.adopt_in(&mut txn, *parent, name, &was, stat)?;
+            if txn.name(*parent, name)?.is_empty() {
+                self.adopt_in(&mut txn, *parent, name, stat)?;
             }
         }
         txn.commit()?;
@@ -141,6 +189,30 @@ impl Inner {
             self.tell_kernel_name(*parent, name);
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
+    }
+
+    /// One of several names of an inode is nothing any more, or something else: `there`.
+    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        let same = there.is_some_and(|stat| {
+            record.kind == stat.kind && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
+        });
+        if same || !record.pool_links.contains(link) || !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        match there {
+            Some(stat) => {
+                drop(txn);
+                self.replaced(ino, Some(link), stat)
+            }
+            None => {
+                self.forget_pool_name(&mut txn, ino, link.0, &link.1)?;
+                txn.commit()?;
+                self.tell_kernel_name(link.0, &link.1);
+                Ok(())
+            }
+        }
     }
 
     /// The pool no longer has an inode under the name that we know.
@@ -162,27 +234,24 @@ impl Inner {
 
     /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
     pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        self.forget_in(txn, ino, parent, name, false)
+    }
+
+    /// `gone`: the directory went, too.
+    fn forget_in(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8], gone: bool) -> Result<()> {
         let was = txn.name(parent, name)?;
-        if was.pool != Some(ino) {
+        let record = txn.record(ino)?;
+        if was.pool != Some(ino) || !was.sent.is_empty() || !record.sent_to.is_empty() {
             return Ok(());
         }
-        let record = txn.record(ino)?;
-        if was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
+        if !gone && was.here_ino() != Some(ino) && !record.links.is_empty() && record.pool_links.len() == 1 {
             // It was moved here and not flushed yet: a look at it, or the flush, finds out where it went.
             return Ok(());
         }
-        record.pool_links.retain(|(p, n)| *p != parent || **n != *name);
         let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
         let keep = record.file.is_dirty() || newer_below;
         let is_here = was.here_ino() == Some(ino);
-        if keep {
-            // Ours is newer than the removal: it will be made again.
-            let record = txn.record(ino)?;
-            record.version = None;
-            record.dirty.mode = true;
-            record.dirty.owner = true;
-        }
-        if txn.record(ino)?.kind == FileKind::Directory {
+        if record.kind == FileKind::Directory {
             // What the pool had below went with it.
             let mut below = Vec::new();
             self.catalog.names(ino, |name, record| {
@@ -190,18 +259,21 @@ impl Inner {
                 Ok(true)
             })?;
             for (child, name) in below {
-                self.forget_pool_name(txn, child, ino, &name)?;
+                self.forget_in(txn, child, ino, &name, true)?;
             }
         }
         txn.state(parent)?.page_cache_stale = true;
-        let is = NameRecord { here: was.here.filter(|_| keep || !is_here), pool: None };
-        txn.set_name(parent, name, &was, &is);
+        txn.pool_has(parent, name, None)?;
         if is_here && !keep {
+            txn.show(parent, name, None)?;
             txn.unlink(ino, parent, name)?;
-        } else if txn.record(ino)?.links.is_empty() {
-            txn.reap(ino)?;
+        } else if keep && !txn.record(ino)?.in_pool() {
+            // Ours is newer than the removal: it will be made again.
+            let record = txn.record(ino)?;
+            record.dirty.mode = true;
+            record.dirty.owner = true;
         }
-        Ok(())
+        self.lost_in_pool(txn, ino)
     }
 
     /// Whether a directory holds anything, at any depth, that the pool does not have.
@@ -227,12 +299,19 @@ impl Inner {
     }
 }
 
-/// The key under which an object with several names is found again.
-pub(super) fn hard_link_identity(stat: &Stat) -> Option<Vec<u8>> {
+/// The key under which an object is found again that has several names.
+fn identity(stat: &Stat) -> Option<Vec<u8>> {
     match &stat.version {
-        Version::Inode { dev, ino, .. } if stat.nlink > 1 && stat.kind != FileKind::Directory => {
+        Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
             Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
         }
         _ => None,
+    }
+}
+
+/// The pool has an inode under several names: whoever comes upon another one finds it.
+pub(in crate::engine) fn note_object(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) {
+    if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+        txn.put_object(identity, ino);
     }
 }

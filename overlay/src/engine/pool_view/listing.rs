@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 
 use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked, unmatched};
-use crate::catalog::{Link, Listing, NameRecord};
+use crate::catalog::{Link, Listing};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
@@ -63,6 +63,13 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) => return self.vanished(dir, asked),
                 other => other.map_err(|e| e.context(&path))?,
             };
+            let mut changed = false;
+            for entry in pages.iter().flatten() {
+                changed |= self.ascertain_object(&entry.stat).await?;
+            }
+            if changed {
+                continue;
+            }
             if self.merge(dir, &stat, pages.into_iter().flatten(), asked)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
@@ -85,21 +92,16 @@ impl Inner {
             known.insert(Box::<[u8]>::from(name), record);
             Ok(true)
         })?;
-        let (mut changed, mut moved) = (Vec::new(), Vec::new());
+        let mut changed = Vec::new();
         // Ours may go before it is flushed: then theirs is to be seen.
         let mut hides = false;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
                 None => {
-                    self.adopt_in(&mut txn, dir, &entry.name, &Default::default(), &entry.stat)?;
+                    self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, entry.name.into()), entry.stat)));
-                }
-                Some(NameRecord { here: Some((ino, _)), pool: None })
-                    if self.is_moved(&mut txn, ino, &entry.stat)? =>
-                {
-                    moved.push((entry.name, ino, entry.stat));
                 }
                 // Something of ours is under the name, or it was removed or moved here: the flush decides.
                 Some(record) => hides |= record.pool.is_none(),
@@ -118,7 +120,7 @@ impl Inner {
         let record = txn.record(dir)?;
         record.take_attrs(stat);
         if !record.dirty.times {
-            record.nlink = stat.nlink;
+            record.dir_nlink = stat.nlink;
         }
         record.version = Some(stat.version.clone());
         record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
@@ -130,9 +132,6 @@ impl Inner {
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);
-        }
-        for (name, ino, stat) in moved {
-            self.settle_moved(dir, &name, ino, &stat)?;
         }
         self.children_changed(changed)?;
         Ok(true)

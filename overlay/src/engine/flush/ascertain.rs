@@ -1,0 +1,204 @@
+//! What was sent to the pool and never answered, because the call failed or the daemon was killed: a look at the name
+//! tells what became of it, before anything else is done there.
+
+use std::collections::HashSet;
+
+use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::super::{Inner, Ino, Txn, blocking};
+use super::steps::{lock_all, take_version};
+use crate::catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
+
+impl Inner {
+    /// Makes certain where the pool has an inode and the directories above it. Whether anything was uncertain.
+    ///
+    /// No lock of the flusher may be held.
+    ///
+    /// # Errors
+    /// Those of the pool: what is uncertain stays so.
+    pub async fn ascertain(&self, ino: Ino) -> Result<bool> {
+        if !self.is_unsure(ino)? {
+            return Ok(false);
+        }
+        self.ascertain_once(ino, &mut HashSet::new()).await?;
+        Ok(true)
+    }
+
+    /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
+    pub(super) fn is_unsure(&self, ino: Ino) -> Result<bool> {
+        for at in self.above_in_pool(ino)? {
+            if self.record_of(at).is_ok_and(|r| !r.sent_to.is_empty()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// An inode and the directories above it in the pool, under all of its names.
+    fn above_in_pool(&self, ino: Ino) -> Result<Vec<Ino>> {
+        let mut all = vec![ino];
+        let mut next = 0;
+        while let Some(at) = all.get(next).copied() {
+            next += 1;
+            // A directory that others removed is known no more.
+            let Ok(record) = self.record_of(at) else { continue };
+            for (parent, _) in record.pool_links {
+                if !all.contains(&parent) {
+                    all.push(parent);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// `begun`: the inodes that are being ascertained by whoever calls.
+    fn ascertain_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
+        async move {
+            // From the root down: the path of what is below depends on it.
+            for at in self.above_in_pool(ino)?.into_iter().rev() {
+                if !begun.insert(at) {
+                    continue;
+                }
+                let Ok(record) = self.record_of(at) else { continue };
+                for (parent, name) in record.sent_to {
+                    self.ascertain_once(parent, begun).await?;
+                    self.ascertain_name(parent, &name).await?;
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    /// Finds out what the pool has under a name to which something was sent.
+    pub(super) async fn ascertain_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let record = self.catalog.name(parent, name)?;
+        if record.sent.is_empty() {
+            return Ok(());
+        }
+        let _moves = self.flusher.moves.read().await;
+        let nodes = self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool))?;
+        let _locks = lock_all(&nodes).await;
+        if self.catalog.name(parent, name)?.sent != record.sent {
+            // Whoever sent it had the lock, and knows by now.
+            return Ok(());
+        }
+        let path = self.pool_path_of(parent, name);
+        let stat = match &path {
+            Ok(path) => match self.ask(self.pool.stat(path)).await {
+                Ok(stat) => Some(stat),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
+                Err(e) => return Err(e.context(path)),
+            },
+            // The directory itself never came to be.
+            Err(_) => None,
+        };
+        let mut arrived = None;
+        if let (Some(stat), Ok(path)) = (&stat, &path) {
+            for sent in record.sent.iter().rev() {
+                if self.arrived(sent, &record, stat, path).await? {
+                    arrived = Some((sent, stat));
+                    break;
+                }
+            }
+        }
+        let Some((sent, stat)) = arrived else {
+            let mut txn = Txn::begin(self);
+            let pool = txn.name(parent, name)?.pool;
+            txn.pool_has(parent, name, pool)?;
+            return txn.commit();
+        };
+        tracing::info!(path = %self.pool_path_of(parent, name).unwrap_or_default(), "what was cut off had reached the pool");
+        let mut txn = Txn::begin(self);
+        if let SentWhat::Moved { from } = &sent.what
+            && txn.name(from.0, &from.1)?.pool == Some(sent.ino)
+        {
+            txn.pool_has(from.0, &from.1, None)?;
+        }
+        txn.pool_has(parent, name, Some(sent.ino))?;
+        match sent.what {
+            SentWhat::Content { .. } => {
+                let record = txn.record(sent.ino)?;
+                record.version = Some(stat.version.clone());
+                record.count_links(stat);
+            }
+            // Only that it is there is certain, not that it was given all that it should have.
+            SentWhat::Made => {
+                let record = txn.record(sent.ino)?;
+                record.version = Some(stat.version.clone());
+                all_attrs_differ(record);
+            }
+            SentWhat::Moved { .. } | SentWhat::Linked => take_version(&mut txn, sent.ino, stat)?,
+        }
+        txn.commit()
+    }
+
+    /// Whether what the pool has under a name is what was sent there.
+    async fn arrived(&self, sent: &Sent, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        let record = self.record_of(sent.ino)?;
+        let is_before = match name.pool {
+            Some(before) => self.record_of(before)?.version.is_some_and(|v| v.same_object(&stat.version)),
+            None => false,
+        };
+        Ok(match &sent.what {
+            SentWhat::Content { size, mtime } => {
+                let granularity = self.pool.capabilities().time_granularity_ns;
+                // Of an object with several names the content is replaced in place, and only then the times.
+                let torn = is_before && name.pool == Some(sent.ino) && stat.nlink > 1;
+                stat.kind == FileKind::File
+                    && (torn || (stat.size == *size && same_tick(stat.mtime, *mtime, granularity)))
+            }
+            SentWhat::Moved { .. } | SentWhat::Linked => {
+                record.version.as_ref().is_some_and(|v| record.kind == stat.kind && v.same_object(&stat.version))
+            }
+            SentWhat::Made if is_before || record.kind != stat.kind => false,
+            SentWhat::Made => self.is_as_made(&record, stat, path).await?,
+        })
+    }
+
+    /// Whether an object of the pool is what making an inode there makes, but for attributes.
+    pub(super) async fn is_as_made(&self, record: &InodeRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        Ok(stat.kind == record.kind
+            && match stat.kind {
+                FileKind::Directory => true,
+                FileKind::Symlink => {
+                    let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
+                    record.target.as_deref() == Some(&target)
+                }
+                FileKind::File => false,
+                _ => stat.rdev == record.rdev,
+            })
+    }
+
+    /// Writes down what is about to be sent to a name; it survives a power cut when this returns. The caller holds
+    /// the flush lock of the inode.
+    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<()> {
+        {
+            let mut txn = Txn::begin(self);
+            txn.send(at.0, &at.1, Sent { ino, what })?;
+            txn.commit()?;
+        }
+        self.sync_written().await
+    }
+
+    /// The pool must not be ahead of the catalog, after a power cut either: what it is told next is on the disk when
+    /// this returns.
+    pub(super) async fn sync_written(&self) -> Result<()> {
+        let catalog = self.catalog.clone();
+        blocking(move || catalog.sync_written()).await
+    }
+}
+
+fn same_tick(a: Time, b: Time, granularity_ns: u32) -> bool {
+    let ticks = |time: Time| (time.secs, time.nanos / granularity_ns.clamp(1, 1_000_000_000));
+    ticks(a) == ticks(b)
+}
+
+pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
+    record.dirty.mode = record.kind != FileKind::Symlink;
+    record.dirty.owner = true;
+    record.dirty.times = true;
+    record.dirty_xattrs = record.xattrs.iter().flatten().map(|(name, _)| name.clone()).collect();
+}
