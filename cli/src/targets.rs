@@ -60,7 +60,7 @@ fn expand(paths: &Paths) -> Result<Vec<OsString>, Failure> {
             all.extend(split(&text, paths.null));
         } else if let Some(list) = bytes.strip_prefix(b"@") {
             let list = OsStr::from_bytes(list);
-            let text = std::fs::read(list).map_err(|e| Failure::io(format!("list {}", list.display()), &e))?;
+            let text = std::fs::read(list).map_err(|e| Failure::given(format!("list {}", list.display()), &e))?;
             all.extend(split(&text, paths.null));
         } else {
             all.push(path.clone());

@@ -7,9 +7,10 @@
 
 mod batch;
 mod ids;
+pub mod rebuild;
 mod records;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -88,7 +89,10 @@ impl Catalog {
     /// # Errors
     /// `Corrupt` where RocksDB cannot read it or it has another format; `Busy` where another process has it.
     pub fn open(path: &Path, durability: Durability) -> Result<Self> {
-        let db = open_db(path, durability)?;
+        let boot = boot_id();
+        let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
+        // A mark that is not written lets the next start think of a power cut.
+        let _ = std::fs::write(boot_mark(path), &boot);
         let mut catalog = Self {
             inodes: IdAllocator::new("next_inode", Ino::ROOT.0 + 1),
             contents: IdAllocator::new("next_content", 1),
@@ -119,7 +123,7 @@ impl Catalog {
 
     /// Epochs of a machine that lost power are dead: what was fetched in them may not be on the disk.
     fn start_epoch(&mut self, durability: Durability) -> Result<()> {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = boot_id();
         // Where power cuts are played each start follows one.
         let boot = if durability == Durability::SyncedOnly { format!("{:x}", rand::random::<u64>()) } else { boot };
         let last = self.meta::<u64>("epoch")?.unwrap_or(0);
@@ -329,7 +333,24 @@ impl Intent {
     }
 }
 
-fn open_db(path: &Path, durability: Durability) -> Result<DB> {
+/// Differs after each start of the machine.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+/// Where it is noted in which boot the catalog was opened last.
+fn boot_mark(catalog: &Path) -> PathBuf {
+    catalog.with_file_name("boot")
+}
+
+/// Whether the machine may have lost power since the catalog was opened last.
+fn may_be_torn(catalog: &Path, durability: Durability, boot: &str) -> bool {
+    durability == Durability::SyncedOnly || !std::fs::read_to_string(boot_mark(catalog)).is_ok_and(|b| b == boot)
+}
+
+/// `torn`: what the log has after the last sync may be damaged anywhere, and is lost from there on. Else only its
+/// last record may be cut off, by the death of the process.
+fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     let cache = Cache::new_lru_cache(BLOCK_CACHE_BYTES);
     let mut options = Options::default();
     options.create_if_missing(true);
@@ -340,8 +361,11 @@ fn open_db(path: &Path, durability: Durability) -> Result<DB> {
     options.set_max_open_files(256);
     options.set_max_background_jobs(2);
     options.set_manual_wal_flush(durability == Durability::SyncedOnly);
-    // A torn last record is what a crash leaves; anything worse is damage and must be said.
-    options.set_wal_recovery_mode(rocksdb::DBRecoveryMode::PointInTime);
+    // Anything worse is damage and must be said: what is not replayed is content that nobody names any more.
+    options.set_wal_recovery_mode(match torn {
+        true => rocksdb::DBRecoveryMode::PointInTime,
+        false => rocksdb::DBRecoveryMode::TolerateCorruptedTailRecords,
+    });
     options.set_paranoid_checks(true);
     let mut families = Options::default();
     families.set_compression_type(rocksdb::DBCompressionType::Lz4);
@@ -354,17 +378,27 @@ fn open_db(path: &Path, durability: Durability) -> Result<DB> {
     let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
     DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
         let text = e.to_string();
-        let (kind, remedy) = if text.contains("lock") {
-            (ErrorKind::Busy, "another process has it open")
-        } else {
-            (
-                ErrorKind::Corrupt,
-                "what was written and not flushed is still in the content files beside it; `forebay fsck --repair` \
-                 saves what can be read",
-            )
-        };
-        Error::new(kind, Side::Cache, format!("catalog {}: {remedy}", path.display())).with_source(text)
+        if text.contains("lock") {
+            let what = format!("catalog {}: another process has it open", path.display());
+            return Error::new(ErrorKind::Busy, Side::Cache, what).with_source(text);
+        }
+        if text.contains("No space left") {
+            let what = format!("catalog {}: make room there", path.display());
+            return Error::new(ErrorKind::NoSpace, Side::Cache, what).with_source(text);
+        }
+        damaged(path).with_source(text)
     })
+}
+
+/// A catalog that cannot be read.
+pub(crate) fn damaged(path: &Path) -> Error {
+    let fast = path.parent().unwrap_or(path).display();
+    let what = format!(
+        "catalog {}: damaged; what was written and not flushed is still in the content files beside it: \
+         `forebay fsck --repair {fast}` saves what can be read",
+        path.display()
+    );
+    Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 
 pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
@@ -384,6 +418,10 @@ fn corrupt(what: &str) -> Error {
 }
 
 fn failed(what: &str, error: rocksdb::Error) -> Error {
+    if error.kind() == rocksdb::ErrorKind::Corruption {
+        let what = format!("{what}: `forebay fsck --repair` of the fast directory saves what can be read");
+        return Error::new(ErrorKind::Corrupt, Side::Cache, what).with_source(error);
+    }
     let kind = if error.to_string().contains("No space left") { ErrorKind::NoSpace } else { ErrorKind::Os(libc::EIO) };
     Error::new(kind, Side::Cache, what).with_source(error)
 }

@@ -115,6 +115,7 @@ impl Overlay {
     pub async fn open(options: Options) -> Result<Self> {
         let store = Arc::new(ContentStore::open(&options.fast, options.limit_bytes)?);
         let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
+        crate::salvage::sound(&options.fast[0])?;
         let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
         store.identify(&catalog)?;
         claim(&catalog, &options.pool.url(), &options.fast[0])?;

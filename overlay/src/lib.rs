@@ -12,6 +12,7 @@ mod extents;
 pub mod fuse;
 mod node;
 pub mod policy;
+mod salvage;
 mod state;
 
 pub use engine::operator;

@@ -6,10 +6,11 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
-use forebay_tests::process::sh;
+use forebay_tests::process::{forebay, run, sh};
 
 const SHELL: Duration = Duration::from_secs(60);
 // Exit codes of the command line.
@@ -64,6 +65,8 @@ fn a_fast_pool_that_fills_up_says_enospc_and_keeps_what_it_has() {
     assert_eq!(fs::read(mount.path("before")).unwrap(), content(1, 1 << 20));
     fs::remove_file(fast.join("filler")).unwrap();
     fs::write(mount.path("after"), content(2, 1 << 20)).unwrap();
+    mount.umount();
+    mount.mount();
     mount.flush();
     for (name, seed) in [("before", 1), ("after", 2)] {
         assert_eq!(fs::read(mount.pool(name)).unwrap(), content(seed, 1 << 20), "{name}");
@@ -119,21 +122,26 @@ fn a_pool_that_does_not_exist_is_refused_with_its_name() {
 }
 
 #[test]
-fn a_pool_that_vanishes_under_load_costs_errors_and_no_bytes() {
-    let policy = "[default]\nflush = \"idle:100ms\"\n[pool]\ndeadline = \"2s\"\n";
-    // The pool is a mount of its own, whose server dies.
-    let server = Mount::new(limit("100M"));
-    for at in 0..20 {
-        fs::write(server.pool(format!("cold-{at}")), content(at, 200_000)).unwrap();
+fn a_mount_of_forebay_is_no_pool_and_no_fast_pool() {
+    let mount = Mount::new(limit("10M"));
+    fs::create_dir(mount.path("inner")).unwrap();
+    let other = Place::new();
+    let (inner, pool, mnt, fast) = (mount.path("inner"), other.pool(), other.mnt(), other.fast());
+    for (pool, fast, what) in [(&inner, &fast, "the pool"), (&pool, &inner, "the fast pool")] {
+        let words = [pool.as_os_str(), mnt.as_os_str(), "--fast".as_ref(), fast.as_os_str()];
+        attempt_with(&other, &limit("10M"), &words).refused(USAGE, &[what, text(&mount.place.mnt()), "try:"]);
     }
-    let place = Place::new();
-    fs::remove_dir(place.pool()).unwrap();
-    std::os::unix::fs::symlink(server.place.mnt(), place.pool()).unwrap();
-    let mount = Mount::on(place, Options::policy(policy));
+}
+
+const IDLE: &str = "[default]\nflush = \"idle:100ms\"\n[pool]\ndeadline = \"2s\"\n";
+
+/// Files that are in the pool only, and files that are written while `vanish` takes the pool away.
+fn load(mount: &Mount, vanish: impl FnOnce()) {
+    let mut vanish = Some(vanish);
     for at in 0..200 {
         fs::write(mount.path(format!("f-{at}")), content(at, 10_000)).unwrap();
         if at == 100 {
-            server.kill_all();
+            vanish.take().unwrap()();
         }
     }
     // What is only in the pool is an error now, and no zeros.
@@ -145,63 +153,248 @@ fn a_pool_that_vanishes_under_load_costs_errors_and_no_bytes() {
     let flushed = mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]);
     assert!(matches!(flushed.code, Some(1 | POOL_UNAVAILABLE)), "{flushed}");
     assert!(mount.status().dirty_files > 0);
-    server.mount();
-    mount.flush();
-    server.flush();
+    for at in 0..200 {
+        assert_eq!(fs::read(mount.path(format!("f-{at}"))).unwrap(), content(at, 10_000), "f-{at}");
+    }
+}
+
+fn make_cold(pool: &Path) {
+    for at in 0..20 {
+        fs::write(pool.join(format!("cold-{at}")), content(at, 200_000)).unwrap();
+    }
+}
+
+fn all_is_in_the_pool(mount: &Mount) {
     for at in 0..200 {
         assert_eq!(fs::read(mount.pool(format!("f-{at}"))).unwrap(), content(at, 10_000), "f-{at}");
     }
-}
-
-/// Overwrites the middle of every catalog file whose name fits. Returns how many there were.
-fn damage(catalog: &Path, fits: impl Fn(&str) -> bool) -> usize {
-    let mut damaged = 0;
-    for entry in fs::read_dir(catalog).unwrap().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let mut bytes = fs::read(entry.path()).unwrap_or_default();
-        if !fits(&name) || bytes.is_empty() {
-            continue;
-        }
-        let (from, to) = (bytes.len() / 4, bytes.len() * 3 / 4 + 1);
-        bytes[from..to].fill(0xa5);
-        fs::write(entry.path(), bytes).unwrap();
-        damaged += 1;
+    for at in 0..20 {
+        assert_eq!(fs::read(mount.path(format!("cold-{at}"))).unwrap(), content(at, 200_000), "cold-{at}");
     }
-    damaged
+    assert_eq!(fs::read_dir(mount.place.pool()).unwrap().count(), fs::read_dir(mount.place.mnt()).unwrap().count());
+    assert!(mount.status().conflicts.is_empty(), "{:?}", mount.status().conflicts);
 }
 
-#[test]
-fn a_corrupted_catalog_is_refused_and_the_content_stays() {
-    for kind in ["MANIFEST", "CURRENT"] {
-        let mount = Mount::new(limit("100M"));
-        fs::write(mount.path("only-here"), content(8, 50_000)).unwrap();
-        File::open(mount.path("only-here")).unwrap().sync_all().unwrap();
-        mount.umount();
-        let catalog = mount.place.fast().join("catalog");
-        assert!(damage(&catalog, |name| name.starts_with(kind)) > 0, "no {kind}");
-        attempt(&mount.place, &limit("100M")).refused(CORRUPT, &[text(&catalog), "fsck"]);
-        let found = sh(&mount.place.fast(), "find content -type f -size -60k -size +40k | wc -l", SHELL);
-        assert_eq!(found.out.trim(), "1", "{kind}: the content file of what was not flushed is gone");
+/// A file system that answers no call that writes, until this is dropped.
+struct Frozen<'a>(&'a Path);
+
+impl<'a> Frozen<'a> {
+    fn new(file_system: &'a Path) -> Self {
+        sh(file_system, "fsfreeze --freeze .", SHELL);
+        Self(file_system)
     }
 }
 
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let thawed = Command::new("fsfreeze").arg("--unfreeze").arg(self.0).status();
+        assert!(thawed.is_ok_and(|s| s.success()) || std::thread::panicking(), "the pool stays frozen");
+    }
+}
+
+/// SEMANTICS 13: "What was absorbed while the pool was gone is flushed when it is back."
 #[test]
-fn a_truncated_dirty_content_file_is_named_and_not_flushed_over_the_pool() {
+fn a_pool_that_hangs_under_load_costs_errors_and_no_bytes() {
     let place = Place::new();
-    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
+    let pool = place.small_disk("pool", "ext4", 100);
+    make_cold(&pool);
+    sh(&pool, "rmdir lost+found && sync -f .", SHELL);
+    let mount = Mount::on(place, Options::policy(IDLE));
+    let mut frozen = None;
+    load(&mount, || frozen = Some(Frozen::new(&pool)));
+    let state = mount.status().pool_state;
+    assert!(state.starts_with("down: "), "{state}");
+    drop(frozen);
+    let begun = Instant::now();
+    while !mount.status().pool_state.starts_with("up") {
+        assert!(begun.elapsed() < SHELL, "the pool is back, and stays: {}", mount.status().pool_state);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    mount.flush();
+    all_is_in_the_pool(&mount);
+}
+
+/// Makes a file system answer every call with an error from now on, as one whose device is gone.
+fn shut_down(file_system: &Path) {
+    const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+    const AFTER_FLUSHING_THE_LOG: u32 = 1;
+    let dir = File::open(file_system).unwrap();
+    // SAFETY: the request reads one number, which outlives the call.
+    let done = unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&dir), SHUTDOWN, &AFTER_FLUSHING_THE_LOG) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_pool_whose_file_system_dies_under_load_is_served_again_after_a_remount() {
+    let place = Place::new();
+    let pool = place.small_disk("pool", "ext4", 100);
+    make_cold(&pool);
+    sh(&pool, "rmdir lost+found && sync -f .", SHELL);
+    let mount = Mount::on(place, Options::policy(IDLE));
+    load(&mount, || shut_down(&pool));
+    sh(&mount.place.at(""), "umount --lazy pool", SHELL);
+    mount.umount();
+    // The same file system is another device now: its number went to somebody else.
+    mount.place.small_disk("other", "ext4", 16);
+    sh(&mount.place.at(""), "mount -o loop pool.img pool", SHELL);
+    mount.mount();
+    mount.flush();
+    all_is_in_the_pool(&mount);
+}
+
+/// What is on the fast pool before its catalog is damaged.
+fn filled() -> Mount {
+    let place = Place::new();
+    fs::write(place.pool().join("fetched"), content(1, 2_000_000)).unwrap();
     let mount = Mount::on(place, limit("100M"));
-    // Dirty, and then clean again: the pool's copy is the truth from now on.
+    fs::write(mount.path("flushed"), content(2, 30_000)).unwrap();
+    mount.flush();
+    assert_eq!(fs::read(mount.path("fetched")).unwrap(), content(1, 2_000_000));
+    fs::create_dir_all(mount.path("new/dir")).unwrap();
+    fs::write(mount.path("new/dir/only-here"), content(3, 50_000)).unwrap();
+    File::open(mount.path("new/dir/only-here")).unwrap().sync_all().unwrap();
+    mount.umount();
+    mount
+}
+
+fn saved(mount: &Mount, below: &str) -> Vec<Vec<u8>> {
+    let Ok(files) = fs::read_dir(mount.place.fast().join("saved").join(below)) else { return Vec::new() };
+    files.map(|file| fs::read(file.unwrap().path()).unwrap()).collect()
+}
+
+#[test]
+fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_have() {
+    for damage in [
+        "printf garbage >CURRENT",
+        "rm CURRENT",
+        "for f in MANIFEST-*; do truncate -s 10 $f; done",
+        "for f in MANIFEST-*; do head -c 100000 /dev/urandom >$f; done",
+        "rm MANIFEST-*",
+    ] {
+        let mount = filled();
+        let (fast, catalog) = (mount.place.fast(), mount.place.fast().join("catalog"));
+        sh(&catalog, damage, SHELL);
+        for _ in 0..2 {
+            attempt(&mount.place, &limit("100M")).refused(CORRUPT, &[text(&catalog), "fsck --repair", text(&fast)]);
+            mount.forebay(["fsck"], &[&fast]).refused(CORRUPT, &[text(&catalog), "fsck --repair"]);
+        }
+        let repaired = mount.forebay(["fsck", "--repair"], &[&fast]).ok();
+        assert!(repaired.out.contains("1 file not in the pool: set aside"), "{damage}: {repaired}");
+        let only_here = fs::read(fast.join("saved/files/new/dir/only-here")).unwrap();
+        assert!(only_here == content(3, 50_000), "{damage}");
+        // What came from the pool is proven by its checksums; what was written here and flushed is not.
+        assert_eq!(saved(&mount, "other"), [content(2, 30_000)], "{damage}");
+        mount.mount();
+        let put_back = format!("cp -a {}/saved/files/. {}/", fast.display(), mount.place.mnt().display());
+        sh(Path::new("/"), &put_back, SHELL);
+        mount.flush();
+        assert!(fs::read(mount.pool("new/dir/only-here")).unwrap() == content(3, 50_000), "{damage}");
+        assert_eq!(fs::read(mount.path("flushed")).unwrap(), content(2, 30_000));
+        mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
+    }
+}
+
+/// Every file below a directory, as bytes.
+fn files_below(dir: &Path) -> Vec<Vec<u8>> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![fs::read(path).unwrap()] };
+    entries.flat_map(|entry| below(entry.unwrap().path())).collect()
+}
+
+#[test]
+fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
+    for damage in [
+        // In the middle of the log, long before what the death of a process could have cut off.
+        "dd if=/dev/zero of=$(ls -S *.log | head -1) bs=1 seek=300 count=8 conv=notrunc status=none",
+        "rm -r ../catalog",
+        "rm *.log *.sst",
+        "for f in *.log *.sst; do truncate -s 100 $f; done",
+        "for f in *.sst; do dd if=/dev/zero of=$f bs=1 seek=20 count=8 conv=notrunc status=none; done",
+    ] {
+        let mount = filled();
+        if damage.contains("sst") {
+            // The records are in table files after another start.
+            mount.mount();
+            mount.umount();
+        }
+        let fast = mount.place.fast();
+        sh(&fast.join("catalog"), damage, SHELL);
+        attempt(&mount.place, &limit("100M")).refused(CORRUPT, &["fsck --repair", text(&fast)]);
+        mount.forebay(["fsck", "--repair"], &[&fast]);
+        let kept = files_below(&fast.join("saved"));
+        for expected in [content(2, 30_000), content(3, 50_000)] {
+            assert!(kept.contains(&expected), "{damage}: a content file is gone");
+        }
+        mount.mount();
+        assert_eq!(fs::read(mount.path("flushed")).unwrap(), content(2, 30_000));
+        assert_eq!(fs::read(mount.path("fetched")).unwrap(), content(1, 2_000_000));
+    }
+}
+
+#[test]
+fn content_files_that_were_truncated_are_named_by_fsck_and_fetched_again() {
+    let mount = Mount::new(limit("100M"));
+    // Written here, and then flushed: the pool's copy is the truth from now on.
     fs::write(mount.path("a"), content(2, 300_000)).unwrap();
     mount.flush();
     mount.umount();
     let cut = "find content -type f -exec truncate -s 1000 {} +";
     sh(&mount.place.fast(), cut, SHELL);
-    let checked = mount.forebay(["fsck"], &[&mount.place.fast()]);
-    checked.refused(CORRUPT, &["problem"]);
+    mount
+        .forebay(["fsck"], &[&mount.place.fast()])
+        .refused(CORRUPT, &["/a: content file", "1000 bytes instead of 300000"]);
     mount.mount();
     assert_eq!(fs::read(mount.path("a")).unwrap(), content(2, 300_000));
     mount.flush();
     assert_eq!(fs::read(mount.pool("a")).unwrap(), content(2, 300_000));
+}
+
+#[test]
+fn a_lost_content_file_of_what_was_not_flushed_is_an_error_and_not_a_flush() {
+    let place = Place::new();
+    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
+    let mount = Mount::on(place, limit("100M"));
+    fs::write(mount.path("a"), content(2, 300_000)).unwrap();
+    fs::write(mount.path("b"), content(3, 1000)).unwrap();
+    mount.umount();
+    sh(&mount.place.fast(), "find content -type f -size +100k -delete", SHELL);
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let mut command = Command::new(forebay());
+        run(command.args(words).arg(mount.place.fast()), SHELL).refused(CORRUPT, &["/a: content file", "is missing"]);
+    }
+    mount.mount();
+    let read = fs::read(mount.path("a")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(libc::EIO), "{read}");
+    mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]).refused(1, &["/a"]);
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), content(1, 300_000));
+    assert_eq!(fs::read(mount.pool("b")).unwrap(), content(3, 1000));
+    // Written anew it is whole again.
+    fs::write(mount.path("a"), content(4, 2000)).unwrap();
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("a")).unwrap(), content(4, 2000));
+}
+
+#[test]
+fn a_fast_pool_whose_device_dies_costs_errors_and_no_synced_bytes() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "ext4", 200);
+    let mount = Mount::on(place, limit("100M"));
+    fs::write(mount.path("before"), content(1, 1 << 20)).unwrap();
+    File::open(mount.path("before")).unwrap().sync_all().unwrap();
+    shut_down(&fast);
+    let written = File::create(mount.path("after")).and_then(|mut file| {
+        file.write_all(&content(2, 1 << 20))?;
+        file.sync_all()
+    });
+    assert!(written.is_err(), "a dead device took it");
+    mount.status();
+    let ended = mount.forebay(["umount"], &[&mount.place.mnt()]);
+    assert!(matches!(ended.code, Some(0 | BUSY)), "{ended}");
+    sh(&mount.place.at(""), "umount fast && mount -o loop fast.img fast", SHELL);
+    mount.mount();
+    assert_eq!(fs::read(mount.path("before")).unwrap(), content(1, 1 << 20));
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("before")).unwrap(), content(1, 1 << 20));
 }
 
 /// Names that are as long as they may be, or hold every byte that they may.
@@ -231,7 +424,8 @@ fn names_of_255_bytes_and_not_utf8_go_there_and_back() {
     }
     let mut listed: Vec<_> = fs::read_dir(mount.place.mnt()).unwrap().map(|e| e.unwrap().file_name()).collect();
     let mut expected = odd_names();
-    (listed.sort(), expected.sort());
+    listed.sort();
+    expected.sort();
     assert_eq!(listed, expected);
     let too_long = File::create(mount.path("x".repeat(256))).unwrap_err();
     assert_eq!(too_long.raw_os_error(), Some(libc::ENAMETOOLONG));
@@ -251,4 +445,37 @@ fn deep_trees_are_made_flushed_and_removed() {
     fs::remove_dir_all(mount.path("d")).unwrap();
     mount.flush();
     assert!(!mount.pool("d").exists());
+}
+
+/// What a mount shows of odd names is one line of text, or JSON; and what a list names is found.
+#[test]
+fn odd_names_pass_through_lists_and_listings() {
+    let mount = Mount::new(limit("100M"));
+    let mut list = Vec::new();
+    for name in odd_names() {
+        fs::write(mount.pool(&name), "1").unwrap();
+        list.extend(mount.path(&name).as_os_str().as_bytes());
+        list.push(0);
+    }
+    let file = mount.place.at("list");
+    fs::write(&file, list).unwrap();
+    mount.forebay(["stage", "-0", &format!("@{}", text(&file))], &[]).ok();
+    assert_eq!(mount.status().resident_files, odd_names().len() as u64);
+    for name in odd_names() {
+        fs::write(mount.path(&name), "22").unwrap();
+    }
+    for command in [&["ls"][..], &["dirty"], &["du"]] {
+        let words = |more: &[&str]| {
+            let mut run_it = Command::new(forebay());
+            run(run_it.args(more).args(command).arg(mount.place.mnt()), SHELL).ok().out
+        };
+        let lines = words(&[]);
+        let steers = |c: char| c.is_control() && c != '\n';
+        assert!(!lines.contains(steers), "{command:?}: {lines:?}");
+        for line in words(&["--json"]).lines() {
+            serde_json::from_str::<serde_json::Value>(line).unwrap();
+        }
+    }
+    // One row for each name: a newline in one does not make two.
+    assert_eq!(mount.forebay(["ls"], &[&mount.place.mnt()]).ok().out.lines().count(), odd_names().len());
 }

@@ -46,7 +46,7 @@ pub fn fsck(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure
     let report = match user_of(place) {
         Some(entry) => online(&entry, repair)?,
         None => {
-            let fast = place.canonicalize().map_err(|e| Failure::io(place.display(), &e))?;
+            let fast = place.canonicalize().map_err(|e| Failure::given(place.display(), &e))?;
             offline::fsck(&offline::recall(&fast)?, repair)?
         }
     };
@@ -80,6 +80,9 @@ fn online(entry: &Entry, repair: bool) -> Result<FsckReport, Failure> {
 fn summarise(report: &FsckReport, output: &Output) {
     for problem in &report.problems {
         output.line(shown(problem));
+    }
+    for note in &report.notes {
+        output.line(shown(note));
     }
     output.line(format!(
         "checked {}, {}: {} problems, {} repaired, {} orphans removed",

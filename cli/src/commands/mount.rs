@@ -41,9 +41,9 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
 }
 
 fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
-    let policy = args
-        .policy
-        .map(|file| std::fs::read_to_string(&file).map_err(|e| Failure::io(format!("policy {}", file.display()), &e)));
+    let policy = args.policy.map(|file| {
+        std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))
+    });
     Ok(MountConfig {
         pool: args.url,
         mountpoint: args.mountpoint,

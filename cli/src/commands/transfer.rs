@@ -51,6 +51,7 @@ fn on_each(
         let summary = progress::follow(&entry, &request(paths), verb, output)?;
         progress::summarise(&summary, verb.done, dry_run, output);
         exit = match summary.refused {
+            Some(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => Exit::Incomplete,
             Some(errno) => Exit::from(Failure::io("refused", &std::io::Error::from_raw_os_error(errno)).kind),
             None if summary.failed > 0 => Exit::Incomplete,
             None => exit,

@@ -260,14 +260,17 @@ impl Device {
         let want = format!("{id} {number}\n");
         match fs::read_to_string(&path) {
             Ok(have) if have == want => Ok(()),
-            Ok(have) => Err(bad(format!(
+            // An empty one is what a power cut leaves of one that was not synced.
+            Ok(have) if !have.is_empty() => Err(bad(format!(
                 "fast-pool directory {} belongs to another mount or place in the list ({} instead of {}): give the \
                  directories in the order of the first mount",
                 self.path.display(),
                 have.trim(),
                 want.trim(),
             ))),
-            Err(_) => fs::write(&path, want).map_err(|e| self.failed("cannot be written", e)),
+            _ => File::create(&path)
+                .and_then(|mut mark| mark.write_all(want.as_bytes()).and_then(|()| mark.sync_all()))
+                .map_err(|e| self.failed("cannot be written", e)),
         }
     }
 

@@ -56,6 +56,14 @@ impl Failure {
         Self::new(kind, format!("{what}: {error}"))
     }
 
+    /// The same about a file or directory that the command was given: one that is not there was meant otherwise.
+    pub fn given(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => Self::usage(format!("{what}: {error}")),
+            _ => Self::io(what, error),
+        }
+    }
+
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
@@ -82,6 +90,7 @@ impl From<Error> for Failure {
             ErrorKind::Busy => FailureKind::Busy,
             ErrorKind::Corrupt => FailureKind::Corrupt,
             ErrorKind::InvalidInput => FailureKind::Usage,
+            ErrorKind::NotFound if error.side() == Side::Application => FailureKind::Incomplete,
             ErrorKind::PermissionDenied | ErrorKind::NotPermitted | ErrorKind::ReadOnly => FailureKind::Denied,
             _ if error.side() == Side::Pool && error.retry() == forebay_backends::Retry::Later => {
                 FailureKind::PoolUnavailable

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::config::MountConfig;
 use super::{Failure, FailureKind, registry, worker};
 use crate::operator::FsckReport;
+use crate::salvage;
 
 /// The note in each fast directory that says how it was mounted last.
 const NOTE: &str = "mount.json";
@@ -26,7 +27,7 @@ pub fn remember(config: &MountConfig) {
 pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     let note = fast.join(NOTE);
     let text = std::fs::read(&note).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             Failure::usage(format!("{} is not a fast directory: it has no {NOTE}", fast.display()))
                 .remedy("give a directory that was named to `forebay mount --fast`, or a mountpoint")
         }
@@ -35,8 +36,15 @@ pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     serde_json::from_slice(&text).map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", note.display())))
 }
 
-/// Opens a fast pool as it was mounted last, checks it, and closes it.
+/// Opens a fast pool as it was mounted last, checks it, and closes it. With `repair`, a catalog that cannot be opened
+/// is replaced by an empty one, and what it knew and the pool does not have is set aside.
 pub fn fsck(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
+    let salvaged = if repair { salvage::salvage(&config.fast)? } else { None };
+    let Some(salvaged) = salvaged else { return check(config, repair) };
+    Ok(FsckReport { problems: salvaged.lost, notes: salvaged.notes, repaired: 0, ..FsckReport::default() })
+}
+
+fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
     let rt = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

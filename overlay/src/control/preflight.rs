@@ -32,6 +32,7 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     config.mountpoint = mountpoint;
     let pool = pool(&config)?;
     config.pool = pool.to_str().map(String::from).ok_or_else(|| not_utf8(&pool))?;
+    not_ours("the pool", &pool)?;
     apart("the mountpoint", &config.mountpoint, "the pool", &pool)?;
     if config.fast.is_empty() {
         return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
@@ -39,6 +40,7 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     let mut to_create = Vec::new();
     for fast in &mut config.fast {
         let (dir, exists) = fast_dir(fast)?;
+        not_ours("the fast pool", &dir)?;
         *fast = utf8(dir)?;
         if !exists {
             to_create.push(fast.clone());
@@ -176,6 +178,20 @@ fn apart(what: &str, a: &Path, other: &str, b: &Path) -> Result<(), Failure> {
         .remedy("use directories apart from each other"))
 }
 
+/// A mount of ours reserves names that pools need, and one that waits for another may wait for itself.
+fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
+    let mounts = mounts::list().map_err(|e| Failure::io("the list of mounts", &e))?;
+    let mount = mounts.iter().filter(|m| dir.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len());
+    match mount {
+        Some(mount) if mount.fs_type == mounts::FS_TYPE => {
+            let (dir, mount) = (dir.display(), mount.mountpoint.display());
+            Err(Failure::usage(format!("{what} {dir} lies in a mount of forebay, {mount}"))
+                .remedy("give a directory of the file system beneath: `forebay status` shows the pool of each mount"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn not_shared(config: &MountConfig, entries: &[Entry]) -> Result<(), Failure> {
     for entry in entries.iter().filter(|e| e.supervisor_alive() || e.worker_alive()) {
         if let Some(fast) = config.fast.iter().find(|f| entry.state.config.fast.contains(f)) {
@@ -247,6 +263,10 @@ fn space(config: &MountConfig) -> Result<(), Failure> {
     }
     let total: u64 = devices.iter().map(|d| d.total_bytes).sum();
     match config.limit_bytes {
+        Some(limit) if limit < limits::LIMIT_BYTES => {
+            Err(Failure::usage(format!("the limit {} leaves the fast pool nothing to hold", ByteSize(limit)))
+                .remedy("--limit with a unit, such as 500G"))
+        }
         Some(limit) if limit > total => {
             let places: Vec<String> = devices.iter().map(|d| d.dir.display().to_string()).collect();
             Err(Failure::new(

@@ -97,7 +97,15 @@ impl Inner {
     fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {
         let meta = match (&state.content, state.record.file.content()) {
             (Some(content), _) => content.file.metadata().map_err(super::files::failed)?,
-            (None, Some(id)) => self.store.stat(id).map_err(|e| e.context(format!("inode {ino}")))?,
+            (None, Some(id)) => match self.store.stat(id) {
+                Ok(meta) => meta,
+                // It is missing: the file can still be looked at, removed and written anew.
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    let r = &state.record;
+                    return Ok((r.size, 0, r.mtime, r.ctime));
+                }
+                Err(e) => return Err(e.context(format!("inode {ino}"))),
+            },
             (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
         };
         let mtime = Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 };

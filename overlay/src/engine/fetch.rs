@@ -305,7 +305,10 @@ impl Inner {
             state.record.file.content().ok_or_else(|| {
                 Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
             })?;
-        let content = self.store.open_content(id)?;
+        let content = self.store.open_content(id).map_err(|e| match e.kind() {
+            ErrorKind::NotFound if state.record.file.is_dirty() => gone(ino, id),
+            _ => e,
+        })?;
         state.content = Some(content.clone());
         self.keep_open(ino);
         Ok(content)
@@ -314,6 +317,16 @@ impl Inner {
 
 fn io_failed(error: std::io::Error) -> Error {
     Error::io(error, Side::Cache, "content file")
+}
+
+/// Not "no such file" to programs: the name is there.
+fn gone(ino: Ino, id: ContentId) -> Error {
+    let what = format!(
+        "content file {:x} of inode {ino} is missing, and the pool does not have its bytes: remove the file or write \
+         it anew",
+        id.0
+    );
+    Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 
 fn changed(path: &PoolPath) -> Error {

@@ -116,7 +116,6 @@ impl Txn<'_> {
         record.dir_nlink = record.dir_nlink.saturating_add_signed(subdirs);
         Ok(())
     }
-
 }
 
 pub(super) fn exists(name: &[u8]) -> Error {

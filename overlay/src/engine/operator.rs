@@ -145,4 +145,7 @@ pub struct FsckReport {
     pub problems: Vec<String>,
     pub repaired: u64,
     pub orphans_removed: u64,
+    /// What was kept where, after a repair of a damaged catalog.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }

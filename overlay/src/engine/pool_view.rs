@@ -183,6 +183,11 @@ impl Inner {
                     state.negative.insert(name.into(), Instant::now());
                     return Ok(None);
                 }
+                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                    // Where all names were known once, one that was not among them is taken for new.
+                    let complete = matches!(dir.state.lock().record.listing, Listing::Complete(_));
+                    return if complete { Ok(None) } else { Err(e.context(&path)) };
+                }
                 Err(e) => return Err(e.context(&path)),
             }
             tokio::task::yield_now().await;

@@ -218,7 +218,9 @@ impl Overlay {
                 break;
             }
         }
-        inner.sync_pool_dirs().await?;
+        if let Err(error) = inner.sync_pool_dirs().await {
+            reporter.failed(inner.pool.url(), &error);
+        }
         inner.sync_flushed().await?;
         reporter.done(None);
         Ok(())

@@ -14,6 +14,9 @@ use super::run::Run;
 use super::tree::{Body, Tree};
 use super::view;
 
+/// How often all is looked at until nothing changes by that.
+const LOOKS: u32 = 4;
+
 impl Run {
     pub fn other(&mut self, other: Other) -> Result<(), Failure> {
         let before = futures::executor::block_on(view::pooled(&self.machine.memory));
@@ -53,7 +56,20 @@ impl Run {
     /// Takes over what the engine shows, once it is known to be somebody's.
     pub fn catch_up(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
-        let shown = self.machine.run(view::shown(&overlay)).map_err(|e| format!("after a change of others: {e}"))?;
+        let look = |run: &Self| {
+            let shown = run.machine.run(view::shown(&overlay));
+            shown.map_err(|e| format!("after a change of others: {e}"))
+        };
+        // What a look at one name finds out may change what another one shows.
+        let mut shown = look(self)?;
+        for _ in 0..LOOKS {
+            let again = look(self)?;
+            let settled = same(&again, &shown, Compared { contents: true, mtimes: true }).is_ok();
+            shown = again;
+            if settled {
+                break;
+            }
+        }
         for (path, id) in shown.paths() {
             if let Body::File(content) = &shown.node(id).body
                 && !self.effects.is_known(content)

@@ -43,13 +43,19 @@ impl Inner {
     pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let was_open = node.state.lock().is_open();
         let _writing = self.begin_writing(node);
+        let mut missing = false;
         if node.state.lock().record.file.is_dirty() {
-            let content = self.content(node.ino, &mut node.state.lock())?;
-            content.file.set_len(0).map_err(super::failed)?;
-            node.state.lock().generation += 1;
-            return self.account(node, &content);
+            let content = self.content(node.ino, &mut node.state.lock());
+            missing = content.as_ref().is_err_and(|e| e.is(ErrorKind::Corrupt));
+            // In place of one that is missing comes a new one.
+            if !missing {
+                let content = content?;
+                content.file.set_len(0).map_err(super::failed)?;
+                node.state.lock().generation += 1;
+                return self.account(node, &content);
+            }
         }
-        if was_open && node.state.lock().record.file.is_whole() {
+        if was_open && !missing && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
             let mut txn = Txn::begin(self);
             let record = txn.record(node.ino)?;

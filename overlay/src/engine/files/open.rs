@@ -205,9 +205,12 @@ impl Inner {
             let mut txn = Txn::begin(&inner);
             let record = txn.record(node.ino)?;
             record.file = record.file.modify(unix_now())?;
+            let (atime, mtime) = (record.atime, record.mtime);
             let state = txn.state(node.ino)?;
             state.generation += 1;
             let content = inner.content(node.ino, state)?;
+            // From here on its times are the truth; the record's may have been set since it was fetched.
+            super::set_mtime(&content.file, atime, mtime)?;
             state.clean_stamp = Some(Stamp::of(&content.file)?);
             state.mark_unsynced = true;
             state.page_cache_stale = true;

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino};
 use super::steps::PARKED;
@@ -35,62 +33,89 @@ pub(super) enum Step {
     Create { ino: Ino, occupant: Option<Ino> },
 }
 
+/// A name that is being placed.
+struct Waiting {
+    link: Link,
+    /// The names that it waits for and that were not looked at yet.
+    first: std::vec::IntoIter<Link>,
+    looks: u32,
+}
+
+impl Waiting {
+    fn new(link: Link) -> Self {
+        Self { link, first: Vec::new().into_iter(), looks: 0 }
+    }
+}
+
 impl Inner {
-    /// Makes what the pool has under a name equal to what the mount shows.
+    /// Makes what the pool has under a name equal to what the mount shows, after the names that come first.
+    ///
+    /// Who waits for whom is kept in a list, not in calls of calls: a removed tree may be as deep as it likes.
     pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
-        self.place_after(parent, name.into(), Vec::new()).await
-    }
-
-    /// `waiting`: the names that wait for this one.
-    fn place_after(self: &Arc<Self>, parent: Ino, name: Box<[u8]>, waiting: Vec<Link>) -> BoxFuture<'_, Result<()>> {
-        async move {
-            for _ in 0..MAX_STEPS {
-                let record = self.catalog.name(parent, &name)?;
-                if !record.differs() {
-                    return Ok(());
+        let mut chain = vec![Waiting::new((parent, name.into()))];
+        while let Some(last) = chain.last_mut() {
+            let (parent, name) = last.link.clone();
+            if let Some(link) = last.first.next() {
+                if chain.iter().all(|w| w.link != link) {
+                    chain.push(Waiting::new(link));
+                } else if self.untie(&link, &chain).await? {
+                    let last = chain.len() - 1;
+                    chain[last].first = Vec::new().into_iter();
+                } else {
+                    chain.pop();
                 }
-                if self.ascertain_around(parent, &name, &record).await? {
-                    continue;
-                }
-                match self.next(parent, &name, &record)? {
-                    Next::Step(step) => self.take_step(parent, &name, &record, step).await?,
-                    Next::Content(ino) => self.flush_in_place(ino).await?,
-                    Next::First(names) => {
-                        for link in names {
-                            if waiting.contains(&link) || link == (parent, name.clone()) {
-                                if self.untie(&link, &waiting, &(parent, name.clone())).await? {
-                                    break;
-                                }
-                                return Ok(());
-                            }
-                            let mut waiting = waiting.clone();
-                            waiting.push((parent, name.clone()));
-                            self.place_after(link.0, link.1, waiting).await?;
-                        }
-                    }
-                }
+                continue;
             }
-            Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: flushing does not end", name.escape_ascii())))
+            let record = self.catalog.name(parent, &name)?;
+            if !record.differs() {
+                chain.pop();
+                continue;
+            }
+            last.looks += 1;
+            if last.looks > MAX_STEPS {
+                let what = format!("{}: flushing does not end", name.escape_ascii());
+                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+            }
+            if self.ascertain_around(parent, &name, &record).await? {
+                continue;
+            }
+            let step = match self.next(parent, &name, &record) {
+                Ok(Next::Content(ino)) => self.flush_in_place(ino).await,
+                Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
+                Ok(Next::First(names)) => {
+                    last.first = names.into_iter();
+                    Ok(())
+                }
+                Err(e) => Err(e),
+            };
+            match step {
+                // Somebody else was faster, and has gone on with the directory since: look again.
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
+                        && self.catalog.name(parent, &name)? != record => {}
+                other => other?,
+            }
         }
-        .boxed()
+        Ok(())
     }
 
-    /// Names that wait for each other, from `link` down to `last`: one that the pool has something under is
-    /// freed. Whether it is `last` itself; else those who wait look again from there on.
-    async fn untie(self: &Arc<Self>, link: &Link, waiting: &[Link], last: &Link) -> Result<bool> {
-        let from = waiting.iter().position(|w| w == link).unwrap_or(waiting.len());
-        for (parent, name) in std::iter::once(last).chain(waiting[from..].iter().rev()) {
+    /// Names that wait for each other, from `link` down to the end of the chain: one that the pool has something
+    /// under is freed. Whether it is the last itself; else those who wait look again from there on.
+    async fn untie(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<bool> {
+        let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
+        for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
+            let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
             // What stands aside already helps nobody by standing aside again.
             if record.pool.is_some() && !name.starts_with(PARKED.as_bytes()) {
                 self.park(&record, *parent, name).await?;
-                return Ok((parent, name) == (&last.0, &last.1));
+                return Ok(at + 1 == chain.len());
             }
         }
         Err(Error::new(
             ErrorKind::Corrupt,
             Side::Cache,
-            format!("{}: names wait for each other", last.1.escape_ascii()),
+            format!("{}: names wait for each other", link.1.escape_ascii()),
         ))
     }
 

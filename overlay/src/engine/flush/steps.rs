@@ -6,8 +6,8 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMod
 use tokio::sync::MutexGuard;
 
 use super::super::pool_view::PoolChange;
-use super::super::{Inner, Ino, Txn};
 use super::super::pool_view::note_object;
+use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::place::{Next, Step, leads_to_unseen};
 use crate::catalog::{Link, NameRecord, SentWhat};
@@ -54,7 +54,10 @@ impl Inner {
             return Ok(());
         }
         // And its answer may have been lost.
-        if self.is_unsure(parent)? || self.is_unsure(subject)? || other.is_some_and(|o| self.is_unsure(o).unwrap_or(true)) {
+        if self.is_unsure(parent)?
+            || self.is_unsure(subject)?
+            || other.is_some_and(|o| self.is_unsure(o).unwrap_or(true))
+        {
             return Ok(());
         }
         let mut touched = vec![parent, subject];
@@ -65,7 +68,9 @@ impl Inner {
         let at: Link = (parent, name.into());
         match &step {
             Step::Remove { .. } => self.sync_written().await?,
-            Step::Rename { from, .. } => self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() }).await?,
+            Step::Rename { from, .. } => {
+                self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() }).await?
+            }
             Step::Link { .. } => self.about_to_send(&at, subject, SentWhat::Linked).await?,
             // Of a file the upload knows what is sent.
             Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => {}
@@ -326,7 +331,8 @@ impl Inner {
             // Somebody else was here first: look again.
             return Ok(());
         }
-        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() }).await?;
+        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() })
+            .await?;
         let _change = PoolChange::begin(self, &[parent, occupant])?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));

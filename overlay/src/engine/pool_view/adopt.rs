@@ -8,6 +8,7 @@ use super::super::flush::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
 use super::Asked;
 use crate::catalog::{InodeRecord, Link, NameRecord};
+use crate::state::FileState;
 
 impl Inner {
     /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
@@ -161,30 +162,56 @@ impl Inner {
     /// The name of an inode now stands for another object, or for a version that those who have the old one
     /// open must not see. They keep it.
     fn replaced(&self, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
-        let Some((_, name)) = link else { return Ok(()) };
+        let Some((parent, name)) = link else { return Ok(()) };
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
-        // What was changed in place is changed under all of its names.
-        let links = match in_place {
-            true => record.pool_links.to_vec(),
-            false => link.into_iter().cloned().collect(),
-        };
-        for (parent, name) in &links {
+        let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
+        if in_place && record.kind == stat.kind {
+            // What was changed in place is changed under all of its names.
+            self.part_from_open(&mut txn, ino, &names, stat)?;
+        } else {
             self.forget_pool_name(&mut txn, ino, *parent, name)?;
+            look_again(&mut txn, *parent)?;
         }
         txn.commit()?;
-        let mut txn = Txn::begin(self);
-        for (parent, name) in &links {
-            if txn.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
-                self.adopt_in(&mut txn, *parent, name, stat)?;
-            }
+        // Names that others took from a directory that went, too, lead nowhere.
+        if self.catalog.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
+            let mut txn = Txn::begin(self);
+            self.adopt_in(&mut txn, *parent, name, stat)?;
+            txn.commit()?;
         }
-        txn.commit()?;
-        for (parent, name) in &links {
+        for (parent, name) in &names {
             self.tell_kernel_name(*parent, name);
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
+    }
+
+    /// All names of an inode go to a new one, of the version that the pool has now. Who has the old one open keeps it.
+    fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat) -> Result<()> {
+        let old = txn.record(ino)?;
+        let mut new = old.clone();
+        old.links.clear();
+        old.pool_links.clear();
+        old.unseen_links = 0;
+        new.file = FileState::absent();
+        new.take_attrs(stat);
+        new.version = Some(stat.version.clone());
+        new.target = None;
+        if new.dirty_xattrs.is_empty() {
+            new.xattrs = None;
+        }
+        let heir = txn.create(new)?;
+        if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+            txn.put_object(identity, heir);
+        }
+        for (parent, name) in names {
+            let mut record = txn.name(*parent, name)?;
+            record.here = record.here.map(|(i, kind)| (if i == ino { heir } else { i }, kind));
+            record.pool = record.pool.map(|i| if i == ino { heir } else { i });
+            txn.set_name(*parent, name, record)?;
+        }
+        txn.reap(ino)
     }
 
     /// One of several names of an inode is nothing any more, or something else: `there`.
