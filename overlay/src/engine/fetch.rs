@@ -40,15 +40,27 @@ impl Inner {
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
+            let asked = self.asked(&node.state.lock());
             match self.fetch_as_known(node, range.clone()).await {
-                // Our own flush of names or attributes makes another version of it: the end of that says which.
-                Err(e) if e.is(ErrorKind::Stale) && left > 0 && !Asked::of(&node.state.lock()).is_quiet() => {
-                    left -= 1;
-                    drop(node.flush.lock().await);
-                }
+                Err(e) if self.is_own_change(node, asked, &e, &mut left) => self.own_change(node).await,
                 other => return other,
             }
         }
+    }
+
+    /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
+    /// attributes.
+    fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+        let changed = matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+        let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
+        *left -= u32::from(ours);
+        ours
+    }
+
+    /// Waits until our own changes of a file ended, and it is known what they made of it.
+    async fn own_change(&self, node: &Node) {
+        drop(self.flusher.moves.read().await);
+        drop(node.flush.lock().await);
     }
 
     /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
@@ -254,6 +266,17 @@ impl Inner {
 
     /// Reads a range of the pool's copy without keeping it: where the fast pool has no room.
     pub async fn read_uncached(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+        let mut left = OWN_CHANGES;
+        loop {
+            let asked = self.asked(&node.state.lock());
+            match self.read_as_known(node, range.clone()).await {
+                Err(e) if self.is_own_change(node, asked, &e, &mut left) => self.own_change(node).await,
+                other => return other,
+            }
+        }
+    }
+
+    async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
         let path = self.pool_path(node.ino)?;
         let version = node.state.lock().record.version.clone();
         let Some(version) = version else { return Ok(Bytes::new()) };

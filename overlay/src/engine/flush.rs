@@ -19,6 +19,7 @@ mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
 use futures::StreamExt;
@@ -35,6 +36,8 @@ const CONCURRENCY: usize = 16;
 pub(crate) struct Flusher {
     /// Shared: steps that rely on paths. Exclusive: steps that move directories.
     pub moves: tokio::sync::RwLock<()>,
+    /// Steps that move directories: begun and ended.
+    pub dir_moves: (AtomicU64, AtomicU64),
     /// Directories of the pool in which names changed and were not synced yet.
     pub unsynced: Mutex<HashSet<PoolPath>>,
 }

@@ -5,6 +5,7 @@ mod adopt;
 mod listing;
 pub(super) use adopt::note_object;
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Version};
@@ -79,26 +80,40 @@ pub(crate) enum Age {
 /// in the pool meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
-    begun: u64,
-    quiet: bool,
+    /// Calls of ours that change the object, or for a directory its names: begun and ended by then.
+    calls: (u64, u64),
+    /// Those that move directories, and all paths below them.
+    moves: (u64, u64),
 }
 
 impl Asked {
-    pub fn of(state: &NodeState) -> Self {
-        Self { begun: state.pool_calls.0, quiet: state.pool_calls.0 == state.pool_calls.1 }
-    }
-
     /// Nothing of ours was under way.
     pub fn is_quiet(self) -> bool {
-        self.quiet
-    }
-
-    pub fn holds(self, state: &NodeState) -> bool {
-        self.quiet && self.begun == state.pool_calls.0
+        self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
     }
 }
 
 impl Inner {
+    /// The present moment, for a question about an inode.
+    pub fn asked(&self, state: &NodeState) -> Asked {
+        let moves = &self.flusher.dir_moves;
+        // What ended is read first: what begins in between counts as under way.
+        let ended = moves.1.load(Ordering::SeqCst);
+        Asked { calls: state.pool_calls, moves: (moves.0.load(Ordering::SeqCst), ended) }
+    }
+
+    /// Whether an answer on an inode that was asked for at that moment tells how it is now.
+    pub fn still_holds(&self, asked: Asked, state: &NodeState) -> bool {
+        asked.is_quiet() && asked == self.asked(state)
+    }
+
+    /// The same of the names of a directory. What is under way there now does no harm: of these names the catalog has
+    /// what was sent.
+    fn names_still_hold(&self, asked: Asked, state: &NodeState) -> bool {
+        let now = self.asked(state);
+        asked.calls.1 == now.calls.1 && asked.moves == now.moves && now.moves.0 == now.moves.1
+    }
+
     /// Makes a call to the pool, unless it is known not to answer.
     pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         // Without a time between questions every call asks.
@@ -161,7 +176,7 @@ impl Inner {
         }
         let path = self.pool_path_of(dir.ino, name)?;
         loop {
-            let asked = Asked::of(&dir.state.lock());
+            let asked = self.asked(&dir.state.lock());
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
                     if self.ascertain_object(&stat).await? {
@@ -220,7 +235,7 @@ impl Inner {
             if state.validated.is_some_and(|at| at.elapsed() < allowed) {
                 return Ok(());
             }
-            (Asked::of(&state), state.record.pool_links.first().cloned())
+            (self.asked(&state), state.record.pool_links.first().cloned())
         };
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());
@@ -262,7 +277,7 @@ impl Inner {
             return Ok(());
         }
         for link in names {
-            let asked = Asked::of(&node.state.lock());
+            let asked = self.asked(&node.state.lock());
             let path = self.pool_path_of(link.0, &link.1)?;
             let there = match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => Some(stat),
@@ -291,7 +306,7 @@ impl Inner {
         let node = self.node(ino)?;
         {
             let mut state = node.state.lock();
-            if !asked.holds(&state) || state.record.file.is_dirty() {
+            if !self.still_holds(asked, &state) || state.record.file.is_dirty() {
                 return Ok(());
             }
             if state.record.version.as_ref() == Some(&stat.version) {
@@ -338,19 +353,33 @@ pub(super) fn unmatched() -> Version {
 pub(crate) struct PoolChange<'a> {
     inner: &'a Inner,
     inos: Vec<Ino>,
+    moves_dir: bool,
 }
 
 impl<'a> PoolChange<'a> {
     pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
+        Self::begin_any(inner, inos, false)
+    }
+
+    /// `moves_dir`: the paths of whatever is below a directory change.
+    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
+        let mut change = Self { inner, inos: Vec::new(), moves_dir };
+        if moves_dir {
+            inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
+        }
         for ino in inos {
             inner.node(*ino)?.state.lock().pool_calls.0 += 1;
+            change.inos.push(*ino);
         }
-        Ok(Self { inner, inos: inos.to_vec() })
+        Ok(change)
     }
 }
 
 impl Drop for PoolChange<'_> {
     fn drop(&mut self) {
+        if self.moves_dir {
+            self.inner.flusher.dir_moves.1.fetch_add(1, Ordering::SeqCst);
+        }
         for ino in &self.inos {
             let Ok(node) = self.inner.node(*ino) else { continue };
             let unlinked = {
@@ -371,6 +400,13 @@ impl Drop for PoolChange<'_> {
 impl Txn<'_> {
     /// Whether an answer of the pool on this inode may be believed.
     pub(super) fn believes(&mut self, ino: Ino, asked: Asked) -> Result<bool> {
-        Ok(asked.holds(self.state(ino)?))
+        let inner = self.inner();
+        Ok(inner.still_holds(asked, self.state(ino)?))
+    }
+
+    /// Whether an answer of the pool on the names of this directory may be believed.
+    pub(super) fn believes_names(&mut self, dir: Ino, asked: Asked) -> Result<bool> {
+        let inner = self.inner();
+        Ok(inner.names_still_hold(asked, self.state(dir)?))
     }
 }

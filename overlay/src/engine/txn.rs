@@ -54,6 +54,10 @@ impl<'a> Txn<'a> {
         }
     }
 
+    pub(crate) fn inner(&self) -> &'a Inner {
+        self.inner
+    }
+
     fn edit(&mut self, ino: Ino) -> Result<&mut Edit> {
         match self.edits.entry(ino) {
             Slot::Occupied(slot) => Ok(slot.into_mut()),

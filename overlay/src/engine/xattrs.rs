@@ -3,7 +3,6 @@
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::attributes::set_xattr;
-use super::pool_view::Asked;
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
 use crate::catalog::Xattrs;
@@ -107,7 +106,7 @@ impl Inner {
             // Somebody removed them with the pool's copy.
             return Ok(Xattrs::new());
         }
-        let asked = Asked::of(&node.state.lock());
+        let asked = self.asked(&node.state.lock());
         let path = self.pool_path(ino)?;
         let read = match self.ask(self.pool.xattrs(&path)).await {
             Err(e) if e.is(ErrorKind::NotFound) => {

@@ -76,7 +76,7 @@ impl Inner {
             Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => {}
             Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
         }
-        let _change = PoolChange::begin(self, &touched)?;
+        let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
         let dir = self.pool_path(parent)?;
         let path = dir.join(name);
         self.names_changed_in(&dir);
@@ -333,7 +333,8 @@ impl Inner {
         }
         self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() })
             .await?;
-        let _change = PoolChange::begin(self, &[parent, occupant])?;
+        let moves_dir = node.state.lock().record.kind == FileKind::Directory;
+        let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
         let stat = match self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await {

@@ -180,6 +180,7 @@ impl Inner {
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // Where the attributes are somebody else's, ours are still to be told.
         (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
+        sent.xattrs = None;
         Ok(Some(Uploaded { stat: stat.clone(), sent, stamp, generation, bytes: stamp.size }))
     }
 }

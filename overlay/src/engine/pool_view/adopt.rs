@@ -19,7 +19,7 @@ impl Inner {
         if !was.is_empty() {
             return Ok(was.here_ino());
         }
-        if !txn.believes(parent, asked)? {
+        if !txn.believes_names(parent, asked)? {
             return Ok(None);
         }
         let ino = self.adopt_in(&mut txn, parent, name, stat)?;

@@ -13,7 +13,7 @@ use crate::catalog::{Link, Listing, NameRecord};
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
 /// How often a listing is begun anew because our own flushes changed the directory meanwhile.
-const ATTEMPTS: u32 = 20;
+const ATTEMPTS: u32 = 60;
 
 impl Inner {
     /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
@@ -52,7 +52,7 @@ impl Inner {
     pub async fn list(&self, dir: Ino) -> Result<()> {
         let node = self.node(dir)?;
         for attempt in 0..ATTEMPTS {
-            let asked = Asked::of(&node.state.lock());
+            let asked = self.asked(&node.state.lock());
             let path = self.pool_path(dir)?;
             let read = async {
                 let stat = self.pool.stat(&path).await?;
@@ -84,7 +84,7 @@ impl Inner {
     /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
     fn merge(&self, dir: Ino, stat: &Stat, entries: impl Iterator<Item = DirEntry>, asked: Asked) -> Result<bool> {
         let mut txn = Txn::begin(self);
-        if !txn.believes(dir, asked)? {
+        if !txn.believes_names(dir, asked)? {
             return Ok(false);
         }
         let mut known = HashMap::new();
@@ -152,7 +152,7 @@ impl Inner {
                 continue;
             }
             let Ok(node) = self.node(ino) else { continue };
-            let asked = Asked::of(&node.state.lock());
+            let asked = self.asked(&node.state.lock());
             match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 _ => {}
