@@ -5,7 +5,7 @@
 use forebay_tests::model;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-const CASES: u32 = 1_000;
+const CASES: u32 = 10_000;
 /// Cases run side by side in this many threads; the seed means the same cases on every machine.
 const LANES: u32 = 2;
 const SHRINKS: u32 = 3_000;

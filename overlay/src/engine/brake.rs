@@ -15,11 +15,12 @@ use super::{Inner, Ino};
 use crate::Content;
 
 /// Room that must be left for a file to be written past the daemon.
-const ROOM_FOR_PASSTHROUGH: u64 = 256 << 20;
+const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
 /// Room below which growth is counted as often as can be.
 const WATCHED_ROOM: u64 = 2 << 30;
-/// Room below which writers past the daemon are stopped: more than they can write between two counts.
-const LAST_ROOM: u64 = 64 << 20;
+/// Room below which writers past the daemon are stopped: more than they can write between two counts, on a machine that
+/// is busy, too (2 GiB/s for 100 ms).
+const LAST_ROOM: u64 = 200 << 20;
 /// Counts while there is little room, and while there is plenty.
 const COUNT_OFTEN: Duration = Duration::from_millis(4);
 const COUNT_SELDOM: Duration = Duration::from_millis(100);

@@ -133,4 +133,7 @@ pub trait KernelCache: Send + Sync {
     /// Attributes, and the cached bytes too where `data`.
     fn invalidate_inode(&self, ino: Ino, data: bool);
     fn invalidate_name(&self, parent: Ino, name: &[u8]);
+    /// Attributes, forgotten before this returns. Only of an inode that is being opened: the kernel waits for nothing
+    /// of ours then but the answer.
+    fn invalidate_attributes_now(&self, ino: Ino);
 }

@@ -2,7 +2,9 @@
 //!
 //! The kernel takes locks for it which it may hold while it waits for an answer of ours. So nothing is sent from
 //! a thread that answers requests: two threads of their own do it, one for names and attributes, one for bytes
-//! (which may have to wait for pages that are being read). The engine only ever puts a note into a bounded set.
+//! (which may have to wait for pages that are being read). The engine puts notes into bounded sets. Only the attributes of
+//! what is being opened are forgotten at once: the kernel takes no lock for that, and after the answer it would be too
+//! late, for it reads no further than the size that it knows.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -109,11 +111,14 @@ pub struct KernelNotifier {
     names: Arc<Lane>,
     bytes: Arc<Lane>,
     modes: Arc<IoModes>,
+    notifier: Notifier,
+    device: Device,
 }
 
 impl KernelNotifier {
     pub fn new(notifier: Notifier, device: &Device, modes: Arc<IoModes>) -> io::Result<Self> {
-        let this = Self { names: Arc::default(), bytes: Arc::default(), modes };
+        let (names, bytes) = (Arc::default(), Arc::default());
+        let this = Self { names, bytes, modes, notifier: notifier.clone(), device: device.try_clone()? };
         for (name, lane) in [("forebay-names", &this.names), ("forebay-bytes", &this.bytes)] {
             let (lane, notifier, device) = (Arc::clone(lane), notifier.clone(), device.try_clone()?);
             thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -141,6 +146,10 @@ impl KernelCache for KernelNotifier {
         } else {
             self.names.push(Note::Attributes(ino));
         }
+    }
+
+    fn invalidate_attributes_now(&self, ino: Ino) {
+        send(&self.notifier, &self.device, &Note::Attributes(ino));
     }
 
     fn invalidate_name(&self, parent: Ino, name: &[u8]) {

@@ -73,6 +73,9 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, write, no_flush)? {
+                if let (false, Some(kernel)) = (opened.keep_cache, inner.kernel.get()) {
+                    kernel.invalidate_attributes_now(ino);
+                }
                 if write
                     && node.state.lock().record.file.is_whole()
                     && let Err(e) = inner.mark_dirty(&node).await

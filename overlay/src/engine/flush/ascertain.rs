@@ -145,10 +145,7 @@ impl Inner {
         Ok(match &sent.what {
             SentWhat::Content { size, mtime } => {
                 let granularity = self.pool.capabilities().time_granularity_ns;
-                // Of an object with several names the content is replaced in place, and only then the times.
-                let torn = is_before && name.pool == Some(sent.ino) && stat.nlink > 1;
-                stat.kind == FileKind::File
-                    && (torn || (stat.size == *size && same_tick(stat.mtime, *mtime, granularity)))
+                stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
             }
             SentWhat::Moved { .. } | SentWhat::Linked => {
                 record.version.as_ref().is_some_and(|v| record.kind == stat.kind && v.same_object(&stat.version))

@@ -50,9 +50,12 @@ impl Inner {
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
         let now = txn.record(ino)?;
-        settle_attrs(now, &record);
         if theirs {
+            // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
+            settle_attrs(now, &InodeRecord { xattrs: None, ..record });
             now.take_attrs(&stat);
+        } else {
+            settle_attrs(now, &record);
         }
         now.version = Some(stat.version);
         txn.commit()

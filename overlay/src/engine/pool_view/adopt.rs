@@ -110,8 +110,18 @@ impl Inner {
         }
         let bytes = self.counted_bytes(txn.state(ino)?);
         let record = txn.record(ino)?;
-        let (file, dropped) = record.file.pool_changed()?;
-        record.file = file;
+        let before = record.version.as_ref();
+        if before.is_some_and(|v| !v.same_object(&stat.version)) {
+            // What was changed here and not flushed was of the object that is gone.
+            record.dirty = Default::default();
+            record.dirty_xattrs.clear();
+        }
+        // A flush of attributes whose answer was lost makes another version of the same bytes.
+        let ours = record.is_dirty() && record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
+        let mut dropped = None;
+        if !ours {
+            (record.file, dropped) = record.file.pool_changed()?;
+        }
         record.take_attrs(stat);
         record.version = Some(stat.version.clone());
         record.xattrs = if record.dirty_xattrs.is_empty() { None } else { record.xattrs.take() };
@@ -122,9 +132,11 @@ impl Inner {
         }
         let state = txn.state(ino)?;
         state.validated = Some(Instant::now());
-        state.content = None;
-        state.residency = None;
-        state.page_cache_stale = true;
+        if !ours {
+            state.content = None;
+            state.residency = None;
+            state.page_cache_stale = true;
+        }
         state.negative.clear();
         note_object(txn, ino, stat);
         Ok(())
