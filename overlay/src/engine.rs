@@ -92,6 +92,8 @@ pub(crate) struct Inner {
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     pub health: pool_view::Health,
     pub counters: status::Counts,
+    /// Inodes whose count is not in the catalog yet, though nobody writes them any more.
+    pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
     pub reattached: bool,
@@ -151,6 +153,7 @@ impl Overlay {
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             health: pool_view::Health::default(),
             counters: status::Counts::default(),
+            uncounted: Mutex::default(),
             writing: Mutex::default(),
             reattached: options.reattached,
             flusher: flush::Flusher::default(),
@@ -172,6 +175,7 @@ impl Overlay {
         self.inner.stop.cancel();
         let inner = self.inner.clone();
         blocking(move || {
+            inner.save_counts()?;
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
             inner.store.sync_all()?;
             let epoch = inner.catalog.next_epoch()?;

@@ -24,6 +24,8 @@ const EPOCH_EVERY: Duration = Duration::from_secs(30);
 const FLUSH_EVERY: Duration = Duration::from_millis(250);
 /// Changes that one round looks at.
 const ROUND: usize = 4096;
+/// Counts that are saved together.
+const COUNTS: usize = 256;
 /// A flush that failed is tried again after this long, twice as long each time,
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// and at least this often.
@@ -244,10 +246,37 @@ impl Inner {
             self.catalog.close_epoch(epoch)?;
             closed = Some(epoch);
         }
+        self.save_counts()?;
         self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
         self.catalog.sync()?;
         Ok(closed)
+    }
+
+    /// Brings counts of files that were written and closed into the catalog.
+    pub(super) fn save_counts(&self) -> Result<()> {
+        let inos: Vec<Ino> = self.uncounted.lock().drain().collect();
+        for some in inos.chunks(COUNTS) {
+            let mut txn = Txn::begin(self);
+            for ino in some {
+                let state = match self.table.peek(*ino) {
+                    Some(_) => txn.state(*ino)?,
+                    None => continue,
+                };
+                let unsaved = state.count_unsaved && !state.deleted;
+                if let (true, Some(id)) = (unsaved, state.record.file.content()) {
+                    // While it is written again it is counted again.
+                    state.count_unsaved = state.is_open();
+                    let residency = self.residency(state)?.clone();
+                    txn.batch.put_content(id, &residency);
+                }
+            }
+            txn.commit()?;
+        }
+        for ino in inos {
+            self.table.drop_idle(ino);
+        }
+        Ok(())
     }
 
     /// Counts what files that are written past the daemon occupy by now.

@@ -51,7 +51,10 @@ impl Inner {
     /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
     /// attributes.
     fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        let changed = matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+        let changed = matches!(
+            error.kind(),
+            ErrorKind::Stale | ErrorKind::NotFound | ErrorKind::IsDirectory | ErrorKind::NotDirectory
+        );
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
         *left -= u32::from(ours);
         ours

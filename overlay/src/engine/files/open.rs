@@ -262,7 +262,10 @@ impl Inner {
                 state.braked = !super::super::brake::set_immutable(&content, false);
             }
             self.count(&mut state, occupied)?;
-            self.save_count(&mut state)?;
+            // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
+            if state.count_unsaved {
+                self.uncounted.lock().insert(node.ino);
+            }
             state.clean_stamp.is_some() && state.clean_stamp == Stamp::of(&content.file).ok()
         };
         if unchanged && self.unmark_dirty(node)? {

@@ -79,8 +79,8 @@ impl Inner {
         }
     }
 
-    /// The inode that an object of the pool is known as under other names. Not one that is newer here, or whose old
-    /// version somebody has open: of that the new name shows nothing.
+    /// The inode that an object of the pool is known as under other names. Not one whose old version somebody has open:
+    /// of that the new name shows nothing.
     fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
         let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
         if self.catalog.inode(known)?.is_none() {
@@ -91,7 +91,8 @@ impl Inner {
         let same_object = record.kind == stat.kind && version.as_ref().is_some_and(|v| v.same_object(&stat.version));
         let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
         let dirty = record.file.is_dirty();
-        if same_object && (same_content || (!dirty && !txn.state(known)?.is_open())) {
+        // Where ours is newer, the flush finds out whether theirs was changed, too, and keeps both.
+        if same_object && (same_content || dirty || !txn.state(known)?.is_open()) {
             return Ok(Some(known));
         }
         if !same_object {
@@ -206,6 +207,8 @@ impl Inner {
         old.links.clear();
         old.pool_links.clear();
         old.unseen_links = 0;
+        old.dirty = Default::default();
+        old.dirty_xattrs.clear();
         new.file = FileState::absent();
         new.take_attrs(stat);
         new.version = Some(stat.version.clone());
