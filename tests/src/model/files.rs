@@ -280,8 +280,8 @@ impl Run {
         let request = EvictRequest { paths: vec![path.clone()], release_leases: release, dry_run: false };
         let overlay = self.overlay();
         let (done, failures) = self.machine.run(async { summary(overlay.evict(request)).await });
-        // An object of which only a removed name is known goes when its writer closes it.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("open for writing"));
+        // What was removed while it is open and cannot be kept here goes when it is closed.
+        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("goes when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("evict {path}: {:?} {failures:?}", done.message));
         }
@@ -297,8 +297,8 @@ impl Run {
         let (done, failures) = self.machine.run(async { summary(overlay.flush(request)).await });
         self.outdated |= self.shared();
         self.history.ahead |= !wait || !all || done.failed > 0;
-        // An object of which only a removed name is known goes when its writer closes it.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("open for writing"));
+        // What was removed while it is open and cannot be kept here goes when it is closed.
+        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("goes when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("flush {path:?}: {:?} {failures:?}", done.message));
         }

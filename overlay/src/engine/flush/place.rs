@@ -80,7 +80,10 @@ impl Inner {
                 continue;
             }
             let step = match self.next(parent, &name, &record) {
-                Ok(Next::Content(ino)) => self.flush_in_place(ino).await,
+                Ok(Next::Content(ino)) => match self.ready_to_go(ino).await {
+                    Ok(()) => self.flush_in_place(ino).await,
+                    Err(e) => Err(e),
+                },
                 Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
                 Ok(Next::First(names)) => {
                     last.first = names.into_iter();

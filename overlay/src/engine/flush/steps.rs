@@ -151,9 +151,14 @@ impl Inner {
                 "removed while it is open for writing; the pool's name goes when it is closed",
             ));
         }
-        match missing {
-            Some(size) => self.fetch_as_known(&node, 0..size).await,
-            None => Ok(()),
+        let Some(size) = missing else { return Ok(()) };
+        match self.fetch_as_known(&node, 0..size).await {
+            Err(e) if e.is(ErrorKind::NoSpace) => Err(Error::new(
+                ErrorKind::Busy,
+                Side::Application,
+                "removed while it is open, and too large for the fast pool; the pool's name goes when it is closed",
+            )),
+            other => other,
         }
     }
 
