@@ -6,11 +6,13 @@ set -euo pipefail
 dir=$(realpath -m "${1:?a directory to build in}")
 program=$dir/build/example/passthrough_hp
 if [ ! -x "$program" ]; then
-    mkdir -p "$dir/lists/partial"
+    mkdir -p "$dir/lists/partial" "$dir/parts"
     cd "$dir"
-    echo "deb-src http://deb.debian.org/debian trixie main" > sources.list
+    # The same mirror, a later release.
+    sed -e '/^$/q' -e 's/^Types:.*/Types: deb-src/' -e 's/^Suites:.*/Suites: trixie/' \
+        /etc/apt/sources.list.d/debian.sources > parts/trixie.sources
     apt() {
-        timeout 300 apt-get -o Dir::Etc::sourcelist="$dir/sources.list" -o Dir::Etc::sourceparts=- \
+        timeout 300 apt-get -o Dir::Etc::sourcelist=- -o Dir::Etc::sourceparts="$dir/parts" \
             -o Dir::State::lists="$dir/lists" "$@" >&2
     }
     apt update -qq
