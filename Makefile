@@ -64,7 +64,7 @@ lint:
 test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX)
 	@packaging/deps build test
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
-	@timeout 7200 $(CARGO) test --release --workspace
+	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
 
 # Only what needs neither root nor a mount.
 test-quick: lint

@@ -173,7 +173,7 @@ impl InodeRecord {
         if !self.dirty.times {
             (self.atime, self.mtime, self.ctime) = (stat.atime, stat.mtime, stat.ctime);
         }
-        if self.kind == FileKind::File {
+        if self.kind != FileKind::Directory {
             self.size = stat.size;
         }
         self.count_links(stat);
