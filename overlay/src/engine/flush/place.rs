@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::super::{Inner, Ino};
+use super::super::{Inner, Ino, Txn};
 use super::steps::PARKED;
 use crate::catalog::{InodeRecord, Link, NameRecord};
 
@@ -80,10 +80,7 @@ impl Inner {
                 continue;
             }
             let step = match self.next(parent, &name, &record) {
-                Ok(Next::Content(ino)) => match self.ready_to_go(ino).await {
-                    Ok(()) => self.flush_in_place(ino).await,
-                    Err(e) => Err(e),
-                },
+                Ok(Next::Content(ino)) => self.flush_last(ino).await,
                 Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
                 Ok(Next::First(names)) => {
                     last.first = names.into_iter();
@@ -210,6 +207,23 @@ impl Inner {
             }
         }
         Ok(None)
+    }
+
+    /// Flushes what was written to a file before the last name that is known of it goes.
+    async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        self.ready_to_go(ino).await?;
+        self.flush_in_place(ino).await?;
+        let record = self.record_of(ino)?;
+        if !record.is_dirty() || !leads_to_unseen(&record) || self.is_unsure(ino)? {
+            return Ok(());
+        }
+        // Others changed it, too: it has no name here under which ours could stand beside theirs.
+        let mut txn = Txn::begin(self);
+        txn.record(ino)?.unseen_links = 0;
+        txn.reap(ino)?;
+        txn.commit()?;
+        self.report_conflict(format!("{}: removed here after it was written, and changed in the pool", self.display(ino)));
+        Ok(())
     }
 
     /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
