@@ -240,11 +240,12 @@ impl Inner {
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());
         }
-        if asked.is_quiet() && !node.state.lock().record.sent_to.is_empty() {
-            return match self.ascertain(ino).await {
-                Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Err(e),
-                _ => Ok(()),
-            };
+        if asked.is_quiet() {
+            match self.ascertain_names(ino).await {
+                Ok(false) => {}
+                Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
+                _ => return Ok(()),
+            }
         }
         let path = match self.pool_path(ino) {
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,

@@ -26,6 +26,18 @@ impl Inner {
         Ok(true)
     }
 
+    /// The same, and what the names have under which the pool had it: something else may have been sent there.
+    pub async fn ascertain_names(&self, ino: Ino) -> Result<bool> {
+        let mut unsure = self.ascertain(ino).await?;
+        for (parent, name) in self.record_of(ino)?.pool_links {
+            if !self.catalog.name(parent, &name)?.sent.is_empty() {
+                self.ascertain_name(parent, &name).await?;
+                unsure = true;
+            }
+        }
+        Ok(unsure)
+    }
+
     /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
     pub(super) fn is_unsure(&self, ino: Ino) -> Result<bool> {
         for at in self.above_in_pool(ino)? {

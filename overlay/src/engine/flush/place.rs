@@ -213,8 +213,9 @@ impl Inner {
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
         self.flush_in_place(ino).await?;
+        self.ascertain(ino).await?;
         let record = self.record_of(ino)?;
-        if !record.is_dirty() || !leads_to_unseen(&record) || self.is_unsure(ino)? {
+        if !record.is_dirty() || !leads_to_unseen(&record) {
             return Ok(());
         }
         // Others changed it, too: it has no name here under which ours could stand beside theirs.
@@ -222,7 +223,10 @@ impl Inner {
         txn.record(ino)?.unseen_links = 0;
         txn.reap(ino)?;
         txn.commit()?;
-        self.report_conflict(format!("{}: removed here after it was written, and changed in the pool", self.display(ino)));
+        self.report_conflict(format!(
+            "{}: removed here after it was written, and changed in the pool",
+            self.display(ino)
+        ));
         Ok(())
     }
 

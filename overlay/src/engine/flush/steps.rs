@@ -10,7 +10,7 @@ use super::super::pool_view::note_object;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::place::{Next, Step, leads_to_unseen};
-use crate::catalog::{Link, NameRecord, SentWhat};
+use crate::catalog::{InodeRecord, Link, NameRecord, SentWhat};
 use crate::node::Node;
 
 /// How names begin that something has in the pool while others take its place.
@@ -211,12 +211,7 @@ impl Inner {
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
-            Ok(stat)
-                if stat.kind == record.kind
-                    && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version)) =>
-            {
-                self.ask(self.pool.rename(&source, path, mode)).await
-            }
+            Ok(stat) if is_object(&record, &stat) => self.ask(self.pool.rename(&source, path, mode)).await,
             Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
             Err(e) => Err(e),
         };
@@ -342,7 +337,14 @@ impl Inner {
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
-        let stat = match self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await {
+        let there = match self.ask(self.pool.stat(&from)).await {
+            Ok(stat) if is_object(&self.record_of(occupant)?, &stat) => {
+                self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await
+            }
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, from.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match there {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
             other => other.map_err(|e| e.context(&from))?,
         };
@@ -355,11 +357,17 @@ impl Inner {
     }
 }
 
+/// What the pool has there is the inode, and nothing that others put in its place.
+fn is_object(record: &InodeRecord, stat: &Stat) -> bool {
+    record.kind == stat.kind && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
+}
+
 /// After a change of names: the version moved by its change time alone, unless somebody else was there too.
 pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
     let record = txn.record(ino)?;
     match (&record.version, record.kind) {
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
+        (Some(known), _) if !known.same_object(&stat.version) => {}
         _ => record.version = Some(stat.version.clone()),
     }
     record.count_links(stat);
