@@ -52,8 +52,10 @@ impl Inner {
         if record.file.is_dirty() && !self.uploaded_already(ino)? {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+            // A new copy has just the extended attributes that are sent with it.
+            self.known_xattrs(ino).await?;
             let _change = PoolChange::begin(self, &touched)?;
-            return self.replace_content(ino, &record, &path).await;
+            return self.replace_content(ino, &self.record_of(ino)?, &path).await;
         }
         if record.dirty.any() || !record.dirty_xattrs.is_empty() {
             let _change = PoolChange::begin(self, &[ino])?;
