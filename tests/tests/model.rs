@@ -6,6 +6,8 @@ use forebay_tests::model;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 const CASES: u32 = 10_000;
+/// What a change must pass is the same for everybody; `make nightly` draws another seed each time.
+const SEED: u64 = 60;
 /// Cases run side by side in this many threads; the seed means the same cases on every machine.
 const LANES: u32 = 2;
 const SHRINKS: u32 = 3_000;
@@ -39,7 +41,7 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
 /// SEMANTICS 6: "A read returns bytes of one version only."
 #[test]
 fn engine_behaves_as_the_model_says() {
-    let seed = number("FOREBAY_SEED").unwrap_or_else(rand::random);
+    let seed = number("FOREBAY_SEED").unwrap_or(SEED);
     let cases = number("FOREBAY_CASES").map_or(CASES, |n| n as u32);
     println!("seed {seed}, {cases} cases");
     let lanes: Vec<_> = (0..LANES).map(|n| std::thread::spawn(move || lane(seed, n, cases.div_ceil(LANES)))).collect();
