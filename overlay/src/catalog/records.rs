@@ -198,6 +198,11 @@ impl InodeRecord {
         self.file.is_dirty() || self.dirty.any() || !self.dirty_xattrs.is_empty()
     }
 
+    /// What the pool has there is the inode, and nothing that others put in its place.
+    pub fn is_object(&self, stat: &Stat) -> bool {
+        self.kind == stat.kind && self.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
+    }
+
     /// In the pool under some name.
     pub fn in_pool(&self) -> bool {
         !self.pool_links.is_empty()

@@ -159,9 +159,7 @@ impl Inner {
                 let granularity = self.pool.capabilities().time_granularity_ns;
                 stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
             }
-            SentWhat::Moved { .. } | SentWhat::Linked => {
-                record.version.as_ref().is_some_and(|v| record.kind == stat.kind && v.same_object(&stat.version))
-            }
+            SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
             SentWhat::Made if is_before || record.kind != stat.kind => false,
             SentWhat::Made => self.is_as_made(&record, stat, path).await?,
         })

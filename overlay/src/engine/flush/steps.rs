@@ -10,7 +10,7 @@ use super::super::pool_view::note_object;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::place::{Next, Step, leads_to_unseen};
-use crate::catalog::{InodeRecord, Link, NameRecord, SentWhat};
+use crate::catalog::{Link, NameRecord, SentWhat};
 use crate::node::Node;
 
 /// How names begin that something has in the pool while others take its place.
@@ -211,7 +211,7 @@ impl Inner {
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         let there = match self.ask(self.pool.stat(&source)).await {
-            Ok(stat) if is_object(&record, &stat) => self.ask(self.pool.rename(&source, path, mode)).await,
+            Ok(stat) if record.is_object(&stat) => self.ask(self.pool.rename(&source, path, mode)).await,
             Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
             Err(e) => Err(e),
         };
@@ -338,7 +338,7 @@ impl Inner {
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
         let there = match self.ask(self.pool.stat(&from)).await {
-            Ok(stat) if is_object(&self.record_of(occupant)?, &stat) => {
+            Ok(stat) if self.record_of(occupant)?.is_object(&stat) => {
                 self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await
             }
             Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, from.to_string())),
@@ -355,11 +355,6 @@ impl Inner {
         // Not a reserved name: those are the pool's own.
         format!("{PARKED}{}-{}", self.node_name, ino.0).into_bytes()
     }
-}
-
-/// What the pool has there is the inode, and nothing that others put in its place.
-fn is_object(record: &InodeRecord, stat: &Stat) -> bool {
-    record.kind == stat.kind && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
 }
 
 /// After a change of names: the version moved by its change time alone, unless somebody else was there too.

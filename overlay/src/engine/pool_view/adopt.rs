@@ -88,7 +88,7 @@ impl Inner {
         }
         let record = txn.record(known)?;
         let version = record.version.clone();
-        let same_object = record.kind == stat.kind && version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+        let same_object = record.is_object(stat);
         let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
         let dirty = record.file.is_dirty();
         // Where ours is newer, the flush finds out whether theirs was changed, too, and keeps both.
@@ -233,9 +233,7 @@ impl Inner {
     pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: Asked) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
-        let same = there.is_some_and(|stat| {
-            record.kind == stat.kind && record.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
-        });
+        let same = there.is_some_and(|stat| record.is_object(stat));
         if same || !record.pool_links.contains(link) || !txn.believes(ino, asked)? {
             return Ok(());
         }
