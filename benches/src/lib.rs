@@ -4,6 +4,7 @@
 //! does falls on both. A row's figure is the median of the pairs' ratios, with their spread.
 
 pub mod args;
+pub mod bind;
 pub mod caches;
 pub mod fio;
 pub mod interrupt;

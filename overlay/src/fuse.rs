@@ -7,6 +7,7 @@
 //! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
 //! | `filesystem`, `front` | each request, turned into one call of the engine |
 //! | `dispatch` | the one way from a request to its answer |
+//! | `follow` | on which processor a request is answered |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
 //! | `dirs` | open directories |
 //! | `notifier` | telling the kernel what to forget |
@@ -21,6 +22,7 @@ mod device;
 mod dirs;
 mod dispatch;
 mod filesystem;
+mod follow;
 mod front;
 mod handle;
 mod init;

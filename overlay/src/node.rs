@@ -7,13 +7,15 @@
 //! and nobody uses just now, no more than that needs memory.
 
 use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry as Slot;
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{Error, FileKind, Result, Side, Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -90,21 +92,24 @@ pub(crate) struct NodeState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub size: u64,
-    pub mtime: (i64, i64),
-    pub ctime: (i64, i64),
+    pub mtime: Time,
+    pub ctime: Time,
 }
 
 impl Stamp {
-    pub fn of(file: &std::fs::File) -> Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let meta = file
-            .metadata()
-            .map_err(|e| forebay_backends::Error::io(e, forebay_backends::Side::Cache, "stat of a content file"))?;
-        Ok(Self {
+    pub fn of(file: &File) -> Result<Self> {
+        let meta = file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
+        Ok(Self::from(&meta))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(meta: &Metadata) -> Self {
+        Self {
             size: meta.size(),
-            mtime: (meta.mtime(), meta.mtime_nsec()),
-            ctime: (meta.ctime(), meta.ctime_nsec()),
-        })
+            mtime: Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 },
+            ctime: Time { secs: meta.ctime(), nanos: meta.ctime_nsec() as u32 },
+        }
     }
 }
 

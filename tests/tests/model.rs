@@ -1,6 +1,7 @@
 //! Random operations, outages, changes by others, kills and power cuts, against a model of the overlay.
 //!
-//! `FOREBAY_CASES` says how many cases, `FOREBAY_SEED` which ones; the seed is printed.
+//! `FOREBAY_CASES` says how many cases, `FOREBAY_SEED` which ones; the seed is printed. `FOREBAY_REPLAY=FILE` runs the
+//! cases that failed by the output in FILE instead, each [`REPLAYS`] times: what fails once in a hundred shows itself.
 
 use forebay_tests::model;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -11,10 +12,22 @@ const SEED: u64 = 60;
 /// Cases run side by side in this many threads; the seed means the same cases on every machine.
 const LANES: u32 = 2;
 const SHRINKS: u32 = 3_000;
+const REPLAYS: usize = 500;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+fn replay(file: &str) {
+    let output = std::fs::read(file).unwrap_or_else(|error| panic!("FOREBAY_REPLAY={file}: {error}"));
+    let cases = model::Case::reported(&String::from_utf8_lossy(&output)).expect("a case");
+    assert!(!cases.is_empty(), "FOREBAY_REPLAY={file}: no case that failed is in it");
+    for case in cases {
+        for round in 0..REPLAYS {
+            model::run(&case).unwrap_or_else(|failure| panic!("round {round}: {failure}\n{case}"));
+        }
+    }
 }
 
 fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
@@ -41,6 +54,9 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
 /// SEMANTICS 6: "A read returns bytes of one version only."
 #[test]
 fn engine_behaves_as_the_model_says() {
+    if let Ok(file) = std::env::var("FOREBAY_REPLAY") {
+        return replay(&file);
+    }
     let seed = number("FOREBAY_SEED").unwrap_or(SEED);
     let cases = number("FOREBAY_CASES").map_or(CASES, |n| n as u32);
     println!("seed {seed}, {cases} cases");

@@ -301,19 +301,23 @@ fn renames_reach_the_pool_even_in_a_circle() {
 #[test]
 fn attributes_reach_the_pool() {
     let mount = manual();
-    fs::write(mount.pool("old"), "1").unwrap();
+    for file in ["old", "grown"] {
+        fs::write(mount.pool(file), "1").unwrap();
+    }
+    sh(&mount.place.pool(), "touch -d '2001-02-03' grown", SHELL).ok();
     fs::write(mount.path("new"), "2").unwrap();
     symlink("new", mount.path("link")).unwrap();
     let change = "for f in old new; do chmod 2640 $f; chown 123:456 $f; chmod 2640 $f; setfattr -n user.k -v v $f
         setfacl -m u:daemon:r $f; touch -d '2001-02-03 04:05:06.123456789' $f; done
-        mkdir dir; setfacl -d -m u:daemon:rwx dir; touch dir/in; touch -h -d '2002-01-01' link";
+        echo more >> grown; mkdir dir; setfacl -d -m u:daemon:rwx dir; touch dir/in; touch -h -d '2002-01-01' link";
     sh(&mount.place.mnt(), change, SHELL).ok();
-    let show = "for f in old new link dir dir/in; do stat -c '%n %f %u %g %s %y' $f; done | grep -v '^dir'
+    let show = "for f in old new grown link dir dir/in; do stat -c '%n %f %u %g %s %y' $f; done | grep -v '^dir'
         getfattr -d old new; getfacl -n old new dir dir/in";
     let here = sh(&mount.place.mnt(), show, SHELL).ok().out;
     mount.flush();
     let there = sh(&mount.place.pool(), show, SHELL).ok().out;
     assert_eq!(here, there);
+    assert!(!there.contains("2001-02-03 00:00:00"), "modified since: {there}");
     assert!(
         there.contains("04:05:06.123456789") && there.contains("user.k") && there.contains("default:user:"),
         "{there}"

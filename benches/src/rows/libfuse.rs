@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Bench, small};
+use super::{Bench, names, small};
+use crate::bind::Bound;
 use crate::pairs::{self, Side};
 use crate::report::{Outcome, Target, Unit};
 use crate::{Result, work};
 
-const NAME: &str = "the same, libfuse's passthrough_hp";
+const ROWS: [(&str, bool); 2] =
+    [("the same, libfuse's passthrough_hp", false), ("the same, libfuse's passthrough_hp, bound", true)];
+const CREATE: &str = "create + write 4 KiB + close of 10,000, libfuse's passthrough_hp, bound";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A mount of it that goes with the value.
@@ -53,21 +56,43 @@ impl Drop for Peer {
 
 pub fn hot(bench: &mut Bench) -> Result<()> {
     let Some(program) = bench.args.passthrough_hp.clone() else {
-        bench.add(NAME, Target::Beside, Outcome::Missing("not built here".into()));
+        for (name, _) in ROWS {
+            bench.add(name, Target::Beside, Outcome::Missing("not built here".into()));
+        }
         return Ok(());
     };
     let peer = Peer::start(&program, &bench.place.native, &bench.place.root.join("mount-libfuse"))?;
-    let series = pairs::alternate(bench.args.pairs, |side, pair| {
+    for (name, bound) in ROWS {
+        let series = pairs::alternate(bench.args.pairs, |side, pair| {
+            let names = small::names(match side {
+                Side::Native => &bench.place.native,
+                Side::Mount => &peer.point,
+            });
+            if pair == 0 {
+                work::open_read_close(&names, 2)?;
+            }
+            let _bound = Bound::when(bound)?;
+            work::open_read_close(&names, 3)
+        })?;
+        bench.add_series(name, Target::Beside, series, Unit::PerSec);
+    }
+    created(bench, &peer)
+}
+
+/// What creating costs any FUSE mount.
+fn created(bench: &mut Bench, peer: &Peer) -> Result<()> {
+    let mut tree = 0;
+    let series = pairs::alternate(bench.args.pairs, |side, _| {
+        tree += 1;
         let root = match side {
             Side::Native => &bench.place.native,
             Side::Mount => &peer.point,
         };
-        let names = small::names(root);
-        if pair == 0 {
-            work::open_read_close(&names, 2)?;
-        }
-        work::open_read_close(&names, 3)
+        let root = root.join(format!("created-libfuse-{tree}"));
+        work::make_spread(&root)?;
+        let _bound = Bound::to_one()?;
+        work::create(&work::spread_names(&root, names::CREATED))
     })?;
-    bench.add_series(NAME, Target::Beside, series, Unit::PerSec);
+    bench.add_series(CREATE, Target::Beside, series, Unit::PerSec);
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::content::{mount, settle};
 use super::{Bench, small};
+use crate::bind::Bound;
 use crate::pairs::Side;
 use crate::place::{MANY_ENTRIES, Place};
 use crate::report::{Target, Unit};
@@ -14,7 +15,7 @@ const STAT_ROUNDS: usize = 10;
 const WALK_ROUNDS: usize = 5;
 const LIST_ROUNDS: usize = 5;
 /// Files that one sample creates.
-const CREATED: usize = 10_000;
+pub const CREATED: usize = 10_000;
 
 /// What the kernel may know already.
 pub fn known(bench: &mut Bench) -> Result<()> {
@@ -36,10 +37,36 @@ pub fn known(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// The tree of one sample. No two samples share one: ext4 is slow to use an inode again that was deleted a moment ago,
-/// so all are created before any is removed.
-fn tree(place: &Place, side: Side, background: bool, pair: usize) -> PathBuf {
-    place.side(side, mount(place, background)).join(format!("created-{background}/{pair}"))
+/// How files are created and removed.
+#[derive(Clone, Copy)]
+struct How {
+    suffix: &'static str,
+    /// With the flushes of the default policy.
+    background: bool,
+    /// The client is bound to a CPU.
+    bound: bool,
+}
+
+const HOWS: [How; 3] = [
+    How { suffix: "", background: false, bound: false },
+    How { suffix: ", bound", background: false, bound: true },
+    How { suffix: ", default policy", background: true, bound: false },
+];
+
+impl How {
+    fn target(self, least: f64) -> Target {
+        if self.background { Target::Beside } else { Target::AtLeast(least) }
+    }
+
+    fn dir(self, root: &Path) -> PathBuf {
+        root.join(format!("created-{}-{}", self.background, self.bound))
+    }
+
+    /// The tree of one sample. No two samples share one: ext4 is slow to use an inode again that was deleted a moment
+    /// ago, so all are created before any is removed.
+    fn tree(self, place: &Place, side: Side, pair: usize) -> PathBuf {
+        self.dir(place.side(side, mount(place, self.background))).join(pair.to_string())
+    }
 }
 
 fn files(root: &Path) -> Vec<PathBuf> {
@@ -48,29 +75,29 @@ fn files(root: &Path) -> Vec<PathBuf> {
 
 pub fn create_and_unlink(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
-    let suffix = |background| if background { ", default policy" } else { "" };
-    let target = |background, least| if background { Target::Beside } else { Target::AtLeast(least) };
-    for background in [false, true] {
-        let name = format!("create + write 4 KiB + close of 10,000{}", suffix(background));
-        bench.ratio(&name, target(background, 0.50), unit, |place, side, pair| {
-            let root = tree(place, side, background, pair);
+    for how in HOWS {
+        let name = format!("create + write 4 KiB + close of 10,000{}", how.suffix);
+        bench.ratio(&name, how.target(0.50), unit, |place, side, pair| {
+            let root = how.tree(place, side, pair);
             work::make_spread(&root)?;
-            settle(place, background)?;
+            settle(place, how.background)?;
+            let _bound = Bound::when(how.bound)?;
             work::create(&files(&root))
         })?;
     }
-    for background in [false, true] {
-        let name = format!("unlink of them{}", suffix(background));
-        bench.ratio(&name, target(background, 0.20), unit, |place, side, pair| {
-            let root = tree(place, side, background, pair);
-            settle(place, background)?;
+    for how in HOWS {
+        let name = format!("unlink of them{}", how.suffix);
+        bench.ratio(&name, how.target(0.20), unit, |place, side, pair| {
+            let root = how.tree(place, side, pair);
+            settle(place, how.background)?;
+            let _bound = Bound::when(how.bound)?;
             work::unlink(&files(&root))
         })?;
     }
     let place = &bench.place;
     for root in [&place.native, place.quiet.path(), place.general.path()] {
-        for background in [false, true] {
-            match fs::remove_dir_all(root.join(format!("created-{background}"))) {
+        for how in HOWS {
+            match fs::remove_dir_all(how.dir(root)) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
                 _ => {}
             }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Bench;
+use crate::bind::Bound;
 use crate::caches::Drop;
 use crate::place::{Place, SMALL_FILES};
 use crate::report::{Target, Unit};
@@ -25,9 +26,14 @@ fn warm(place: &Place) -> Result<()> {
 pub fn hot(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
     warm(&bench.place)?;
-    bench.ratio("open+read+close of 10,000 × 4 KiB, hot", Target::AtLeast(0.15), unit, |place, side, _| {
-        work::open_read_close(&names(place.side(side, &place.general)), HOT_ROUNDS)
-    })?;
+    for (name, bound) in
+        [("open+read+close of 10,000 × 4 KiB, hot", false), ("the same, the client bound to a CPU", true)]
+    {
+        bench.ratio(name, Target::AtLeast(0.15), unit, |place, side, _| {
+            let _bound = Bound::when(bound)?;
+            work::open_read_close(&names(place.side(side, &place.general)), HOT_ROUNDS)
+        })?;
+    }
     bench.ratio("the same, --immutable", Target::AtLeast(0.65), unit, |place, side, _| {
         work::open_read_close(&names(place.side(side, &place.immutable)), HOT_ROUNDS)
     })
@@ -36,14 +42,16 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
 pub fn dropped(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
     let rows = [
-        ("the same, page cache dropped", Target::AtLeast(0.60), Drop::Pages, false),
-        ("the same, page cache dropped, --immutable", Target::Beside, Drop::Pages, true),
-        ("the same, page cache and names dropped", Target::Beside, Drop::All, false),
+        ("the same, page cache dropped", Target::AtLeast(0.60), Drop::Pages, false, false),
+        ("the same, page cache dropped, bound", Target::AtLeast(0.60), Drop::Pages, false, true),
+        ("the same, page cache dropped, --immutable", Target::Beside, Drop::Pages, true, false),
+        ("the same, page cache and names dropped", Target::Beside, Drop::All, false, false),
     ];
-    for (name, target, what, immutable) in rows {
+    for (name, target, what, immutable, bound) in rows {
         bench.ratio(name, target, unit, |place, side, _| {
             let mount = if immutable { &place.immutable } else { &place.general };
             place.drop_caches(what)?;
+            let _bound = Bound::when(bound)?;
             work::open_read_close(&names(place.side(side, mount)), 1)
         })?;
     }

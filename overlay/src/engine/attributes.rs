@@ -108,17 +108,10 @@ impl Inner {
             },
             (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
         };
-        let mtime = Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 };
-        let mut ctime = Time { secs: meta.ctime(), nanos: meta.ctime_nsec() as u32 };
-        let stamp = Stamp {
-            size: meta.size(),
-            mtime: (meta.mtime(), meta.mtime_nsec()),
-            ctime: (meta.ctime(), meta.ctime_nsec()),
-        };
-        if state.clean_stamp == Some(stamp) || ctime < state.record.ctime {
-            ctime = state.record.ctime;
-        }
-        Ok((meta.size(), meta.blocks(), mtime, ctime))
+        let stamp = Stamp::from(&meta);
+        let unwritten = state.clean_stamp == Some(stamp);
+        let ctime = if unwritten { state.record.ctime } else { stamp.ctime.max(state.record.ctime) };
+        Ok((stamp.size, meta.blocks(), stamp.mtime, ctime))
     }
 
     fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {
@@ -158,10 +151,7 @@ impl Inner {
         if change.atime.is_some() || change.mtime.is_some() {
             record.atime = change.atime.map_or(record.atime, at);
             let current = match &content {
-                Some(content) => {
-                    let meta = content.file.metadata().map_err(super::files::failed)?;
-                    Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 }
-                }
+                Some(content) => Stamp::of(&content.file)?.mtime,
                 None => record.mtime,
             };
             record.mtime = change.mtime.map_or(current, at);

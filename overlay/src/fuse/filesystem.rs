@@ -42,10 +42,10 @@ impl Filesystem for Front {
         self.handshake.set(handshake).map_err(|_| io::Error::other("a second handshake"))
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (overlay, name) = (self.overlay.clone(), bytes(name));
         let work = async move { overlay.lookup(Ino(parent.0), &name).await };
-        self.dispatch("lookup", work, |outcome| match outcome {
+        self.dispatch(request, "lookup", work, |outcome| match outcome {
             Ok(Lookup::Found(entry)) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
             Ok(Lookup::Negative { ttl }) if !ttl.is_zero() => {
                 reply.entry(&ttl, &convert::nothing(), fuser::Generation(0));
@@ -60,10 +60,10 @@ impl Filesystem for Front {
         self.overlay.forget(Ino(ino.0), count);
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let overlay = self.overlay.clone();
         let work = async move { overlay.getattr(Ino(ino.0)).await };
-        self.dispatch("getattr", work, |outcome| match outcome {
+        self.dispatch(request, "getattr", work, |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -103,16 +103,16 @@ impl Filesystem for Front {
             setid::complete(&overlay, ino, &mut change, caller).await?;
             overlay.setattr(ino, &change, caller).await
         };
-        self.dispatch("setattr", work, |outcome| match outcome {
+        self.dispatch(request, "setattr", work, |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let overlay = self.overlay.clone();
         let work = async move { overlay.readlink(Ino(ino.0)).await };
-        self.dispatch("readlink", work, |outcome| match outcome {
+        self.dispatch(request, "readlink", work, |outcome| match outcome {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -136,7 +136,7 @@ impl Filesystem for Front {
             let made = overlay.mknod(parent, &name, kind, mode & 0o7777, umask, rdev, caller).await;
             resend::made(&overlay, parent, &name, repeated, kind, made).await
         };
-        self.dispatch_entry("mknod", work, reply);
+        self.dispatch_entry(request, "mknod", work, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
@@ -146,7 +146,7 @@ impl Filesystem for Front {
             let made = overlay.mkdir(parent, &name, mode & 0o7777, umask, caller).await;
             resend::made(&overlay, parent, &name, repeated, FileKind::Directory, made).await
         };
-        self.dispatch_entry("mkdir", work, reply);
+        self.dispatch_entry(request, "mkdir", work, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -157,7 +157,7 @@ impl Filesystem for Front {
             let made = overlay.symlink(parent, &name, &target, caller).await;
             resend::made(&overlay, parent, &name, repeated, FileKind::Symlink, made).await
         };
-        self.dispatch_entry("symlink", work, reply);
+        self.dispatch_entry(request, "symlink", work, reply);
     }
 
     fn link(&self, request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -176,19 +176,19 @@ impl Filesystem for Front {
                 outcome => outcome,
             }
         };
-        self.dispatch_entry("link", work, reply);
+        self.dispatch_entry(request, "link", work, reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.unlink(Ino(parent.0), &name).await) };
-        self.dispatch_done("unlink", work, reply);
+        self.dispatch_done(request, "unlink", work, reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.rmdir(Ino(parent.0), &name).await) };
-        self.dispatch_done("rmdir", work, reply);
+        self.dispatch_done(request, "rmdir", work, reply);
     }
 
     fn rename(
@@ -214,7 +214,7 @@ impl Filesystem for Front {
             let moved = overlay.rename(parent, &name, new_parent, &new_name, mode).await;
             resend::moved(&overlay, new_parent, &new_name, repeated, moved).await
         };
-        self.dispatch_done("rename", work, reply);
+        self.dispatch_done(request, "rename", work, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -225,7 +225,7 @@ impl Filesystem for Front {
         let (ino, flags, caller) = (Ino(ino.0), flags.0, convert::caller(request));
         let (front, replier) = (self.clone(), self.clone());
         let work = async move { front.open_file(ino, flags, caller).await };
-        self.dispatch("open", work, move |outcome| match outcome {
+        self.dispatch(request, "open", work, move |outcome| match outcome {
             Ok((opened, privileged)) => replier.reply_opened(ino, flags, &opened, privileged, reply),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -256,7 +256,7 @@ impl Filesystem for Front {
                 outcome => outcome,
             }
         };
-        self.dispatch("create", work, move |outcome| match outcome {
+        self.dispatch(request, "create", work, move |outcome| match outcome {
             Ok((entry, opened)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                 replier.reply_created(&entry, flags, &opened, privileged, reply);
@@ -267,7 +267,7 @@ impl Filesystem for Front {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -278,7 +278,7 @@ impl Filesystem for Front {
     ) {
         let overlay = self.overlay.clone();
         let work = async move { overlay.read(Ino(ino.0), offset, size).await };
-        self.dispatch("read", work, |outcome| match outcome {
+        self.dispatch(request, "read", work, |outcome| match outcome {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -286,7 +286,7 @@ impl Filesystem for Front {
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -302,19 +302,19 @@ impl Filesystem for Front {
         };
         let (front, data) = (self.clone(), Bytes::copy_from_slice(data));
         let work = async move { front.write(Ino(ino.0), offset, data, kill).await };
-        self.dispatch("write", work, |outcome| match outcome {
+        self.dispatch(request, "write", work, |outcome| match outcome {
             Ok(count) => reply.written(count),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, request: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         if self.terms.no_open {
             return reply.error(Errno::ENOSYS);
         }
         let writable = Handle::decode(handle).is_none_or(|handle| handle.writable);
         let overlay = self.overlay.clone();
-        self.dispatch_done("flush", async move { overlay.close(Ino(ino.0), writable).await }, reply);
+        self.dispatch_done(request, "flush", async move { overlay.close(Ino(ino.0), writable).await }, reply);
     }
 
     fn release(
@@ -334,15 +334,15 @@ impl Filesystem for Front {
         }
     }
 
-    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, data_only: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request, ino: INodeNo, _: FileHandle, data_only: bool, reply: ReplyEmpty) {
         let overlay = self.overlay.clone();
-        self.dispatch_done("fsync", async move { overlay.fsync(Ino(ino.0), data_only).await }, reply);
+        self.dispatch_done(request, "fsync", async move { overlay.fsync(Ino(ino.0), data_only).await }, reply);
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let (overlay, front) = (self.overlay.clone(), self.clone());
         let work = async move { overlay.open_dir(Ino(ino.0)).await };
-        self.dispatch("opendir", work, move |outcome| match outcome {
+        self.dispatch(request, "opendir", work, move |outcome| match outcome {
             Ok(keep_cache) => {
                 let mut flags = FopenFlags::FOPEN_CACHE_DIR;
                 flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep_cache);
@@ -352,27 +352,34 @@ impl Filesystem for Front {
         });
     }
 
-    fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let front = self.clone();
         let work = async move {
             let outcome = front.dirs.read(&front.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
         // Where the work panics, the reply answers EIO as it is dropped.
-        self.dispatch("readdir", work, |outcome| match outcome {
+        self.dispatch(request, "readdir", work, |outcome| match outcome {
             Ok((reply, Ok(()))) => reply.ok(),
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
         });
     }
 
-    fn readdirplus(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         let front = self.clone();
         let work = async move {
             let outcome = front.dirs.read_plus(&front.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
-        self.dispatch("readdirplus", work, |outcome| match outcome {
+        self.dispatch(request, "readdirplus", work, |outcome| match outcome {
             Ok((reply, Ok(()))) => reply.ok(),
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
@@ -384,14 +391,14 @@ impl Filesystem for Front {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let overlay = self.overlay.clone();
-        self.dispatch_done("fsyncdir", async move { overlay.fsync_dir(Ino(ino.0)).await }, reply);
+        self.dispatch_done(request, "fsyncdir", async move { overlay.fsync_dir(Ino(ino.0)).await }, reply);
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let overlay = self.overlay.clone();
-        self.dispatch("statfs", async move { overlay.statfs().await }, |outcome| match outcome {
+        self.dispatch(request, "statfs", async move { overlay.statfs().await }, |outcome| match outcome {
             Ok(space) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
                 reply.statfs(
@@ -422,16 +429,16 @@ impl Filesystem for Front {
         let (overlay, name, value) = (self.overlay.clone(), bytes(name), value.to_vec());
         let caller = convert::caller(request);
         let work = async move { overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await };
-        self.dispatch_done("setxattr", work, reply);
+        self.dispatch_done(request, "setxattr", work, reply);
     }
 
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let (overlay, name) = (self.overlay.clone(), bytes(name));
         let work = async move { overlay.get_xattr(Ino(ino.0), &name).await };
-        self.dispatch_sized("getxattr", size, work, reply);
+        self.dispatch_sized(request, "getxattr", size, work, reply);
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let overlay = self.overlay.clone();
         let work = async move {
             let mut list = Vec::new();
@@ -441,7 +448,7 @@ impl Filesystem for Front {
             }
             Ok(list)
         };
-        self.dispatch_sized("listxattr", size, work, reply);
+        self.dispatch_sized(request, "listxattr", size, work, reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -452,12 +459,12 @@ impl Filesystem for Front {
                 outcome => outcome,
             }
         };
-        self.dispatch_done("removexattr", work, reply);
+        self.dispatch_done(request, "removexattr", work, reply);
     }
 
     fn fallocate(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -467,10 +474,10 @@ impl Filesystem for Front {
     ) {
         let overlay = self.overlay.clone();
         let work = async move { overlay.fallocate(Ino(ino.0), mode, offset, length).await };
-        self.dispatch_done("fallocate", work, reply);
+        self.dispatch_done(request, "fallocate", work, reply);
     }
 
-    fn lseek(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(&self, request: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let whence = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,
@@ -479,7 +486,7 @@ impl Filesystem for Front {
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
         let overlay = self.overlay.clone();
         let work = async move { overlay.seek(Ino(ino.0), offset, whence).await };
-        self.dispatch("lseek", work, |outcome| match outcome {
+        self.dispatch(request, "lseek", work, |outcome| match outcome {
             Ok(offset) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -487,7 +494,7 @@ impl Filesystem for Front {
 
     fn copy_file_range(
         &self,
-        _: &Request,
+        request: &Request,
         from: INodeNo,
         _: FileHandle,
         from_offset: u64,
@@ -500,7 +507,7 @@ impl Filesystem for Front {
     ) {
         let (overlay, len) = (self.overlay.clone(), len.min(COPY_MAX_BYTES));
         let work = async move { overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await };
-        self.dispatch("copy_file_range", work, |outcome| match outcome {
+        self.dispatch(request, "copy_file_range", work, |outcome| match outcome {
             Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
             Err(error) => reply.error(convert::errno(&error)),
         });

@@ -4,17 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use forebay_backends::Result;
-use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr};
+use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
 
 use super::adopt::Adopted;
 use super::dirs::Dirs;
-use super::dispatch;
 use super::handle::{Handle, Mode};
 use super::init::{Handshake, Terms};
 use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
-use super::{convert, setid};
+use super::{convert, dispatch, follow, setid};
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
 
 /// One mount's side of the conversation with the kernel.
@@ -49,44 +48,45 @@ impl Front {
         Self(Arc::new(shared))
     }
 
-    /// See [`dispatch::dispatch`].
-    pub fn dispatch<T, W, R>(&self, operation: &'static str, work: W, reply: R)
+    /// Answers `request`, on the thread that read it where that is possible: see [`dispatch::dispatch`].
+    pub fn dispatch<T, W, R>(&self, request: &Request, operation: &'static str, work: W, reply: R)
     where
         T: 'static,
         W: Future<Output = Result<T>> + Send + 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
+        follow::serve(request.pid());
         dispatch::dispatch(&self.runtime, operation, work, reply);
     }
 
     /// For requests that are answered with "done".
-    pub fn dispatch_done<W>(&self, operation: &'static str, work: W, reply: ReplyEmpty)
+    pub fn dispatch_done<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEmpty)
     where
         W: Future<Output = Result<()>> + Send + 'static,
     {
-        self.dispatch(operation, work, |outcome| match outcome {
+        self.dispatch(request, operation, work, |outcome| match outcome {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
     /// For requests that make a name.
-    pub fn dispatch_entry<W>(&self, operation: &'static str, work: W, reply: ReplyEntry)
+    pub fn dispatch_entry<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEntry)
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
-        self.dispatch(operation, work, |outcome| match outcome {
+        self.dispatch(request, operation, work, |outcome| match outcome {
             Ok(entry) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
     /// For requests that ask for bytes with a buffer of `size`, or with 0 for how large it must be.
-    pub fn dispatch_sized<W>(&self, operation: &'static str, size: u32, work: W, reply: ReplyXattr)
+    pub fn dispatch_sized<W>(&self, request: &Request, operation: &'static str, size: u32, work: W, reply: ReplyXattr)
     where
         W: Future<Output = Result<Vec<u8>>> + Send + 'static,
     {
-        self.dispatch(operation, work, move |outcome| match outcome {
+        self.dispatch(request, operation, work, move |outcome| match outcome {
             Ok(value) if size == 0 => reply.size(value.len() as u32),
             Ok(value) if value.len() > size as usize => reply.error(fuser::Errno::ERANGE),
             Ok(value) => reply.data(&value),

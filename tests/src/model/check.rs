@@ -73,6 +73,7 @@ fn same_node(is: &Tree, is_id: Id, right: &Tree, right_id: Id, compared: Compare
         (Some(x), Some(y)) if compared.mtimes && !skip && a.kind() == FileKind::File && x != y => {
             Err(format!("has mtime {x:?} instead of {y:?}"))
         }
+        (Some(x), None) if compared.mtimes && !skip => b.modified_at(x),
         _ => Ok(()),
     }
 }

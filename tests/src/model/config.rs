@@ -1,9 +1,10 @@
 //! What one case is run with.
 
 use forebay_overlay::Policy;
+use serde::{Deserialize, Serialize};
 
 /// Who and what is there beside the operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum World {
     /// Nobody else changes the pool.
     Quiet,
@@ -13,14 +14,14 @@ pub enum World {
     PowerCuts,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Flushing {
     OnClose,
     Manual,
     Idle,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     pub world: World,
     pub flushing: Flushing,

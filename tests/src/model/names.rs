@@ -135,7 +135,8 @@ impl Run {
         let overlay = self.overlay();
         let got = self.machine.run(overlay.setattr(ino, &change, CALLER));
         let Some((attr, _)) = self.judge(got, Ok(()))? else { return Ok(()) };
-        self.model.node_mut(id).mtime = Some(time);
+        let node = self.model.node_mut(id);
+        (node.mtime, node.not_before) = (Some(time), None);
         self.same_attr(id, &attr)
     }
 

@@ -3,11 +3,12 @@
 use std::fmt;
 
 use proptest::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use super::config::{Config, Flushing, World};
 
 /// A name in a directory: by their numbers among those that there are.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spot {
     pub dir: u8,
     pub name: u8,
@@ -19,7 +20,7 @@ impl fmt::Debug for Spot {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exchange {
     Replace,
     NoReplace,
@@ -27,7 +28,7 @@ pub enum Exchange {
 }
 
 /// A change by somebody else, in the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Other {
     /// As an editor that replaces the file.
     Put {
@@ -56,7 +57,7 @@ pub enum Other {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
     Create {
         at: Spot,
@@ -177,7 +178,7 @@ pub enum Op {
 }
 
 /// What is in the pool before the first mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seeded {
     File { at: Spot, len: u32 },
     Dir { at: Spot },
@@ -185,7 +186,7 @@ pub enum Seeded {
     Symlink { at: Spot },
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Case {
     pub config: Config,
     pub seeded: Vec<Seeded>,
@@ -202,7 +203,17 @@ impl fmt::Display for Case {
         for (number, op) in self.ops.iter().enumerate() {
             writeln!(f, "  {number}: {op:?}")?;
         }
-        Ok(())
+        writeln!(f, "{REPLAY}{}", serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+/// Begins the line of a report that [`Case::reported`] reads.
+const REPLAY: &str = "replay: ";
+
+impl Case {
+    /// The cases that failed, from the output of the run in which they did.
+    pub fn reported(output: &str) -> serde_json::Result<Vec<Self>> {
+        output.lines().filter_map(|line| line.strip_prefix(REPLAY)).map(serde_json::from_str).collect()
     }
 }
 
@@ -340,4 +351,20 @@ pub fn case() -> impl Strategy<Value = Case> {
         ops.retain(|op| config.world == World::Shared || !matches!(op, Op::Other(_)));
         Case { config, seeded, ops }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::strategy::ValueTree as _;
+    use proptest::test_runner::TestRunner;
+
+    use super::*;
+
+    #[test]
+    fn a_case_is_found_again_in_the_report_of_its_failure() {
+        let case = super::case().new_tree(&mut TestRunner::default()).unwrap().current();
+        let found = Case::reported(&format!("it failed\n{case}\nand so on")).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].to_string(), case.to_string());
+    }
 }

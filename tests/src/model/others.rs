@@ -117,7 +117,7 @@ impl Run {
         }
         // Conflicting copies have links that the model did not make; mtimes are the engine's to say.
         for node in self.model.nodes.values_mut() {
-            node.mtime = None;
+            (node.mtime, node.not_before) = (None, None);
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl Run {
         self.history.ahead = false;
         self.model = shown;
         for node in self.model.nodes.values_mut() {
-            node.mtime = None;
+            (node.mtime, node.not_before) = (None, None);
         }
         // What is there now was read back from the devices.
         self.history.moments = vec![self.model.clone()];

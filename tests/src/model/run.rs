@@ -321,7 +321,7 @@ impl Run {
             Some(mtime) if node.kind() == FileKind::File && attr.mtime != mtime => {
                 differs("mtime", format!("{:?}", attr.mtime), format!("{mtime:?}"))
             }
-            _ => Ok(()),
+            _ => self.model.node(id).modified_at(attr.mtime),
         }
     }
 

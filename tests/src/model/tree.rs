@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_overlay::Ino;
 use forebay_overlay::backends::{FileKind, RenameMode, Time};
 
+use super::Failure;
 use super::content::Content;
 
 pub type Id = usize;
@@ -27,6 +28,8 @@ pub struct Node {
     pub mode: u32,
     /// Where it was set and nothing was written since.
     pub mtime: Option<Time>,
+    /// Where it was written since: it was modified then or later.
+    pub not_before: Option<Time>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Names of anything but a directory.
     pub nlink: u32,
@@ -40,9 +43,30 @@ pub struct Tree {
     next: Id,
 }
 
+/// What the times of files are taken from ticks; it is never ahead.
+fn just_now() -> Time {
+    const TICK_NS: u64 = 20_000_000;
+    let now = Time::now();
+    match u64::from(now.nanos).checked_sub(TICK_NS) {
+        Some(nanos) => Time { nanos: nanos as u32, ..now },
+        None => Time { secs: now.secs - 1, nanos: (u64::from(now.nanos) + 1_000_000_000 - TICK_NS) as u32 },
+    }
+}
+
 impl Node {
     pub fn new(body: Body, mode: u32) -> Self {
-        Self { body, mode, mtime: None, xattrs: BTreeMap::new(), nlink: 1, ino: None }
+        Self { body, mode, mtime: None, not_before: None, xattrs: BTreeMap::new(), nlink: 1, ino: None }
+    }
+
+    /// Whether that it was modified at `time` is possible.
+    pub fn modified_at(&self, time: Time) -> Result<(), Failure> {
+        let key = |time: Time| (time.secs, time.nanos);
+        match self.not_before {
+            Some(written) if self.kind() == FileKind::File && key(time) < key(written) => {
+                Err(format!("mtime is {time:?}, before it was written at {written:?}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub fn kind(&self) -> FileKind {
@@ -246,7 +270,7 @@ impl Tree {
     pub fn set_content(&mut self, id: Id, content: Content) {
         let node = self.node_mut(id);
         node.body = Body::File(content);
-        node.mtime = None;
+        (node.mtime, node.not_before) = (None, Some(just_now()));
     }
 
     pub fn empty() -> Content {

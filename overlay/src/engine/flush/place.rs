@@ -212,11 +212,14 @@ impl Inner {
     /// Flushes what was written to a file before the last name that is known of it goes.
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
-        self.flush_in_place(ino).await?;
-        self.ascertain(ino).await?;
-        let record = self.record_of(ino)?;
-        if !record.is_dirty() || !leads_to_unseen(&record) {
-            return Ok(());
+        // Content, then attributes that were set apart from it.
+        for _ in 0..2 {
+            self.flush_in_place(ino).await?;
+            self.ascertain(ino).await?;
+            let record = self.record_of(ino)?;
+            if !record.is_dirty() || !leads_to_unseen(&record) {
+                return Ok(());
+            }
         }
         // Others changed it, too: it has no name here under which ours could stand beside theirs.
         let mut txn = Txn::begin(self);

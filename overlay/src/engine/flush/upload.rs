@@ -25,6 +25,8 @@ pub(super) struct Uploaded {
     stat: Stat,
     /// The record as it was sent.
     sent: InodeRecord,
+    /// What the record said when it was sent; the content file knew better.
+    recorded_mtime: Time,
     stamp: Stamp,
     generation: u64,
     bytes: u64,
@@ -45,7 +47,8 @@ impl Inner {
     ) -> Result<Uploaded> {
         for _ in 0..ATTEMPTS {
             let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
-            (sent.size, sent.mtime) = (stamp.size, Time { secs: stamp.mtime.0, nanos: stamp.mtime.1 as u32 });
+            let recorded_mtime = sent.mtime;
+            (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
             self.about_to_send(at, ino, SentWhat::Content { size: sent.size, mtime: sent.mtime }).await?;
@@ -54,7 +57,7 @@ impl Inner {
                 Ok(stat) => {
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
                     self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
-                    return Ok(Uploaded { stat, sent, stamp, generation, bytes: stamp.size });
+                    return Ok(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes: stamp.size });
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
                 Err(e) => return Err(e.context(path)),
@@ -115,7 +118,7 @@ impl Inner {
         }
         state.uploaded = (!quiet && unchanged).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
-        state.clean_stamp = None;
+        let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
         for (parent, name) in txn.record(ino)?.pool_links.clone() {
             if !txn.name(parent, &name)?.sent.is_empty() {
@@ -125,6 +128,14 @@ impl Inner {
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
         record.count_links(&uploaded.stat);
+        // While it was dirty the content file knew when it was modified; it still knows better where the time was set
+        // meanwhile, which both know.
+        if record.mtime == uploaded.recorded_mtime {
+            record.mtime = uploaded.stamp.mtime;
+            if written {
+                record.ctime = record.ctime.max(uploaded.stamp.ctime);
+            }
+        }
         settle_attrs(record, &uploaded.sent);
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
@@ -177,11 +188,12 @@ impl Inner {
             }
             at = end;
         }
+        let recorded_mtime = sent.mtime;
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // Where the attributes are somebody else's, ours are still to be told.
         (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
         sent.xattrs = None;
-        Ok(Some(Uploaded { stat: stat.clone(), sent, stamp, generation, bytes: stamp.size }))
+        Ok(Some(Uploaded { stat: stat.clone(), sent, recorded_mtime, stamp, generation, bytes: stamp.size }))
     }
 }
 
