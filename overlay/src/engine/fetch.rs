@@ -20,8 +20,8 @@ use crate::node::{Flight, Node, NodeState};
 /// Chunks of one file that one request may have under way.
 const FLIGHTS_PER_REQUEST: usize = 16;
 
-/// Flushes of one file that a fetch waits for.
-const OWN_CHANGES: u32 = 16;
+/// Flushes of one file that a question to the pool waits for.
+pub(super) const OWN_CHANGES: u32 = 16;
 
 /// One chunk to bring in.
 struct Chunk {
@@ -50,18 +50,17 @@ impl Inner {
 
     /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
     /// attributes.
-    fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        let changed = matches!(
-            error.kind(),
-            ErrorKind::Stale | ErrorKind::NotFound | ErrorKind::IsDirectory | ErrorKind::NotDirectory
-        );
+    pub(super) fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+        // Something else may be where it was: of another kind, too.
+        let changed =
+            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
         *left -= u32::from(ours);
         ours
     }
 
     /// Waits until our own changes of a file ended, and it is known what they made of it.
-    async fn own_change(&self, node: &Node) {
+    pub(super) async fn own_change(&self, node: &Node) {
         drop(self.flusher.moves.read().await);
         drop(node.flush.lock().await);
     }

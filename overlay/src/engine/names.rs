@@ -56,8 +56,7 @@ impl Overlay {
                 return Ok(target.to_vec());
             }
         }
-        let path = inner.pool_path(ino)?;
-        let target = inner.ask(inner.pool.readlink(&path)).await.map_err(|e| e.context(path))?;
+        let target = inner.ask_of(ino, |path| async move { inner.pool.readlink(&path).await }).await?;
         let mut txn = Txn::begin(inner);
         txn.record(ino)?.target = Some(target.as_slice().into());
         txn.commit()?;

@@ -8,9 +8,10 @@ pub(super) use adopt::note_object;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, Version};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version};
 use parking_lot::Mutex;
 
+use super::fetch::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
 use crate::catalog::{Link, Listing};
 use crate::clock::unix_now;
@@ -123,6 +124,35 @@ impl Inner {
         let result = call.await;
         self.health.note(&result);
         result
+    }
+
+    /// Asks the pool about an inode, under the path where it is known. Where it is not there, a flush is moving it, or
+    /// did and was never answered: then it is looked for, and asked about again.
+    ///
+    /// # Errors
+    /// `Stale` and `NotFound`: the pool no longer has it.
+    pub async fn ask_of<T, F>(&self, ino: Ino, question: impl Fn(PoolPath) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let node = self.node(ino)?;
+        let mut left = OWN_CHANGES;
+        loop {
+            let asked = self.asked(&node.state.lock());
+            let path = self.pool_path(ino)?;
+            let error = match self.ask(question(path.clone())).await {
+                Err(e) if left > 0 => e.context(path),
+                other => return other.map_err(|e| e.context(path)),
+            };
+            if self.is_own_change(&node, asked, &error, &mut left) {
+                self.own_change(&node).await;
+            } else if error.is(ErrorKind::NotFound) {
+                left = 0;
+                self.missing(ino, asked).await?;
+            } else {
+                return Err(error);
+            }
+        }
     }
 
     /// The inode that a name stands for now.

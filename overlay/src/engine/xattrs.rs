@@ -106,19 +106,9 @@ impl Inner {
             // Somebody removed them with the pool's copy.
             return Ok(Xattrs::new());
         }
-        let asked = self.asked(&node.state.lock());
-        let path = self.pool_path(ino)?;
-        let read = match self.ask(self.pool.xattrs(&path)).await {
-            Err(e) if e.is(ErrorKind::NotFound) => {
-                // A flush that was cut off may have moved it.
-                self.missing(ino, asked).await?;
-                if !node.state.lock().record.in_pool() {
-                    return Ok(Xattrs::new());
-                }
-                let path = self.pool_path(ino)?;
-                self.ask(self.pool.xattrs(&path)).await.map_err(|e| e.context(path))?
-            }
-            read => read.map_err(|e| e.context(path))?,
+        let read = match self.ask_of(ino, |path| async move { self.pool.xattrs(&path).await }).await {
+            Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
+            read => read?,
         };
         let mut xattrs: Xattrs = read.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
         xattrs.sort();

@@ -42,6 +42,10 @@ impl Inner {
 
     pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
+        if self.record_of(ino)?.file.is_dirty() {
+            // A new copy has just the extended attributes that are sent with it. No lock may be held to ask.
+            self.known_xattrs(ino).await?;
+        }
         let _moves = self.flusher.moves.read().await;
         let _lock = node.flush.lock().await;
         let record = self.record_of(ino)?;
@@ -49,11 +53,13 @@ impl Inner {
             return Ok(());
         }
         let path = self.pool_path(ino)?;
+        if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
+            // It became dirty just now: the next round knows more.
+            return Ok(());
+        }
         if record.file.is_dirty() && !self.uploaded_already(ino)? {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
-            // A new copy has just the extended attributes that are sent with it.
-            self.known_xattrs(ino).await?;
             let _change = PoolChange::begin(self, &touched)?;
             return self.replace_content(ino, &self.record_of(ino)?, &path).await;
         }

@@ -11,6 +11,9 @@ use crate::catalog::{InodeRecord, Link, NameRecord};
 /// Steps that one name may take: more would be a loop.
 const MAX_STEPS: u32 = 100_000;
 
+/// Circles in which nothing can be freed, because somebody else frees it: more than that are no coincidence.
+const MAX_STUCK: u32 = 1000;
+
 /// What is to be done next for a name.
 pub(super) enum Next {
     /// Other names come first.
@@ -33,6 +36,15 @@ pub(super) enum Step {
     Create { ino: Ino, occupant: Option<Ino> },
 }
 
+/// Of the names that wait for each other, the one that was freed.
+enum Freed {
+    /// It looks again by itself.
+    Last,
+    /// Those who wait look again from there on.
+    Another,
+    None,
+}
+
 /// A name that is being placed.
 struct Waiting {
     link: Link,
@@ -53,16 +65,26 @@ impl Inner {
     /// Who waits for whom is kept in a list, not in calls of calls: a removed tree may be as deep as it likes.
     pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
         let mut chain = vec![Waiting::new((parent, name.into()))];
+        let mut stuck = 0;
         while let Some(last) = chain.last_mut() {
             let (parent, name) = last.link.clone();
             if let Some(link) = last.first.next() {
                 if chain.iter().all(|w| w.link != link) {
                     chain.push(Waiting::new(link));
-                } else if self.untie(&link, &chain).await? {
-                    let last = chain.len() - 1;
-                    chain[last].first = Vec::new().into_iter();
-                } else {
-                    chain.pop();
+                    continue;
+                }
+                match self.untie(&link, &chain).await? {
+                    Freed::Last => {
+                        chain.iter_mut().last().into_iter().for_each(|last| last.first = Vec::new().into_iter())
+                    }
+                    Freed::Another => _ = chain.pop(),
+                    // Somebody else was faster: those who wait may have nothing to wait for any more.
+                    Freed::None if stuck < MAX_STUCK => {
+                        stuck += 1;
+                        chain.pop();
+                        tokio::task::yield_now().await;
+                    }
+                    Freed::None => return Err(circle(&link)),
                 }
                 continue;
             }
@@ -100,8 +122,8 @@ impl Inner {
     }
 
     /// Names that wait for each other, from `link` down to the end of the chain: one that the pool has something
-    /// under is freed. Whether it is the last itself; else those who wait look again from there on.
-    async fn untie(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<bool> {
+    /// under is freed.
+    async fn untie(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
@@ -109,14 +131,10 @@ impl Inner {
             // What stands aside already helps nobody by standing aside again.
             if record.pool.is_some() && !name.starts_with(PARKED.as_bytes()) {
                 self.park(&record, *parent, name).await?;
-                return Ok(at + 1 == chain.len());
+                return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
             }
         }
-        Err(Error::new(
-            ErrorKind::Corrupt,
-            Side::Cache,
-            format!("{}: names wait for each other", link.1.escape_ascii()),
-        ))
+        Ok(Freed::None)
     }
 
     pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
@@ -255,6 +273,10 @@ impl Inner {
 /// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.
 pub(super) fn leads_to_unseen(record: &InodeRecord) -> bool {
     record.links.is_empty() && record.unseen_links > 0 && record.pool_links.len() == 1
+}
+
+fn circle(link: &Link) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: names wait for each other", link.1.escape_ascii()))
 }
 
 fn corrupt(name: &[u8]) -> Error {

@@ -300,11 +300,23 @@ impl Inner {
         path: &PoolPath,
     ) -> Result<()> {
         let source = self.pool_path_of(existing.0, &existing.1)?;
-        let version = self.record_of(ino)?.version;
-        let stat = match self.ask(self.pool.link(&source, path)).await {
-            Ok(stat) => stat,
+        let record = self.record_of(ino)?;
+        let linked = match self.ask(self.pool.stat(&source)).await {
+            Ok(stat) if record.is_object(&stat) => self.ask(self.pool.link(&source, path)).await,
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match linked {
+            Ok(stat) if record.is_object(&stat) => stat,
+            // Others put something else there between the look and the link.
+            Ok(stat) => {
+                self.ask(self.pool.remove(path, &Expected::Version(stat.version)))
+                    .await
+                    .map_err(|e| e.context(path))?;
+                return self.source_lost(ino, existing);
+            }
             Err(e) if e.is(ErrorKind::Exists) => match self.ask(self.pool.stat(path)).await {
-                Ok(stat) if version.is_some_and(|v| v.same_object(&stat.version)) => stat,
+                Ok(stat) if record.is_object(&stat) => stat,
                 _ => return self.keep_both(parent, name, ino, path).await,
             },
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),

@@ -117,8 +117,7 @@ impl Inner {
             record.dirty = Default::default();
             record.dirty_xattrs.clear();
         }
-        // A flush of attributes whose answer was lost makes another version of the same bytes.
-        let ours = record.is_dirty() && record.version.as_ref().is_some_and(|v| v.same_content(&stat.version));
+        let ours = is_ours(record, stat);
         let mut dropped = None;
         if !ours {
             (record.file, dropped) = record.file.pool_changed()?;
@@ -159,7 +158,8 @@ impl Inner {
         let parted = !same_object && record.pool_links.len() > 1;
         let other_kind = record.kind != stat.kind;
         let same_version = record.version.as_ref() == Some(&stat.version);
-        let in_use = stat.kind == FileKind::File && !same_version && txn.state(ino)?.is_open();
+        let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, stat);
+        let in_use = other_bytes && txn.state(ino)?.is_open();
         // It may be known under another name.
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
         if other_kind || parted || in_use || shared {
@@ -352,6 +352,11 @@ impl Inner {
         }
         Ok(false)
     }
+}
+
+/// A flush of attributes whose answer was lost makes another version of the same bytes.
+fn is_ours(record: &InodeRecord, stat: &Stat) -> bool {
+    record.is_dirty() && record.version.as_ref().is_some_and(|v| v.same_content(&stat.version))
 }
 
 /// The key under which an object is found again that has several names.
