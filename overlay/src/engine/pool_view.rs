@@ -168,7 +168,9 @@ impl Inner {
         let record = self.catalog.name(parent, name)?;
         if let Some(ino) = record.here_ino() {
             match self.revalidate(ino, Age::Metadata).await {
-                Ok(()) => return Ok(Some(ino)),
+                // A look at an object of several names may find that this one is another's by now.
+                Ok(()) if self.has_link(ino, parent, name)? => return Ok(Some(ino)),
+                Ok(()) => return Ok(self.catalog.name(parent, name)?.here_ino()),
                 Err(e) if e.is(ErrorKind::Stale) => return Ok(self.catalog.name(parent, name)?.here_ino()),
                 Err(e) => return Err(e),
             }
@@ -178,6 +180,10 @@ impl Inner {
             return Ok(None);
         }
         self.find_in_pool(&dir, name).await
+    }
+
+    fn has_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<bool> {
+        Ok(self.node(ino)?.state.lock().record.links.iter().any(|(p, n)| (*p, &**n) == (parent, name)))
     }
 
     /// A name that the catalog does not have.
