@@ -124,12 +124,13 @@ impl Inner {
         };
         tracing::info!(path = %self.pool_path_of(parent, name).unwrap_or_default(), "what was cut off had reached the pool");
         let mut txn = Txn::begin(self);
+        // The new name first: an inode without any would not know its version any more.
+        txn.pool_has(parent, name, Some(sent.ino))?;
         if let SentWhat::Moved { from } = &sent.what
             && txn.name(from.0, &from.1)?.pool == Some(sent.ino)
         {
             txn.pool_has(from.0, &from.1, None)?;
         }
-        txn.pool_has(parent, name, Some(sent.ino))?;
         match sent.what {
             SentWhat::Content { .. } => {
                 let record = txn.record(sent.ino)?;
