@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{FileKind, PoolPath, Result};
+use forebay_backends::{ErrorKind, FileKind, PoolPath, Result};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -321,7 +321,11 @@ impl Inner {
 
     /// Counts what was written to a dirty file after its record was, by a daemon that died since.
     fn recount(&self, ino: Ino, id: ContentId) -> Result<()> {
-        let node = self.node(ino)?;
+        let node = match self.node(ino) {
+            // Removed since.
+            Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+            node => node?,
+        };
         let mut state = node.state.lock();
         if state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
             return Ok(());

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use tokio::sync::watch;
 
-use super::pool_view::Asked;
+use super::pool_view::{Age, Asked};
 use super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
@@ -42,7 +42,7 @@ impl Inner {
         loop {
             let asked = self.asked(&node.state.lock());
             match self.fetch_as_known(node, range.clone()).await {
-                Err(e) if self.is_own_change(node, asked, &e, &mut left) => self.own_change(node).await,
+                Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
                 other => return other,
             }
         }
@@ -57,6 +57,24 @@ impl Inner {
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
         *left -= u32::from(ours);
         ours
+    }
+
+    /// Whether an answer that is an error is ours to blame, and is another one the next time.
+    async fn ask_again(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+        if self.is_own_change(node, asked, error, left) {
+            self.own_change(node).await;
+            return true;
+        }
+        // A flush of attributes whose answer was lost made another version of the same bytes.
+        let version = {
+            let state = node.state.lock();
+            if *left == 0 || !error.is(ErrorKind::Stale) || state.record.file.is_dirty() || !state.record.is_dirty() {
+                return false;
+            }
+            state.record.version.clone()
+        };
+        *left -= 1;
+        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != version
     }
 
     /// Waits until our own changes of a file ended, and it is known what they made of it.
@@ -272,7 +290,7 @@ impl Inner {
         loop {
             let asked = self.asked(&node.state.lock());
             match self.read_as_known(node, range.clone()).await {
-                Err(e) if self.is_own_change(node, asked, &e, &mut left) => self.own_change(node).await,
+                Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
                 other => return other,
             }
         }
