@@ -203,6 +203,11 @@ impl InodeRecord {
         self.kind == stat.kind && self.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
     }
 
+    /// The name under which the pool is asked about it: one that stays, if there is any.
+    pub fn pool_link(&self) -> Option<&Link> {
+        self.pool_links.iter().find(|link| self.links.contains(link)).or(self.pool_links.first())
+    }
+
     /// In the pool under some name.
     pub fn in_pool(&self) -> bool {
         !self.pool_links.is_empty()

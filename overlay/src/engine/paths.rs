@@ -42,7 +42,7 @@ impl Inner {
     /// # Errors
     /// `NotFound` where the pool has it nowhere.
     pub fn pool_path(&self, ino: Ino) -> Result<PoolPath> {
-        self.walk_up(ino, |record| record.pool_links.first().cloned()).ok_or_else(|| not_in_pool(ino))
+        self.walk_up(ino, |record| record.pool_link().cloned()).ok_or_else(|| not_in_pool(ino))
     }
 
     /// The pool's path of a name in a directory.

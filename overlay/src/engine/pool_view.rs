@@ -271,7 +271,7 @@ impl Inner {
             if state.validated.is_some_and(|at| at.elapsed() < allowed) {
                 return Ok(());
             }
-            (self.asked(&state), state.record.pool_links.first().cloned())
+            (self.asked(&state), state.record.pool_link().cloned())
         };
         if age == Age::Metadata && self.listed_since(&node, allowed) {
             return Ok(());

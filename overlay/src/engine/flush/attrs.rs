@@ -6,8 +6,12 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, S
 
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
+use super::conflict::look_again;
 use super::create::settle_attrs;
 use crate::catalog::{InodeRecord, SentWhat};
+
+/// How often an upload is tried because others change the file meanwhile.
+const ATTEMPTS: u32 = 3;
 
 impl Inner {
     /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
@@ -52,7 +56,6 @@ impl Inner {
         if (!record.in_pool() && ino != Ino::ROOT) || self.is_unsure(ino)? {
             return Ok(());
         }
-        let path = self.pool_path(ino)?;
         if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
             // It became dirty just now: the next round knows more.
             return Ok(());
@@ -61,13 +64,45 @@ impl Inner {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
-            return self.replace_content(ino, &self.record_of(ino)?, &path).await;
+            return self.replace_content(ino).await;
         }
-        if record.dirty.any() || !record.dirty_xattrs.is_empty() {
-            let _change = PoolChange::begin(self, &[ino])?;
-            self.send_attrs(ino, &record, &path).await?;
+        let _change = PoolChange::begin(self, &[ino])?;
+        loop {
+            let record = self.record_of(ino)?;
+            if !record.dirty.any() && record.dirty_xattrs.is_empty() {
+                return Ok(());
+            }
+            match self.send_attrs(ino, &record, &self.pool_path(ino)?).await {
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    if !self.has_other_name(ino)? {
+                        // Removed by somebody else: there is nothing to give attributes to.
+                        let mut txn = Txn::begin(self);
+                        clear(txn.record(ino)?);
+                        return txn.commit();
+                    }
+                }
+                other => return other,
+            }
         }
-        Ok(())
+    }
+
+    /// The pool does not have an inode under the name that it was asked for by: somebody removed that, or a removal of
+    /// ours was not answered. Whether there is another one to ask by.
+    fn has_other_name(&self, ino: Ino) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        let others = record.pool_links.len() > 1;
+        let (Some((parent, name)), true) = (record.pool_link().cloned(), others) else { return Ok(false) };
+        let newer = record.file.is_dirty();
+        txn.pool_has(parent, &name, None)?;
+        if !newer && txn.name(parent, &name)?.here_ino() == Some(ino) {
+            txn.show(parent, &name, None)?;
+            txn.unlink(ino, parent, &name)?;
+        }
+        look_again(&mut txn, parent)?;
+        txn.commit()?;
+        self.tell_kernel_name(parent, &name);
+        Ok(true)
     }
 
     /// The pool has what is here, though somebody still has it open for writing.
@@ -79,11 +114,14 @@ impl Inner {
         Ok(state.writers > 0 && crate::node::Stamp::of(&content.file)? == stamp)
     }
 
-    async fn replace_content(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
-        let Some(link) = record.pool_links.first() else { return Ok(()) };
-        let mut expected = record.version.clone().map_or(Expected::Absent, Expected::Version);
-        for _ in 0..3 {
-            match self.upload(ino, link, path, &expected).await {
+    async fn replace_content(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let mut expected = self.record_of(ino)?.version.map_or(Expected::Absent, Expected::Version);
+        let mut attempts = 0..ATTEMPTS;
+        while attempts.next().is_some() {
+            let record = self.record_of(ino)?;
+            let Some(link) = record.pool_link() else { return Ok(()) };
+            let path = self.pool_path(ino)?;
+            match self.upload(ino, link, &path, &expected).await {
                 Ok(uploaded) => {
                     if let Some(dir) = path.parent() {
                         self.names_changed_in(&dir);
@@ -93,7 +131,8 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
             }
-            match self.ask(self.pool.stat(path)).await {
+            match self.ask(self.pool.stat(&path)).await {
+                Err(e) if e.is(ErrorKind::NotFound) && self.has_other_name(ino)? => attempts = 0..ATTEMPTS,
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
                 // Only names or attributes were changed by others: ours are newer.
@@ -102,7 +141,7 @@ impl Inner {
                 {
                     expected = Expected::Version(stat.version);
                 }
-                Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
+                Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     Some(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
                     // All names that the pool has it under are of the object that somebody changed.
                     None => {
@@ -115,9 +154,12 @@ impl Inner {
                 },
             }
         }
+        let path = self.pool_path(ino)?;
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
     }
 
+    /// # Errors
+    /// `NotFound` where the pool does not have it under this path.
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
         let owner = record.dirty.owner && self.pool.capabilities().owners;
         let times = record.dirty.times;
@@ -140,7 +182,7 @@ impl Inner {
             _ => true,
         };
         let moves_version = record.kind == FileKind::File && times && content_is_ours;
-        if let (true, Some((parent, name))) = (moves_version, record.pool_links.first()) {
+        if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The version moves with them: it must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
             self.about_to_send(&(*parent, name.clone()), ino, SentWhat::Content { size, mtime: record.mtime }).await?;
@@ -158,16 +200,7 @@ impl Inner {
                 other => other.map_err(|e| e.context(path))?,
             }
         }
-        let stat = match self.ask(self.pool.set_attrs(path, &changes)).await {
-            Ok(stat) => stat,
-            Err(e) if e.is(ErrorKind::NotFound) => {
-                // Removed by somebody else: there is nothing to give attributes to.
-                let mut txn = Txn::begin(self);
-                clear(txn.record(ino)?);
-                return txn.commit();
-            }
-            Err(e) => return Err(e.context(path)),
-        };
+        let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
         let mut txn = Txn::begin(self);
         let now = txn.record(ino)?;
         settle_attrs(now, record);

@@ -276,7 +276,7 @@ impl Inner {
         if record.file.is_dirty() || record.links.is_empty() {
             return Ok(());
         }
-        let Some((parent, name)) = record.pool_links.first().cloned() else { return Ok(()) };
+        let Some((parent, name)) = record.pool_link().cloned() else { return Ok(()) };
         let links = record.links.clone();
         self.forget_pool_name(&mut txn, ino, parent, &name)?;
         let moved = !links.contains(&(parent, name.clone()));
