@@ -147,7 +147,7 @@ impl Inner {
             if self.is_own_change(&node, asked, &error, &mut left) {
                 self.own_change(&node).await;
             } else if error.is(ErrorKind::NotFound) {
-                left = 0;
+                left -= 1;
                 self.missing(ino, asked).await?;
             } else {
                 return Err(error);

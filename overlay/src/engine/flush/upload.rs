@@ -13,7 +13,7 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
-use crate::catalog::{InodeRecord, Link, SentWhat};
+use crate::catalog::{InodeRecord, Link, SentWhat, Xattrs};
 use crate::content::CHUNK_BYTES;
 use crate::node::Stamp;
 
@@ -30,6 +30,8 @@ pub(super) struct Uploaded {
     stamp: Stamp,
     generation: u64,
     bytes: u64,
+    /// The extended attributes of an object that others made.
+    theirs: Option<Xattrs>,
 }
 
 impl Inner {
@@ -57,7 +59,15 @@ impl Inner {
                 Ok(stat) => {
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
                     self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
-                    return Ok(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes: stamp.size });
+                    return Ok(Uploaded {
+                        stat,
+                        sent,
+                        recorded_mtime,
+                        stamp,
+                        generation,
+                        bytes: stamp.size,
+                        theirs: None,
+                    });
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
                 Err(e) => return Err(e.context(path)),
@@ -137,6 +147,9 @@ impl Inner {
             }
         }
         settle_attrs(record, &uploaded.sent);
+        if let Some(theirs) = &uploaded.theirs {
+            record.dirty_xattrs = differing(record.xattrs.as_ref().unwrap_or(theirs), theirs);
+        }
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
@@ -192,8 +205,13 @@ impl Inner {
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // Where the attributes are somebody else's, ours are still to be told.
         (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
-        sent.xattrs = None;
-        Ok(Some(Uploaded { stat: stat.clone(), sent, recorded_mtime, stamp, generation, bytes: stamp.size }))
+        let theirs = match self.pool.capabilities().xattrs {
+            true => self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?,
+            false => Vec::new(),
+        };
+        let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let (stat, bytes) = (stat.clone(), stamp.size);
+        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, theirs: Some(theirs) }))
     }
 }
 
@@ -211,6 +229,16 @@ fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     };
     let end = rustix::fs::seek(file, SeekFrom::Hole(start)).map_err(failed)?;
     Ok(Some((start, end.min(size))))
+}
+
+/// The names of attributes that only one side has, or with another value.
+fn differing(ours: &Xattrs, theirs: &Xattrs) -> Vec<Box<[u8]>> {
+    let only = |a: &Xattrs, b: &Xattrs| a.iter().filter(|x| !b.contains(x)).map(|(name, _)| name.clone()).collect();
+    let mut names: Vec<Box<[u8]>> = only(ours, theirs);
+    names.extend::<Vec<_>>(only(theirs, ours));
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn written_meanwhile() -> Error {

@@ -200,8 +200,9 @@ impl Inner {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
     }
 
-    /// All names of an inode go to a new one, of the version that the pool has now. Who has the old one open keeps it.
+    /// All names of an inode go to another one, of the version that the pool has now. Who has the old one open keeps it.
     fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat) -> Result<()> {
+        let heir = self.known_object(txn, identity(stat).as_deref(), stat)?.filter(|known| *known != ino);
         let old = txn.record(ino)?;
         let mut new = old.clone();
         old.links.clear();
@@ -216,10 +217,23 @@ impl Inner {
         if new.dirty_xattrs.is_empty() {
             new.xattrs = None;
         }
-        let heir = txn.create(new)?;
-        if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
-            txn.put_object(identity, heir);
-        }
+        let heir = match heir {
+            // Somebody came upon it under one of its other names before.
+            Some(known) => {
+                let record = txn.record(known)?;
+                record.links.extend(new.links);
+                record.pool_links.extend(new.pool_links);
+                record.count_links(stat);
+                known
+            }
+            None => {
+                let heir = txn.create(new)?;
+                if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+                    txn.put_object(identity, heir);
+                }
+                heir
+            }
+        };
         for (parent, name) in names {
             let mut record = txn.name(*parent, name)?;
             record.here = record.here.map(|(i, kind)| (if i == ino { heir } else { i }, kind));
