@@ -21,12 +21,13 @@ use crate::Ino;
 pub use batch::Batch;
 use ids::IdAllocator;
 pub use records::{
-    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, Xattrs,
+    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat,
+    XattrChanges, Xattrs,
 };
 pub(crate) use records::{decode, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 24 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.

@@ -97,6 +97,9 @@ impl DirtyAttrs {
 /// Extended attributes, name and value.
 pub type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 
+/// Changes of extended attributes, name and value.
+pub type XattrChanges = Vec<(Box<[u8]>, Option<Box<[u8]>>)>;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeRecord {
     pub kind: FileKind,
@@ -126,11 +129,11 @@ pub struct InodeRecord {
     pub listing: Listing,
     /// Of a symlink, once known.
     pub target: Option<Box<[u8]>>,
-    /// Once known.
+    /// Once known: as the mount shows them.
     pub xattrs: Option<Xattrs>,
     pub dirty: DirtyAttrs,
-    /// Names of the extended attributes that were changed here.
-    pub dirty_xattrs: Vec<Box<[u8]>>,
+    /// The extended attributes that were changed here: their values, or that they were removed.
+    pub dirty_xattrs: XattrChanges,
 }
 
 impl InodeRecord {
@@ -203,6 +206,33 @@ impl InodeRecord {
         self.kind == stat.kind && self.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
     }
 
+    /// Sets or removes one extended attribute, for the flush too.
+    pub fn set_xattr(&mut self, name: &[u8], value: Option<&[u8]>) {
+        if let Some(xattrs) = &mut self.xattrs {
+            change_xattr(xattrs, name, value);
+        }
+        self.dirty_xattrs.retain(|(n, _)| **n != *name);
+        self.dirty_xattrs.push((name.into(), value.map(Into::into)));
+    }
+
+    /// The pool's extended attributes are these: shown are they with what was changed here since.
+    pub fn learn_xattrs(&mut self, pooled: Xattrs) -> &Xattrs {
+        let mut xattrs = pooled;
+        for (name, value) in &self.dirty_xattrs {
+            change_xattr(&mut xattrs, name, value.as_deref());
+        }
+        xattrs.sort();
+        self.xattrs.insert(xattrs)
+    }
+
+    /// The pool is to be told of all that are there.
+    pub fn all_xattrs_differ(&mut self) {
+        let known = self.xattrs.iter().flatten().cloned();
+        let mut all: XattrChanges = known.map(|(name, value)| (name, Some(value))).collect();
+        all.extend(self.dirty_xattrs.drain(..).filter(|(_, value)| value.is_none()));
+        self.dirty_xattrs = all;
+    }
+
     /// The name under which the pool is asked about it: one that stays, if there is any.
     pub fn pool_link(&self) -> Option<&Link> {
         self.pool_links.iter().find(|link| self.links.contains(link)).or(self.pool_links.first())
@@ -216,6 +246,14 @@ impl InodeRecord {
     /// Reachable under a name, though perhaps one that nobody asked for yet.
     pub fn has_names(&self) -> bool {
         !self.links.is_empty() || self.unseen_links > 0
+    }
+}
+
+fn change_xattr(xattrs: &mut Xattrs, name: &[u8], value: Option<&[u8]>) {
+    xattrs.retain(|(n, _)| **n != *name);
+    if let Some(value) = value {
+        xattrs.push((name.into(), value.into()));
+        xattrs.sort();
     }
 }
 

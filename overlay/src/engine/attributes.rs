@@ -141,7 +141,7 @@ impl Inner {
             record.mode = mode & 0o7777;
             record.dirty.mode = true;
             if let Some(acl) = access.map(Acl::parse).transpose()?.flatten() {
-                set_xattr(record, acl::ACCESS, Some(&acl.chmod(mode).encode()));
+                record.set_xattr(acl::ACCESS, Some(&acl.chmod(mode).encode()));
             }
         }
         if change.size.is_some() && caller.uid != 0 && record.mode & 0o6000 != 0 && record.mode & 0o111 != 0 {
@@ -172,18 +172,5 @@ pub(super) fn drop_set_id(mode: &mut u32) {
     *mode &= !libc::S_ISUID;
     if *mode & libc::S_IXGRP != 0 {
         *mode &= !libc::S_ISGID;
-    }
-}
-
-/// Sets or removes one extended attribute of a record, and marks it for the flush.
-pub(super) fn set_xattr(record: &mut crate::catalog::InodeRecord, name: &[u8], value: Option<&[u8]>) {
-    let xattrs = record.xattrs.get_or_insert_default();
-    xattrs.retain(|(n, _)| **n != *name);
-    if let Some(value) = value {
-        xattrs.push((name.into(), value.into()));
-        xattrs.sort();
-    }
-    if !record.dirty_xattrs.iter().any(|n| **n == *name) {
-        record.dirty_xattrs.push(name.into());
     }
 }

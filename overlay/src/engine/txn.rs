@@ -135,26 +135,42 @@ impl<'a> Txn<'a> {
             self.record(*ino)?.sent_to.retain(|l| *l != link);
         }
         if was.pool != ino {
-            if let Some(occupant) = was.pool {
-                self.record(occupant)?.pool_links.retain(|l| *l != link);
-                touched.push(occupant);
-            }
-            if let Some(ino) = ino {
-                self.record(ino)?.pool_links.push(link);
-            }
+            touched.extend(was.pool);
+            self.occupy(&link, was.pool, ino)?;
         }
         self.set_name(parent, name, NameRecord { here: was.here, pool: ino, sent: Vec::new() })?;
-        for ino in touched {
-            let record = self.record(ino)?;
-            if record.pool_links.is_empty() && !(record.links.is_empty() && record.unseen_links > 0) {
-                record.version = None;
-                record.unseen_links = 0;
-            }
-            if record.links.is_empty() {
-                self.reap(ino)?;
-            }
+        touched.into_iter().try_for_each(|ino| self.left_by(ino))
+    }
+
+    /// The pool no longer has an inode under a name. What was sent there may be there, as before.
+    pub fn pool_lacks(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
+        let was = self.name(parent, name)?;
+        if was.pool != Some(ino) {
+            return Ok(());
+        }
+        self.occupy(&(parent, name.into()), was.pool, None)?;
+        self.set_name(parent, name, NameRecord { pool: None, ..was })?;
+        self.left_by(ino)
+    }
+
+    fn occupy(&mut self, link: &Link, was: Option<Ino>, is: Option<Ino>) -> Result<()> {
+        if let Some(occupant) = was {
+            self.record(occupant)?.pool_links.retain(|l| l != link);
+        }
+        if let Some(ino) = is {
+            self.record(ino)?.pool_links.push(link.clone());
         }
         Ok(())
+    }
+
+    /// The pool may have fewer names of an inode than before.
+    fn left_by(&mut self, ino: Ino) -> Result<()> {
+        let record = self.record(ino)?;
+        if record.pool_links.is_empty() && !(record.links.is_empty() && record.unseen_links > 0) {
+            record.version = None;
+            record.unseen_links = 0;
+        }
+        if record.links.is_empty() { self.reap(ino) } else { Ok(()) }
     }
 
     /// Adds an inode; it is in the table after the commit.

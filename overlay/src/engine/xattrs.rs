@@ -2,7 +2,6 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::attributes::set_xattr;
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
 use crate::catalog::Xattrs;
@@ -59,7 +58,7 @@ impl Overlay {
         } else if name == acl::DEFAULT && record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::PermissionDenied, Side::Application, "a default ACL of a file"));
         }
-        set_xattr(record, name, kept);
+        record.set_xattr(name, kept);
         record.ctime = stamp_now();
         txn.commit()
     }
@@ -73,7 +72,7 @@ impl Overlay {
         }
         let mut txn = Txn::begin(inner);
         let record = txn.record(ino)?;
-        set_xattr(record, name, None);
+        record.set_xattr(name, None);
         record.ctime = stamp_now();
         txn.commit()
     }
@@ -110,14 +109,12 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
             read => read?,
         };
-        let mut xattrs: Xattrs = read.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
-        xattrs.sort();
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         if let Some(known) = &record.xattrs {
             return Ok(known.clone());
         }
-        record.xattrs = Some(xattrs.clone());
+        let xattrs = record.learn_xattrs(read.into_iter().map(|(n, v)| (n.into(), v.into())).collect()).clone();
         txn.commit()?;
         Ok(xattrs)
     }

@@ -286,8 +286,12 @@ impl Inner {
         if state.writers > 0 || state.clean_stamp != Some(Stamp::of(&content.file)?) {
             return Ok(false);
         }
-        state.clean_stamp = None;
         let bytes = state.residency.as_ref().map_or(0, |r| r.bytes);
+        if !txn.record(node.ino)?.in_pool() {
+            // Others removed the pool's copy meanwhile: this is the only one.
+            return Ok(false);
+        }
+        txn.state(node.ino)?.clean_stamp = None;
         let record = txn.record(node.ino)?;
         record.file = record.file.flushed()?;
         txn.commit()?;

@@ -126,10 +126,8 @@ impl Inner {
         let mut txn = Txn::begin(self);
         // The new name first: an inode without any would not know its version any more.
         txn.pool_has(parent, name, Some(sent.ino))?;
-        if let SentWhat::Moved { from } = &sent.what
-            && txn.name(from.0, &from.1)?.pool == Some(sent.ino)
-        {
-            txn.pool_has(from.0, &from.1, None)?;
+        if let SentWhat::Moved { from } = &sent.what {
+            txn.pool_lacks(from.0, &from.1, sent.ino)?;
         }
         match sent.what {
             SentWhat::Content { .. } => {
@@ -208,5 +206,5 @@ pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
     record.dirty.mode = record.kind != FileKind::Symlink;
     record.dirty.owner = true;
     record.dirty.times = true;
-    record.dirty_xattrs = record.xattrs.iter().flatten().map(|(name, _)| name.clone()).collect();
+    record.all_xattrs_differ();
 }

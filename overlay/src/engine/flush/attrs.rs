@@ -189,8 +189,7 @@ impl Inner {
         } else {
             self.sync_written().await?;
         }
-        for name in &record.dirty_xattrs {
-            let value = record.xattrs.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| v);
+        for (name, value) in &record.dirty_xattrs {
             let sent = match value {
                 Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
                 None => self.ask(self.pool.remove_xattr(path, name)).await,

@@ -52,7 +52,7 @@ impl Inner {
         let now = txn.record(ino)?;
         if theirs {
             // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
-            settle_attrs(now, &InodeRecord { xattrs: None, ..record });
+            settle_attrs(now, &InodeRecord { dirty_xattrs: Vec::new(), ..record });
             now.take_attrs(&stat);
         } else {
             settle_attrs(now, &record);
@@ -107,13 +107,16 @@ impl Inner {
 
 /// The attributes that an inode is made with.
 pub(super) fn attrs_of(record: &InodeRecord) -> Attrs {
+    // Of what others removed from the pool nothing is known but what was changed here.
+    let changed = record.dirty_xattrs.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
+    let xattrs = record.xattrs.clone().unwrap_or_else(|| changed.collect());
     Attrs {
         mode: record.mode,
         uid: record.uid,
         gid: record.gid,
         atime: record.atime,
         mtime: record.mtime,
-        xattrs: record.xattrs.iter().flatten().map(|(n, v)| (n.to_vec(), v.to_vec())).collect(),
+        xattrs: xattrs.iter().map(|(n, v)| (n.to_vec(), v.to_vec())).collect(),
     }
 }
 
@@ -123,7 +126,5 @@ pub(super) fn settle_attrs(record: &mut InodeRecord, sent: &InodeRecord) {
     record.dirty.owner = (record.uid, record.gid) != (sent.uid, sent.gid);
     // Names made in a directory after this change its times again.
     record.dirty.times = record.kind == FileKind::Directory || (record.atime, record.mtime) != (sent.atime, sent.mtime);
-    if record.xattrs == sent.xattrs {
-        record.dirty_xattrs.clear();
-    }
+    record.dirty_xattrs.retain(|change| !sent.dirty_xattrs.contains(change));
 }

@@ -253,7 +253,7 @@ impl Inner {
     pub(in crate::engine) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
         let mut txn = Txn::begin(self);
         if txn.name(from.0, &from.1)?.pool == Some(ino) {
-            txn.pool_has(from.0, &from.1, None)?;
+            txn.pool_lacks(from.0, &from.1, ino)?;
             // Something of others may be there instead.
             look_again(&mut txn, from.0)?;
         }

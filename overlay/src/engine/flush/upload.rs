@@ -13,7 +13,7 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
-use crate::catalog::{InodeRecord, Link, SentWhat, Xattrs};
+use crate::catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
 use crate::content::CHUNK_BYTES;
 use crate::node::Stamp;
 
@@ -231,14 +231,12 @@ fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     Ok(Some((start, end.min(size))))
 }
 
-/// The names of attributes that only one side has, or with another value.
-fn differing(ours: &Xattrs, theirs: &Xattrs) -> Vec<Box<[u8]>> {
-    let only = |a: &Xattrs, b: &Xattrs| a.iter().filter(|x| !b.contains(x)).map(|(name, _)| name.clone()).collect();
-    let mut names: Vec<Box<[u8]>> = only(ours, theirs);
-    names.extend::<Vec<_>>(only(theirs, ours));
-    names.sort();
-    names.dedup();
-    names
+/// What makes theirs ours.
+fn differing(ours: &Xattrs, theirs: &Xattrs) -> XattrChanges {
+    let set = ours.iter().filter(|attribute| !theirs.contains(attribute));
+    let removed = theirs.iter().filter(|(name, _)| ours.iter().all(|(n, _)| n != name));
+    let set = set.map(|(name, value)| (name.clone(), Some(value.clone())));
+    set.chain(removed.map(|(name, _)| (name.clone(), None))).collect()
 }
 
 fn written_meanwhile() -> Error {

@@ -262,7 +262,7 @@ impl Inner {
             file: FileState::absent(),
             listing: Listing::Complete(None),
             target: new.target.map(Into::into),
-            dirty_xattrs: xattrs.iter().map(|(name, _)| name.clone()).collect(),
+            dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
             xattrs: Some(xattrs),
             // What is not in the pool is made there with its attributes; nothing differs beyond the name.
             dirty: DirtyAttrs::default(),

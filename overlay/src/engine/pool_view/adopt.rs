@@ -124,7 +124,7 @@ impl Inner {
         }
         record.take_attrs(stat);
         record.version = Some(stat.version.clone());
-        record.xattrs = if record.dirty_xattrs.is_empty() { None } else { record.xattrs.take() };
+        record.xattrs = None;
         record.target = None;
         if let Some(content) = dropped {
             txn.discard(content, bytes);
@@ -214,9 +214,7 @@ impl Inner {
         new.take_attrs(stat);
         new.version = Some(stat.version.clone());
         new.target = None;
-        if new.dirty_xattrs.is_empty() {
-            new.xattrs = None;
-        }
+        new.xattrs = None;
         let heir = match heir {
             // Somebody came upon it under one of its other names before.
             Some(known) => {
