@@ -195,6 +195,8 @@ impl fmt::Display for Error {
             Side::Kernel => "kernel",
         };
         match self.kind {
+            // The context says what is wrong with the request.
+            ErrorKind::InvalidInput if self.side == Side::Application => write!(f, "{}", self.context)?,
             ErrorKind::Conflict => write!(f, "{}: conflicting change in the {side}", self.context)?,
             ErrorKind::Corrupt => write!(f, "{}: corrupt data in the {side}", self.context)?,
             ErrorKind::Unavailable => write!(f, "{}: the {side} does not answer", self.context)?,

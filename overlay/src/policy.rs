@@ -273,7 +273,7 @@ fn duration(setting: &str, text: &str) -> Result<Duration> {
 }
 
 fn invalid(context: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, Side::Application, format!("policy: {}", context.into()))
+    Error::new(ErrorKind::InvalidInput, Side::Application, format!("policy: {}", context.into().trim_end()))
 }
 
 #[cfg(test)]

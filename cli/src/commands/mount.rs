@@ -3,6 +3,7 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+use forebay_overlay::Policy;
 use forebay_overlay::control::config::MountConfig;
 use forebay_overlay::control::preflight::{self, Plan};
 use forebay_overlay::control::supervisor::{self, Ready};
@@ -42,7 +43,10 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
 
 fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
     let policy = args.policy.map(|file| {
-        std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))
+        let text =
+            std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
+        Policy::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
+        Ok::<_, Failure>(text)
     });
     Ok(MountConfig {
         pool: args.url,
