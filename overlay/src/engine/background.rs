@@ -327,7 +327,7 @@ impl Inner {
             node => node?,
         };
         let mut state = node.state.lock();
-        if state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
+        if state.deleted || state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
             return Ok(());
         }
         let Ok(meta) = self.store.stat(id) else { return Ok(()) };
