@@ -3,6 +3,10 @@
 //! `FOREBAY_CASES` says how many cases, `FOREBAY_SEED` which ones; the seed is printed. `FOREBAY_REPLAY=FILE` runs the
 //! cases that failed by the output in FILE instead, each [`REPLAYS`] times: what fails once in a hundred shows itself.
 
+use std::cell::Cell;
+use std::sync::mpsc;
+use std::time::Duration;
+
 use forebay_tests::model;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
@@ -13,6 +17,8 @@ const SEED: u64 = 60;
 const LANES: u32 = 2;
 const SHRINKS: u32 = 3_000;
 const REPLAYS: usize = 500;
+/// No case takes a hundredth of it: what does turns in circles.
+const CASE_LIMIT: Duration = Duration::from_secs(60);
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -25,9 +31,25 @@ fn replay(file: &str) {
     assert!(!cases.is_empty(), "FOREBAY_REPLAY={file}: no case that failed is in it");
     for case in cases {
         for round in 0..REPLAYS {
-            model::run(&case).unwrap_or_else(|failure| panic!("round {round}: {failure}\n{case}"));
+            run(&case).unwrap_or_else(|failure| panic!("round {round}: {failure}\n{case}"));
         }
     }
+}
+
+/// Runs a case; one that does not end ends the test.
+fn run(case: &model::Case) -> Result<(), model::Failure> {
+    let (done, running) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if running.recv_timeout(CASE_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("does not end within {CASE_LIMIT:?}:\n{case}");
+                std::process::abort();
+            }
+        });
+        let outcome = model::run(case);
+        drop(done);
+        outcome
+    })
 }
 
 fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
@@ -43,7 +65,16 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
         ..Config::default()
     };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let outcome = runner.run(&model::case(), |case| model::run(&case).map_err(TestCaseError::fail));
+    let seen = Cell::new(false);
+    let outcome = runner.run(&model::case(), |case| {
+        run(&case).map_err(|failure| {
+            // Making it smaller may take long.
+            if !seen.replace(true) {
+                eprintln!("first seen: {failure}\n{case}");
+            }
+            TestCaseError::fail(failure)
+        })
+    });
     outcome.map_err(|error| match error {
         TestError::Fail(reason, case) => format!("{reason}\n{case}"),
         TestError::Abort(reason) => reason.to_string(),

@@ -29,6 +29,11 @@ pub struct NameRecord {
 }
 
 impl NameRecord {
+    /// Mount and pool have the same under it as under another.
+    pub fn is_as(&self, other: &Self) -> bool {
+        (self.here, self.pool) == (other.here, other.pool)
+    }
+
     pub fn clean(ino: Ino, kind: FileKind) -> Self {
         Self { here: Some((ino, kind)), pool: Some(ino), sent: Vec::new() }
     }

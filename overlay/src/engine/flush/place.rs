@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
+use super::super::pool_view::Age;
 use super::super::{Inner, Ino, Txn};
 use super::steps::PARKED;
 use crate::catalog::{InodeRecord, Link, NameRecord};
@@ -65,7 +66,7 @@ impl Inner {
     /// Who waits for whom is kept in a list, not in calls of calls: a removed tree may be as deep as it likes.
     pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
         let mut chain = vec![Waiting::new((parent, name.into()))];
-        let mut stuck = 0;
+        let (mut stuck, mut looked) = (0, false);
         while let Some(last) = chain.last_mut() {
             let (parent, name) = last.link.clone();
             if let Some(link) = last.first.next() {
@@ -114,9 +115,28 @@ impl Inner {
                 // Somebody else was faster, and has gone on with the directory since: look again.
                 Err(e)
                     if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
-                        && self.catalog.name(parent, &name)? != record => {}
+                        && !self.catalog.name(parent, &name)?.is_as(&record) => {}
+                // Or others removed the directory: what is newer here is made anew, the directory first.
+                Err(e) if e.is(ErrorKind::NotFound) && !looked => {
+                    looked = true;
+                    self.look_above(parent).await?;
+                }
                 other => other?,
             }
+        }
+        Ok(())
+    }
+
+    /// Asks the pool whether a directory and those above it are still there.
+    async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };
+            match self.revalidate(at, Age::Now).await {
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+            at = parent;
         }
         Ok(())
     }
