@@ -253,6 +253,9 @@ impl Inner {
     pub(in crate::engine) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
         let mut txn = Txn::begin(self);
         if txn.name(from.0, &from.1)?.pool == Some(ino) {
+            if txn.record(ino)?.kind == FileKind::Directory {
+                self.forget_below(&mut txn, ino)?;
+            }
             txn.pool_lacks(from.0, &from.1, ino)?;
             // Something of others may be there instead.
             look_again(&mut txn, from.0)?;

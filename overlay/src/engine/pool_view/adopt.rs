@@ -319,15 +319,7 @@ impl Inner {
         let keep = record.file.is_dirty() || newer_below;
         let is_here = was.here_ino() == Some(ino);
         if record.kind == FileKind::Directory {
-            // What the pool had below went with it.
-            let mut below = Vec::new();
-            self.catalog.names(ino, |name, record| {
-                below.extend(record.pool.map(|child| (child, Box::<[u8]>::from(name))));
-                Ok(true)
-            })?;
-            for (child, name) in below {
-                self.forget_pool_name(txn, child, ino, &name)?;
-            }
+            self.forget_below(txn, ino)?;
         }
         txn.state(parent)?.page_cache_stale = true;
         txn.pool_has(parent, name, None)?;
@@ -341,6 +333,28 @@ impl Inner {
             record.dirty.owner = true;
         }
         self.lost_in_pool(txn, ino)
+    }
+
+    /// What the pool had in a directory went with it.
+    pub(in crate::engine) fn forget_below(&self, txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+        let mut below = Vec::new();
+        self.catalog.names(dir, |name, record| {
+            if record.pool.is_some() || !record.sent.is_empty() {
+                below.push((Box::<[u8]>::from(name), record.pool));
+            }
+            Ok(true)
+        })?;
+        for (name, child) in below {
+            // Of what was sent there nothing is there, either.
+            txn.pool_has(dir, &name, child)?;
+            let Some(child) = child else { continue };
+            if txn.record(child)?.sent_to.is_empty() {
+                self.forget_pool_name(txn, child, dir, &name)?;
+            } else {
+                txn.pool_lacks(dir, &name, child)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether a directory holds anything, at any depth, that the pool does not have.
