@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Bench, names, small};
+use super::{Bench, small};
 use crate::bind::Bound;
 use crate::pairs::{self, Side};
 use crate::report::{Outcome, Target, Unit};
@@ -13,7 +13,6 @@ use crate::{Result, work};
 
 const ROWS: [(&str, bool); 2] =
     [("the same, libfuse's passthrough_hp", false), ("the same, libfuse's passthrough_hp, bound", true)];
-const CREATE: &str = "create + write 4 KiB + close of 10,000, libfuse's passthrough_hp, bound";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A mount of it that goes with the value.
@@ -76,23 +75,5 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
         })?;
         bench.add_series(name, Target::Beside, series, Unit::PerSec);
     }
-    created(bench, &peer)
-}
-
-/// What creating costs any FUSE mount.
-fn created(bench: &mut Bench, peer: &Peer) -> Result<()> {
-    let mut tree = 0;
-    let series = pairs::alternate(bench.args.pairs, |side, _| {
-        tree += 1;
-        let root = match side {
-            Side::Native => &bench.place.native,
-            Side::Mount => &peer.point,
-        };
-        let root = root.join(format!("created-libfuse-{tree}"));
-        work::make_spread(&root)?;
-        let _bound = Bound::to_one()?;
-        work::create(&work::spread_names(&root, names::CREATED))
-    })?;
-    bench.add_series(CREATE, Target::Beside, series, Unit::PerSec);
     Ok(())
 }

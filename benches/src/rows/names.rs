@@ -15,7 +15,7 @@ const STAT_ROUNDS: usize = 10;
 const WALK_ROUNDS: usize = 5;
 const LIST_ROUNDS: usize = 5;
 /// Files that one sample creates.
-pub const CREATED: usize = 10_000;
+const CREATED: usize = 10_000;
 
 /// What the kernel may know already.
 pub fn known(bench: &mut Bench) -> Result<()> {
