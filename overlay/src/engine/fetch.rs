@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use tokio::sync::watch;
 
-use super::pool_view::{Age, Asked};
+use super::pool_view::OWN_CHANGES;
 use super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
@@ -19,9 +19,6 @@ use crate::node::{Flight, Node, NodeState};
 
 /// Chunks of one file that one request may have under way.
 const FLIGHTS_PER_REQUEST: usize = 16;
-
-/// Flushes of one file that a question to the pool waits for.
-pub(super) const OWN_CHANGES: u32 = 16;
 
 /// One chunk to bring in.
 struct Chunk {
@@ -46,41 +43,6 @@ impl Inner {
                 other => return other,
             }
         }
-    }
-
-    /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
-    /// attributes.
-    pub(super) fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        // Something else may be where it was: of another kind, too.
-        let changed =
-            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
-        let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
-        *left -= u32::from(ours);
-        ours
-    }
-
-    /// Whether an answer that is an error is ours to blame, and is another one the next time.
-    async fn ask_again(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        if self.is_own_change(node, asked, error, left) {
-            self.own_change(node).await;
-            return true;
-        }
-        // A flush of attributes whose answer was lost made another version of the same bytes.
-        let version = {
-            let state = node.state.lock();
-            if *left == 0 || !error.is(ErrorKind::Stale) || state.record.file.is_dirty() || !state.record.is_dirty() {
-                return false;
-            }
-            state.record.version.clone()
-        };
-        *left -= 1;
-        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != version
-    }
-
-    /// Waits until our own changes of a file ended, and it is known what they made of it.
-    pub(super) async fn own_change(&self, node: &Node) {
-        drop(self.flusher.moves.read().await);
-        drop(node.flush.lock().await);
     }
 
     /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version};
 use parking_lot::Mutex;
 
-use super::fetch::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
 use crate::catalog::{Link, Listing};
 use crate::clock::unix_now;
@@ -65,6 +64,9 @@ impl Health {
         }
     }
 }
+
+/// Flushes of one file that a question to the pool waits for.
+pub(super) const OWN_CHANGES: u32 = 16;
 
 /// How old an answer of the pool may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +155,41 @@ impl Inner {
                 return Err(error);
             }
         }
+    }
+
+    /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
+    /// attributes.
+    fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+        // Something else may be where it was: of another kind, too.
+        let changed =
+            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
+        let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
+        *left -= u32::from(ours);
+        ours
+    }
+
+    /// Whether an answer that is an error is ours to blame, and is another one the next time.
+    pub async fn ask_again(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+        if self.is_own_change(node, asked, error, left) {
+            self.own_change(node).await;
+            return true;
+        }
+        // A flush of attributes whose answer was lost made another version of the same bytes.
+        let version = {
+            let state = node.state.lock();
+            if *left == 0 || !error.is(ErrorKind::Stale) || state.record.file.is_dirty() || !state.record.is_dirty() {
+                return false;
+            }
+            state.record.version.clone()
+        };
+        *left -= 1;
+        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != version
+    }
+
+    /// Waits until our own changes of a file ended, and it is known what they made of it.
+    async fn own_change(&self, node: &Node) {
+        drop(self.flusher.moves.read().await);
+        drop(node.flush.lock().await);
     }
 
     /// The inode that a name stands for now.

@@ -43,14 +43,13 @@ pub struct Tree {
     next: Id,
 }
 
-/// What the times of files are taken from ticks; it is never ahead.
+/// The clock that files get their times from goes in ticks: it may be behind by one, never ahead.
 fn just_now() -> Time {
-    const TICK_NS: u64 = 20_000_000;
+    const TICK_NS: i64 = 20_000_000;
+    const SEC_NS: i64 = 1_000_000_000;
     let now = Time::now();
-    match u64::from(now.nanos).checked_sub(TICK_NS) {
-        Some(nanos) => Time { nanos: nanos as u32, ..now },
-        None => Time { secs: now.secs - 1, nanos: (u64::from(now.nanos) + 1_000_000_000 - TICK_NS) as u32 },
-    }
+    let nanos = i64::from(now.nanos) - TICK_NS;
+    Time { secs: now.secs + nanos.div_euclid(SEC_NS), nanos: nanos.rem_euclid(SEC_NS) as u32 }
 }
 
 impl Node {
@@ -60,9 +59,8 @@ impl Node {
 
     /// Whether that it was modified at `time` is possible.
     pub fn modified_at(&self, time: Time) -> Result<(), Failure> {
-        let key = |time: Time| (time.secs, time.nanos);
         match self.not_before {
-            Some(written) if self.kind() == FileKind::File && key(time) < key(written) => {
+            Some(written) if self.kind() == FileKind::File && time < written => {
                 Err(format!("mtime is {time:?}, before it was written at {written:?}"))
             }
             _ => Ok(()),

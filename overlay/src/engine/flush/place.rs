@@ -76,7 +76,9 @@ impl Inner {
                 }
                 match self.untie(&link, &chain).await? {
                     Freed::Last => {
-                        chain.iter_mut().last().into_iter().for_each(|last| last.first = Vec::new().into_iter())
+                        if let Some(last) = chain.last_mut() {
+                            last.first = Vec::new().into_iter();
+                        }
                     }
                     Freed::Another => _ = chain.pop(),
                     // Somebody else was faster: those who wait may have nothing to wait for any more.
