@@ -32,15 +32,15 @@ impl Inner {
     /// Makes a range of a file valid in its content file.
     ///
     /// # Errors
-    /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is another version by now,
-    /// and whatever the pool says.
+    /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is gone or another version by now,
+    /// and whatever else the pool says.
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
             let asked = self.asked(&node.state.lock());
             match self.fetch_as_known(node, range.clone()).await {
                 Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
-                other => return other,
+                other => return other.map_err(|e| self.no_longer_there(node, e)),
             }
         }
     }
@@ -253,9 +253,19 @@ impl Inner {
             let asked = self.asked(&node.state.lock());
             match self.read_as_known(node, range.clone()).await {
                 Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
-                other => return other,
+                other => return other.map_err(|e| self.no_longer_there(node, e)),
             }
         }
+    }
+
+    /// Bytes that were never fetched went with the pool's copy. Not "no such file" to who has it open, or to who opens
+    /// it by a name that may be another file's by now: that is asked for anew.
+    fn no_longer_there(&self, node: &Node, error: Error) -> Error {
+        if error.side() != Side::Pool || !error.is(ErrorKind::NotFound) {
+            return error;
+        }
+        let what = format!("{}: removed or replaced in the pool", self.display(node.ino));
+        Error::new(ErrorKind::Stale, Side::Pool, what).with_source(error)
     }
 
     async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {

@@ -250,6 +250,11 @@ impl<'a> Txn<'a> {
 
     /// Writes the batch and makes the change visible.
     pub fn commit(mut self) -> Result<()> {
+        self.commit_so_far()
+    }
+
+    /// The same for a part of a change that is whole without the rest; the namespace stays locked.
+    pub fn commit_so_far(&mut self) -> Result<()> {
         for ((parent, name), (was, is)) in self.names.drain() {
             self.batch.put_name(parent, &name, &was, &is);
         }
@@ -279,6 +284,7 @@ impl<'a> Txn<'a> {
         for (ino, record) in self.new.drain(..) {
             self.inner.table.insert(ino, record);
         }
+        self.objects.clear();
         for ino in gone {
             self.inner.table.drop_deleted(ino);
         }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use forebay_overlay::backends::{ErrorKind, FileKind};
+use forebay_overlay::backends::{Error, ErrorKind, FileKind};
 use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
 use forebay_overlay::{Change, Ino, summary};
 
@@ -102,6 +102,16 @@ impl Run {
         self.history.wrote(id, &old);
     }
 
+    /// As [`Run::judge`], of an operation on the bytes of a file that is open. Those that were never fetched may have
+    /// gone with the file that others removed or replaced.
+    fn judge_open<T>(&self, id: Id, got: Result<T, Error>) -> Result<Option<T>, Failure> {
+        let gone = self.shared() && self.model.node(id).nlink == 0;
+        match got {
+            Err(e) if gone && e.is(ErrorKind::Stale) => Ok(None),
+            got => self.judge(got, Ok(())),
+        }
+    }
+
     pub fn write(&mut self, number: u8, offset: u32, len: u32, direct: bool) -> Result<(), Failure> {
         let Some(index) = self.handle_at(number) else { return Ok(()) };
         if !self.handles[index].writes() {
@@ -126,7 +136,7 @@ impl Run {
             _ => {
                 let overlay = self.overlay();
                 let got = self.machine.run(overlay.write(handle.ino, offset.into(), data.clone().into()));
-                match self.judge(got, Ok(()))? {
+                match self.judge_open(handle.id, got)? {
                     Some(n) if n as usize == data.len() => {}
                     Some(n) => return Err(format!("{n} of {} bytes were written", data.len())),
                     None => return Ok(()),
@@ -155,11 +165,8 @@ impl Run {
             _ => {
                 let overlay = self.overlay();
                 let got = self.machine.run(overlay.read(ino, offset.into(), len));
-                if self.shared() && got.as_ref().is_err_and(|e| matches!(e.errno(), libc::ESTALE | libc::ENOENT)) {
-                    // Never the wrong bytes: none.
-                    return Ok(());
-                }
-                let Some(bytes) = self.judge(got, Ok(()))? else { return Ok(()) };
+                // Never the wrong bytes: none.
+                let Some(bytes) = self.judge_open(id, got)? else { return Ok(()) };
                 bytes.to_vec()
             }
         };
@@ -191,7 +198,7 @@ impl Run {
         let overlay = self.overlay();
         let got = self.machine.run(overlay.setattr(ino, &change, CALLER));
         let failed = got.is_err();
-        match self.judge(got, Ok(()))? {
+        match self.judge_open(id, got)? {
             Some((attr, _)) => {
                 self.wrote(id, content::truncated(&self.content_of(id), size.into()));
                 self.same_attr(id, &attr)

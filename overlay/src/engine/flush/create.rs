@@ -54,6 +54,7 @@ impl Inner {
             // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
             settle_attrs(now, &InodeRecord { dirty_xattrs: Vec::new(), ..record });
             now.take_attrs(&stat);
+            now.xattrs = None;
         } else {
             settle_attrs(now, &record);
         }

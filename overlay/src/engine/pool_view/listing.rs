@@ -12,6 +12,8 @@ use crate::catalog::{Link, Listing, NameRecord};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
+/// Names that are taken over in one change: what a large directory has would be in memory twice over.
+const NAMES_AT_ONCE: u32 = 1_000;
 /// How often a listing is begun anew because our own flushes changed the directory meanwhile.
 const ATTEMPTS: u32 = 60;
 
@@ -97,11 +99,16 @@ impl Inner {
         let mut subdirs = known.values().filter(|record| is_dir(record)).count() as u32;
         // Ours may go before it is flushed: then theirs is to be seen.
         let mut hides = false;
+        let mut adopted = 0;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
                 None => {
                     subdirs += u32::from(entry.stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
+                    adopted += 1;
+                    if adopted % NAMES_AT_ONCE == 0 {
+                        txn.commit_so_far()?;
+                    }
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, entry.name.into()), entry.stat)));
