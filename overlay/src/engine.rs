@@ -76,6 +76,8 @@ pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
     pub catalog: Arc<Catalog>,
     pub store: Arc<ContentStore>,
+    /// Content files from this number on were made since the start: one that no record names is about to get one.
+    pub first_new_content: u64,
     pub trash: Trash,
     pub io: Arc<dyn ContentIo>,
     pub io_fallback: Option<String>,
@@ -137,6 +139,7 @@ impl Overlay {
         let settle = catalog.clone();
         let inner = Arc::new(Inner {
             pool: options.pool,
+            first_new_content: catalog.new_content()?.0,
             catalog,
             trash: Trash::start(store.clone(), move || settle.sync())?,
             store,

@@ -515,6 +515,42 @@ async fn fsck_finds_damaged_content_and_repair_fetches_it_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fsck_of_a_mount_in_use_finds_nothing_and_takes_nothing() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let checks = tokio::spawn({
+        let (overlay, done) = (overlay.clone(), done.clone());
+        async move {
+            let mut checks = 0;
+            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                let report = overlay.fsck(true).await.unwrap();
+                assert_eq!((report.problems, report.orphans_removed), (Vec::new(), 0));
+                checks += 1;
+            }
+            checks
+        }
+    });
+    for round in 0..400 {
+        let (name, kept) = (format!("a{}", round % 7), format!("b{round}"));
+        write(&overlay, &name, "first").await.unwrap();
+        write(&overlay, &name, "second").await.unwrap();
+        rename(&overlay, &name, &kept).await.unwrap();
+        if round % 3 == 0 {
+            overlay.unlink(Ino::ROOT, kept.as_bytes()).await.unwrap();
+        }
+        if round % 50 == 0 {
+            flushed(&overlay).await;
+        }
+    }
+    done.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert!(checks.await.unwrap() > 1);
+    for round in (0..400).filter(|round| round % 3 != 0) {
+        assert_eq!(read(&overlay, &format!("b{round}")).await.unwrap(), "second");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_fast_pool_of_another_pool_is_refused() {
     let fixture = Fixture::new();
     fixture.open().await.shutdown().await.unwrap();

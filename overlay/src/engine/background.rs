@@ -33,8 +33,6 @@ const RETRY_LAST: Duration = Duration::from_secs(60);
 
 /// What the look around after a start goes by.
 struct Start {
-    /// Content files from this number on were made since.
-    first_new: u64,
     /// What the budget began with: the last daemon's count.
     counted_bytes: u64,
     /// Told once it is fixed which records were there at the start.
@@ -60,8 +58,8 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let again = inner.clone();
     let stop = inner.stop.clone();
     let (begun, has_begun) = oneshot::channel();
-    // Before anybody is served: what is made from now on is not an orphan, and is counted by its maker.
-    let start = Start { first_new: inner.catalog.new_content()?.0, counted_bytes: inner.store.budget.used(), begun };
+    // Before anybody is served: what is made from now on is counted by its maker.
+    let start = Start { counted_bytes: inner.store.budget.used(), begun };
     tokio::task::spawn_blocking(move || {
         if let Err(error) = again.look_around(start, &stop) {
             tracing::error!(%error, "the look at the fast pool after the start");
@@ -312,7 +310,7 @@ impl Inner {
             return Ok(());
         }
         self.store.budget.account(start.counted_bytes, sum);
-        self.sweep_contents(start.first_new)?;
+        self.sweep_contents()?;
         if !self.reattached {
             self.sweep_inodes(stop)?;
         }
@@ -336,11 +334,11 @@ impl Inner {
     }
 
     /// Removes content files that no record names. What was made since the start is left alone.
-    pub(super) fn sweep_contents(&self, first_new: u64) -> Result<u64> {
+    pub(super) fn sweep_contents(&self) -> Result<u64> {
         let mut removed = 0;
         self.store.walk(|id, _| {
             let number = id.0 & !(0xff << 56);
-            if number < first_new && self.catalog.content(id)?.is_none() {
+            if number < self.first_new_content && self.catalog.content(id)?.is_none() {
                 self.trash.discard(id, 0);
                 removed += 1;
             }

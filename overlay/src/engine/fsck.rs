@@ -1,4 +1,7 @@
 //! Catalog and content files, compared.
+//!
+//! The mount is in use meanwhile: what looks wrong is looked at again while the namespace is locked, and counts only
+//! if it was not just being changed.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -38,13 +41,16 @@ impl Inner {
         }
         let mut dangling = Vec::new();
         self.catalog.contents(|id, record| {
-            let owned = self.catalog.inode(record.ino)?.is_some_and(|r| r.file.content() == Some(id));
-            if !owned {
+            if !self.owns(record.ino, id)? {
                 dangling.push((id, record.bytes));
             }
             Ok(true)
         })?;
         for (id, bytes) in dangling {
+            let _namespace = self.namespace.lock();
+            if !self.is_dangling(id)? {
+                continue;
+            }
             report.problems.push(format!("content {:x} belongs to no file", id.0));
             if repair {
                 let mut batch = self.catalog.batch();
@@ -55,24 +61,47 @@ impl Inner {
             }
         }
         if repair {
-            report.orphans_removed = self.sweep_contents(self.catalog.new_content()?.0)?;
+            report.orphans_removed = self.sweep_contents()?;
             self.trash.drain();
         }
         Ok(report)
     }
 
+    fn owns(&self, ino: Ino, id: ContentId) -> Result<bool> {
+        Ok(self.catalog.inode(ino)?.is_some_and(|r| r.file.content() == Some(id)))
+    }
+
+    fn is_dangling(&self, id: ContentId) -> Result<bool> {
+        Ok(match self.catalog.content(id)? {
+            Some(record) => !self.owns(record.ino, id)?,
+            None => false,
+        })
+    }
+
     fn check_links(&self, ino: Ino, record: &InodeRecord, report: &mut FsckReport) -> Result<()> {
+        if self.broken_links(ino, record)?.is_empty() {
+            return Ok(());
+        }
+        let _namespace = self.namespace.lock();
+        if let Some(record) = self.catalog.inode(ino)? {
+            report.problems.extend(self.broken_links(ino, &record)?);
+        }
+        Ok(())
+    }
+
+    fn broken_links(&self, ino: Ino, record: &InodeRecord) -> Result<Vec<String>> {
+        let mut broken = Vec::new();
         for (parent, name) in &record.links {
             if self.catalog.name(*parent, name)?.here_ino() != Some(ino) {
-                report.problems.push(format!("{}: inode {ino} names it, the name does not", name.escape_ascii()));
+                broken.push(format!("{}: inode {ino} names it, the name does not", name.escape_ascii()));
             }
         }
         for (parent, name) in &record.pool_links {
             if self.catalog.name(*parent, name)?.pool != Some(ino) {
-                report.problems.push(format!("{}: inode {ino} is not what the pool has there", name.escape_ascii()));
+                broken.push(format!("{}: inode {ino} is not what the pool has there", name.escape_ascii()));
             }
         }
-        Ok(())
+        Ok(broken)
     }
 
     fn check_content(
@@ -83,8 +112,14 @@ impl Inner {
         repair: bool,
         report: &mut FsckReport,
     ) -> Result<()> {
-        let problem = self.content_problem(record, id, report)?;
-        let Some(problem) = problem else { return Ok(()) };
+        let Some(problem) = self.content_problem(record, id, report)? else { return Ok(()) };
+        {
+            let _namespace = self.namespace.lock();
+            let same = |now: InodeRecord| (now.file, now.version) == (record.file.clone(), record.version.clone());
+            if !self.catalog.inode(ino)?.is_some_and(same) {
+                return Ok(());
+            }
+        }
         report.problems.push(format!("{}: {problem}", self.display(ino)));
         if repair
             && !record.file.is_dirty()
