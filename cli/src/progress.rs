@@ -18,6 +18,8 @@ pub struct Verb {
     pub doing: &'static str,
     /// "staged"
     pub done: &'static str,
+    /// What is counted: "file"
+    pub of: &'static str,
 }
 
 /// Asks for the work and follows it to its end.
@@ -33,7 +35,7 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
             Progress::Planned { bytes, .. } => bar.set_length(bytes),
             Progress::Advanced { files, bytes } => {
                 bar.set_position(bytes);
-                bar.set_message(values::files(files));
+                bar.set_message(values::counted(files, verb.of));
             }
             Progress::Failed { path, reason } if !output.json => {
                 bar.suspend(|| output.note(format!("{}: {reason}", values::shown(&path))));
@@ -47,17 +49,18 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
 }
 
 /// Says in one line what was done.
-pub fn summarise(summary: &Summary, done: &str, dry_run: bool, output: &Output) {
+pub fn summarise(summary: &Summary, verb: Verb, dry_run: bool, output: &Output) {
     if output.json {
         return;
     }
+    let Verb { done, of, .. } = verb;
     let mut line = if dry_run { format!("would be {done}: ") } else { format!("{done}: ") };
-    line += &format!("{}, {}", values::files(summary.files), values::bytes(summary.bytes));
+    line += &format!("{}, {}", values::counted(summary.files, of), values::bytes(summary.bytes));
     if summary.skipped > 0 {
-        line += &format!("; {} skipped", values::files(summary.skipped));
+        line += &format!("; {} skipped", values::counted(summary.skipped, of));
     }
     if summary.failed > 0 {
-        line += &format!("; {} FAILED", values::files(summary.failed));
+        line += &format!("; {} FAILED", values::counted(summary.failed, of));
     }
     if !dry_run && summary.elapsed_ms > 0 {
         let elapsed = Duration::from_millis(summary.elapsed_ms);

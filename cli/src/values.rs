@@ -33,7 +33,12 @@ pub fn span(secs: u64) -> String {
 
 /// "1 file", "2 files".
 pub fn files(count: u64) -> String {
-    if count == 1 { "1 file".into() } else { format!("{count} files") }
+    counted(count, "file")
+}
+
+/// `noun` in the singular.
+pub fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// A text of the daemon's for a terminal: escaped bytes that are UTF-8 become readable, and nothing in it is obeyed.

@@ -450,6 +450,30 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_file_and_byte_is_counted_once() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let counts = |summary: &Summary| (summary.files, summary.bytes);
+    let flush = || async { summary(overlay.flush(FlushRequest { wait: true, ..Default::default() })).await.0 };
+    write(&overlay, "a", "four").await.unwrap();
+    write(&overlay, "b", "sixsix").await.unwrap();
+    overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
+    assert_eq!(counts(&flush().await), (3, 10));
+    assert_eq!(counts(&flush().await), (0, 0));
+    write(&overlay, "a", "five!").await.unwrap();
+    rename(&overlay, "b", "c").await.unwrap();
+    // The new name, and that the old one is gone.
+    assert_eq!(counts(&flush().await), (3, 5));
+    assert_eq!(evict(&overlay, false).await.files, 2);
+    assert_eq!(counts(&stage(&overlay, "a").await.0), (1, 5));
+    assert_eq!(counts(&stage(&overlay, "").await.0), (2, 6));
+    assert_eq!(counts(&stage(&overlay, "").await.0), (2, 0));
+    let kept = evict(&overlay, false).await;
+    assert_eq!((counts(&kept), kept.skipped), ((0, 0), 2));
+    assert!(kept.message.unwrap().contains("2 leased: --release-leases"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn eviction_respects_leases_and_what_is_not_flushed() {
     let fixture = Fixture::new();
     for name in ["a", "b", "c"] {

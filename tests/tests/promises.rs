@@ -372,6 +372,12 @@ fn holes_stay_holes() {
         SHELL,
     )
     .ok();
+    sh(&mount.place.pool(), "truncate -s 64M c; printf x | dd of=c bs=1 seek=33554432 conv=notrunc status=none", SHELL)
+        .ok();
+    let before = mount.status().used_bytes;
+    assert_eq!(fs::read(mount.path("c")).unwrap().iter().filter(|byte| **byte != 0).count(), 1);
+    let taken = mount.status().used_bytes - before;
+    assert!(taken < 3 << 20, "{taken} bytes for a file of the pool with one byte in it");
 }
 
 /// SEMANTICS 32: "A fast-pool directory serves one daemon."

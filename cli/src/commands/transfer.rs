@@ -10,9 +10,9 @@ use crate::output::Output;
 use crate::progress::{self, Verb};
 use crate::targets::{self, Target};
 
-const STAGE: Verb = Verb { doing: "staging", done: "staged" };
-pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed" };
-const EVICT: Verb = Verb { doing: "evicting", done: "evicted" };
+const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
+pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed", of: "change" };
+const EVICT: Verb = Verb { doing: "evicting", done: "evicted", of: "file" };
 
 pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
     let lease_owner = args.owner.clone().unwrap_or_else(owner);
@@ -49,7 +49,7 @@ fn on_each(
     let mut exit = Exit::Done;
     for Target { entry, paths } in targets::of(paths)? {
         let summary = progress::follow(&entry, &request(paths), verb, output)?;
-        progress::summarise(&summary, verb.done, dry_run, output);
+        progress::summarise(&summary, verb, dry_run, output);
         exit = match summary.refused {
             Some(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => Exit::Incomplete,
             Some(errno) => Exit::from(Failure::io("refused", &std::io::Error::from_raw_os_error(errno)).kind),

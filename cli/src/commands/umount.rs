@@ -45,11 +45,14 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
 fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
     let request = Request::Flush(FlushRequest { paths: Vec::new(), wait: true, dry_run });
     let summary = progress::follow(entry, &request, FLUSH, output)?;
-    progress::summarise(&summary, FLUSH.done, dry_run, output);
+    progress::summarise(&summary, FLUSH, dry_run, output);
     if summary.failed == 0 {
         return Ok(());
     }
-    let what = format!("{} could not be written to the pool; nothing was unmounted", values::files(summary.failed));
+    let what = format!(
+        "{} could not be written to the pool; nothing was unmounted",
+        values::counted(summary.failed, FLUSH.of)
+    );
     Err(Failure::new(FailureKind::Incomplete, what).remedy("`forebay dirty` says why; without --flush it unmounts"))
 }
 

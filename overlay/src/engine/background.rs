@@ -114,7 +114,7 @@ async fn flush_loop(inner: Arc<Inner>) {
             }
             continue;
         }
-        inner.flush_all(due.clone(), |_| {}).await;
+        inner.flush_all(inner.plan_flush(due.clone()), |_| {}).await;
         backoff.note(due, &inner);
     }
 }

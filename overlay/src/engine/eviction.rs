@@ -21,6 +21,19 @@ pub(super) enum Kept {
     Absent,
 }
 
+impl Kept {
+    /// What operators are told, with what helps.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Dirty => "not in the pool yet: flush first",
+            Self::Leased => "leased: --release-leases ends the lease",
+            Self::Open => "open: may go when closed",
+            Self::Fetching => "just being fetched",
+            Self::Absent => "not here",
+        }
+    }
+}
+
 impl Inner {
     /// Promises space, evicting what may go where there is too little.
     ///

@@ -42,13 +42,29 @@ pub(crate) struct Flusher {
     pub unsynced: Mutex<HashSet<PoolPath>>,
 }
 
-/// How a flush of several things went.
+/// What is to be flushed, in the order in which it goes.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    pub done: u64,
+pub(crate) struct Plan {
+    made: Vec<Intent>,
+    removed: Vec<Intent>,
+    files: Vec<Intent>,
+    dirs: Vec<Intent>,
+    /// What `made` names: it is counted there.
+    named: HashSet<Ino>,
+    /// What is counted: names, and files under names that the pool has. Not that names change their directories.
+    pub changes: u64,
+    /// Bytes of content to send.
     pub bytes: u64,
-    pub failed: Vec<(String, Error)>,
 }
+
+impl Plan {
+    pub fn is_empty(&self) -> bool {
+        [&self.made, &self.removed, &self.files, &self.dirs].iter().all(|intents| intents.is_empty())
+    }
+}
+
+/// What was not flushed, and why.
+pub(crate) type Failed = Vec<(String, Error)>;
 
 impl Inner {
     /// Flushes one file with everything that it needs: `close` under `flush = "on-close"` waits for it.
@@ -98,24 +114,44 @@ impl Inner {
         Ok(intents)
     }
 
-    /// Flushes what is given. `progress` is called with the bytes of each step that ended well.
-    pub async fn flush_all(self: &Arc<Self>, intents: Vec<Intent>, progress: impl Fn(u64) + Sync) -> Outcome {
-        let outcome = Mutex::new(Outcome::default());
-        let (mut made, mut removed, mut inodes) = (Vec::new(), Vec::new(), Vec::new());
+    /// Sorts out what is to be flushed.
+    pub fn plan_flush(&self, intents: Vec<Intent>) -> Plan {
+        let mut plan = Plan::default();
         for intent in intents {
             match &intent {
                 Intent::Name(parent, name) => {
-                    let here = self.catalog.name(*parent, name).is_ok_and(|r| r.here.is_some());
-                    if here { &mut made } else { &mut removed }.push(intent);
+                    match self.catalog.name(*parent, name).ok().and_then(|record| record.here_ino()) {
+                        Some(ino) => {
+                            plan.named.insert(ino);
+                            plan.made.push(intent);
+                        }
+                        None => plan.removed.push(intent),
+                    }
                 }
-                Intent::Inode(_) => inodes.push(intent),
+                Intent::Inode(ino) => {
+                    let node = self.node(*ino);
+                    let is_dir = node.is_ok_and(|n| n.state.lock().record.kind == FileKind::Directory);
+                    plan.bytes += self.bytes_of(*ino);
+                    if is_dir { &mut plan.dirs } else { &mut plan.files }.push(intent);
+                }
             }
         }
-        let is_dir = |intent: &Intent| match intent {
-            Intent::Inode(ino) => self.node(*ino).is_ok_and(|n| n.state.lock().record.kind == FileKind::Directory),
-            Intent::Name(..) => false,
-        };
-        let (mut dirs, files): (Vec<_>, Vec<_>) = inodes.into_iter().partition(is_dir);
+        let unnamed = |intent: &&Intent| matches!(intent, Intent::Inode(ino) if !plan.named.contains(ino));
+        plan.changes = (plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count()) as u64;
+        plan
+    }
+
+    /// What a flush of an inode has to send.
+    fn bytes_of(&self, ino: Ino) -> u64 {
+        let Ok(node) = self.node(ino) else { return 0 };
+        let dirty = node.state.lock().record.file.is_dirty();
+        if dirty { self.attr_of(&node).map_or(0, |a| a.size) } else { 0 }
+    }
+
+    /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.
+    pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
+        let failed = Mutex::new(Failed::new());
+        let Plan { made, mut removed, files, mut dirs, named, .. } = plan;
         // A directory goes after what was in it: in this order no name has to wait for long chains of others.
         removed.sort_by_cached_key(|intent| match intent {
             Intent::Name(parent, _) => std::cmp::Reverse(self.pool_path(*parent).map_or(0, |p| p.components().count())),
@@ -123,7 +159,12 @@ impl Inner {
         });
         for group in [made, removed, files] {
             futures::stream::iter(group)
-                .for_each_concurrent(CONCURRENCY, |intent| self.step(intent, &outcome, &progress))
+                .for_each_concurrent(CONCURRENCY, async |intent| {
+                    let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
+                    if let (Some(bytes), true) = (self.step(intent, &failed).await, counted) {
+                        progress(bytes);
+                    }
+                })
                 .await;
         }
         // What is made in a directory changes its times: they are set last, the deepest first.
@@ -132,16 +173,17 @@ impl Inner {
             Intent::Name(..) => std::cmp::Reverse(0),
         });
         for intent in dirs {
-            self.step(intent, &outcome, &progress).await;
+            self.step(intent, &failed).await;
         }
-        let mut outcome = outcome.into_inner();
+        let mut failed = failed.into_inner();
         if let Err(e) = self.sync_pool_dirs().await {
-            outcome.failed.push((self.pool.url(), e));
+            failed.push((self.pool.url(), e));
         }
-        outcome
+        failed
     }
 
-    async fn step(self: &Arc<Self>, intent: Intent, outcome: &Mutex<Outcome>, progress: impl Fn(u64)) {
+    /// Flushes one thing. The bytes that it had to send, where it ended well.
+    async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
         let subject = match &intent {
             Intent::Inode(ino) => Some(*ino),
             Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|r| r.here_ino()),
@@ -152,8 +194,7 @@ impl Inner {
             }
             (Intent::Inode(ino), _) => self.display(*ino),
         };
-        let bytes =
-            subject.and_then(|ino| self.node(ino).ok()).and_then(|n| self.attr_of(&n).ok()).map_or(0, |a| a.size);
+        let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,
             Intent::Name(parent, name) => self.place(*parent, name).await,
@@ -164,20 +205,19 @@ impl Inner {
                 if let Some(node) = node {
                     node.state.lock().flush_error = None;
                 }
-                let mut outcome = outcome.lock();
-                outcome.done += 1;
-                outcome.bytes += bytes;
-                drop(outcome);
-                progress(bytes);
+                Some(bytes)
             }
             // Gone meanwhile, or somebody else's flush was faster: nothing to flush.
-            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) && !self.still_differs(&intent) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) && !self.still_differs(&intent) => {
+                None
+            }
             Err(e) => {
                 tracing::warn!(path = shown, error = %e, "not flushed; it stays in the fast pool");
                 if let Some(node) = node {
                     node.state.lock().flush_error = Some(e.to_string());
                 }
-                outcome.lock().failed.push((shown, e));
+                failed.lock().push((shown, e));
+                None
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,6 +11,7 @@ use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
 
 use super::eviction::Kept;
+use super::flush::Plan;
 use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
@@ -56,6 +58,13 @@ impl Reporter {
         self.send(Progress::Failed { path, reason: error.to_string() });
     }
 
+    /// Ends what was not to be done, with what it would have done.
+    fn planned(&self, files: u64, bytes: u64) {
+        self.files.store(files, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.done(None);
+    }
+
     fn done(&self, message: Option<String>) {
         self.ended(message, None);
     }
@@ -93,11 +102,11 @@ impl Overlay {
         let overlay = self.clone();
         tokio::spawn(async move {
             if !request.wait && !request.dry_run {
+                let only_planned = FlushRequest { dry_run: true, ..request.clone() };
+                let planned = overlay.flush_paths(&only_planned, &reporter).await;
                 let (background, _) = Reporter::new();
-                let (again, request) = (overlay.clone(), request.clone());
-                tokio::spawn(async move { again.flush_paths(&request, &background).await });
-                reporter.done(Some("begun".into()));
-                return;
+                tokio::spawn(async move { overlay.flush_paths(&request, &background).await });
+                return finish(&reporter, planned);
             }
             let result = overlay.flush_paths(&request, &reporter).await;
             finish(&reporter, result);
@@ -124,14 +133,12 @@ impl Overlay {
             let node = inner.node(*ino)?;
             let size = inner.attr_of(&node)?.size;
             total += size;
-            if !node.state.lock().record.file.is_whole() {
-                missing += size;
-            }
+            missing += size.saturating_sub(inner.resident_bytes(&node, size)?);
         }
         reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing });
         inner.check_fits(missing, total)?;
         if request.dry_run {
-            reporter.done(Some(format!("{} files, {missing} of {total} bytes to fetch", files.len())));
+            reporter.planned(files.len() as u64, missing);
             return Ok(());
         }
         let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
@@ -150,9 +157,12 @@ impl Overlay {
         Ok(())
     }
 
+    /// Returns the bytes that were not here.
     async fn stage_file(&self, ino: Ino, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        let known = inner.attr_of(&node)?.size;
+        let here = inner.resident_bytes(&node, known)?;
         for _ in 0..ATTEMPTS {
             inner.revalidate(ino, Age::Open).await?;
             let size = inner.attr_of(&node)?.size;
@@ -170,7 +180,7 @@ impl Overlay {
                 }
                 Ok(()) => {
                     if node.state.lock().record.file.is_whole() {
-                        return Ok(size);
+                        return Ok(size.saturating_sub(here));
                     }
                 }
             }
@@ -179,44 +189,51 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
     }
 
-    async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
-        let inner = &self.inner;
+    /// What a request names; `None` is everything.
+    async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
+        if request.paths.is_empty() {
+            return Ok(vec![None]);
+        }
         let mut roots = Vec::new();
         for path in &request.paths {
             roots.push(Some(self.resolve(&parse(path)?).await?));
         }
-        if roots.is_empty() {
-            roots.push(None);
+        Ok(roots)
+    }
+
+    async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<Plan> {
+        let mut intents = Vec::new();
+        for root in roots {
+            intents.extend(self.inner.pending(*root).await?);
         }
+        Ok(self.inner.plan_flush(intents))
+    }
+
+    async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let roots = self.roots_of(request).await?;
         for round in 0..3 {
-            let mut intents = Vec::new();
-            for root in &roots {
-                intents.extend(inner.pending(*root).await?);
-            }
-            if intents.is_empty() {
-                break;
-            }
+            let plan = self.plan_below(&roots).await?;
             if round == 0 {
-                let dirty = inner.dirty_files()?;
-                let bytes = dirty.iter().map(|d| d.bytes).sum();
-                reporter.send(Progress::Planned { files: intents.len() as u64, bytes });
+                reporter.send(Progress::Planned { files: plan.changes, bytes: plan.bytes });
             }
             if request.dry_run {
-                reporter.done(Some(format!("{} changes to flush", intents.len())));
+                reporter.planned(plan.changes, plan.bytes);
                 return Ok(());
             }
-            let outcome = inner.flush_all(intents, |bytes| reporter.advanced(bytes)).await;
-            // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
-            let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
-            if round < 2 && outcome.failed.iter().all(|(_, e)| gone(e)) {
-                continue;
-            }
-            if !outcome.failed.is_empty() {
-                for (path, error) in &outcome.failed {
-                    reporter.failed(path.clone(), error);
-                }
+            if plan.is_empty() {
                 break;
             }
+            let failed = inner.flush_all(plan, |bytes| reporter.advanced(bytes)).await;
+            // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
+            let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+            if round < 2 && failed.iter().all(|(_, e)| gone(e)) {
+                continue;
+            }
+            for (path, error) in failed {
+                reporter.failed(path, &error);
+            }
+            break;
         }
         if let Err(error) = inner.sync_pool_dirs().await {
             reporter.failed(inner.pool.url(), &error);
@@ -229,32 +246,27 @@ impl Overlay {
     async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
         let files = self.files_of(&request.paths, false, reporter).await?;
+        let mut reasons = BTreeMap::new();
         for ino in files {
             let node = inner.node(ino)?;
             if request.release_leases && !request.dry_run {
                 inner.release_lease(ino)?;
             }
-            if request.dry_run {
+            let given_up = if request.dry_run {
                 let kept = inner.kept(&node.state.lock(), unix_now());
-                let skipped = kept.is_some_and(|k| k != Kept::Leased || !request.release_leases);
-                match skipped {
-                    true => _ = reporter.skipped.fetch_add(1, Ordering::Relaxed),
-                    false => reporter.advanced(inner.listed(ino)?.resident_bytes),
+                match kept.filter(|kept| *kept != Kept::Leased || !request.release_leases) {
+                    Some(kept) => Err(kept),
+                    None => Ok(inner.listed(ino)?.resident_bytes),
                 }
-                continue;
-            }
-            match inner.evict_inode(ino)? {
+            } else {
+                inner.evict_inode(ino)?
+            };
+            match given_up {
                 Ok(bytes) => reporter.advanced(bytes),
                 Err(Kept::Absent) => {}
                 Err(kept) => {
                     reporter.skipped.fetch_add(1, Ordering::Relaxed);
-                    let why = match kept {
-                        Kept::Dirty => "not in the pool yet: flush it first",
-                        Kept::Leased => "leased: say --release-leases to end the lease",
-                        Kept::Open => "open: it may go when it is closed",
-                        _ => "being fetched",
-                    };
-                    tracing::debug!(path = inner.display(ino), why, "not evicted");
+                    *reasons.entry(kept.reason()).or_insert(0u64) += 1;
                 }
             }
         }
@@ -264,7 +276,8 @@ impl Overlay {
             Ok(())
         })
         .await?;
-        reporter.done(None);
+        let reasons: Vec<String> = reasons.iter().map(|(why, files)| format!("{files} {why}")).collect();
+        reporter.done((!reasons.is_empty()).then(|| reasons.join("; ")));
         Ok(())
     }
 

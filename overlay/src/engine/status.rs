@@ -188,17 +188,23 @@ impl Inner {
         Ok(Some(dirty))
     }
 
+    /// How much of a file of `size` bytes is here.
+    pub(super) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
+        let mut state = node.state.lock();
+        Ok(match state.record.file {
+            file if file.is_whole() => size,
+            file if file.is_partial() => self.residency(&mut state)?.extents.bytes(),
+            _ => 0,
+        })
+    }
+
     pub(super) fn listed(&self, ino: Ino) -> Result<Listed> {
         let node = self.node(ino)?;
         let attr = self.attr_of(&node)?;
         let path = self.display(ino);
-        let mut state = node.state.lock();
+        let resident_bytes = self.resident_bytes(&node, attr.size)?;
+        let state = node.state.lock();
         let file = state.record.file;
-        let resident_bytes = match () {
-            () if file.is_whole() => attr.size,
-            () if file.is_partial() => self.residency(&mut state)?.extents.bytes(),
-            () => 0,
-        };
         let (kind, name) = match attr.kind {
             FileKind::File => ("file", file.name()),
             FileKind::Directory => match state.record.listing {

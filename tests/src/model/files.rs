@@ -98,7 +98,7 @@ impl Run {
         } else {
             self.effects.seen(&new);
         }
-        self.model.set_content(id, new);
+        self.model.set_content(id, new, self.began);
         self.history.wrote(id, &old);
     }
 

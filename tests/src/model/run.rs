@@ -10,7 +10,7 @@ use super::effects::Effects;
 use super::machine::Machine;
 use super::op::{Case, Exchange, Op, Seeded, Spot};
 use super::power::History;
-use super::tree::{Body, Id, ROOT, Refused, Tree};
+use super::tree::{Body, Id, ROOT, Refused, Tree, just_now};
 use super::view;
 
 /// Files that are open at the same time at most.
@@ -51,7 +51,8 @@ pub struct Run {
     pub outdated: bool,
     /// Bytes were written past the engine: nothing reserved space for them.
     pub unreserved: bool,
-    /// Attributes of times are not compared: others or a power cut were here.
+    /// When the operation that is under way began.
+    pub began: Time,
     tags: u32,
 }
 
@@ -78,6 +79,7 @@ impl Run {
             trouble: false,
             outdated: false,
             unreserved: false,
+            began: just_now(),
             tags: 0,
         };
         for seeded in &case.seeded {
@@ -125,6 +127,7 @@ impl Run {
             self.heal();
             self.catch_up()?;
         }
+        self.began = just_now();
         match op {
             Op::Outage { down } => {
                 self.machine.pool.set_down(down);

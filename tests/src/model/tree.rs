@@ -44,7 +44,7 @@ pub struct Tree {
 }
 
 /// The clock that files get their times from goes in ticks: it may be behind by one, never ahead.
-fn just_now() -> Time {
+pub fn just_now() -> Time {
     const TICK_NS: i64 = 20_000_000;
     const SEC_NS: i64 = 1_000_000_000;
     let now = Time::now();
@@ -265,10 +265,11 @@ impl Tree {
         self.nodes.retain(|id, node| node.kind() == FileKind::Directory || node.nlink > 0 || open.contains(id));
     }
 
-    pub fn set_content(&mut self, id: Id, content: Content) {
+    /// `since`: when what changed it began.
+    pub fn set_content(&mut self, id: Id, content: Content, since: Time) {
         let node = self.node_mut(id);
         node.body = Body::File(content);
-        (node.mtime, node.not_before) = (None, Some(just_now()));
+        (node.mtime, node.not_before) = (None, Some(since));
     }
 
     pub fn empty() -> Content {

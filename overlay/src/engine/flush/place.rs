@@ -101,10 +101,12 @@ impl Inner {
                 let what = format!("{}: flushing does not end", name.escape_ascii());
                 return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
             }
-            if self.ascertain_around(parent, &name, &record).await? {
-                continue;
-            }
-            let step = match self.next(parent, &name, &record) {
+            let next = match self.ascertain_around(parent, &name, &record).await {
+                Ok(true) => continue,
+                Ok(false) => self.next(parent, &name, &record),
+                Err(e) => Err(e),
+            };
+            let step = match next {
                 Ok(Next::Content(ino)) => self.flush_last(ino).await,
                 Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
                 Ok(Next::First(names)) => {

@@ -285,7 +285,9 @@ impl Inner {
             return Ok(());
         }
         let record = txn.record(ino)?;
-        if record.file.is_dirty() || record.links.is_empty() {
+        let dirty = record.file.is_dirty();
+        // Of one with a single name the flush finds out.
+        if dirty && record.pool_links.len() < 2 || record.links.is_empty() {
             return Ok(());
         }
         let Some((parent, name)) = record.pool_link().cloned() else { return Ok(()) };
@@ -298,7 +300,7 @@ impl Inner {
         }
         txn.commit()?;
         self.tell_kernel_name(parent, &name);
-        if moved && !gone {
+        if (moved || dirty) && !gone {
             // What is here of it is made anew.
             return Ok(());
         }
