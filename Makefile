@@ -76,7 +76,7 @@ bench: build
 		timeout 7200 $(CARGO) bench -p forebay-benches -- $(ARGS)
 
 nightly: test deny
-	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 FOREBAY_SCALE=1000 timeout 43200 $(CARGO) test --release --workspace
+	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
 
 deny: $(TOOLS)/cargo-deny
 	@timeout 600 $(CARGO) deny --all-features check licenses bans sources

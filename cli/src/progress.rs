@@ -64,8 +64,11 @@ pub fn summarise(summary: &Summary, verb: Verb, dry_run: bool, output: &Output) 
     }
     if !dry_run && summary.elapsed_ms > 0 {
         let elapsed = Duration::from_millis(summary.elapsed_ms);
-        let rate = summary.bytes.saturating_mul(1000) / summary.elapsed_ms;
-        line += &format!(" in {} ({}/s)", humantime::format_duration(elapsed), values::bytes(rate));
+        line += &format!(" in {}", humantime::format_duration(elapsed));
+        if summary.bytes > 0 {
+            let rate = summary.bytes.saturating_mul(1000) / summary.elapsed_ms;
+            line += &format!(" ({}/s)", values::bytes(rate));
+        }
     }
     output.line(line);
     if let Some(message) = &summary.message {

@@ -14,7 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use rocksdb::{BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, Direction, IteratorMode, Options};
+use rocksdb::{
+    BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, Direction, IteratorMode,
+    Options,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::Ino;
@@ -375,6 +378,12 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     blocks.set_block_cache(&cache);
     blocks.set_bloom_filter(10.0, false);
     blocks.set_cache_index_and_filter_blocks(true);
+    // In pieces: of a million inodes the filters and indexes are larger than the cache, and each look would read a
+    // whole one.
+    blocks.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
+    blocks.set_partition_filters(true);
+    blocks.set_metadata_block_size(4 << 10);
+    blocks.set_pin_top_level_index_and_filter(true);
     families.set_block_based_table_factory(&blocks);
     let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
     DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
