@@ -57,7 +57,7 @@ use staging::Staging;
 use stat::{stat_fd, stat_name};
 
 /// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
-const MAX_BLOCKING_CALLS: usize = 64;
+pub const MAX_BLOCKING_CALLS: usize = 64;
 /// Content is written in batches of about this size.
 const WRITE_BATCH_BYTES: usize = 1 << 20;
 /// An unfinished file younger than this may belong to a writer on another node that still lives.

@@ -10,7 +10,9 @@ mod ids;
 pub mod rebuild;
 mod records;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -85,6 +87,8 @@ pub struct Catalog {
     /// Calls of [`Self::sync_written`], and how many of them were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
+    /// Content to sync before the log.
+    first: parking_lot::Mutex<Vec<Arc<File>>>,
 }
 
 impl Catalog {
@@ -104,6 +108,7 @@ impl Catalog {
             dead_epochs: Vec::new(),
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
+            first: parking_lot::Mutex::default(),
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -190,8 +195,17 @@ impl Catalog {
         self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))
     }
 
+    /// Content that is on the disk before the catalog says that it took the place of other content.
+    pub fn sync_first(&self, content: Arc<File>) {
+        self.first.lock().push(content);
+    }
+
     /// What was written before survives a power cut when this returns. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
+        let first = std::mem::take(&mut *self.first.lock());
+        for content in first {
+            content.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
+        }
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
     }
 

@@ -1,9 +1,11 @@
 //! The fast pool: content files on local devices, and how much of them may be used.
 
+mod held;
 mod space;
 mod store;
 mod trash;
 
+pub use held::is_held;
 pub use space::{Reservation, SpaceBudget};
 pub use store::{ContentStore, Device};
 pub use trash::Trash;

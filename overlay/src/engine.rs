@@ -180,8 +180,9 @@ impl Overlay {
         blocking(move || {
             inner.save_counts()?;
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
-            inner.store.sync_all()?;
+            // What comes in meanwhile is of the next one.
             let epoch = inner.catalog.next_epoch()?;
+            inner.store.sync_all()?;
             inner.catalog.close_epoch(epoch)?;
             inner.catalog.sync()
         })

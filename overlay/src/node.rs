@@ -70,6 +70,10 @@ pub(crate) struct NodeState {
     pub negative: HashMap<Box<[u8]>, Instant>,
     /// Somebody may write the content file without the daemon.
     pub written_past: bool,
+    /// Others took its last name while it was open: what is written now would be nobody's.
+    pub superseded: bool,
+    /// Its content was replaced by an empty file that is written since.
+    pub emptied: bool,
     /// The content file is immutable until there is room.
     pub braked: bool,
     /// The bytes that the content is counted with are not in the catalog yet.
@@ -132,6 +136,8 @@ impl NodeState {
             listed_at: None,
             negative: HashMap::new(),
             written_past: false,
+            superseded: false,
+            emptied: false,
             braked: false,
             count_unsaved: false,
             mark_unsynced: false,
@@ -165,6 +171,7 @@ impl NodeState {
             && self.flush_error.is_none()
             && self.pool_calls.0 == self.pool_calls.1
             && !self.braked
+            && !self.written_past
             && !self.mark_unsynced
             && !self.deleted
     }

@@ -189,6 +189,27 @@ async fn a_conflict_keeps_both_and_is_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_to_a_file_that_became_resident_while_it_was_open_is_not_nobodys() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"old").await;
+    let policy = "[default]\nflush = \"manual\"\nwhole-file = \"0\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+    let policy = Policy::parse(policy).unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    assert_eq!(overlay.read(ino, 0, 100).await.unwrap(), &b"old"[..]);
+    fixture.put("a", b"theirs").await;
+    find(&overlay, "a").await;
+    overlay.write(ino, 0, Bytes::from_static(b"our")).await.unwrap();
+    overlay.close(ino, true).await.unwrap();
+    overlay.release(ino, RDWR);
+    flushed(&overlay).await;
+    let pooled = fixture.pooled();
+    assert_eq!(pooled.iter().map(|(_, content)| content.as_str()).collect::<Vec<_>>(), ["theirs", "our"]);
+    assert_eq!(overlay.status().await.conflicts.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_over_hard_links_ends() {
     let fixture = Fixture::new();
     let overlay = fixture.open().await;

@@ -126,7 +126,7 @@ fn fsx_finds_nothing_wrong_with_passthrough() {
     disturbed(&mount, 150_000);
 }
 
-/// Without CAP_SYS_ADMIN there is no passthrough: all bytes go through the daemon.
+/// SEMANTICS 33: "Who has no privileges mounts through `fusermount3`: without passthrough, all bytes go through the daemon"
 #[test]
 fn fsx_finds_nothing_wrong_without_privileges() {
     const NOBODY: u32 = 65534;

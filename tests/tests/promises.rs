@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -378,6 +379,80 @@ fn holes_stay_holes() {
     assert_eq!(fs::read(mount.path("c")).unwrap().iter().filter(|byte| **byte != 0).count(), 1);
     let taken = mount.status().used_bytes - before;
     assert!(taken < 3 << 20, "{taken} bytes for a file of the pool with one byte in it");
+}
+
+/// A shared mapping of a file that is closed.
+struct Mapped(*mut u8, usize);
+
+impl Mapped {
+    fn of(path: &Path, len: usize) -> Self {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of the whole file.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        Self(at.cast(), len)
+    }
+
+    fn store(&self, at: usize, byte: u8) {
+        assert!(at < self.1);
+        // SAFETY: inside the mapping.
+        unsafe { self.0.add(at).write_volatile(byte) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping from above.
+        unsafe { libc::munmap(self.0.cast(), self.1) };
+    }
+}
+
+/// SEMANTICS 34: "What is stored through a shared mapping is written like the rest, also after the file was closed"
+#[test]
+fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
+    const LEN: usize = 8192;
+    let mount = manual();
+    fs::write(mount.pool("old"), [b'-'; LEN]).unwrap();
+    fs::read(mount.path("old")).unwrap();
+    File::create(mount.path("new")).unwrap().set_len(LEN as u64).unwrap();
+    for name in ["old", "new"] {
+        let mapped = Mapped::of(&mount.path(name), LEN);
+        // Time for the close to be heard of.
+        std::thread::sleep(Duration::from_millis(300));
+        for (round, byte) in [b'a', b'b', b'c'].into_iter().enumerate() {
+            mapped.store(round * 4000, byte);
+            // Again to a page that is dirty already.
+            mapped.store(1, byte);
+            mount.flush();
+            let there = fs::read(mount.pool(name)).unwrap();
+            assert_eq!((there[round * 4000], there[1]), (byte, byte), "{name}, round {round}");
+        }
+        mapped.store(2, b'z');
+        mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+        mapped.store(3, b'z');
+        drop(mapped);
+        mount.flush();
+        assert_eq!(fs::read(mount.pool(name)).unwrap()[1..4], *b"czz", "{name}");
+        assert_eq!(mount.status().dirty_files, 0);
+        mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+        assert_eq!(mount.status().resident_files, 0);
+        assert_eq!(fs::read(mount.path(name)).unwrap()[1..4], *b"czz", "{name}");
+    }
+}
+
+/// SEMANTICS 35: "What others changed of the attributes of a file in the pool while its content was written here is kept"
+#[test]
+fn attributes_that_others_set_beside_a_write_are_kept() {
+    let mount = manual();
+    fs::write(mount.pool("a"), "old").unwrap();
+    sh(&mount.place.mnt(), "getfattr -d a; echo new >> a; setfattr -n user.ours -v 1 a", SHELL).ok();
+    sh(&mount.place.pool(), "chmod 600 a; chown 123:456 a; setfattr -n user.theirs -v 2 a", SHELL).ok();
+    mount.flush();
+    for place in [mount.place.pool(), mount.place.mnt()] {
+        let seen = sh(&place, "cat a; stat -c '%a %u %g' a; getfattr -d a | grep user", SHELL).ok().out;
+        assert_eq!(seen.trim(), "oldnew\n600 123 456\nuser.ours=\"1\"\nuser.theirs=\"2\"", "{}", place.display());
+    }
 }
 
 /// SEMANTICS 32: "A fast-pool directory serves one daemon."

@@ -40,6 +40,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     DB::repair(&Options::default(), into).map_err(|e| failed("rebuild the catalog", e))?;
     let db = open_db(into, Durability::Process, true)?;
     Ok(Catalog {
+        first: parking_lot::Mutex::default(),
         db,
         inodes: IdAllocator::new("next_inode", 1),
         contents: IdAllocator::new("next_content", 1),

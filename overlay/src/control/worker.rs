@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_backends::Pool;
 use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
-use forebay_backends::dir::DirPool;
+use forebay_backends::dir::{DirPool, MAX_BLOCKING_CALLS};
 
 use super::config::MountConfig;
 use super::registry::{Runtime, State};
@@ -17,8 +17,8 @@ use super::{Failure, FailureKind, doctor, limits, server};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use crate::{Options, Overlay, Policy};
 
-/// Threads for calls that block: what a pool that hangs can hold at most.
-const BLOCKING_THREADS: usize = 64;
+/// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
+const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
 /// The engine's own threads: more than this only wait for each other.
 const ENGINE_THREADS: usize = 4;
 

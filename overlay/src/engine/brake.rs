@@ -67,7 +67,7 @@ impl Inner {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            if state.writers > 0 && state.written_past && !state.braked && set_immutable(&content, true) {
+            if state.written_past && !state.braked && set_immutable(&content, true) {
                 state.braked = true;
                 tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
             }

@@ -40,6 +40,8 @@ pub(crate) struct Flusher {
     pub dir_moves: (AtomicU64, AtomicU64),
     /// Directories of the pool in which names changed and were not synced yet.
     pub unsynced: Mutex<HashSet<PoolPath>>,
+    /// Held while they are synced.
+    pub syncing: tokio::sync::Mutex<()>,
 }
 
 /// What is to be flushed, in the order in which it goes.
@@ -224,6 +226,8 @@ impl Inner {
 
     /// Makes the names that flushes changed durable in the pool.
     pub async fn sync_pool_dirs(&self) -> Result<()> {
+        // Who finds nothing to do waits for who does it.
+        let _syncing = self.flusher.syncing.lock().await;
         let dirs = std::mem::take(&mut *self.flusher.unsynced.lock());
         let mut first = None;
         for dir in dirs {

@@ -112,7 +112,7 @@ impl Inner {
 
     /// The same of the names of a directory. What is under way there now does no harm: of these names the catalog has
     /// what was sent.
-    fn names_still_hold(&self, asked: Asked, state: &NodeState) -> bool {
+    pub(super) fn names_still_hold(&self, asked: Asked, state: &NodeState) -> bool {
         let now = self.asked(state);
         asked.calls.1 == now.calls.1 && asked.moves == now.moves && now.moves.0 == now.moves.1
     }
@@ -247,9 +247,10 @@ impl Inner {
             self.list(dir.ino).await?;
             return Ok(self.catalog.name(dir.ino, name)?.here_ino());
         }
-        let path = self.pool_path_of(dir.ino, name)?;
         loop {
             let asked = self.asked(&dir.state.lock());
+            // Our own flush may be moving the directory.
+            let path = self.pool_path_of(dir.ino, name)?;
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
                     if self.ascertain_object(&stat).await? {
@@ -264,12 +265,12 @@ impl Inner {
                     }
                 }
                 Err(e) if e.is(ErrorKind::NotFound) => {
-                    let mut state = dir.state.lock();
-                    if state.negative.len() >= NEGATIVE_NAMES {
-                        state.negative.clear();
+                    if self.ascertain(dir.ino).await? {
+                        continue;
                     }
-                    state.negative.insert(name.into(), Instant::now());
-                    return Ok(None);
+                    if self.note_absent(dir, name, asked) {
+                        return Ok(None);
+                    }
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                     // Where all names were known once, one that was not among them is taken for new.
@@ -280,6 +281,19 @@ impl Inner {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The pool does not have a name, by an answer that was asked for at that moment. Whether it may be believed.
+    fn note_absent(&self, dir: &Node, name: &[u8], asked: Asked) -> bool {
+        let mut state = dir.state.lock();
+        if !self.names_still_hold(asked, &state) {
+            return false;
+        }
+        if state.negative.len() >= NEGATIVE_NAMES {
+            state.negative.clear();
+        }
+        state.negative.insert(name.into(), Instant::now());
+        true
     }
 
     /// Asks the pool whether what the catalog says of an inode still holds, if the last answer is older than

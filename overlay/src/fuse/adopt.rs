@@ -51,9 +51,9 @@ impl Adopted {
     }
 
     async fn adopt_one(&self, overlay: &Overlay, ino: Ino, writable: bool) {
-        match overlay.open_file(ino, flags(writable)).await {
-            Ok(_) if self.add(ino, writable, 1) > 0 => {}
-            Ok(_) => overlay.release(ino, flags(writable)),
+        match overlay.open_inherited(ino, flags(writable)).await {
+            Ok(()) if self.add(ino, writable, 1) > 0 => {}
+            Ok(()) => overlay.release(ino, flags(writable)),
             Err(error) => tracing::warn!(%ino, %error, "a file that is open in the mount could not be opened again"),
         }
     }

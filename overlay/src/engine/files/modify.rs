@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::super::{Inner, Txn, blocking};
+use super::open::check_current;
 use crate::Content;
 use crate::catalog::ContentRecord;
 use crate::clock::{stamp_now, unix_now};
@@ -43,6 +44,7 @@ impl Inner {
     pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let was_open = node.state.lock().is_open();
         let _writing = self.begin_writing(node);
+        check_current(&node.state.lock())?;
         let mut missing = false;
         if node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock());
@@ -90,6 +92,7 @@ impl Inner {
         state.residency = Some(residency);
         state.content = Some(content);
         state.clean_stamp = None;
+        state.emptied = true;
         state.page_cache_stale = true;
         txn.commit()?;
         self.evictor.lock().remove(node.ino.0);

@@ -10,7 +10,8 @@ use super::super::pool_view::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use crate::catalog::ContentId;
 use crate::clock::unix_now;
-use crate::node::{Node, Stamp};
+use crate::content::is_held;
+use crate::node::{Node, NodeState, Stamp};
 use crate::policy::Flush;
 
 /// Content files that the daemon keeps open when nobody uses them, at most.
@@ -89,6 +90,15 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
     }
 
+    /// Opens a file again that the kernel holds since before this daemon: what writes it may write past us.
+    pub async fn open_inherited(&self, ino: Ino, flags: i32) -> Result<()> {
+        self.open_file(ino, flags).await?;
+        if writes(flags) {
+            self.inner.node(ino)?.state.lock().written_past = true;
+        }
+        Ok(())
+    }
+
     /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
     pub fn release(&self, ino: Ino, flags: i32) {
         self.inner.end_open(ino, writes(flags));
@@ -132,7 +142,6 @@ impl Inner {
                 return txn.commit();
             }
             if last_writer {
-                inner.writing.lock().remove(&ino);
                 inner.settle(&node)?;
             }
             Ok(())
@@ -172,17 +181,17 @@ impl Inner {
             }
         }
         let keep_cache = !std::mem::take(&mut state.page_cache_stale);
+        let clean = !state.record.file.is_dirty();
+        let past = write && resident.is_some() && self.may_write_past();
         match write {
-            true => state.writers += 1,
+            true => {
+                state.writers += 1;
+                state.written_past |= past;
+                self.writing.lock().insert(node.ino);
+            }
             false => state.readers += 1,
         }
-        let clean = !state.record.file.is_dirty();
         drop(state);
-        let past = write && resident.is_some() && self.may_write_past();
-        if write {
-            self.writing.lock().insert(node.ino);
-            node.state.lock().written_past |= past;
-        }
         let resident = resident.filter(|_| past || !write);
         if clean && resident.is_some() {
             self.evictor.lock().access(node.ino.0);
@@ -206,6 +215,7 @@ impl Inner {
             }
             inner.settle_content(&node)?;
             let mut txn = Txn::begin(&inner);
+            check_current(txn.state(node.ino)?)?;
             let record = txn.record(node.ino)?;
             record.file = record.file.modify(unix_now())?;
             let (atime, mtime) = (record.atime, record.mtime);
@@ -244,11 +254,17 @@ impl Inner {
         content.file.sync_data().map_err(super::failed)
     }
 
-    /// After the last writer: count the space, and find out whether anything was written at all.
+    /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
+    /// goes on being counted as written.
     fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let unchanged = {
             let mut state = node.state.lock();
+            if state.writers > 0 {
+                return Ok(());
+            }
             if !state.record.file.is_dirty() {
+                state.written_past = false;
+                self.writing.lock().remove(&node.ino);
                 return Ok(());
             }
             state.generation += 1;
@@ -257,18 +273,27 @@ impl Inner {
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;
-            state.written_past = false;
-            if state.braked {
-                state.braked = !super::super::brake::set_immutable(&content, false);
+            let held = state.written_past && is_held(&content.file);
+            if !held {
+                state.written_past = false;
+                self.writing.lock().remove(&node.ino);
+                if state.braked {
+                    state.braked = !super::super::brake::set_immutable(&content, false);
+                }
+            }
+            if std::mem::take(&mut state.emptied) {
+                self.catalog.sync_first(content.file.clone());
             }
             self.count(&mut state, occupied)?;
             // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
             if state.count_unsaved {
                 self.uncounted.lock().insert(node.ino);
             }
-            state.clean_stamp.is_some() && state.clean_stamp == Stamp::of(&content.file).ok()
+            state.clean_stamp.filter(|stamp| Stamp::of(&content.file).is_ok_and(|is| is == *stamp))
         };
-        if unchanged && self.unmark_dirty(node)? {
+        if let Some(stamp) = unchanged
+            && self.unmark_dirty(node, stamp)?
+        {
             return Ok(());
         }
         self.flush_bell.notify_one();
@@ -278,24 +303,56 @@ impl Inner {
         Ok(())
     }
 
-    /// Nothing was written since the content was marked dirty: it equals the pool's copy still.
-    fn unmark_dirty(&self, node: &Arc<Node>) -> Result<bool> {
+    /// Settles files that were still mapped when they were closed, and are not any more.
+    pub fn settle_unmapped(self: &Arc<Self>) -> Result<()> {
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        for ino in writing {
+            let Ok(node) = self.node(ino) else {
+                self.writing.lock().remove(&ino);
+                continue;
+            };
+            let unmapped = {
+                let state = node.state.lock();
+                if state.deleted {
+                    self.writing.lock().remove(&ino);
+                    continue;
+                }
+                let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
+                state.writers == 0 && !held()
+            };
+            if unmapped {
+                self.settle(&node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The content is as it was at `stamp`, when the pool's copy equalled it: it is clean, unless somebody can still
+    /// write it.
+    pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
-        if state.writers > 0 || state.clean_stamp != Some(Stamp::of(&content.file)?) {
+        // Who holds it is asked first: what is stored until then shows in the times.
+        if state.writers > 0 || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
-        let bytes = state.residency.as_ref().map_or(0, |r| r.bytes);
         if !txn.record(node.ino)?.in_pool() {
             // Others removed the pool's copy meanwhile: this is the only one.
             return Ok(false);
         }
-        txn.state(node.ino)?.clean_stamp = None;
         let record = txn.record(node.ino)?;
         record.file = record.file.flushed()?;
+        record.size = stamp.size;
+        let state = txn.state(node.ino)?;
+        (state.clean_stamp, state.uploaded) = (None, None);
+        let residency = self.residency(state)?;
+        residency.epoch = self.catalog.epoch();
+        let residency = residency.clone();
+        txn.batch.put_content(ContentId(content.id), &residency);
+        self.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
         txn.commit()?;
-        self.evictor.lock().insert(node.ino.0, bytes);
+        self.evictor.lock().insert(node.ino.0, residency.bytes);
         Ok(true)
     }
 
@@ -315,5 +372,14 @@ impl Inner {
                 _ => _ = open.put(victim, ()),
             }
         }
+    }
+}
+
+/// # Errors
+/// `Stale` for a file that others replaced while it was open: what is written to it would be lost with the close.
+pub(super) fn check_current(state: &NodeState) -> Result<()> {
+    match state.superseded {
+        true => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),
+        false => Ok(()),
     }
 }

@@ -9,6 +9,8 @@ use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::create::settle_attrs;
 use crate::catalog::{InodeRecord, SentWhat};
+use crate::content::is_held;
+use crate::node::{Node, Stamp};
 
 /// How often an upload is tried because others change the file meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -44,10 +46,43 @@ impl Inner {
         Ok(())
     }
 
+    /// What others changed of the attributes of a file whose content is newer here: the new copy is to have it.
+    async fn learn_attrs(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let asked = self.asked(&node.state.lock());
+        if !self.record_of(ino)?.in_pool() {
+            return Ok(());
+        }
+        let stat = match self.ask_of(ino, |path| async move { self.pool.stat(&path).await }).await {
+            // The flush finds out what became of it.
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => return Ok(()),
+            answer => answer?,
+        };
+        let mut txn = Txn::begin(self);
+        if !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let known = record.version.as_ref();
+        if known.is_none_or(|known| *known == stat.version || !known.same_content(&stat.version)) {
+            return Ok(());
+        }
+        if !record.dirty.mode {
+            record.mode = stat.mode;
+        }
+        if !record.dirty.owner {
+            (record.uid, record.gid) = (stat.uid, stat.gid);
+        }
+        record.xattrs = None;
+        record.version = Some(stat.version);
+        txn.commit()
+    }
+
     pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         if self.record_of(ino)?.file.is_dirty() {
-            // A new copy has just the extended attributes that are sent with it. No lock may be held to ask.
+            // A new copy has just the attributes that are sent with it. No lock may be held to ask.
+            self.learn_attrs(ino).await?;
             self.known_xattrs(ino).await?;
         }
         let _moves = self.flusher.moves.read().await;
@@ -60,13 +95,16 @@ impl Inner {
             // It became dirty just now: the next round knows more.
             return Ok(());
         }
-        if record.file.is_dirty() && !self.uploaded_already(ino)? {
+        if record.file.is_dirty() && !self.uploaded_already(&node).await? {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
             return self.replace_content(ino).await;
         }
-        let _change = PoolChange::begin(self, &[ino])?;
+        // The directories, too: a listing that was asked for before has the old attributes.
+        let mut touched = vec![ino];
+        touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+        let _change = PoolChange::begin(self, &touched)?;
         loop {
             let record = self.record_of(ino)?;
             if !record.dirty.any() && record.dirty_xattrs.is_empty() {
@@ -105,13 +143,18 @@ impl Inner {
         Ok(true)
     }
 
-    /// The pool has what is here, though somebody still has it open for writing.
-    fn uploaded_already(&self, ino: Ino) -> Result<bool> {
-        let node = self.node(ino)?;
+    /// Whether the pool has what is here, though it was not clean when it was sent: somebody had it open for writing, or
+    /// mapped. It is clean now where nobody has any more.
+    async fn uploaded_already(&self, node: &Arc<Node>) -> Result<bool> {
+        let Some(stamp) = node.state.lock().uploaded else { return Ok(false) };
+        self.write_back_mapped(node.ino).await?;
+        if self.unmark_dirty(node, stamp)? {
+            return Ok(true);
+        }
         let mut state = node.state.lock();
-        let Some(stamp) = state.uploaded else { return Ok(false) };
-        let content = self.content(ino, &mut state)?;
-        Ok(state.writers > 0 && crate::node::Stamp::of(&content.file)? == stamp)
+        let content = self.content(node.ino, &mut state)?;
+        let held = state.writers > 0 || is_held(&content.file);
+        Ok(held && Stamp::of(&content.file)? == stamp)
     }
 
     async fn replace_content(self: &Arc<Self>, ino: Ino) -> Result<()> {

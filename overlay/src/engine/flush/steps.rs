@@ -79,13 +79,15 @@ impl Inner {
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
         let dir = self.pool_path(parent)?;
         let path = dir.join(name);
-        self.names_changed_in(&dir);
-        match step {
+        let done = match step {
             Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
             Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
             Step::Create { ino, occupant } => self.create_at(parent, name, ino, occupant, &path).await,
-        }
+        };
+        // Only now: a sync before the call would not cover it. Also where it failed, since its answer may be lost.
+        self.names_changed_in(&dir);
+        done
     }
 
     pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {

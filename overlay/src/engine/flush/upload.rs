@@ -14,7 +14,7 @@ use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
 use crate::catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
-use crate::content::CHUNK_BYTES;
+use crate::content::{CHUNK_BYTES, is_held};
 use crate::node::Stamp;
 
 /// How often an upload begins anew because somebody writes the file meanwhile.
@@ -48,6 +48,7 @@ impl Inner {
         expected: &Expected,
     ) -> Result<Uploaded> {
         for _ in 0..ATTEMPTS {
+            self.write_back_mapped(ino).await?;
             let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
             let recorded_mtime = sent.mtime;
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
@@ -78,6 +79,21 @@ impl Inner {
             Side::Application,
             format!("{path}: it is being written all the time; it is flushed when the writer pauses or closes it"),
         ))
+    }
+
+    /// What is stored through a mapping from now on shows in the times of the content file: the kernel notes a store to
+    /// a page only where it was written back before.
+    pub(super) async fn write_back_mapped(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let content = {
+            let mut state = node.state.lock();
+            let content = self.content(ino, &mut state)?;
+            if state.writers == 0 && !is_held(&content.file) {
+                return Ok(());
+            }
+            content
+        };
+        self.io.sync(content.file.clone(), true).await
     }
 
     fn snapshot(&self, ino: Ino) -> Result<(Arc<Content>, InodeRecord, u64, Stamp)> {
@@ -117,11 +133,13 @@ impl Inner {
     pub(super) fn commit_uploaded(&self, mut txn: Txn<'_>, ino: Ino, uploaded: Uploaded) -> Result<()> {
         let state = txn.state(ino)?;
         let content = state.content.clone();
+        // Who holds it is asked first: what is stored until then shows in the times.
+        let held = state.writers > 0 || content.as_ref().is_some_and(|content| is_held(&content.file));
         let unchanged = match &content {
             Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
             None => true,
         };
-        let quiet = state.generation == uploaded.generation && state.writers == 0 && unchanged;
+        let quiet = state.generation == uploaded.generation && !held && unchanged;
         if let (false, Some(content)) = (quiet, &content) {
             // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
             content.file.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
@@ -187,6 +205,7 @@ impl Inner {
         path: &PoolPath,
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
+        self.write_back_mapped(ino).await?;
         let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
         if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);

@@ -79,27 +79,6 @@ impl Overlay {
         self.opened(ino, flags)
     }
 
-    /// Makes a regular file without a name and opens it; [`Overlay::link`] can give it one.
-    pub async fn tmpfile(
-        &self,
-        parent: Ino,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        caller: Caller,
-    ) -> Result<(Entry, Opened)> {
-        let inner = &self.inner;
-        inner.check_writable()?;
-        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
-        let defaults = inner.default_acl(parent).await?;
-        let mut txn = Txn::begin(inner);
-        let record = inner.new_record(&mut txn, parent, &new, defaults.as_deref())?;
-        let ino = txn.create(record)?;
-        txn.commit()?;
-        inner.give_content(ino)?;
-        self.opened(ino, flags)
-    }
-
     fn opened(&self, ino: Ino, flags: i32) -> Result<(Entry, Opened)> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -107,17 +86,17 @@ impl Overlay {
         let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
         let mut state = node.state.lock();
         let content = inner.content(ino, &mut state)?;
-        match flags & libc::O_ACCMODE != libc::O_RDONLY {
-            true => state.writers += 1,
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let past = !writes || inner.may_write_past();
+        match writes {
+            true => {
+                state.writers += 1;
+                state.written_past |= past;
+                inner.writing.lock().insert(ino);
+            }
             false => state.readers += 1,
         }
-        let writes = state.writers > 0;
         drop(state);
-        let past = !writes || inner.may_write_past();
-        if writes {
-            inner.writing.lock().insert(ino);
-            node.state.lock().written_past |= past;
-        }
         Ok((entry, Opened { resident: Some(content).filter(|_| past), keep_cache: false, no_flush }))
     }
 
@@ -195,22 +174,6 @@ impl Inner {
         }
         self.flush_bell.notify_one();
         Ok(ino)
-    }
-
-    /// Gives an inode without content an empty content file.
-    fn give_content(&self, ino: Ino) -> Result<()> {
-        let id = self.store.place(&self.catalog)?;
-        let content = self.store.create(id)?;
-        let mut txn = Txn::begin(self);
-        let record = txn.record(ino)?;
-        record.file = record.file.replace(id, unix_now());
-        let residency = fresh_content(ino);
-        txn.batch.put_content(id, &residency);
-        let state = txn.state(ino)?;
-        (state.content, state.residency) = (Some(content), Some(residency));
-        txn.commit()?;
-        self.keep_open(ino);
-        Ok(())
     }
 
     /// The default ACL that a directory gives to what is made in it.

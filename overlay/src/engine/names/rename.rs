@@ -56,6 +56,11 @@ impl Overlay {
             (RenameMode::Exchange, Some(target)) => swap(&mut txn, from, to, moved, target)?,
             _ => shift(inner, &mut txn, from, to, moved, target)?,
         }
+        if target.is_some() && txn.record(moved)?.file.is_dirty() {
+            // As ext4 does for programs that replace a file without a sync.
+            let content = inner.content(moved, txn.state(moved)?)?;
+            inner.catalog.sync_first(content.file.clone());
+        }
         txn.state(new_parent)?.negative.remove(new_name);
         txn.commit()?;
         inner.flush_bell.notify_one();

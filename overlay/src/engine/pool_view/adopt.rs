@@ -152,6 +152,10 @@ impl Inner {
         if record.file.is_dirty() || !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
             return Ok(());
         }
+        if txn.record(ino)?.file.is_whole() && txn.state(ino)?.writers > 0 {
+            // What they write would be nobody's: the flush finds out, and keeps both.
+            return Ok(());
+        }
         let record = txn.record(ino)?;
         let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
         // Of several names of an object one became another object's.
@@ -238,6 +242,7 @@ impl Inner {
             record.pool = record.pool.map(|i| if i == ino { heir } else { i });
             txn.set_name(*parent, name, record)?;
         }
+        txn.state(ino)?.superseded = true;
         txn.reap(ino)
     }
 
@@ -328,6 +333,8 @@ impl Inner {
         if is_here && !keep {
             txn.show(parent, name, None)?;
             txn.unlink(ino, parent, name)?;
+            let nameless = txn.record(ino)?.links.is_empty();
+            txn.state(ino)?.superseded |= nameless;
         } else if keep && !txn.record(ino)?.in_pool() {
             // Ours is newer than the removal: it will be made again.
             let record = txn.record(ino)?;

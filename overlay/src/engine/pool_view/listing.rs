@@ -62,7 +62,14 @@ impl Inner {
                 Ok((stat, pages))
             };
             let (stat, pages) = match self.ask(read).await {
-                Err(e) if e.is(ErrorKind::NotFound) => return self.vanished(dir, asked),
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    self.missing(dir, asked).await?;
+                    if !node.state.lock().record.in_pool() {
+                        return Ok(());
+                    }
+                    tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+                    continue;
+                }
                 other => other.map_err(|e| e.context(&path))?,
             };
             let mut changed = false;
@@ -79,8 +86,12 @@ impl Inner {
             }
             tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
         }
-        // The flusher is busy in this directory: all names are here already, or they were made here.
-        Ok(())
+        if matches!(node.state.lock().record.listing, Listing::Complete(_)) {
+            // The flusher is busy in this directory; all names of it were known once.
+            return Ok(());
+        }
+        let what = format!("{}: changes all the time while it is listed", self.display(dir));
+        Err(Error::new(ErrorKind::Busy, Side::Pool, what))
     }
 
     /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
@@ -145,11 +156,12 @@ impl Inner {
         for name in names {
             self.tell_kernel_name(dir, &name);
         }
-        self.children_changed(changed)?;
+        self.children_changed(changed, dir, asked)?;
         Ok(true)
     }
 
-    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>) -> Result<()> {
+    /// What a listing, asked for at that moment, says of files that are known.
+    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, dir: Ino, listed: Asked) -> Result<()> {
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
                 Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
@@ -160,6 +172,10 @@ impl Inner {
             }
             let Ok(node) = self.node(ino) else { continue };
             let asked = self.asked(&node.state.lock());
+            // Ours may have changed it since the pool was asked.
+            if !self.names_still_hold(listed, &self.node(dir)?.state.lock()) {
+                return Ok(());
+            }
             match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 _ => {}
