@@ -13,7 +13,7 @@ mod types;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use path::PoolPath;
-pub use pool::{Listing, Piece, Pieces, Pool, RESERVED_PREFIX};
+pub use pool::{Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark};
 pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, RenameMode, SetAttrs, Space, Stat, Time, Version,
 };

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 
 use crate::Version;
-use crate::{Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat};
+use crate::{
+    Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat, Time,
+};
 
 /// A piece of an object's content. Between pieces are holes, which read as zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +28,15 @@ pub type Listing = BoxStream<'static, Result<Vec<DirEntry>>>;
 /// Names that a pool uses for its own unfinished work start with this; listings never show them, and
 /// [`Pool`] callers may not use them.
 pub const RESERVED_PREFIX: &[u8] = b".forebay~";
+
+/// Marks a file with several names that is being written in place, and whose bytes are not all those of one version. The
+/// value says what it is to become: [`unfinished_mark`]. It goes when all is written.
+pub const UNFINISHED_XATTR: &[u8] = b"user.forebay.unfinished";
+
+/// The value of [`UNFINISHED_XATTR`] while content of `size` bytes, modified at `mtime`, is written.
+pub fn unfinished_mark(size: u64, mtime: Time) -> Vec<u8> {
+    format!("{size} {} {}", mtime.secs, mtime.nanos).into_bytes()
+}
 
 /// Bulk storage: big, shared, slow, and changed by others at any time.
 ///

@@ -101,7 +101,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn set_times(&self, atime: Option<Time>, mtime: Option<Time>) -> rustix::io::Result<()> {
+    pub(super) fn set_times(&self, atime: Option<Time>, mtime: Option<Time>) -> rustix::io::Result<()> {
         let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
         match &self.by_proc {
             None => futimens(self.fd, &times),

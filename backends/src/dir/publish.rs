@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, fsync, ftruncate, linkat, openat, renameat,
-    renameat_with, seek,
+    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, fallocate, fsync, ftruncate, linkat,
+    openat, renameat, renameat_with, seek,
 };
 use rustix::io::{Errno, pread};
 
-use crate::{Attrs, ErrorKind, Expected, FileKind, Result, Stat, Version};
+use crate::{Attrs, ErrorKind, Expected, FileKind, Result, Stat, UNFINISHED_XATTR, Version, unfinished_mark};
 
 use super::attrs::Target;
 use super::root::Call;
@@ -231,8 +231,8 @@ impl Publish<'_> {
     }
 
     /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
-    /// Readers by version see `Stale`, never a mixture; a crash in the middle leaves a torn file and the
-    /// complete content beside it under the temporary name.
+    /// Readers by version see `Stale`, never a mixture. The space is reserved before anything is changed; a crash in
+    /// the middle leaves a torn file that is marked, to be written again by who has the content.
     fn rewrite(&self, staging: &mut Staging, target: &Stat) -> Result<Stat> {
         let fail = |errno| self.call.failed(errno).context("rewrite a file with several names in place");
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -240,32 +240,89 @@ impl Publish<'_> {
         if !stat_fd(&file).map_err(fail)?.version.same_content(&target.version) {
             return Err(self.conflict("it was changed by another writer"));
         }
-        copy_content(&staging.file, &file).map_err(fail)?;
         let opened = Target::opened(file.as_fd(), FileKind::File);
-        opened.remove_other_xattrs(&self.attrs.xattrs).map_err(fail)?;
+        if let Err(errno) = reserve(&staging.file, &file) {
+            // Gives the room back. Nothing was written, so the times are to say that.
+            let _ = ftruncate(&file, target.size);
+            let _ = opened.set_times(Some(target.atime), Some(target.mtime));
+            return Err(fail(errno));
+        }
+        let size = stat_fd(&staging.file).map_err(fail)?.size;
+        match opened.set_xattr(UNFINISHED_XATTR, &unfinished_mark(size, self.attrs.mtime)) {
+            Err(Errno::OPNOTSUPP) => {}
+            marked => marked.map_err(fail)?,
+        }
+        // The mark is on the disk before the bytes that it speaks of, and they are before it goes.
+        fsync(&file).map_err(fail)?;
+        copy_content(&staging.file, &file).map_err(fail)?;
+        fsync(&file).map_err(fail)?;
         opened.apply(self.attrs, self.may_chown).map_err(fail)?;
+        opened.remove_other_xattrs(&self.attrs.xattrs).map_err(fail)?;
+        match opened.remove_xattr(UNFINISHED_XATTR) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+            removed => removed.map_err(fail)?,
+        }
         fsync(&file).map_err(fail)?;
         staging.unlink_temp().map_err(fail)?;
         stat_fd(&file).map_err(fail)
     }
 }
 
+/// Takes room in `to` for the data of `from`, where the file system can: then writing it does not fail half way.
+fn reserve(from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<()> {
+    let mut at = 0;
+    while let Some((start, end)) = next_data(from, at)? {
+        match fallocate(to, FallocateFlags::KEEP_SIZE, start, end - start) {
+            Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => return Err(errno),
+            Err(_) => return Ok(()),
+            Ok(()) => at = end,
+        }
+    }
+    Ok(())
+}
+
 /// Makes `to` equal to `from`, holes included.
 fn copy_content(from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<()> {
     let size = stat_fd(from)?.size;
-    ftruncate(to, 0)?;
     ftruncate(to, size)?;
     let mut at = 0;
-    while at < size {
-        let start = match seek(from, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => break,
-            Err(Errno::INVAL) => at,
-            Err(errno) => return Err(errno),
-        };
-        let end = seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+    while let Some((start, end)) = next_data(from, at)? {
+        clear_range(to, at, start)?;
         copy_range(from, to, start, end)?;
         at = end;
+    }
+    clear_range(to, at, size)
+}
+
+/// The next range of `file` from `at` on that is no hole.
+fn next_data(file: &OwnedFd, at: u64) -> rustix::io::Result<Option<(u64, u64)>> {
+    let size = stat_fd(file)?.size;
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL) if at < size => at,
+        Err(Errno::INVAL) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+    Ok(Some((start, end)).filter(|(start, end)| start < end))
+}
+
+/// Makes a range a hole, or zeros where the file system has no holes.
+fn clear_range(file: &OwnedFd, start: u64, end: u64) -> rustix::io::Result<()> {
+    if start >= end {
+        return Ok(());
+    }
+    match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, end - start) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+        punched => return punched,
+    }
+    let zeros = vec![0; COPY_BYTES];
+    let mut at = start;
+    while at < end {
+        let length = COPY_BYTES.min(usize::try_from(end - at).unwrap_or(COPY_BYTES));
+        write_all(file, &zeros[..length], at)?;
+        at += length as u64;
     }
     Ok(())
 }

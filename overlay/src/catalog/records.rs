@@ -172,12 +172,7 @@ impl InodeRecord {
 
     /// Takes over the attributes that were not changed here.
     pub fn take_attrs(&mut self, stat: &Stat) {
-        if !self.dirty.mode {
-            self.mode = stat.mode;
-        }
-        if !self.dirty.owner {
-            (self.uid, self.gid) = (stat.uid, stat.gid);
-        }
+        self.take_access(stat);
         if !self.dirty.times {
             (self.atime, self.mtime, self.ctime) = (stat.atime, stat.mtime, stat.ctime);
         }
@@ -186,6 +181,16 @@ impl InodeRecord {
         }
         self.count_links(stat);
         self.rdev = stat.rdev;
+    }
+
+    /// Mode and owner as the pool has them, but for what was changed here.
+    pub fn take_access(&mut self, stat: &Stat) {
+        if !self.dirty.mode {
+            self.mode = stat.mode;
+        }
+        if !self.dirty.owner {
+            (self.uid, self.gid) = (stat.uid, stat.gid);
+        }
     }
 
     /// Of the names that the pool counts, those that are not known here.

@@ -1,6 +1,6 @@
 //! Extended attributes and ACLs.
 
-use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR};
 
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
@@ -109,12 +109,14 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
             read => read?,
         };
+        // Of the pool's own work.
+        let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         if let Some(known) = &record.xattrs {
             return Ok(known.clone());
         }
-        let xattrs = record.learn_xattrs(read.into_iter().map(|(n, v)| (n.into(), v.into())).collect()).clone();
+        let xattrs = record.learn_xattrs(read.map(|(n, v)| (n.into(), v.into())).collect()).clone();
         txn.commit()?;
         Ok(xattrs)
     }

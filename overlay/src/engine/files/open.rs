@@ -348,6 +348,8 @@ impl Inner {
         (state.clean_stamp, state.uploaded) = (None, None);
         let residency = self.residency(state)?;
         residency.epoch = self.catalog.epoch();
+        // They may be of the bytes that were fetched once.
+        residency.checksums.clear();
         let residency = residency.clone();
         txn.batch.put_content(ContentId(content.id), &residency);
         self.fetched_epoch.store(residency.epoch, Ordering::Relaxed);

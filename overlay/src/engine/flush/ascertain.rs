@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time};
+use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
@@ -107,12 +107,15 @@ impl Inner {
             // The directory itself never came to be.
             Err(_) => None,
         };
-        let mut arrived = None;
+        let (mut arrived, mut half) = (None, None);
         if let (Some(stat), Ok(path)) = (&stat, &path) {
             for sent in record.sent.iter().rev() {
                 if self.arrived(sent, &record, stat, path).await? {
                     arrived = Some((sent, stat));
                     break;
+                }
+                if self.is_half_written(sent, stat, path).await? {
+                    half = Some((sent.ino, stat));
                 }
             }
         }
@@ -120,6 +123,10 @@ impl Inner {
             let mut txn = Txn::begin(self);
             let pool = txn.name(parent, name)?.pool;
             txn.pool_has(parent, name, pool)?;
+            if let Some((ino, stat)) = half {
+                // What we left there is no change of somebody else's: it is what ours is written over.
+                txn.record(ino)?.version = Some(stat.version.clone());
+            }
             return txn.commit();
         };
         tracing::info!(path = %self.pool_path_of(parent, name).unwrap_or_default(), "what was cut off had reached the pool");
@@ -162,6 +169,18 @@ impl Inner {
             SentWhat::Made if is_before || record.kind != stat.kind => false,
             SentWhat::Made => self.is_as_made(&record, stat, path).await?,
         })
+    }
+
+    /// Whether the pool's file under a name is one of several names that was being written in place when the answer was
+    /// lost.
+    async fn is_half_written(&self, sent: &Sent, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
+        let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
+        if !same || stat.nlink < 2 || !self.pool.capabilities().xattrs {
+            return Ok(false);
+        }
+        let mark = (UNFINISHED_XATTR.to_vec(), unfinished_mark(size, mtime));
+        Ok(self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?.contains(&mark))
     }
 
     /// Whether an object of the pool is what making an inode there makes, but for attributes.

@@ -67,12 +67,7 @@ impl Inner {
         if known.is_none_or(|known| *known == stat.version || !known.same_content(&stat.version)) {
             return Ok(());
         }
-        if !record.dirty.mode {
-            record.mode = stat.mode;
-        }
-        if !record.dirty.owner {
-            (record.uid, record.gid) = (stat.uid, stat.gid);
-        }
+        record.take_access(&stat);
         record.xattrs = None;
         record.version = Some(stat.version);
         txn.commit()

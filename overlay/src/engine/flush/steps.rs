@@ -380,7 +380,10 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
     match (&record.version, record.kind) {
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
         (Some(known), _) if !known.same_object(&stat.version) => {}
-        _ => record.version = Some(stat.version.clone()),
+        _ => {
+            record.version = Some(stat.version.clone());
+            record.take_access(stat);
+        }
     }
     record.count_links(stat);
     note_object(txn, ino, stat);
