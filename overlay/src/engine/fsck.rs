@@ -115,7 +115,7 @@ impl Inner {
         let Some(problem) = self.content_problem(record, id, report)? else { return Ok(()) };
         {
             let _namespace = self.namespace.lock();
-            let same = |now: InodeRecord| (now.file, now.version) == (record.file.clone(), record.version.clone());
+            let same = |now: InodeRecord| (now.file, now.version) == (record.file, record.version.clone());
             if !self.catalog.inode(ino)?.is_some_and(same) {
                 return Ok(());
             }

@@ -1,0 +1,177 @@
+//! An engine on a pool in memory, and what programs and operators do with it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forebay_overlay::backends::decorators::{Fault, Metrics};
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::backends::{
+    Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time,
+};
+use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
+use forebay_overlay::{Caller, Ino, Lookup, Options, Overlay, Policy, content_io, summary};
+
+pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
+pub const RDWR: i32 = libc::O_RDWR;
+pub const RDONLY: i32 = libc::O_RDONLY;
+
+pub struct Fixture {
+    pub memory: Arc<MemoryPool>,
+    pub fault: Arc<Fault>,
+    pub metrics: Arc<Metrics>,
+    pub fast: tempfile::TempDir,
+}
+
+impl Default for Fixture {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Fixture {
+    pub fn new() -> Self {
+        let memory = Arc::new(MemoryPool::new());
+        let fault = Arc::new(Fault::new(memory.clone(), 1));
+        fault.set_error(ErrorKind::Os(libc::EIO));
+        let metrics = Arc::new(Metrics::new(fault.clone()));
+        Self { memory, fault, metrics, fast: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn options(&self) -> Options {
+        let policy = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+        Options {
+            pool: self.metrics.clone(),
+            fast: vec![self.fast.path().to_owned()],
+            limit_bytes: Some(1 << 30),
+            policy: Policy::parse(policy).unwrap(),
+            memory_bytes: 16 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            lose_unsynced: false,
+        }
+    }
+
+    pub async fn open(&self) -> Overlay {
+        Overlay::open(self.options()).await.unwrap()
+    }
+
+    pub async fn limited(&self, limit: u64) -> Overlay {
+        Overlay::open(Options { limit_bytes: Some(limit), ..self.options() }).await.unwrap()
+    }
+
+    /// Puts a file into the pool, as others do.
+    pub async fn put(&self, path: &str, content: &[u8]) {
+        let pieces = vec![Ok(forebay_overlay::backends::Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
+        let pieces = Box::pin(futures::stream::iter(if content.is_empty() { Vec::new() } else { pieces }));
+        let size = content.len() as u64;
+        self.memory.put(&pool_path(path), size, pieces, &attrs(0o644), &Expected::Anything).await.unwrap();
+    }
+
+    pub async fn mkdir(&self, path: &str) {
+        self.memory.mkdir(&pool_path(path), &attrs(0o755)).await.unwrap();
+    }
+
+    /// Paths and contents of all files in the pool, directories with a slash.
+    pub fn pooled(&self) -> Vec<(String, String)> {
+        let snapshot = self.memory.snapshot();
+        let shown = |(path, entry): (PoolPath, forebay_overlay::backends::memory::SnapshotEntry)| {
+            let slash = if entry.kind == FileKind::Directory { "/" } else { "" };
+            (format!("{path}{slash}"), String::from_utf8_lossy(&entry.content).into_owned())
+        };
+        snapshot.into_iter().map(shown).collect()
+    }
+}
+
+pub fn pool_path(path: &str) -> PoolPath {
+    PoolPath::parse(path).unwrap()
+}
+
+pub fn attrs(mode: u32) -> Attrs {
+    Attrs { mode, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() }
+}
+
+pub fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(path, content)| ((*path).to_owned(), (*content).to_owned())).collect()
+}
+
+pub async fn find(overlay: &Overlay, path: &str) -> Ino {
+    overlay.resolve(&pool_path(path)).await.unwrap()
+}
+
+pub async fn read(overlay: &Overlay, path: &str) -> Result<String> {
+    let ino = overlay.resolve(&pool_path(path)).await?;
+    overlay.open_file(ino, RDONLY).await?;
+    let bytes = overlay.read(ino, 0, 64 << 20).await;
+    overlay.release(ino, RDONLY);
+    Ok(String::from_utf8_lossy(&bytes?).into_owned())
+}
+
+pub async fn write(overlay: &Overlay, path: &str, content: &str) -> Result<()> {
+    let path = pool_path(path);
+    let parent = overlay.resolve(&path.parent().unwrap()).await?;
+    let name = path.name().unwrap();
+    let ino = match overlay.lookup(parent, name).await? {
+        Lookup::Found(entry) => {
+            overlay.open_file(entry.attr.ino, RDWR | libc::O_TRUNC).await?;
+            entry.attr.ino
+        }
+        Lookup::Negative { .. } => overlay.create(parent, name, 0o644, 0, RDWR, CALLER).await?.0.attr.ino,
+    };
+    let written = overlay.write(ino, 0, Bytes::copy_from_slice(content.as_bytes())).await;
+    overlay.close(ino, true).await?;
+    overlay.release(ino, RDWR);
+    written.map(drop)
+}
+
+pub async fn flush(overlay: &Overlay) -> Summary {
+    let mut done = Summary::default();
+    for _ in 0..3 {
+        done = summary(overlay.flush(FlushRequest { wait: true, ..Default::default() })).await.0;
+    }
+    done
+}
+
+pub async fn flushed(overlay: &Overlay) {
+    let done = flush(overlay).await;
+    assert_eq!((done.failed, done.message), (0, None));
+    assert_eq!(overlay.dirty().await.unwrap().len(), 0);
+}
+
+pub async fn evict(overlay: &Overlay, release_leases: bool) -> Summary {
+    let request = EvictRequest { paths: vec![String::new()], release_leases, dry_run: false };
+    summary(overlay.evict(request)).await.0
+}
+
+pub async fn stage(overlay: &Overlay, path: &str) -> (Summary, Vec<(String, String)>) {
+    let request = StageRequest { paths: vec![path.into()], lease_owner: "job".into(), ..Default::default() };
+    summary(overlay.stage(request)).await
+}
+
+pub async fn rename(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
+    let (from, to) = (pool_path(from), pool_path(to));
+    let parent = overlay.resolve(&from.parent().unwrap()).await?;
+    let new_parent = overlay.resolve(&to.parent().unwrap()).await?;
+    overlay.rename(parent, from.name().unwrap(), new_parent, to.name().unwrap(), RenameMode::Replace).await
+}
+
+/// What a program that is killed leaves: the directory as it is, under a new name.
+pub fn image(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => image(&entry.path(), &target),
+            false => _ = std::fs::copy(entry.path(), target).unwrap(),
+        }
+    }
+}
+
+pub fn refused<T>(result: Result<T>) -> Error {
+    match result {
+        Ok(_) => panic!("it succeeded"),
+        Err(e) => e,
+    }
+}
