@@ -155,7 +155,7 @@ async fn count_loop(inner: Arc<Inner>) {
         let again = inner.clone();
         let result = super::blocking(move || {
             again.count_writers();
-            again.settle_unmapped()?;
+            again.settle_unmapped();
             again.brake()?;
             match again.store.budget.above(again.policy.space.high_watermark) {
                 0 => Ok(()),

@@ -304,7 +304,7 @@ impl Inner {
     }
 
     /// Settles files that were still mapped when they were closed, and are not any more.
-    pub fn settle_unmapped(self: &Arc<Self>) -> Result<()> {
+    pub fn settle_unmapped(self: &Arc<Self>) {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
             let Ok(node) = self.node(ino) else {
@@ -320,11 +320,12 @@ impl Inner {
                 let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
                 state.writers == 0 && !held()
             };
-            if unmapped {
-                self.settle(&node)?;
+            if unmapped && let Err(error) = self.settle(&node) {
+                // One that is damaged must not keep the others from being counted and stopped.
+                self.writing.lock().remove(&ino);
+                tracing::error!(%error, %ino, "after the last mapping");
             }
         }
-        Ok(())
     }
 
     /// The content is as it was at `stamp`, when the pool's copy equalled it: it is clean, unless somebody can still
