@@ -133,6 +133,7 @@ impl Overlay {
             })?;
         let (io, io_fallback) = content_io::open(options.content_io);
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        let pool_dirs = flush::sync::PoolDirs::load(&catalog)?;
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
         let catalog = Arc::new(catalog);
@@ -159,7 +160,7 @@ impl Overlay {
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             reattached: options.reattached,
-            flusher: flush::Flusher::default(),
+            flusher: flush::Flusher { pool_dirs, ..Default::default() },
             flush_bell: Notify::new(),
             conflicts: Mutex::new(conflicts),
             mountpoint: Mutex::new(None),

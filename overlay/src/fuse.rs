@@ -7,7 +7,7 @@
 //! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
 //! | `filesystem`, `front` | each request, turned into one call of the engine |
 //! | `dispatch` | the one way from a request to its answer |
-//! | `follow` | on which processor a request is answered |
+//! | `follow`, `wakeups` | on which processor a request is answered, and how fast processors wake up for it |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
 //! | `dirs` | open directories |
 //! | `notifier` | telling the kernel what to forget |
@@ -32,6 +32,7 @@ mod mountpoint;
 mod notifier;
 mod resend;
 mod setid;
+mod wakeups;
 
 pub use attach::Attach;
 pub use init::Handshake;

@@ -149,6 +149,14 @@ impl NodeState {
         }
     }
 
+    /// Whether the pool has all that was written to a file that is not clean, because somebody may still write it.
+    pub fn is_uploaded(&self) -> bool {
+        match (&self.uploaded, &self.content) {
+            (Some(stamp), Some(content)) => Stamp::of(&content.file).is_ok_and(|now| now == *stamp),
+            _ => false,
+        }
+    }
+
     pub fn is_open(&self) -> bool {
         self.readers + self.writers > 0
     }

@@ -81,6 +81,9 @@ pub struct Policy {
     pub pool_deadline: Duration,
     /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
     pub pool_retry: Duration,
+    /// How long idle processors may take to wake up while requests stream, to the microsecond; zero: they do not
+    /// sleep. `None`: as long as they do.
+    pub wakeup_latency: Option<Duration>,
 }
 
 #[derive(Debug, Clone)]
@@ -116,6 +119,12 @@ struct PoolSettings {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct CpuSettings {
+    wakeup_latency: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     #[serde(default)]
     default: Settings,
@@ -123,6 +132,8 @@ struct File {
     space: SpaceSettings,
     #[serde(default)]
     pool: PoolSettings,
+    #[serde(default)]
+    cpu: CpuSettings,
     #[serde(default)]
     rule: Vec<toml::Table>,
 }
@@ -136,6 +147,7 @@ impl Default for Policy {
             evictor: "s3fifo".into(),
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
+            wakeup_latency: Some(Duration::ZERO),
         }
     }
 }
@@ -162,6 +174,12 @@ impl Policy {
         }
         if let Some(text) = &file.pool.retry {
             policy.pool_retry = duration("pool.retry", text)?;
+        }
+        if let Some(text) = &file.cpu.wakeup_latency {
+            policy.wakeup_latency = match text.as_str() {
+                "any" => None,
+                text => Some(duration("cpu.wakeup-latency", text)?),
+            };
         }
         if let Some(share) = file.space.high_watermark {
             policy.space.high_watermark = share;
@@ -296,12 +314,21 @@ mod tests {
     }
 
     #[test]
+    fn wakeups_may_be_bounded_or_not() {
+        let of = |text: &str| Policy::parse(text).unwrap().wakeup_latency;
+        assert_eq!(of(""), Some(Duration::ZERO));
+        assert_eq!(of("[cpu]\nwakeup-latency = \"2us\""), Some(Duration::from_micros(2)));
+        assert_eq!(of("[cpu]\nwakeup-latency = \"any\""), None);
+    }
+
+    #[test]
     fn errors_name_the_setting_and_what_is_allowed() {
         for (text, needle) in [
             ("[default]\nflush = \"soon\"", "on-close"),
             ("[default]\nconsistency = \"ttl:x\"", "duration"),
             ("[default]\nflsh = \"manual\"", "flsh"),
             ("[[rule]]\nflush = \"manual\"", "paths"),
+            ("[cpu]\nwakeup-latency = \"soon\"", "cpu.wakeup-latency"),
             ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "low-watermark"),
         ] {
             let error = Policy::parse(text).unwrap_err();

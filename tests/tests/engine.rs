@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment};
+use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
 use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath};
 use forebay_overlay::operator::{FlushRequest, Summary};
-use forebay_overlay::{Ino, Options, Overlay, Policy, summary};
+use forebay_overlay::{Change, Ino, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -480,4 +480,85 @@ async fn an_unlinked_file_is_read_while_it_is_open_and_leaves_nothing() {
     overlay.release(ino, RDWR);
     assert!(overlay.fsck(true).await.unwrap().problems.is_empty());
     assert_eq!(overlay.status().await.used_bytes, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_a_killed_daemon_left_unsynced_are_synced_by_the_next() {
+    let mut fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    let overlay = fixture.open().await;
+    fixture.fault.set_odds(CallKind::SyncDir, Odds { before: 1.0, after: 0.0 });
+    write(&overlay, "d/a", "x").await.unwrap();
+    assert_eq!(flush(&overlay).await.failed, 1);
+    // Its directory is another one's name by then.
+    rename(&overlay, "d", "e").await.unwrap();
+    assert_eq!(flush(&overlay).await.failed, 1);
+    assert_eq!((overlay.dirty().await.unwrap().len(), fixture.pooled().len()), (0, 2));
+    let after = tempfile::tempdir().unwrap();
+    image(fixture.fast.path(), after.path());
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    fixture.fast = after;
+    fixture.fault.set_odds(CallKind::SyncDir, Odds::default());
+    let synced = || fixture.metrics.snapshot().of(CallKind::SyncDir).count;
+    let before = synced();
+    let overlay = fixture.open().await;
+    within("the directories are synced", async || synced() == before + 2).await;
+    flushed(&overlay).await;
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = fixture.open().await;
+    flushed(&overlay).await;
+    assert_eq!(synced(), before + 2, "the root and e, once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_uploaded_while_it_was_written_is_clean_with_the_last_close() {
+    let fixture = Fixture::new();
+    let policy = Policy::parse("[default]\nflush = \"on-close\"").unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    write(&overlay, "a", "x").await.unwrap();
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    assert_eq!(listed[0].state, "resident");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dirty_is_what_the_pool_lacks_and_not_what_somebody_has_open() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let ino = overlay.create(Ino::ROOT, b"a", 0o644, 0, RDWR, CALLER).await.unwrap().0.attr.ino;
+    overlay.write(ino, 0, Bytes::from_static(b"x")).await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(overlay.status().await.dirty_files, 0);
+    overlay.write(ino, 1, Bytes::from_static(b"y")).await.unwrap();
+    assert_eq!(overlay.dirty().await.unwrap()[0].what, "data");
+    overlay.release(ino, RDWR);
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "xy")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"x").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    let change = Change { mode: Some(0o600), ..Change::default() };
+    overlay.setattr(ino, &change, CALLER).await.unwrap();
+    fixture.memory.remove(&pool_path("a"), &Expected::Anything).await.unwrap();
+    fixture.mkdir("a").await;
+    flushed(&overlay).await;
+    assert_eq!(fixture.memory.stat(&pool_path("a")).await.unwrap().mode, 0o755);
+    assert_eq!(overlay.getattr(find(&overlay, "a").await).await.unwrap().0.kind, FileKind::Directory);
+}
+
+/// Waits for what goes on in the background.
+async fn within(what: &str, done: impl AsyncFn() -> bool) {
+    for _ in 0..3000 {
+        if done().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}: not within 30 s");
 }

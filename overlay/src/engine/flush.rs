@@ -15,13 +15,14 @@ pub(super) mod conflict;
 mod create;
 mod place;
 mod steps;
+pub(super) mod sync;
 mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
+use forebay_backends::{Error, ErrorKind, FileKind, Result};
 use futures::StreamExt;
 use parking_lot::Mutex;
 
@@ -38,10 +39,7 @@ pub(crate) struct Flusher {
     pub moves: tokio::sync::RwLock<()>,
     /// Steps that move directories: begun and ended.
     pub dir_moves: (AtomicU64, AtomicU64),
-    /// Directories of the pool in which names changed and were not synced yet.
-    pub unsynced: Mutex<HashSet<PoolPath>>,
-    /// Held while they are synced.
-    pub syncing: tokio::sync::Mutex<()>,
+    pub pool_dirs: sync::PoolDirs,
 }
 
 /// What is to be flushed, in the order in which it goes.
@@ -146,7 +144,10 @@ impl Inner {
     /// What a flush of an inode has to send.
     fn bytes_of(&self, ino: Ino) -> u64 {
         let Ok(node) = self.node(ino) else { return 0 };
-        let dirty = node.state.lock().record.file.is_dirty();
+        let dirty = {
+            let state = node.state.lock();
+            state.record.file.is_dirty() && !state.is_uploaded()
+        };
         if dirty { self.attr_of(&node).map_or(0, |a| a.size) } else { 0 }
     }
 
@@ -222,29 +223,5 @@ impl Inner {
                 None
             }
         }
-    }
-
-    /// Makes the names that flushes changed durable in the pool.
-    pub async fn sync_pool_dirs(&self) -> Result<()> {
-        // Who finds nothing to do waits for who does it.
-        let _syncing = self.flusher.syncing.lock().await;
-        let dirs = std::mem::take(&mut *self.flusher.unsynced.lock());
-        let mut first = None;
-        for dir in dirs {
-            match self.ask(self.pool.sync_dir(&dir)).await {
-                Ok(()) => {}
-                // Removed or moved since: its parent is among the others.
-                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {}
-                Err(e) => {
-                    self.flusher.unsynced.lock().insert(dir);
-                    first.get_or_insert(e);
-                }
-            }
-        }
-        first.map_or(Ok(()), Err)
-    }
-
-    fn names_changed_in(&self, dir: &PoolPath) {
-        self.flusher.unsynced.lock().insert(dir.clone());
     }
 }

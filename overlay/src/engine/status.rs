@@ -166,8 +166,11 @@ impl Inner {
         };
         let mut dirty = DirtyFile { path, bytes: 0, since_unix, what: String::new(), error: None };
         if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
-            let is_data = node.state.lock().record.file.is_dirty();
-            if is_data {
+            let (is_data, is_uploaded) = {
+                let state = node.state.lock();
+                (state.record.file.is_dirty(), state.is_uploaded())
+            };
+            if is_data && !is_uploaded {
                 what = "data";
                 dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
             }
@@ -178,6 +181,11 @@ impl Inner {
             }
             // A directory's own times follow what is flushed into it.
             let record = &state.record;
+            let has_attributes = record.dirty.any() || !record.dirty_xattrs.is_empty();
+            if matches!(intent, Intent::Inode(_)) && is_uploaded && !has_attributes {
+                // It only counts as dirty because somebody may still write it.
+                return Ok(None);
+            }
             let only_times =
                 record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
             if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {

@@ -22,10 +22,11 @@ thread_local! {
     static THREAD: RefCell<Follower> = RefCell::new(Follower::new(sched_getaffinity(None).ok()));
 }
 
-/// Takes note on a session thread that it serves a request of the thread `client`; 0 where that is not known.
-pub fn serve(client: u32) {
+/// Takes note on a session thread that it serves a request of the thread `client`; 0 where that is not known. Whether
+/// the two share a processor.
+pub fn serve(client: u32) -> bool {
     if client == 0 {
-        return;
+        return false;
     }
     THREAD.with_borrow_mut(|thread| {
         let bound = |client| sched_getaffinity(Pid::from_raw(client)).ok().and_then(|set| only(&set));
@@ -33,7 +34,8 @@ pub fn serve(client: u32) {
             // The thread can be where it is, too.
             let _ = sched_setaffinity(None, &to);
         }
-    });
+        thread.following.is_some()
+    })
 }
 
 /// The processor, where a thread may use one only.

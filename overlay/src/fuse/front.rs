@@ -13,6 +13,7 @@ use super::handle::{Handle, Mode};
 use super::init::{Handshake, Terms};
 use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
+use super::wakeups::Wakeups;
 use super::{convert, dispatch, follow, setid};
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
 
@@ -26,6 +27,7 @@ pub struct Shared {
     pub modes: Arc<IoModes>,
     pub dirs: Dirs,
     pub adopted: Arc<Adopted>,
+    pub wakeups: Arc<Wakeups>,
     /// Which attach this is: handles of others are known by it.
     pub epoch: u32,
     pub terms: Terms,
@@ -55,7 +57,9 @@ impl Front {
         W: Future<Output = Result<T>> + Send + 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        follow::serve(request.pid());
+        if !follow::serve(request.pid()) {
+            self.wakeups.serve(&self.runtime);
+        }
         dispatch::dispatch(&self.runtime, operation, work, reply);
     }
 

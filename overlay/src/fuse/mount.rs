@@ -21,6 +21,7 @@ use super::init::{Handshake, MAX_READAHEAD_BYTES, Terms};
 use super::iomode::{Inherited, IoModes, PassthroughState};
 use super::mountpoint;
 use super::notifier::KernelNotifier;
+use super::wakeups::Wakeups;
 use crate::Overlay;
 
 /// Name of the table of open modes in the state directory.
@@ -162,6 +163,7 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
         modes: Arc::clone(&modes),
         dirs: Dirs::new(epoch),
         adopted: Arc::new(Adopted::default()),
+        wakeups: Arc::new(Wakeups::new(overlay.policy().wakeup_latency)),
         epoch,
         terms: Terms {
             passthrough: options.passthrough && !options.immutable,

@@ -97,6 +97,10 @@ impl Inner {
         txn.commit()?;
         self.evictor.lock().remove(node.ino.0);
         self.keep_open(node.ino);
+        if old.is_some() {
+            // What the kernel keeps for the next open would pin the space of the old content.
+            self.tell_kernel_inode(node.ino, true);
+        }
         self.flush_bell.notify_one();
         Ok(())
     }

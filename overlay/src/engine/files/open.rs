@@ -289,7 +289,8 @@ impl Inner {
             if state.count_unsaved {
                 self.uncounted.lock().insert(node.ino);
             }
-            state.clean_stamp.filter(|stamp| Stamp::of(&content.file).is_ok_and(|is| is == *stamp))
+            let now = Stamp::of(&content.file)?;
+            [state.clean_stamp, state.uploaded].into_iter().flatten().find(|stamp| *stamp == now)
         };
         if let Some(stamp) = unchanged
             && self.unmark_dirty(node, stamp)?

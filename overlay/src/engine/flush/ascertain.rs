@@ -1,7 +1,7 @@
 //! What was sent to the pool and never answered, because the call failed or the daemon was killed: a look at the name
 //! tells what became of it, before anything else is done there.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
 use futures::FutureExt;
@@ -19,7 +19,7 @@ impl Inner {
     /// # Errors
     /// Those of the pool: what is uncertain stays so.
     pub async fn ascertain(&self, ino: Ino) -> Result<bool> {
-        if !self.is_unsure(ino)? {
+        if !self.is_unsure(ino) {
             return Ok(false);
         }
         self.ascertain_once(ino, &mut HashSet::new()).await?;
@@ -39,37 +39,40 @@ impl Inner {
     }
 
     /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
-    pub(super) fn is_unsure(&self, ino: Ino) -> Result<bool> {
-        for at in self.above_in_pool(ino)? {
-            if self.record_of(at).is_ok_and(|r| !r.sent_to.is_empty()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    pub(super) fn is_unsure(&self, ino: Ino) -> bool {
+        let mut unsure = false;
+        self.visit_above_in_pool(ino, |_, record| {
+            unsure |= !record.sent_to.is_empty();
+            !unsure
+        });
+        unsure
     }
 
-    /// An inode and the directories above it in the pool, under all of its names.
-    fn above_in_pool(&self, ino: Ino) -> Result<Vec<Ino>> {
-        let mut all = vec![ino];
-        let mut next = 0;
-        while let Some(at) = all.get(next).copied() {
-            next += 1;
+    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` says `false`.
+    fn visit_above_in_pool(&self, ino: Ino, mut each: impl FnMut(Ino, &InodeRecord) -> bool) {
+        let mut next = VecDeque::from([ino]);
+        let mut seen = HashSet::from([ino]);
+        while let Some(at) = next.pop_front() {
             // A directory that others removed is known no more.
-            let Ok(record) = self.record_of(at) else { continue };
-            for (parent, _) in record.pool_links {
-                if !all.contains(&parent) {
-                    all.push(parent);
-                }
+            let Ok(node) = self.node(at) else { continue };
+            let state = node.state.lock();
+            if !each(at, &state.record) {
+                return;
             }
+            next.extend(state.record.pool_links.iter().map(|(parent, _)| *parent).filter(|p| seen.insert(*p)));
         }
-        Ok(all)
     }
 
     /// `begun`: the inodes that are being ascertained by whoever calls.
     fn ascertain_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
         async move {
             // From the root down: the path of what is below depends on it.
-            for at in self.above_in_pool(ino)?.into_iter().rev() {
+            let mut above = Vec::new();
+            self.visit_above_in_pool(ino, |at, _| {
+                above.push(at);
+                true
+            });
+            for at in above.into_iter().rev() {
                 if !begun.insert(at) {
                     continue;
                 }

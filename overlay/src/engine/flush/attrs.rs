@@ -83,7 +83,7 @@ impl Inner {
         let _moves = self.flusher.moves.read().await;
         let _lock = node.flush.lock().await;
         let record = self.record_of(ino)?;
-        if (!record.in_pool() && ino != Ino::ROOT) || self.is_unsure(ino)? {
+        if (!record.in_pool() && ino != Ino::ROOT) || self.is_unsure(ino) {
             return Ok(());
         }
         if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
@@ -159,13 +159,9 @@ impl Inner {
             let record = self.record_of(ino)?;
             let Some(link) = record.pool_link() else { return Ok(()) };
             let path = self.pool_path(ino)?;
+            let _names = self.change_names(&[link.0])?;
             match self.upload(ino, link, &path, &expected).await {
-                Ok(uploaded) => {
-                    if let Some(dir) = path.parent() {
-                        self.names_changed_in(&dir);
-                    }
-                    return self.commit_uploaded(Txn::begin(self), ino, uploaded);
-                }
+                Ok(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
             }
@@ -210,13 +206,14 @@ impl Inner {
             atime: times.then_some(record.atime),
             mtime: times.then_some(record.mtime),
         };
-        // Where our times cover theirs, only a look before tells whether somebody else wrote the content.
+        let there = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
+        if there.kind != record.kind {
+            // What others put in its place is nothing that was given these attributes.
+            return Err(Error::new(ErrorKind::NotFound, Side::Pool, format!("{path}: replaced by others")));
+        }
+        // Where our times cover theirs, only this look tells whether somebody else wrote the content.
         let content_is_ours = match (record.kind, times) {
-            (FileKind::File, true) => match self.ask(self.pool.stat(path)).await {
-                Ok(stat) => record.version.as_ref().is_some_and(|v| v.same_content(&stat.version)),
-                Err(e) if e.is(ErrorKind::NotFound) => false,
-                Err(e) => return Err(e.context(path)),
-            },
+            (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
             _ => true,
         };
         let moves_version = record.kind == FileKind::File && times && content_is_ours;

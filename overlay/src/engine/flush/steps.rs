@@ -54,10 +54,7 @@ impl Inner {
             return Ok(());
         }
         // And its answer may have been lost.
-        if self.is_unsure(parent)?
-            || self.is_unsure(subject)?
-            || other.is_some_and(|o| self.is_unsure(o).unwrap_or(true))
-        {
+        if self.is_unsure(parent) || self.is_unsure(subject) || other.is_some_and(|o| self.is_unsure(o)) {
             return Ok(());
         }
         let mut touched = vec![parent, subject];
@@ -77,17 +74,17 @@ impl Inner {
             Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
         }
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
-        let dir = self.pool_path(parent)?;
-        let path = dir.join(name);
-        let done = match step {
+        let _names = match &step {
+            Step::Rename { from, .. } => self.change_names(&[parent, from.0])?,
+            _ => self.change_names(&[parent])?,
+        };
+        let path = self.pool_path(parent)?.join(name);
+        match step {
             Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
             Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
             Step::Create { ino, occupant } => self.create_at(parent, name, ino, occupant, &path).await,
-        };
-        // Only now: a sync before the call would not cover it. Also where it failed, since its answer may be lost.
-        self.names_changed_in(&dir);
-        done
+        }
     }
 
     pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
@@ -200,9 +197,7 @@ impl Inner {
         occupant: Option<Ino>,
         path: &PoolPath,
     ) -> Result<()> {
-        let source_dir = self.pool_path(from.0)?;
-        let source = source_dir.join(&from.1);
-        self.names_changed_in(&source_dir);
+        let source = self.pool_path_of(from.0, &from.1)?;
         let record = self.record_of(moved)?;
         if let Some(occupant) = occupant {
             self.ready_to_go(occupant).await?;
@@ -344,7 +339,7 @@ impl Inner {
         let _exclusive = self.flusher.moves.write().await;
         let node = self.node(occupant)?;
         let _lock = node.flush.lock().await;
-        if self.catalog.name(parent, name)? != *record || self.is_unsure(parent)? || self.is_unsure(occupant)? {
+        if self.catalog.name(parent, name)? != *record || self.is_unsure(parent) || self.is_unsure(occupant) {
             // Somebody else was here first: look again.
             return Ok(());
         }
@@ -352,6 +347,7 @@ impl Inner {
             .await?;
         let moves_dir = node.state.lock().record.kind == FileKind::Directory;
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
+        let _names = self.change_names(&[parent])?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
         let there = match self.ask(self.pool.stat(&from)).await {
