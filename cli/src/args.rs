@@ -119,7 +119,7 @@ pub struct Mount {
     /// Budget of all buffers together.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
-    /// Threads that answer the kernel; as many as cores if not given.
+    /// Threads that answer the kernel; one for each two cores, at most 8, if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Options as in fstab: fast=, limit=, policy=, throttle=, ro, immutable, allow_other, ...

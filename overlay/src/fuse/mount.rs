@@ -27,6 +27,11 @@ use crate::Overlay;
 /// Name of the table of open modes in the state directory.
 const MODES_FILE: &str = "open-modes";
 
+/// The kernel gives requests to waiting threads in turns. A thread more than are needed is one more that is fetched out
+/// of its sleep for each request, with the caches of another core: one program's opens take twice as long with two
+/// threads on two cores as with one. What takes long is done elsewhere, so few are needed.
+const THREADS_MAX: usize = 8;
+
 /// How a mount looks and behaves.
 ///
 /// Access times are the engine's: FUSE leaves them to the file system, reads through the page cache or through
@@ -39,7 +44,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Nothing changes, here or in the pool: files are opened without asking us, and stay in the page cache.
     pub immutable: bool,
-    /// Threads that answer requests: at most as many as there are cores are used. 0 for that many.
+    /// Threads that answer requests: at most as many as there are cores are used. 0 for one for each two cores, and
+    /// no more than 8.
     pub threads: usize,
     /// What `mount` and `df` show as the source.
     pub fs_name: String,
@@ -70,7 +76,7 @@ impl MountOptions {
 
     fn threads(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        if self.threads == 0 { cores } else { self.threads.min(cores) }
+        if self.threads == 0 { (cores / 2).clamp(1, THREADS_MAX) } else { self.threads.min(cores) }
     }
 }
 
