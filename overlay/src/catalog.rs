@@ -34,7 +34,7 @@ pub(crate) use records::{decode, encode};
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 2;
 /// Memory for blocks that were read, shared by all column families.
-const BLOCK_CACHE_BYTES: usize = 24 << 20;
+const BLOCK_CACHE_BYTES: usize = 16 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
 const WRITE_BUFFER_BYTES: usize = 16 << 20;
 
@@ -412,7 +412,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
     DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
         let text = e.to_string();
-        if text.contains("lock") {
+        if text.contains("/LOCK") {
             let what = format!("catalog {}: another process has it open", path.display());
             return Error::new(ErrorKind::Busy, Side::Cache, what).with_source(text);
         }

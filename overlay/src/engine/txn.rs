@@ -1,7 +1,7 @@
 //! One change of names and inodes: collected, written as one batch, then made visible in memory.
 
 use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap, hash_map};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use forebay_backends::{FileKind, Result, Stat};
@@ -32,6 +32,8 @@ pub(crate) struct Txn<'a> {
     new: Vec<(Ino, InodeRecord)>,
     /// Names as they were and as they are to be.
     names: HashMap<Link, (NameRecord, NameRecord)>,
+    /// The name that was looked at last: it is the one that is changed next.
+    looked_at: Mutex<Option<(Link, NameRecord)>>,
     /// Objects of the pool with several names that are new here.
     objects: HashMap<Vec<u8>, Ino>,
     /// Content files to remove once the batch is written, with the bytes that they are counted with.
@@ -47,6 +49,7 @@ impl<'a> Txn<'a> {
             edits: BTreeMap::new(),
             new: Vec::new(),
             names: HashMap::new(),
+            looked_at: Mutex::default(),
             objects: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
@@ -81,18 +84,31 @@ impl<'a> Txn<'a> {
     }
 
     pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
-        match self.names.get(&(parent, name.into())) {
+        let link = (parent, name.into());
+        match self.names.get(&link) {
             Some((_, is)) => Ok(is.clone()),
-            None => self.inner.catalog.name(parent, name),
+            None => self.stored(&link),
         }
     }
 
+    /// What the catalog has: nobody else changes it meanwhile.
+    fn stored(&self, link: &Link) -> Result<NameRecord> {
+        let mut looked_at = self.looked_at.lock();
+        if let Some((_, record)) = looked_at.as_ref().filter(|(known, _)| known == link) {
+            return Ok(record.clone());
+        }
+        let record = self.inner.catalog.name(link.0, &link.1)?;
+        *looked_at = Some((link.clone(), record.clone()));
+        Ok(record)
+    }
+
     pub fn set_name(&mut self, parent: Ino, name: &[u8], record: NameRecord) -> Result<()> {
-        match self.names.entry((parent, name.into())) {
-            hash_map::Entry::Occupied(mut slot) => slot.get_mut().1 = record,
-            hash_map::Entry::Vacant(slot) => {
-                let was = self.inner.catalog.name(parent, name)?;
-                slot.insert((was, record));
+        let link = (parent, name.into());
+        match self.names.get_mut(&link) {
+            Some((_, is)) => *is = record,
+            None => {
+                let was = self.stored(&link)?;
+                self.names.insert(link, (was, record));
             }
         }
         Ok(())
@@ -255,6 +271,7 @@ impl<'a> Txn<'a> {
 
     /// The same for a part of a change that is whole without the rest; the namespace stays locked.
     pub fn commit_so_far(&mut self) -> Result<()> {
+        *self.looked_at.lock() = None;
         for ((parent, name), (was, is)) in self.names.drain() {
             self.batch.put_name(parent, &name, &was, &is);
         }
