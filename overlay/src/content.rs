@@ -2,11 +2,13 @@
 
 mod held;
 mod space;
+mod spare;
 mod store;
 mod trash;
 
 pub use held::is_held;
 pub use space::{Reservation, SpaceBudget};
+pub use spare::Spares;
 pub use store::{ContentStore, Device};
 pub use trash::Trash;
 

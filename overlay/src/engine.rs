@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::catalog::{Catalog, Durability, InodeRecord};
-use crate::content::{ContentStore, Trash};
+use crate::content::{ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
@@ -79,6 +79,7 @@ pub(crate) struct Inner {
     /// Content files from this number on were made since the start: one that no record names is about to get one.
     pub first_new_content: u64,
     pub trash: Trash,
+    pub spares: Arc<Spares>,
     pub io: Arc<dyn ContentIo>,
     pub io_fallback: Option<String>,
     pub policy: Policy,
@@ -141,6 +142,7 @@ impl Overlay {
         let inner = Arc::new(Inner {
             pool: options.pool,
             first_new_content: catalog.new_content()?.0,
+            spares: Spares::new(store.clone(), catalog.clone()),
             catalog,
             trash: Trash::start(store.clone(), move || settle.sync())?,
             store,
@@ -180,6 +182,7 @@ impl Overlay {
         let inner = self.inner.clone();
         blocking(move || {
             inner.save_counts()?;
+            inner.spares.close();
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
             // What comes in meanwhile is of the next one.
             let epoch = inner.catalog.next_epoch()?;

@@ -163,8 +163,8 @@ impl Inner {
                 return Ok(Some((self.content(node.ino, &mut state)?, id)));
             }
         }
-        let id = self.store.place(&self.catalog)?;
-        let content = self.store.create(id)?;
+        let content = self.spares.take()?;
+        let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;
         if record.version.as_ref() != Some(version) || !record.file.is_absent() {

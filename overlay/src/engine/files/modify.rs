@@ -7,7 +7,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use super::super::{Inner, Txn, blocking};
 use super::open::check_current;
 use crate::Content;
-use crate::catalog::ContentRecord;
+use crate::catalog::{ContentId, ContentRecord};
 use crate::clock::{stamp_now, unix_now};
 use crate::node::Node;
 
@@ -71,8 +71,8 @@ impl Inner {
             content.file.set_len(0).map_err(super::failed)?;
             return self.account(node, &content);
         }
-        let id = self.store.place(&self.catalog)?;
-        let content = self.store.create(id)?;
+        let content = self.spares.take()?;
+        let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let old_bytes = self.counted_bytes(txn.state(node.ino)?);
         let record = txn.record(node.ino)?;

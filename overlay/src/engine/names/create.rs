@@ -5,7 +5,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
 use super::exists;
 use crate::acl::{self, Acl};
-use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
+use crate::catalog::{ContentId, ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
 use crate::clock::{stamp_now, unix_now};
 use crate::policy::Flush;
 use crate::state::FileState;
@@ -148,14 +148,14 @@ impl Inner {
         }
         let mut record = self.new_record(&mut txn, parent, &new, defaults.as_deref())?;
         record.links.push((parent, name.into()));
-        let content = match new.kind {
-            FileKind::File => Some(self.store.place(&self.catalog)?),
+        let opened = match new.kind {
+            FileKind::File => Some(self.spares.take()?),
             _ => None,
         };
+        let content = opened.as_ref().map(|content| ContentId(content.id));
         if let Some(id) = content {
             record.file = FileState::created(id, unix_now());
         }
-        let opened = content.map(|id| self.store.create(id)).transpose()?;
         let ino = txn.create(record)?;
         let residency = content.map(|_| fresh_content(ino));
         if let (Some(id), Some(residency)) = (content, &residency) {

@@ -1,0 +1,146 @@
+//! Content files that are made ahead of need: making one takes longer than all else that a create or the fetch of a
+//! small file has to do.
+//!
+//! No record names a spare one. What a kill leaves of them is swept after the next start, as all that no record names.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_backends::{Error, Result, Side};
+use parking_lot::Mutex;
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
+
+use super::ContentStore;
+use crate::Content;
+use crate::catalog::{Catalog, ContentId};
+
+/// Spare files of a mount, once files are made there: each costs a descriptor.
+const SPARES: usize = 128;
+/// When so many are left, more are made.
+const LOW: usize = 96;
+
+pub struct Spares {
+    store: Arc<ContentStore>,
+    catalog: Arc<Catalog>,
+    ready: Mutex<VecDeque<Arc<Content>>>,
+    refilling: AtomicBool,
+    /// Held while files are made. `true`: none are to be made any more.
+    closed: Mutex<bool>,
+}
+
+impl Spares {
+    pub fn new(store: Arc<ContentStore>, catalog: Arc<Catalog>) -> Arc<Self> {
+        let (ready, closed) = Default::default();
+        Arc::new(Self { store, catalog, ready, refilling: AtomicBool::new(false), closed })
+    }
+
+    /// A new content file, as if made now. More are made in the background where this is a task of a runtime.
+    ///
+    /// # Errors
+    /// Those of the fast pool.
+    pub fn take(self: &Arc<Self>) -> Result<Arc<Content>> {
+        // Where there are several devices, which of them has the most room is to be found out each time.
+        if self.store.devices().len() > 1 {
+            return self.make();
+        }
+        let (taken, left) = {
+            let mut ready = self.ready.lock();
+            (ready.pop_front(), ready.len())
+        };
+        if left <= LOW
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && !self.refilling.swap(true, Ordering::AcqRel)
+        {
+            let spares = Arc::clone(self);
+            runtime.spawn_blocking(move || spares.refill());
+        }
+        let Some(content) = taken else { return self.make() };
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        rustix::fs::futimens(&content.file, &Timestamps { last_access: now, last_modification: now })
+            .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "set the times of a content file"))?;
+        Ok(content)
+    }
+
+    fn make(&self) -> Result<Arc<Content>> {
+        self.store.create(self.store.place(&self.catalog)?)
+    }
+
+    fn refill(&self) {
+        while self.ready.lock().len() < SPARES {
+            let closed = self.closed.lock();
+            if *closed {
+                break;
+            }
+            match self.make() {
+                Ok(content) => self.ready.lock().push_back(content),
+                Err(error) => {
+                    // Whoever needs one is told.
+                    tracing::debug!(%error, "no spare content files");
+                    break;
+                }
+            }
+        }
+        self.refilling.store(false, Ordering::Release);
+    }
+
+    /// Removes all that are not taken, and makes no more ahead.
+    pub fn close(&self) {
+        *self.closed.lock() = true;
+        for content in self.ready.lock().drain(..) {
+            if let Err(error) = self.store.remove(ContentId(content.id)) {
+                tracing::debug!(%error, "a spare content file is left to the sweep after the next start");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::catalog::Durability;
+
+    fn spares(dir: &std::path::Path) -> Arc<Spares> {
+        let store = Arc::new(ContentStore::open(&[dir.to_owned()], Some(1 << 20)).unwrap());
+        let catalog = Arc::new(Catalog::open(&dir.join("catalog"), Durability::Process).unwrap());
+        Spares::new(store, catalog)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn each_is_given_once_and_is_as_new() {
+        let dir = tempfile::tempdir().unwrap();
+        let spares = spares(dir.path());
+        let mut given = std::collections::HashSet::new();
+        for _ in 0..3 * SPARES {
+            let begun = SystemTime::now();
+            let content = spares.take().unwrap();
+            let meta = content.file.metadata().unwrap();
+            assert!(given.insert(content.id), "{:x} twice", content.id);
+            assert_eq!((meta.size(), meta.nlink()), (0, 1));
+            // File systems count time in ticks.
+            assert!(meta.modified().unwrap() + Duration::from_millis(20) >= begun);
+            assert!(spares.ready.lock().len() <= SPARES);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn those_that_nobody_took_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let spares = spares(dir.path());
+        let taken = spares.take().unwrap();
+        while spares.refilling.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let count = || {
+            let mut ids = Vec::new();
+            spares.store.walk(|id, _| Ok(ids.push(id.0))).unwrap();
+            ids
+        };
+        assert_eq!(count().len(), SPARES + 1);
+        spares.close();
+        assert_eq!(count(), [taken.id]);
+    }
+}
