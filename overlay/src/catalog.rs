@@ -51,11 +51,9 @@ pub(crate) mod cf {
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
-    /// `Ino` of a directory in which the pool's names changed and may not be on its disks → ().
-    pub const UNSYNCED: &str = "unsynced";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, UNSYNCED, META];
+    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
 }
 
 /// Something that the pool must be told.
@@ -296,14 +294,6 @@ impl Catalog {
 
     pub fn leases(&self, mut each: impl FnMut(Ino, LeaseRecord) -> Result<bool>) -> Result<()> {
         self.scan(cf::LEASES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::LEASES, value)?))
-    }
-
-    /// Directories of which the pool may not have all names on its disks.
-    pub fn unsynced(&self, mut each: impl FnMut(Ino)) -> Result<()> {
-        self.scan(cf::UNSYNCED, b"", |key, _| {
-            each(Ino(id_of(key)?));
-            Ok(true)
-        })
     }
 
     pub fn inodes(&self, mut each: impl FnMut(Ino, InodeRecord) -> Result<bool>) -> Result<()> {

@@ -35,6 +35,7 @@ use crate::content::{ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
+pub(crate) use flush::sync::NamesSync;
 pub use staging::summary;
 pub(crate) use txn::Txn;
 pub use types::{
@@ -134,7 +135,6 @@ impl Overlay {
             })?;
         let (io, io_fallback) = content_io::open(options.content_io);
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
-        let pool_dirs = flush::sync::PoolDirs::load(&catalog)?;
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
         let catalog = Arc::new(catalog);
@@ -162,7 +162,7 @@ impl Overlay {
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             reattached: options.reattached,
-            flusher: flush::Flusher { pool_dirs, ..Default::default() },
+            flusher: flush::Flusher::default(),
             flush_bell: Notify::new(),
             conflicts: Mutex::new(conflicts),
             mountpoint: Mutex::new(None),

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, ContentRecord, InodeRecord, LeaseRecord};
+use crate::engine::NamesSync;
 use crate::{Content, Ino};
 
 /// Inodes kept in memory beyond those that are in use.
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub state: Arc<Mutex<NodeState>>,
     /// Serialises what changes the pool's copy.
     pub flush: tokio::sync::Mutex<()>,
+    /// Of a directory: its names, made durable in the pool.
+    pub names_sync: NamesSync,
 }
 
 /// What is known of one inode. `record` is what the catalog has; the rest is forgotten with the daemon.
@@ -82,8 +85,10 @@ pub(crate) struct NodeState {
     pub mark_unsynced: bool,
     /// The content as it was when it was marked dirty: while it is the same, nothing was written.
     pub clean_stamp: Option<Stamp>,
-    /// The content as it was when it was last uploaded with writers at it.
+    /// The content as it was when it was last uploaded with writers at it: while it is the same, nothing was written.
     pub uploaded: Option<Stamp>,
+    /// Somebody has it open for direct I/O, which may be under way when its times say nothing of it any more.
+    pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
     /// Where the last read through the daemon ended, and how many chunks are read ahead.
@@ -136,6 +141,7 @@ impl NodeState {
             listed_at: None,
             negative: HashMap::new(),
             written_past: false,
+            written_direct: false,
             superseded: false,
             emptied: false,
             braked: false,
@@ -149,10 +155,18 @@ impl NodeState {
         }
     }
 
+    /// The daemon changes the content: what a flush that is under way sends is older.
+    pub fn changed(&mut self) {
+        self.generation += 1;
+        self.uploaded = None;
+    }
+
     /// Whether the pool has all that was written to a file that is not clean, because somebody may still write it.
     pub fn is_uploaded(&self) -> bool {
         match (&self.uploaded, &self.content) {
-            (Some(stamp), Some(content)) => Stamp::of(&content.file).is_ok_and(|now| now == *stamp),
+            (Some(stamp), Some(content)) if self.record.in_pool() => {
+                Stamp::of(&content.file).is_ok_and(|now| now == *stamp)
+            }
             _ => false,
         }
     }
@@ -319,6 +333,7 @@ impl Node {
             ino,
             state: Arc::new(Mutex::new(NodeState::new(record, lease))),
             flush: tokio::sync::Mutex::new(()),
+            names_sync: NamesSync::default(),
         })
     }
 }

@@ -505,6 +505,30 @@ fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
     }
 }
 
+/// SEMANTICS 34, of what is stored while the file is sent.
+#[test]
+fn stores_beside_an_upload_are_not_taken_for_sent() {
+    const LEN: usize = 64 << 20;
+    let mount = manual();
+    File::create(mount.path("a")).unwrap().set_len(LEN as u64).unwrap();
+    let mapped = Mapped::of(&mount.path("a"), LEN);
+    (0..LEN).step_by(4096).for_each(|at| mapped.store(at, 1));
+    for round in 0..8 {
+        std::thread::scope(|scope| {
+            // It may say that the file is written all the time.
+            let flush = scope.spawn(|| mount.forebay(["flush", "--wait"], &[&mount.path("a")]));
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(20 + 10 * round) {
+                mapped.store(0, 100 + round as u8);
+                mapped.store(0, round as u8);
+            }
+            flush.join().unwrap();
+        });
+        mount.flush();
+        assert_eq!(fs::read(mount.pool("a")).unwrap()[0], round as u8, "round {round}");
+    }
+}
+
 /// SEMANTICS 35: "What others changed of the attributes of a file in the pool while its content was written here is kept"
 #[test]
 fn attributes_that_others_set_beside_a_write_are_kept() {

@@ -64,14 +64,6 @@ impl<'a> Batch<'a> {
         self.put_raw(cf::OBJECTS, identity, &encode(&ino));
     }
 
-    pub fn set_unsynced(&mut self, dir: Ino, unsynced: bool) {
-        let key = dir.0.to_be_bytes();
-        match unsynced {
-            true => self.put_raw(cf::UNSYNCED, &key, &encode(&())),
-            false => self.delete_raw(cf::UNSYNCED, &key),
-        }
-    }
-
     fn mark(&mut self, intent: &Intent, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.put_raw(cf::INTENTS, &intent.encode(), &encode(&unix_now())),

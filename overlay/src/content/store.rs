@@ -6,12 +6,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::SpaceBudget;
 use crate::Content;
 use crate::catalog::{Catalog, ContentId};
+use crate::node::Stamp;
 
 /// The device's number is the top byte of a content id.
 const DEVICE_SHIFT: u32 = 56;
@@ -21,6 +23,9 @@ const FILES_PER_DIR_SHIFT: u32 = 12;
 const KEEP_FREE_SHARE: f64 = 0.02;
 /// Share of a device that is used where no limit was given.
 const DEFAULT_LIMIT_SHARE: f64 = 0.9;
+
+/// The kernel's clock for times of files where it has no finer one: at most 10 ms (`CONFIG_HZ=100`), with a margin.
+const TICK: Duration = Duration::from_millis(30);
 
 /// One directory on local NVMe.
 #[derive(Debug)]
@@ -34,6 +39,8 @@ pub struct Device {
 pub struct ContentStore {
     devices: Vec<Device>,
     pub budget: Arc<SpaceBudget>,
+    /// Two changes of a file never have the same times where the first was looked at in between.
+    fine_times: bool,
 }
 
 impl ContentStore {
@@ -66,7 +73,8 @@ impl ContentStore {
             Some(limit) => limit,
             None => (total as f64 * DEFAULT_LIMIT_SHARE) as u64,
         };
-        Ok(Self { devices, budget: SpaceBudget::new(limit) })
+        let fine_times = devices.iter().all(|device| has_fine_times(&device.path).unwrap_or(false));
+        Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times })
     }
 
     /// Gives every device its number, or checks that it has the one it had: content is found by it.
@@ -176,6 +184,12 @@ impl ContentStore {
             })
         };
         self.devices.iter().map(free).max().unwrap_or(0)
+    }
+
+    /// Whether a file that is changed from now on has another stamp than this one.
+    pub fn tells_times_apart(&self, stamp: &Stamp) -> bool {
+        let old = |time| SystemTime::from(time) + TICK < SystemTime::now();
+        self.fine_times || (old(stamp.mtime) && old(stamp.ctime))
     }
 
     /// All content written so far survives a power cut when this returns. Blocks.
@@ -307,4 +321,24 @@ fn release(path: &Path) -> bool {
 
 fn bad(context: String) -> Error {
     Error::new(ErrorKind::InvalidInput, Side::Application, context)
+}
+/// Whether the file system gives a change another time than the last that was looked at (multigrain timestamps, since
+/// Linux 6.13).
+fn has_fine_times(dir: &Path) -> io::Result<bool> {
+    let path = dir.join(".times");
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
+    let fine = (|| {
+        let mut last = None;
+        for _ in 0..4 {
+            (&file).write_all(b".")?;
+            let meta = file.metadata()?;
+            let now = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
+            if last.replace(now) == Some(now) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })();
+    fs::remove_file(&path)?;
+    fine
 }

@@ -108,11 +108,6 @@ async fn flush_loop(inner: Arc<Inner>) {
         };
         let due: Vec<Intent> = due.into_iter().filter(|intent| backoff.allows(intent)).collect();
         if due.is_empty() {
-            if inner.flusher.pool_dirs.have_changed()
-                && let Err(error) = inner.sync_pool_dirs().await
-            {
-                tracing::debug!(%error, "names of the pool are not synced");
-            }
             tokio::select! {
                 () = inner.flush_bell.notified() => {}
                 () = tokio::time::sleep(SYNC_EVERY) => {}

@@ -88,7 +88,7 @@ impl Overlay {
         }
         inner.account(&node, &content)?;
         let mut state = node.state.lock();
-        state.generation += 1;
+        state.changed();
         Ok(if done < data.len() { done as u32 } else { len })
     }
 
@@ -141,7 +141,7 @@ impl Overlay {
                 .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
         })
         .await?;
-        node.state.lock().generation += 1;
+        node.state.lock().changed();
         inner.account(&node, &content)
     }
 
@@ -194,7 +194,7 @@ impl Overlay {
                 .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "copy_file_range"))
         })
         .await?;
-        target.state.lock().generation += 1;
+        target.state.lock().changed();
         inner.account(&target, &content)?;
         Ok(copied as u64)
     }

@@ -15,7 +15,7 @@ pub(super) mod conflict;
 mod create;
 mod place;
 mod steps;
-pub(super) mod sync;
+pub(crate) mod sync;
 mod upload;
 
 use std::collections::HashSet;
@@ -39,7 +39,6 @@ pub(crate) struct Flusher {
     pub moves: tokio::sync::RwLock<()>,
     /// Steps that move directories: begun and ended.
     pub dir_moves: (AtomicU64, AtomicU64),
-    pub pool_dirs: sync::PoolDirs,
 }
 
 /// What is to be flushed, in the order in which it goes.
@@ -74,7 +73,6 @@ impl Inner {
             self.place(parent, &name).await?;
         }
         self.flush_inode(ino).await?;
-        self.sync_pool_dirs().await?;
         self.sync_flushed().await
     }
 
@@ -178,11 +176,7 @@ impl Inner {
         for intent in dirs {
             self.step(intent, &failed).await;
         }
-        let mut failed = failed.into_inner();
-        if let Err(e) = self.sync_pool_dirs().await {
-            failed.push((self.pool.url(), e));
-        }
-        failed
+        failed.into_inner()
     }
 
     /// Flushes one thing. The bytes that it had to send, where it ended well.

@@ -235,9 +235,6 @@ impl Overlay {
             }
             break;
         }
-        if let Err(error) = inner.sync_pool_dirs().await {
-            reporter.failed(inner.pool.url(), &error);
-        }
         inner.sync_flushed().await?;
         reporter.done(None);
         Ok(())
@@ -339,7 +336,7 @@ impl Inner {
     /// Refuses what can never fit, before anything is fetched.
     fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
         let limit = self.store.budget.limit();
-        let dirty: u64 = self.dirty_files()?.iter().map(|d| d.bytes).sum();
+        let dirty = self.dirty_bytes()?;
         let now = unix_now();
         let mut leased = 0;
         self.catalog.leases(|_, lease| {

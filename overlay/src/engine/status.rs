@@ -143,6 +143,9 @@ impl Inner {
         let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
         for (intent, since_unix) in intents {
             let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
+            if !self.still_differs(&intent) {
+                continue;
+            }
             let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
             slot.since_unix = slot.since_unix.min(dirty.since_unix);
             slot.bytes = slot.bytes.max(dirty.bytes);
@@ -152,6 +155,22 @@ impl Inner {
             slot.error = slot.error.take().or(dirty.error);
         }
         Ok(found.into_values().collect())
+    }
+
+    /// Bytes of files that cannot be evicted, because the pool may not have them.
+    pub(super) fn dirty_bytes(&self) -> Result<u64> {
+        let mut inos = Vec::new();
+        self.catalog.intents(|intent, _| {
+            inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
+            Ok(true)
+        })?;
+        let mut bytes = 0;
+        for ino in inos {
+            let Ok(node) = self.node(ino) else { continue };
+            let dirty = node.state.lock().record.file.is_dirty();
+            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.size) } else { 0 };
+        }
+        Ok(bytes)
     }
 
     fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {

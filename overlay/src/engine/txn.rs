@@ -266,13 +266,7 @@ impl<'a> Txn<'a> {
 
     /// Writes the batch and makes the change visible.
     pub fn commit(mut self) -> Result<()> {
-        self.commit_so_far()
-    }
-
-    /// The same for a part of a change that is whole without the rest; the namespace stays locked.
-    pub fn commit_so_far(&mut self) -> Result<()> {
-        *self.looked_at.lock() = None;
-        for ((parent, name), (was, is)) in self.names.drain() {
+        for ((parent, name), (was, is)) in self.names {
             self.batch.put_name(parent, &name, &was, &is);
         }
         for (ino, edit) in &self.edits {
@@ -283,12 +277,11 @@ impl<'a> Txn<'a> {
                 self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
             }
         }
-        let batch = std::mem::replace(&mut self.batch, self.inner.catalog.batch());
-        if !batch.is_empty() {
-            self.inner.catalog.write(batch)?;
+        if !self.batch.is_empty() {
+            self.inner.catalog.write(self.batch)?;
         }
         let mut gone = Vec::new();
-        for (ino, mut edit) in std::mem::take(&mut self.edits) {
+        for (ino, mut edit) in self.edits {
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
             if edit.gone {
@@ -298,14 +291,13 @@ impl<'a> Txn<'a> {
             drop(edit.guard);
             drop(edit.node);
         }
-        for (ino, record) in self.new.drain(..) {
+        for (ino, record) in self.new {
             self.inner.table.insert(ino, record);
         }
-        self.objects.clear();
         for ino in gone {
             self.inner.table.drop_deleted(ino);
         }
-        for (content, bytes) in std::mem::take(&mut self.trash) {
+        for (content, bytes) in self.trash {
             self.inner.trash.discard(content, bytes);
         }
         Ok(())

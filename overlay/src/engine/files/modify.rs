@@ -1,5 +1,6 @@
 //! Changes of content: made writable, truncated, emptied.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -9,6 +10,7 @@ use super::open::check_current;
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
 use crate::clock::{stamp_now, unix_now};
+use crate::content::CHUNK_BYTES;
 use crate::node::Node;
 
 impl Inner {
@@ -41,7 +43,7 @@ impl Inner {
     }
 
     /// Empties a file without fetching what it had.
-    pub fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+    pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let was_open = node.state.lock().is_open();
         let _writing = self.begin_writing(node);
         check_current(&node.state.lock())?;
@@ -52,23 +54,26 @@ impl Inner {
             // In place of one that is missing comes a new one.
             if !missing {
                 let content = content?;
-                content.file.set_len(0).map_err(super::failed)?;
-                node.state.lock().generation += 1;
+                empty(&content).await?;
+                node.state.lock().changed();
                 return self.account(node, &content);
             }
         }
         if was_open && !missing && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
-            let mut txn = Txn::begin(self);
-            let record = txn.record(node.ino)?;
-            record.file = record.file.modify(unix_now())?;
-            record.mtime = stamp_now();
-            txn.state(node.ino)?.generation += 1;
-            txn.commit()?;
-            self.catalog.sync()?;
+            {
+                let mut txn = Txn::begin(self);
+                let record = txn.record(node.ino)?;
+                record.file = record.file.modify(unix_now())?;
+                record.mtime = stamp_now();
+                txn.state(node.ino)?.changed();
+                txn.commit()?;
+            }
             self.evictor.lock().remove(node.ino.0);
+            let inner = self.clone();
+            blocking(move || inner.catalog.sync()).await?;
             let content = self.content(node.ino, &mut node.state.lock())?;
-            content.file.set_len(0).map_err(super::failed)?;
+            empty(&content).await?;
             return self.account(node, &content);
         }
         let content = self.spares.take()?;
@@ -88,10 +93,10 @@ impl Inner {
             txn.discard(old, old_bytes);
         }
         let state = txn.state(node.ino)?;
-        state.generation += 1;
+        state.changed();
         state.residency = Some(residency);
         state.content = Some(content);
-        state.clean_stamp = None;
+        (state.clean_stamp, state.uploaded) = (None, None);
         state.emptied = true;
         state.page_cache_stale = true;
         txn.commit()?;
@@ -108,13 +113,13 @@ impl Inner {
     /// Sets the size of a file.
     pub async fn truncate(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<()> {
         if size == 0 {
-            return self.truncate_to_zero(node);
+            return self.truncate_to_zero(node).await;
         }
         let _writing = self.begin_writing(node);
         let content = self.make_writable(node).await?;
         let file = content.file.clone();
         blocking(move || file.set_len(size).map_err(super::failed)).await?;
-        node.state.lock().generation += 1;
+        node.state.lock().changed();
         self.account(node, &content)
     }
 
@@ -132,4 +137,13 @@ impl Inner {
         self.evictor.lock().remove(node.ino.0);
         Ok(())
     }
+}
+
+/// Truncates a content file to nothing. What has many blocks takes its time, in which others are served.
+async fn empty(content: &Content) -> Result<()> {
+    let file = content.file.clone();
+    if file.metadata().map_err(super::failed)?.blocks() * 512 <= CHUNK_BYTES {
+        return file.set_len(0).map_err(super::failed);
+    }
+    blocking(move || file.set_len(0).map_err(super::failed)).await
 }

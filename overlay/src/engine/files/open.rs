@@ -50,7 +50,7 @@ impl Overlay {
         let node = inner.file_node(ino)?;
         inner.revalidate(ino, Age::Open).await?;
         if flags & libc::O_TRUNC != 0 {
-            inner.truncate_to_zero(&node)?;
+            inner.truncate_to_zero(&node).await?;
         }
         let policy = inner.policy_of(&node);
         let no_flush = !write || policy.flush != Flush::OnClose;
@@ -73,7 +73,7 @@ impl Overlay {
                     other => other?,
                 }
             }
-            if let Some(opened) = inner.register_open(&node, write, no_flush)? {
+            if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
                 if let (false, Some(kernel)) = (opened.keep_cache, inner.kernel.get()) {
                     kernel.invalidate_attributes_now(ino);
                 }
@@ -154,7 +154,8 @@ impl Inner {
     }
 
     /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
-    fn register_open(&self, node: &Arc<Node>, write: bool, no_flush: bool) -> Result<Option<Opened>> {
+    fn register_open(&self, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
+        let write = writes(flags);
         let mut state = node.state.lock();
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
@@ -187,6 +188,7 @@ impl Inner {
             true => {
                 state.writers += 1;
                 state.written_past |= past;
+                state.written_direct |= flags & libc::O_DIRECT != 0;
                 self.writing.lock().insert(node.ino);
             }
             false => state.readers += 1,
@@ -220,7 +222,7 @@ impl Inner {
             record.file = record.file.modify(unix_now())?;
             let (atime, mtime) = (record.atime, record.mtime);
             let state = txn.state(node.ino)?;
-            state.generation += 1;
+            state.changed();
             let content = inner.content(node.ino, state)?;
             // From here on its times are the truth; the record's may have been set since it was fetched.
             super::set_mtime(&content.file, atime, mtime)?;
@@ -262,6 +264,7 @@ impl Inner {
             if state.writers > 0 {
                 return Ok(());
             }
+            state.written_direct = false;
             if !state.record.file.is_dirty() {
                 state.written_past = false;
                 self.writing.lock().remove(&node.ino);
@@ -344,6 +347,10 @@ impl Inner {
             return Ok(false);
         }
         let record = txn.record(node.ino)?;
+        if !record.file.is_dirty() {
+            // The last close and a flush came to it at the same time.
+            return Ok(true);
+        }
         record.file = record.file.flushed()?;
         record.size = stamp.size;
         let state = txn.state(node.ino)?;

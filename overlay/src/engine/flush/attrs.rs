@@ -141,12 +141,25 @@ impl Inner {
     /// Whether the pool has what is here, though it was not clean when it was sent: somebody had it open for writing, or
     /// mapped. It is clean now where nobody has any more.
     async fn uploaded_already(&self, node: &Arc<Node>) -> Result<bool> {
-        let Some(stamp) = node.state.lock().uploaded else { return Ok(false) };
+        let stamp = {
+            let state = node.state.lock();
+            if !state.record.file.is_dirty() {
+                // Its last writer closed it just now.
+                return Ok(true);
+            }
+            match state.uploaded {
+                Some(stamp) => stamp,
+                None => return Ok(false),
+            }
+        };
         self.write_back_mapped(node.ino).await?;
         if self.unmark_dirty(node, stamp)? {
             return Ok(true);
         }
         let mut state = node.state.lock();
+        if !state.record.file.is_dirty() {
+            return Ok(true);
+        }
         let content = self.content(node.ino, &mut state)?;
         let held = state.writers > 0 || is_held(&content.file);
         Ok(held && Stamp::of(&content.file)? == stamp)
@@ -159,9 +172,11 @@ impl Inner {
             let record = self.record_of(ino)?;
             let Some(link) = record.pool_link() else { return Ok(()) };
             let path = self.pool_path(ino)?;
-            let _names = self.change_names(&[link.0])?;
             match self.upload(ino, link, &path, &expected).await {
-                Ok(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
+                Ok(uploaded) => {
+                    self.sync_names(link.0, &path.parent().unwrap_or_default()).await?;
+                    return self.commit_uploaded(Txn::begin(self), ino, uploaded);
+                }
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
             }
@@ -176,7 +191,10 @@ impl Inner {
                     expected = Expected::Version(stat.version);
                 }
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
-                    Some(uploaded) => return self.commit_uploaded(Txn::begin(self), ino, uploaded),
+                    Some(uploaded) => {
+                        self.sync_names(link.0, &path.parent().unwrap_or_default()).await?;
+                        return self.commit_uploaded(Txn::begin(self), ino, uploaded);
+                    }
                     // All names that the pool has it under are of the object that somebody changed.
                     None => {
                         for (parent, name) in &record.pool_links {

@@ -47,6 +47,7 @@ impl Inner {
             }
             Err(e) => return Err(e.context(path)),
         };
+        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
         let now = txn.record(ino)?;
@@ -77,6 +78,7 @@ impl Inner {
         for _ in 0..3 {
             match self.upload(ino, &(parent, name.into()), path, &expected).await {
                 Ok(uploaded) => {
+                    self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
                     self.commit_created(parent, name, ino, uploaded)?;
                     return match occupant {
                         Some(occupant) => self.refresh_version(occupant).await,
@@ -91,7 +93,10 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
-                    Some(uploaded) => return self.commit_created(parent, name, ino, uploaded),
+                    Some(uploaded) => {
+                        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+                        return self.commit_created(parent, name, ino, uploaded);
+                    }
                     None => return self.keep_both(parent, name, ino, path).await,
                 },
             }

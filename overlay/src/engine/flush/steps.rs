@@ -74,11 +74,8 @@ impl Inner {
             Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
         }
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
-        let _names = match &step {
-            Step::Rename { from, .. } => self.change_names(&[parent, from.0])?,
-            _ => self.change_names(&[parent])?,
-        };
-        let path = self.pool_path(parent)?.join(name);
+        let dir = self.pool_path(parent)?;
+        let path = dir.join(name);
         match step {
             Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
@@ -127,6 +124,7 @@ impl Inner {
             }
             Err(e) => return Err(e.context(path)),
         }
+        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
         self.commit_vacated(parent, name, occupant)?;
         self.refresh_version(occupant).await
     }
@@ -218,6 +216,8 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
         };
+        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+        self.sync_names(from.0, &source.parent().unwrap_or_default()).await?;
         self.commit_moved(parent, name, from, moved, &stat)?;
         match occupant {
             Some(occupant) => self.refresh_version(occupant).await,
@@ -322,6 +322,7 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),
             Err(e) => return Err(e.context(format!("link {source} as {path}"))),
         };
+        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
         take_version(&mut txn, ino, &stat)?;
@@ -347,7 +348,6 @@ impl Inner {
             .await?;
         let moves_dir = node.state.lock().record.kind == FileKind::Directory;
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
-        let _names = self.change_names(&[parent])?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&parked));
         let there = match self.ask(self.pool.stat(&from)).await {
@@ -361,6 +361,7 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
             other => other.map_err(|e| e.context(&from))?,
         };
+        self.sync_names(parent, &dir).await?;
         self.commit_moved(parent, &parked, &link, occupant, &stat)
     }
 

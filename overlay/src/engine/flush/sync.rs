@@ -1,114 +1,47 @@
-//! Names that flushes change in the pool, made durable there.
+//! Names that a flush changes in the pool are on the pool's disks before the catalog says that the pool has them.
 //!
-//! Which directories have some is in the catalog, ahead of every call that changes a name: whoever takes over after a
-//! kill syncs them, though their files are clean by then.
+//! Else a pool that loses power forgets a name of which the catalog takes the file for clean. Until then what was sent
+//! is written down, so that after a power cut of this machine, too, it is looked for and sent again.
 
-use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_backends::{ErrorKind, Result};
-use parking_lot::Mutex;
+use forebay_backends::{ErrorKind, PoolPath, Result};
 
 use super::super::{Inner, Ino};
-use crate::catalog::Catalog;
 
-/// Directories of the pool that are not synced yet.
+/// Syncs of one directory: of several that wait at the same time one serves all.
 #[derive(Debug, Default)]
-pub(crate) struct PoolDirs {
-    dirs: Mutex<HashMap<Ino, Unsynced>>,
-    /// Held while they are synced.
-    syncing: tokio::sync::Mutex<()>,
-}
-
-/// One of them. It is marked in the catalog as long as it is known here.
-#[derive(Debug, Default)]
-struct Unsynced {
-    /// Changes under way: a sync does not cover them.
-    changing: u32,
-    changed: bool,
-}
-
-/// Names of the pool are being changed.
-pub(super) struct NamesChange<'a> {
-    dirs: &'a PoolDirs,
-    inos: Vec<Ino>,
-}
-
-impl Drop for NamesChange<'_> {
-    fn drop(&mut self) {
-        let mut dirs = self.dirs.dirs.lock();
-        for ino in &self.inos {
-            let dir = dirs.entry(*ino).or_default();
-            dir.changing -= 1;
-            // Also where the call failed: its answer may be lost.
-            dir.changed = true;
-        }
-    }
-}
-
-impl PoolDirs {
-    /// What was left unsynced by whoever had the catalog before.
-    pub fn load(catalog: &Catalog) -> Result<Self> {
-        let mut dirs = HashMap::new();
-        catalog.unsynced(|ino| _ = dirs.insert(ino, Unsynced { changing: 0, changed: true }))?;
-        Ok(Self { dirs: Mutex::new(dirs), ..Self::default() })
-    }
-
-    pub fn have_changed(&self) -> bool {
-        self.dirs.lock().values().any(|dir| dir.changed)
-    }
-
-    fn take_changed(&self) -> Vec<Ino> {
-        let mut dirs = self.dirs.lock();
-        let taken = |(ino, dir): (&Ino, &mut Unsynced)| std::mem::take(&mut dir.changed).then_some(*ino);
-        dirs.iter_mut().filter_map(taken).collect()
-    }
+pub(crate) struct NamesSync {
+    asked: AtomicU64,
+    /// How many of those that asked were served.
+    done: tokio::sync::Mutex<u64>,
 }
 
 impl Inner {
-    /// Names are about to change in directories of the pool. The caller keeps what it gets until it has the answer.
-    pub(super) fn change_names(&self, inos: &[Ino]) -> Result<NamesChange<'_>> {
-        let pool_dirs = &self.flusher.pool_dirs;
-        let mut dirs = pool_dirs.dirs.lock();
-        let mut batch = self.catalog.batch();
-        inos.iter().filter(|ino| !dirs.contains_key(ino)).for_each(|ino| batch.set_unsynced(*ino, true));
-        if !batch.is_empty() {
-            self.catalog.write(batch)?;
+    /// Makes the names of a directory that were changed before durable in the pool.
+    pub(super) async fn sync_names(&self, dir: Ino, path: &PoolPath) -> Result<()> {
+        let node = self.node(dir)?;
+        let sync = &node.names_sync;
+        let mine = sync.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut done = sync.done.lock().await;
+        if *done >= mine {
+            return Ok(());
         }
-        inos.iter().for_each(|ino| dirs.entry(*ino).or_default().changing += 1);
-        Ok(NamesChange { dirs: pool_dirs, inos: inos.to_vec() })
-    }
-
-    /// Makes the names that flushes changed durable in the pool. No lock of the flusher may be held.
-    pub async fn sync_pool_dirs(&self) -> Result<()> {
-        let pool_dirs = &self.flusher.pool_dirs;
-        // Who finds nothing to do waits for who does it.
-        let _syncing = pool_dirs.syncing.lock().await;
-        let mut first = None;
-        for ino in pool_dirs.take_changed() {
-            let pool = &self.pool;
-            let synced = match self.ask_of(ino, async |path| pool.sync_dir(&path).await).await {
-                // Removed since, which changed its parent.
-                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::Stale) => {
-                    Ok(())
-                }
-                synced => synced,
-            };
-            let mut dirs = pool_dirs.dirs.lock();
-            let Some(dir) = dirs.get_mut(&ino) else { continue };
-            match synced {
-                Ok(()) if dir.changing == 0 && !dir.changed => {
-                    let mut batch = self.catalog.batch();
-                    batch.set_unsynced(ino, false);
-                    self.catalog.write(batch)?;
-                    dirs.remove(&ino);
-                }
-                Ok(()) => {}
-                Err(e) => {
-                    dir.changed = true;
-                    first.get_or_insert(e);
-                }
-            }
+        let covers = sync.asked.load(Ordering::SeqCst);
+        match self.ask(self.pool.sync_dir(path)).await {
+            Ok(()) => {}
+            // Others removed it with all that was in it, or its owner may write there, but not read, and so not sync.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::NotFound
+                        | ErrorKind::NotDirectory
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::NotPermitted
+                ) => {}
+            Err(e) => return Err(e.context(path)),
         }
-        first.map_or(Ok(()), Err)
+        *done = covers;
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Resu
 use futures::StreamExt;
 use futures::stream;
 
-use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
+use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
 use crate::catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
@@ -30,8 +30,23 @@ pub(super) struct Uploaded {
     stamp: Stamp,
     generation: u64,
     bytes: u64,
+    /// Whatever was changed since the stamp shows in another one.
+    settled: bool,
+    /// What was sent is on the disk here, too.
+    synced: bool,
     /// The extended attributes of an object that others made.
     theirs: Option<Xattrs>,
+}
+
+/// A file as it is to be sent.
+struct Snapshot {
+    content: Arc<Content>,
+    record: InodeRecord,
+    generation: u64,
+    stamp: Stamp,
+    /// Somebody may change it without the daemon.
+    held: bool,
+    settled: bool,
 }
 
 impl Inner {
@@ -48,8 +63,7 @@ impl Inner {
         expected: &Expected,
     ) -> Result<Uploaded> {
         for _ in 0..ATTEMPTS {
-            self.write_back_mapped(ino).await?;
-            let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
+            let Snapshot { content, record: mut sent, generation, stamp, held, settled } = self.snapshot(ino).await?;
             let recorded_mtime = sent.mtime;
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
             let pieces = self.pieces(content.clone(), stamp);
@@ -58,6 +72,10 @@ impl Inner {
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
+                    if held && !settled {
+                        // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
+                        self.io.sync(content.file.clone(), true).await?;
+                    }
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
                     self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
                     return Ok(Uploaded {
@@ -67,6 +85,8 @@ impl Inner {
                         stamp,
                         generation,
                         bytes: stamp.size,
+                        settled,
+                        synced: held,
                         theirs: None,
                     });
                 }
@@ -96,12 +116,30 @@ impl Inner {
         self.io.sync(content.file.clone(), true).await
     }
 
-    fn snapshot(&self, ino: Ino) -> Result<(Arc<Content>, InodeRecord, u64, Stamp)> {
+    async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Snapshot> {
         let node = self.node(ino)?;
+        let (content, before, held) = {
+            let mut state = node.state.lock();
+            let content = self.content(ino, &mut state)?;
+            let before = Stamp::of(&content.file)?;
+            let held = state.writers > 0 || is_held(&content.file);
+            (content, before, held)
+        };
+        if held {
+            let file = content.file.clone();
+            blocking(move || await_writes(&file)).await?;
+            // A store through a mapping is noted in the times only where its page was written back before.
+            self.io.sync(content.file.clone(), true).await?;
+        }
         let mut state = node.state.lock();
-        let content = self.content(ino, &mut state)?;
         let stamp = Stamp::of(&content.file)?;
-        Ok((content, state.record.clone(), state.generation, stamp))
+        // What was stored between the two would hide what is stored to the same page from now on.
+        let quiet = (before.size, before.mtime) == (stamp.size, stamp.mtime);
+        let settled = !held || (quiet && !state.written_direct && self.store.tells_times_apart(&stamp));
+        if settled && state.clean_stamp == Some(before) {
+            state.clean_stamp = Some(stamp);
+        }
+        Ok(Snapshot { content, record: state.record.clone(), generation: state.generation, stamp, held, settled })
     }
 
     /// The data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
@@ -139,12 +177,13 @@ impl Inner {
             Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
             None => true,
         };
-        let quiet = state.generation == uploaded.generation && !held && unchanged;
-        if let (false, Some(content)) = (quiet, &content) {
-            // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
+        let same = state.generation == uploaded.generation && unchanged && uploaded.settled;
+        let quiet = same && !held;
+        if let (false, false, Some(content)) = (quiet, uploaded.synced, &content) {
+            // As above; somebody opened it meanwhile.
             content.file.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
         }
-        state.uploaded = (!quiet && unchanged).then_some(uploaded.stamp);
+        state.uploaded = (same && held).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
@@ -205,8 +244,7 @@ impl Inner {
         path: &PoolPath,
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
-        self.write_back_mapped(ino).await?;
-        let (content, mut sent, generation, stamp) = self.snapshot(ino)?;
+        let Snapshot { content, record: mut sent, generation, stamp, settled, .. } = self.snapshot(ino).await?;
         if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);
         }
@@ -230,7 +268,20 @@ impl Inner {
         };
         let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let (stat, bytes) = (stat.clone(), stamp.size);
-        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, theirs: Some(theirs) }))
+        let theirs = Some(theirs);
+        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, settled, synced: false, theirs }))
+    }
+}
+
+/// Returns when every `write(2)` that was under way has ended: it set the times when it began. Only direct I/O that
+/// is waited for later goes on.
+fn await_writes(file: &File) -> Result<()> {
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    // A change of attributes takes the lock that writes hold.
+    match rustix::fs::fchmod(file, mode) {
+        // Stopped at the limit: nobody writes it.
+        Ok(()) | Err(rustix::io::Errno::PERM) => Ok(()),
+        Err(e) => Err(Error::os(e.raw_os_error(), Side::Cache, "wait for writes to a content file")),
     }
 }
 

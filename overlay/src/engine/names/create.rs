@@ -92,6 +92,7 @@ impl Overlay {
             true => {
                 state.writers += 1;
                 state.written_past |= past;
+                state.written_direct |= flags & libc::O_DIRECT != 0;
                 inner.writing.lock().insert(ino);
             }
             false => state.readers += 1,

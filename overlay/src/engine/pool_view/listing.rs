@@ -100,6 +100,7 @@ impl Inner {
         if !txn.believes_names(dir, asked)? {
             return Ok(false);
         }
+        let links_before = txn.record(dir)?.dir_nlink;
         let mut known = HashMap::new();
         self.catalog.names(dir, |name, record| {
             known.insert(Box::<[u8]>::from(name), record);
@@ -113,12 +114,19 @@ impl Inner {
         let mut adopted = 0;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
+                // Made or removed here while others had their turn.
+                None if !txn.name(dir, &entry.name)?.is_empty() => hides = true,
                 None => {
                     subdirs += u32::from(entry.stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
                     adopted += 1;
                     if adopted % NAMES_AT_ONCE == 0 {
-                        txn.commit_so_far()?;
+                        // Whoever makes or removes a name waits for this one.
+                        txn.commit()?;
+                        txn = Txn::begin(self);
+                        if !txn.believes_names(dir, asked)? {
+                            return Ok(false);
+                        }
                     }
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
@@ -130,7 +138,9 @@ impl Inner {
         }
         let mut names = Vec::new();
         for (name, record) in known {
-            if let Some(ino) = record.pool {
+            if let Some(ino) = record.pool
+                && txn.name(dir, &name)?.pool == Some(ino)
+            {
                 self.forget_pool_name(&mut txn, ino, dir, &name)?;
                 if is_dir(&record) && !is_dir(&txn.name(dir, &name)?) {
                     subdirs -= 1;
@@ -142,9 +152,10 @@ impl Inner {
         }
         let racy = racy(stat.mtime) || racy(stat.ctime);
         let record = txn.record(dir)?;
+        let made_meanwhile = record.dir_nlink.wrapping_sub(links_before);
         record.take_attrs(stat);
         // Some file systems count no directories and say 1.
-        record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { 2 + subdirs };
+        record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
         record.version = Some(stat.version.clone());
         record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
