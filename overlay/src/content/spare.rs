@@ -136,7 +136,11 @@ mod tests {
         }
         let count = || {
             let mut ids = Vec::new();
-            spares.store.walk(|id, _| Ok(ids.push(id.0))).unwrap();
+            let mut add = |id: ContentId, _| {
+                ids.push(id.0);
+                Ok(())
+            };
+            spares.store.walk(&mut add).unwrap();
             ids
         };
         assert_eq!(count().len(), SPARES + 1);
