@@ -374,9 +374,12 @@ impl Inner {
 /// After a change of names: the version moved by its change time alone, unless somebody else was there too.
 pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
     let record = txn.record(ino)?;
+    if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
+        // Others put something else there: the next look finds out.
+        return Ok(());
+    }
     match (&record.version, record.kind) {
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
-        (Some(known), _) if !known.same_object(&stat.version) => {}
         _ => {
             record.version = Some(stat.version.clone());
             record.take_access(stat);
