@@ -39,6 +39,8 @@ pub(crate) struct Node {
     pub state: Arc<Mutex<NodeState>>,
     /// Serialises what changes the pool's copy.
     pub flush: tokio::sync::Mutex<()>,
+    /// Held while a directory is listed.
+    pub listing: tokio::sync::Mutex<()>,
     /// Of a directory: its names, made durable in the pool.
     pub names_sync: NamesSync,
 }
@@ -333,6 +335,7 @@ impl Node {
             ino,
             state: Arc::new(Mutex::new(NodeState::new(record, lease))),
             flush: tokio::sync::Mutex::new(()),
+            listing: tokio::sync::Mutex::new(()),
             names_sync: NamesSync::default(),
         })
     }

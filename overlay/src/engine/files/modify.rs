@@ -61,19 +61,10 @@ impl Inner {
         }
         if was_open && !missing && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
-            {
-                let mut txn = Txn::begin(self);
-                let record = txn.record(node.ino)?;
-                record.file = record.file.modify(unix_now())?;
-                record.mtime = stamp_now();
-                txn.state(node.ino)?.changed();
-                txn.commit()?;
-            }
-            self.evictor.lock().remove(node.ino.0);
-            let inner = self.clone();
-            blocking(move || inner.catalog.sync()).await?;
+            self.mark_dirty(node).await?;
             let content = self.content(node.ino, &mut node.state.lock())?;
             empty(&content).await?;
+            node.state.lock().changed();
             return self.account(node, &content);
         }
         let content = self.spares.take()?;

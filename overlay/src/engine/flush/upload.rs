@@ -32,6 +32,8 @@ pub(super) struct Uploaded {
     bytes: u64,
     /// Whatever was changed since the stamp shows in another one.
     settled: bool,
+    /// The same of what was changed by who opened it after the stamp.
+    apart: bool,
     /// What was sent is on the disk here, too.
     synced: bool,
     /// The extended attributes of an object that others made.
@@ -47,6 +49,7 @@ struct Snapshot {
     /// Somebody may change it without the daemon.
     held: bool,
     settled: bool,
+    apart: bool,
 }
 
 impl Inner {
@@ -63,7 +66,8 @@ impl Inner {
         expected: &Expected,
     ) -> Result<Uploaded> {
         for _ in 0..ATTEMPTS {
-            let Snapshot { content, record: mut sent, generation, stamp, held, settled } = self.snapshot(ino).await?;
+            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
+                self.snapshot(ino).await?;
             let recorded_mtime = sent.mtime;
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
             let pieces = self.pieces(content.clone(), stamp);
@@ -72,7 +76,8 @@ impl Inner {
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
-                    if held && !settled {
+                    let is_held = self.node(ino)?.state.lock().writers > 0 || is_held(&content.file);
+                    if is_held && !(held && settled) {
                         // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
                         self.io.sync(content.file.clone(), true).await?;
                     }
@@ -86,7 +91,8 @@ impl Inner {
                         generation,
                         bytes: stamp.size,
                         settled,
-                        synced: held,
+                        apart,
+                        synced: is_held || (held && settled),
                         theirs: None,
                     });
                 }
@@ -118,28 +124,31 @@ impl Inner {
 
     async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Snapshot> {
         let node = self.node(ino)?;
-        let (content, before, held) = {
+        let (before, content) = {
             let mut state = node.state.lock();
             let content = self.content(ino, &mut state)?;
-            let before = Stamp::of(&content.file)?;
-            let held = state.writers > 0 || is_held(&content.file);
-            (content, before, held)
+            let stamp = Stamp::of(&content.file)?;
+            if state.writers == 0 && !is_held(&content.file) {
+                // Nobody opens it while it is locked here: what is written from now on begins after the stamp.
+                let apart = self.store.tells_times_apart(&stamp);
+                let (record, generation) = (state.record.clone(), state.generation);
+                return Ok(Snapshot { content, record, generation, stamp, held: false, settled: true, apart });
+            }
+            (stamp, content)
         };
-        if held {
-            let file = content.file.clone();
-            blocking(move || await_writes(&file)).await?;
-            // A store through a mapping is noted in the times only where its page was written back before.
-            self.io.sync(content.file.clone(), true).await?;
-        }
-        let mut state = node.state.lock();
+        let file = content.file.clone();
+        blocking(move || await_writes(&file)).await?;
+        tokio::time::sleep(self.store.until_times_are_apart(&before)).await;
+        // A store through a mapping is noted in the times only where its page was written back before.
+        self.io.sync(content.file.clone(), true).await?;
+        let state = node.state.lock();
         let stamp = Stamp::of(&content.file)?;
+        let apart = self.store.tells_times_apart(&stamp);
         // What was stored between the two would hide what is stored to the same page from now on.
-        let quiet = (before.size, before.mtime) == (stamp.size, stamp.mtime);
-        let settled = !held || (quiet && !state.written_direct && self.store.tells_times_apart(&stamp));
-        if settled && state.clean_stamp == Some(before) {
-            state.clean_stamp = Some(stamp);
-        }
-        Ok(Snapshot { content, record: state.record.clone(), generation: state.generation, stamp, held, settled })
+        let settled = before == stamp && !state.written_direct && apart;
+        let (record, generation) = (state.record.clone(), state.generation);
+        drop(state);
+        Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart })
     }
 
     /// The data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
@@ -183,7 +192,7 @@ impl Inner {
             // As above; somebody opened it meanwhile.
             content.file.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
         }
-        state.uploaded = (same && held).then_some(uploaded.stamp);
+        state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
@@ -244,7 +253,8 @@ impl Inner {
         path: &PoolPath,
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
-        let Snapshot { content, record: mut sent, generation, stamp, settled, .. } = self.snapshot(ino).await?;
+        let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
+            self.snapshot(ino).await?;
         if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);
         }
@@ -268,19 +278,19 @@ impl Inner {
         };
         let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let (stat, bytes) = (stat.clone(), stamp.size);
-        let theirs = Some(theirs);
-        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, settled, synced: false, theirs }))
+        let (theirs, synced) = (Some(theirs), held && settled);
+        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, settled, apart, synced, theirs }))
     }
 }
 
 /// Returns when every `write(2)` that was under way has ended: it set the times when it began. Only direct I/O that
 /// is waited for later goes on.
 fn await_writes(file: &File) -> Result<()> {
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    // A change of attributes takes the lock that writes hold.
-    match rustix::fs::fchmod(file, mode) {
-        // Stopped at the limit: nobody writes it.
-        Ok(()) | Err(rustix::io::Errno::PERM) => Ok(()),
+    use rustix::io::Errno;
+    // Takes the lock that writes hold, and changes nothing, not even the times.
+    match rustix::fs::fremovexattr(file, "user.forebay.none") {
+        // Without any, or stopped at the limit.
+        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(()),
         Err(e) => Err(Error::os(e.raw_os_error(), Side::Cache, "wait for writes to a content file")),
     }
 }

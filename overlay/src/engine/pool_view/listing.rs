@@ -53,7 +53,14 @@ impl Inner {
     /// Reads a directory of the pool and merges it.
     pub async fn list(&self, dir: Ino) -> Result<()> {
         let node = self.node(dir)?;
+        let since = Instant::now();
+        let _listing = node.listing.lock().await;
+        if node.state.lock().listed_at.is_some_and(|at| at >= since) {
+            // Of several that wait one listed it for all.
+            return Ok(());
+        }
         for attempt in 0..ATTEMPTS {
+            let began = Instant::now();
             let asked = self.asked(&node.state.lock());
             let path = self.pool_path(dir)?;
             let read = async {
@@ -79,7 +86,7 @@ impl Inner {
             if changed {
                 continue;
             }
-            if self.merge(dir, &stat, pages.into_iter().flatten(), asked)? {
+            if self.merge(dir, &stat, pages.into_iter().flatten(), asked, began)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
                 return Ok(());
@@ -95,7 +102,14 @@ impl Inner {
     }
 
     /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
-    fn merge(&self, dir: Ino, stat: &Stat, entries: impl Iterator<Item = DirEntry>, asked: Asked) -> Result<bool> {
+    fn merge(
+        &self,
+        dir: Ino,
+        stat: &Stat,
+        entries: impl Iterator<Item = DirEntry>,
+        asked: Asked,
+        began: Instant,
+    ) -> Result<bool> {
         let mut txn = Txn::begin(self);
         if !txn.believes_names(dir, asked)? {
             return Ok(false);
@@ -114,8 +128,13 @@ impl Inner {
         let mut adopted = 0;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
-                // Made or removed here while others had their turn.
-                None if !txn.name(dir, &entry.name)?.is_empty() => hides = true,
+                // Found, made or removed while others had their turn.
+                None if !txn.name(dir, &entry.name)?.is_empty() => {
+                    let now = txn.name(dir, &entry.name)?;
+                    let found = now.here_ino().is_some() && now.here_ino() == now.pool;
+                    subdirs += u32::from(found && is_dir(&now));
+                    hides |= !found;
+                }
                 None => {
                     subdirs += u32::from(entry.stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
@@ -138,11 +157,10 @@ impl Inner {
         }
         let mut names = Vec::new();
         for (name, record) in known {
-            if let Some(ino) = record.pool
-                && txn.name(dir, &name)?.pool == Some(ino)
-            {
+            let now = txn.name(dir, &name)?;
+            if let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) {
                 self.forget_pool_name(&mut txn, ino, dir, &name)?;
-                if is_dir(&record) && !is_dir(&txn.name(dir, &name)?) {
+                if is_dir(&now) && !is_dir(&txn.name(dir, &name)?) {
                     subdirs -= 1;
                 }
                 if record.here_ino() == Some(ino) {
@@ -159,8 +177,7 @@ impl Inner {
         record.version = Some(stat.version.clone());
         record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
-        let now = Instant::now();
-        (state.listed_at, state.validated) = (Some(now), Some(now));
+        (state.listed_at, state.validated) = (Some(began), Some(Instant::now()));
         state.single_lookups = 0;
         state.negative.clear();
         txn.commit()?;
