@@ -322,3 +322,32 @@ fn differing(ours: &Xattrs, theirs: &Xattrs) -> XattrChanges {
 fn written_meanwhile() -> Error {
     Error::new(ErrorKind::Busy, Side::Application, "the file is being written")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_write_that_is_under_way_is_waited_for() {
+        const LEN: usize = 128 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![b'a'; LEN], 0).unwrap();
+        let byte_at = |at: usize| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at as u64).unwrap();
+            byte[0]
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| file.write_at(&vec![b'b'; LEN], 0).unwrap());
+            while byte_at(0) == b'a' {
+                std::thread::yield_now();
+            }
+            let before = Stamp::of(&file).unwrap();
+            await_writes(&file).unwrap();
+            assert_eq!(byte_at(LEN - 1), b'b');
+            assert_eq!(Stamp::of(&file).unwrap(), before, "the write set the times when it began, and we set none");
+        });
+    }
+}
