@@ -208,14 +208,21 @@ impl Inner {
     }
 
     /// Writes down what is about to be sent to a name; it survives a power cut when this returns. The caller holds
-    /// the flush lock of the inode.
-    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<()> {
+    /// the flush lock of the inode. `false` where the name is another one's by now, or something else is on its way
+    /// there: nothing is to be sent.
+    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<bool> {
         {
             let mut txn = Txn::begin(self);
+            let name = txn.name(at.0, &at.1)?;
+            let anothers = name.here_ino().is_some_and(|here| here != ino) || name.sent.iter().any(|s| s.ino != ino);
+            if anothers && name.pool != Some(ino) {
+                return Ok(false);
+            }
             txn.send(at.0, &at.1, Sent { ino, what })?;
             txn.commit()?;
         }
-        self.sync_written().await
+        self.sync_written().await?;
+        Ok(true)
     }
 
     /// The pool must not be ahead of the catalog, after a power cut either: what it is told next is on the disk when

@@ -173,7 +173,8 @@ impl Inner {
             let Some(link) = record.pool_link() else { return Ok(()) };
             let path = self.pool_path(ino)?;
             match self.upload(ino, link, &path, &expected).await {
-                Ok(uploaded) => {
+                Ok(None) => return Ok(()),
+                Ok(Some(uploaded)) => {
                     self.sync_names(link.0, &path.parent().unwrap_or_default()).await?;
                     return self.commit_uploaded(Txn::begin(self), ino, uploaded);
                 }
@@ -238,7 +239,10 @@ impl Inner {
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The version moves with them: it must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
-            self.about_to_send(&(*parent, name.clone()), ino, SentWhat::Content { size, mtime: record.mtime }).await?;
+            let what = SentWhat::Content { size, mtime: record.mtime };
+            if !self.about_to_send(&(*parent, name.clone()), ino, what).await? {
+                return Ok(());
+            }
         } else {
             self.sync_written().await?;
         }

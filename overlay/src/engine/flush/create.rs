@@ -77,7 +77,8 @@ impl Inner {
         };
         for _ in 0..3 {
             match self.upload(ino, &(parent, name.into()), path, &expected).await {
-                Ok(uploaded) => {
+                Ok(None) => return Ok(()),
+                Ok(Some(uploaded)) => {
                     self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
                     self.commit_created(parent, name, ino, uploaded)?;
                     return match occupant {

@@ -63,15 +63,20 @@ impl Inner {
             touched.push(from.0);
         }
         let at: Link = (parent, name.into());
-        match &step {
-            Step::Remove { .. } => self.sync_written().await?,
-            Step::Rename { from, .. } => {
-                self.about_to_send(&at, subject, SentWhat::Moved { from: from.clone() }).await?
-            }
-            Step::Link { .. } => self.about_to_send(&at, subject, SentWhat::Linked).await?,
+        let what = match &step {
+            Step::Remove { .. } => None,
+            Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
+            Step::Link { .. } => Some(SentWhat::Linked),
             // Of a file the upload knows what is sent.
-            Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => {}
-            Step::Create { .. } => self.about_to_send(&at, subject, SentWhat::Made).await?,
+            Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => None,
+            Step::Create { .. } => Some(SentWhat::Made),
+        };
+        if let Some(what) = what {
+            if !self.about_to_send(&at, subject, what).await? {
+                return Ok(());
+            }
+        } else if matches!(step, Step::Remove { .. }) {
+            self.sync_written().await?;
         }
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
         let dir = self.pool_path(parent)?;
@@ -344,8 +349,10 @@ impl Inner {
             // Somebody else was here first: look again.
             return Ok(());
         }
-        self.about_to_send(&(parent, parked.as_slice().into()), occupant, SentWhat::Moved { from: link.clone() })
-            .await?;
+        let what = SentWhat::Moved { from: link.clone() };
+        if !self.about_to_send(&(parent, parked.as_slice().into()), occupant, what).await? {
+            return Ok(());
+        }
         let moves_dir = node.state.lock().record.kind == FileKind::Directory;
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
         let dir = self.pool_path(parent)?;

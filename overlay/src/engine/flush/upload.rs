@@ -53,7 +53,8 @@ struct Snapshot {
 }
 
 impl Inner {
-    /// Puts the content of a file under a path of the pool, which is the one of a name.
+    /// Puts the content of a file under a path of the pool, which is the one of a name. `None`: the name is another
+    /// one's by now.
     ///
     /// # Errors
     /// `Conflict` where the pool has something else there than expected; `Busy` where the file is written so
@@ -64,7 +65,7 @@ impl Inner {
         at: &Link,
         path: &PoolPath,
         expected: &Expected,
-    ) -> Result<Uploaded> {
+    ) -> Result<Option<Uploaded>> {
         for _ in 0..ATTEMPTS {
             let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
                 self.snapshot(ino).await?;
@@ -72,7 +73,10 @@ impl Inner {
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
             let pieces = self.pieces(content.clone(), stamp);
             let attrs = attrs_of(&sent);
-            self.about_to_send(at, ino, SentWhat::Content { size: sent.size, mtime: sent.mtime }).await?;
+            let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
+            if !self.about_to_send(at, ino, what).await? {
+                return Ok(None);
+            }
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
@@ -83,7 +87,7 @@ impl Inner {
                     }
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
                     self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
-                    return Ok(Uploaded {
+                    return Ok(Some(Uploaded {
                         stat,
                         sent,
                         recorded_mtime,
@@ -94,7 +98,7 @@ impl Inner {
                         apart,
                         synced: is_held || (held && settled),
                         theirs: None,
-                    });
+                    }));
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
                 Err(e) => return Err(e.context(path)),
@@ -138,7 +142,10 @@ impl Inner {
         };
         let file = content.file.clone();
         blocking(move || await_writes(&file)).await?;
-        tokio::time::sleep(self.store.until_times_are_apart(&before)).await;
+        let wait = self.store.until_times_are_apart(&before);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
         // A store through a mapping is noted in the times only where its page was written back before.
         self.io.sync(content.file.clone(), true).await?;
         let state = node.state.lock();
