@@ -39,3 +39,4 @@ pub use init::Handshake;
 pub use iomode::PassthroughState;
 pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
 pub use mountpoint::{mount_device, unmount};
+pub(crate) use wakeups::DEVICE as WAKEUP_DEVICE;

@@ -1,5 +1,5 @@
-//! Content files that are made ahead of need: making one takes longer than all else that a create or the fetch of a
-//! small file has to do.
+//! Content files that are made ahead of need: making one is the longest single thing that a create has to do, and can be
+//! done by another processor meanwhile.
 //!
 //! No record names a spare one. What a kill leaves of them is swept after the next start, as all that no record names.
 

@@ -330,6 +330,7 @@ fn release(path: &Path) -> bool {
 fn bad(context: String) -> Error {
     Error::new(ErrorKind::InvalidInput, Side::Application, context)
 }
+
 /// Whether the file system gives a change another time than the last that was looked at (multigrain timestamps, since
 /// Linux 6.13).
 fn has_fine_times(file: &File) -> io::Result<bool> {

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
-const DEVICE: &str = "/dev/cpu_dma_latency";
+/// Takes the bound.
+pub const DEVICE: &str = "/dev/cpu_dma_latency";
 /// What is written to take the bound back: `PM_QOS_DEFAULT_VALUE`.
 const NO_BOUND: i32 = -1;
 /// So many requests of one session thread,

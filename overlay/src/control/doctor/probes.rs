@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 
 use super::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, Check, Verdict, fs_type, holds, in_path, version};
 use crate::control::{limits, mounts};
+use crate::fuse::WAKEUP_DEVICE as DEVICE;
 
 /// Passthrough came with this kernel.
 const PASSTHROUGH_SINCE: (u32, u32) = (6, 9);
@@ -152,7 +153,6 @@ fn descriptors() -> Check {
 }
 
 fn wakeups() -> Check {
-    const DEVICE: &str = "/dev/cpu_dma_latency";
     let open = fs::OpenOptions::new().write(true).open(DEVICE);
     Check::of(
         open.is_ok(),

@@ -132,13 +132,10 @@ impl Inner {
             }
             return txn.commit();
         };
-        let path = path.unwrap_or_default();
-        tracing::info!(%path, "what was cut off had reached the pool");
-        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
-        if let SentWhat::Moved { from } = &sent.what
-            && let Ok(from_dir) = self.pool_path(from.0)
-        {
-            self.sync_names(from.0, &from_dir).await?;
+        tracing::info!(path = %path.unwrap_or_default(), "what was cut off had reached the pool");
+        self.sync_names(parent).await?;
+        if let SentWhat::Moved { from } = &sent.what {
+            self.sync_names(from.0).await?;
         }
         let mut txn = Txn::begin(self);
         // The new name first: an inode without any would not know its version any more.

@@ -175,7 +175,7 @@ impl Inner {
             match self.upload(ino, link, &path, &expected).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(uploaded)) => {
-                    self.sync_names(link.0, &path.parent().unwrap_or_default()).await?;
+                    self.sync_names(link.0).await?;
                     return self.commit_uploaded(Txn::begin(self), ino, uploaded);
                 }
                 Err(e) if e.is(ErrorKind::Conflict) => {}
@@ -193,7 +193,7 @@ impl Inner {
                 }
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     Some(uploaded) => {
-                        self.sync_names(link.0, &path.parent().unwrap_or_default()).await?;
+                        self.sync_names(link.0).await?;
                         return self.commit_uploaded(Txn::begin(self), ino, uploaded);
                     }
                     // All names that the pool has it under are of the object that somebody changed.

@@ -47,7 +47,7 @@ impl Inner {
             }
             Err(e) => return Err(e.context(path)),
         };
-        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+        self.sync_names(parent).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
         let now = txn.record(ino)?;
@@ -79,7 +79,7 @@ impl Inner {
             match self.upload(ino, &(parent, name.into()), path, &expected).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(uploaded)) => {
-                    self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+                    self.sync_names(parent).await?;
                     self.commit_created(parent, name, ino, uploaded)?;
                     return match occupant {
                         Some(occupant) => self.refresh_version(occupant).await,
@@ -95,7 +95,7 @@ impl Inner {
                 Err(e) => return Err(e.context(path)),
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
                     Some(uploaded) => {
-                        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+                        self.sync_names(parent).await?;
                         return self.commit_created(parent, name, ino, uploaded);
                     }
                     None => return self.keep_both(parent, name, ino, path).await,

@@ -64,23 +64,23 @@ impl Inner {
         }
         let at: Link = (parent, name.into());
         let what = match &step {
-            Step::Remove { .. } => None,
+            Step::Remove { .. } => {
+                self.sync_written().await?;
+                None
+            }
             Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
             Step::Link { .. } => Some(SentWhat::Linked),
             // Of a file the upload knows what is sent.
             Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => None,
             Step::Create { .. } => Some(SentWhat::Made),
         };
-        if let Some(what) = what {
-            if !self.about_to_send(&at, subject, what).await? {
-                return Ok(());
-            }
-        } else if matches!(step, Step::Remove { .. }) {
-            self.sync_written().await?;
+        if let Some(what) = what
+            && !self.about_to_send(&at, subject, what).await?
+        {
+            return Ok(());
         }
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
-        let dir = self.pool_path(parent)?;
-        let path = dir.join(name);
+        let path = self.pool_path_of(parent, name)?;
         match step {
             Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
@@ -129,7 +129,7 @@ impl Inner {
             }
             Err(e) => return Err(e.context(path)),
         }
-        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+        self.sync_names(parent).await?;
         self.commit_vacated(parent, name, occupant)?;
         self.refresh_version(occupant).await
     }
@@ -221,8 +221,8 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
         };
-        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
-        self.sync_names(from.0, &source.parent().unwrap_or_default()).await?;
+        self.sync_names(parent).await?;
+        self.sync_names(from.0).await?;
         self.commit_moved(parent, name, from, moved, &stat)?;
         match occupant {
             Some(occupant) => self.refresh_version(occupant).await,
@@ -327,7 +327,7 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),
             Err(e) => return Err(e.context(format!("link {source} as {path}"))),
         };
-        self.sync_names(parent, &path.parent().unwrap_or_default()).await?;
+        self.sync_names(parent).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
         take_version(&mut txn, ino, &stat)?;
@@ -368,7 +368,7 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
             other => other.map_err(|e| e.context(&from))?,
         };
-        self.sync_names(parent, &dir).await?;
+        self.sync_names(parent).await?;
         self.commit_moved(parent, &parked, &link, occupant, &stat)
     }
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_backends::{ErrorKind, PoolPath, Result};
+use forebay_backends::{ErrorKind, Result};
 
 use super::super::{Inner, Ino};
 
@@ -18,9 +18,21 @@ pub(crate) struct NamesSync {
 }
 
 impl Inner {
-    /// Makes the names of a directory that were changed before durable in the pool.
-    pub(super) async fn sync_names(&self, dir: Ino, path: &PoolPath) -> Result<()> {
-        let node = self.node(dir)?;
+    /// Makes the names of a directory that were changed before durable in the pool. The caller holds `moves`.
+    pub(super) async fn sync_names(&self, dir: Ino) -> Result<()> {
+        // Others removed it with all that was in it, or its owner may write there, but not read, and so not sync.
+        let cannot_be = |kind| {
+            use ErrorKind::{NotDirectory, NotFound, NotPermitted, PermissionDenied, Stale};
+            matches!(kind, NotFound | NotDirectory | PermissionDenied | NotPermitted | Stale)
+        };
+        match self.sync_names_of(dir).await {
+            Err(e) if cannot_be(e.kind()) => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn sync_names_of(&self, dir: Ino) -> Result<()> {
+        let (node, path) = (self.node(dir)?, self.pool_path(dir)?);
         let sync = &node.names_sync;
         let mine = sync.asked.fetch_add(1, Ordering::SeqCst) + 1;
         let mut done = sync.done.lock().await;
@@ -28,19 +40,7 @@ impl Inner {
             return Ok(());
         }
         let covers = sync.asked.load(Ordering::SeqCst);
-        match self.ask(self.pool.sync_dir(path)).await {
-            Ok(()) => {}
-            // Others removed it with all that was in it, or its owner may write there, but not read, and so not sync.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    ErrorKind::NotFound
-                        | ErrorKind::NotDirectory
-                        | ErrorKind::PermissionDenied
-                        | ErrorKind::NotPermitted
-                ) => {}
-            Err(e) => return Err(e.context(path)),
-        }
+        self.ask(self.pool.sync_dir(&path)).await.map_err(|e| e.context(path))?;
         *done = covers;
         Ok(())
     }

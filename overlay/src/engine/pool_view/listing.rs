@@ -128,14 +128,15 @@ impl Inner {
         let mut adopted = 0;
         for entry in entries {
             match known.remove(entry.name.as_slice()) {
-                // Found, made or removed while others had their turn.
-                None if !txn.name(dir, &entry.name)?.is_empty() => {
-                    let now = txn.name(dir, &entry.name)?;
-                    let found = now.here_ino().is_some() && now.here_ino() == now.pool;
-                    subdirs += u32::from(found && is_dir(&now));
-                    hides |= !found;
-                }
                 None => {
+                    let now = txn.name(dir, &entry.name)?;
+                    if !now.is_empty() {
+                        // Found, made or removed while others had their turn.
+                        let found = now.here_ino().is_some() && now.here_ino() == now.pool;
+                        subdirs += u32::from(found && is_dir(&now));
+                        hides |= !found;
+                        continue;
+                    }
                     subdirs += u32::from(entry.stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
                     adopted += 1;
