@@ -26,6 +26,7 @@ CARGO := cargo
 BUILD_LIMIT := timeout 3600
 PJDFSTEST := pjdfstest@0.2.2
 FSX := fsx@0.3.2
+VERSITYGW := versitygw@v1.8.0
 # A test fails by a panic.
 TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
@@ -61,7 +62,7 @@ lint:
 	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- -D warnings $(TESTS_MAY)
 
 # Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
-test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX)
+test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW)
 	@packaging/deps build test
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
 	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
@@ -90,6 +91,13 @@ $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX):
 	@packaging/deps build
 	@echo "installing: $(@F)"
 	@CARGO_TARGET_DIR=$(CACHE)/tools-target $(BUILD_LIMIT) $(CARGO) install --quiet --locked --root $(TOOLS) $(@F)
+	@touch $@
+
+# An S3 server for the tests, in Go.
+$(TOOLS)/$(VERSITYGW):
+	@echo "installing: $(@F)"
+	@mkdir -p $(TOOLS)/bin
+	@GO=$$(packaging/go $(CACHE)/go) && GOBIN=$(TOOLS)/bin $(BUILD_LIMIT) $$GO install github.com/versity/versitygw/cmd/$(@F)
 	@touch $@
 
 $(TOOLS)/cargo-deny:

@@ -6,12 +6,15 @@ pub mod decorators;
 pub mod dir;
 mod error;
 pub mod memory;
+mod open;
 mod path;
 mod pieces;
 mod pool;
+pub mod s3;
 mod types;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
+pub use open::Location;
 pub use path::PoolPath;
 pub use pool::{Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark};
 pub use types::{

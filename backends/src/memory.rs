@@ -78,6 +78,7 @@ impl MemoryPool {
             rename_exchange: true,
             ranged_write: true,
             sparse: true,
+            directory_versions: true,
             conditional_put: ConditionalPut::Atomic,
             time_granularity_ns: 1,
             name_max: 255,

@@ -88,7 +88,8 @@ impl From<Time> for SystemTime {
 pub enum Version {
     /// A file system's: every change of content or attributes changes at least `ctime`.
     Inode { dev: u64, ino: u64, mtime: Time, ctime: Time, size: u64 },
-    /// An object store's.
+    /// An object store's. The seconds of `mtime` are the store's, which may not tell more; its nanoseconds are of who
+    /// wrote the object, if that left a time. `etag` is empty where the store has none.
     Tag { etag: String, size: u64, mtime: Time },
 }
 
@@ -107,7 +108,11 @@ impl Version {
                 Self::Inode { dev, ino, mtime, size, .. },
                 Self::Inode { dev: dev2, ino: ino2, mtime: mtime2, size: size2, .. },
             ) => (dev, ino, mtime, size) == (dev2, ino2, mtime2, size2),
-            (a, b) => a == b,
+            // The same writer's mark at another time: the content was changed behind the store's back.
+            (Self::Tag { mtime, .. }, Self::Tag { mtime: mtime2, .. }) => {
+                self.same_object(other) && (mtime.nanos != mtime2.nanos || mtime == mtime2)
+            }
+            _ => false,
         }
     }
 
@@ -115,7 +120,11 @@ impl Version {
     pub fn same_object(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Inode { dev, ino, .. }, Self::Inode { dev: dev2, ino: ino2, .. }) => (dev, ino) == (dev2, ino2),
-            (a, b) => a == b,
+            // An object store replaces whole objects: another content is another object.
+            (Self::Tag { etag, size, mtime }, Self::Tag { etag: etag2, size: size2, mtime: mtime2 }) => {
+                (etag, size) == (etag2, size2) && (!etag.is_empty() || mtime == mtime2)
+            }
+            _ => false,
         }
     }
 }
@@ -213,6 +222,8 @@ pub struct Capabilities {
     pub ranged_write: bool,
     pub sparse: bool,
     pub conditional_put: ConditionalPut,
+    /// A directory's version is another one after a name in it was made or removed.
+    pub directory_versions: bool,
     /// Nanoseconds between distinguishable timestamps.
     pub time_granularity_ns: u32,
     /// Longest name in bytes.

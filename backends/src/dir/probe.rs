@@ -61,6 +61,7 @@ pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
             rename_exchange: local,
             ranged_write: true,
             sparse: true,
+            directory_versions: true,
             conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
             time_granularity_ns: tick_ns(),
             name_max: u32::try_from(vfs.f_namemax).ok().filter(|max| *max > 0).unwrap_or(255),

@@ -15,7 +15,7 @@ pub struct Pace {
 /// The options of one mount. Paths are absolute and canonical once they have passed the preflight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountConfig {
-    /// `file:///path` or a plain path.
+    /// A URL that [`forebay_backends::Location`] knows; a directory's is its plain path.
     pub pool: String,
     pub mountpoint: PathBuf,
     /// Directories of the fast pool, one for each device.
@@ -40,15 +40,6 @@ pub struct MountConfig {
 }
 
 impl MountConfig {
-    /// The directory behind the pool's URL; `None` where the URL has a scheme that this build does not serve.
-    pub fn pool_dir(&self) -> Option<PathBuf> {
-        match self.pool.split_once("://") {
-            None => Some(PathBuf::from(&self.pool)),
-            Some(("file", path)) if path.starts_with('/') => Some(PathBuf::from(path)),
-            Some(_) => None,
-        }
-    }
-
     /// The command line that makes this mount again, for messages and for people.
     pub fn command_line(&self) -> String {
         let mut words =
@@ -101,14 +92,6 @@ mod tests {
             memory_bytes: None,
             kernel_options: Vec::new(),
         }
-    }
-
-    #[test]
-    fn pool_urls_name_directories_or_are_refused() {
-        assert_eq!(config("/a b").pool_dir(), Some("/a b".into()));
-        assert_eq!(config("file:///a").pool_dir(), Some("/a".into()));
-        assert_eq!(config("file://host/a").pool_dir(), None);
-        assert_eq!(config("s3://bucket").pool_dir(), None);
     }
 
     #[test]

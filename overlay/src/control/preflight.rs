@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use bytesize::ByteSize;
+use forebay_backends::Location;
 
 use super::config::MountConfig;
 use super::registry::{self, Entry};
@@ -30,10 +31,12 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     let stale_mount = existing_mount(&text)?;
     let (mountpoint, hides_files) = if stale_mount { (text, false) } else { mountpoint(&text)? };
     config.mountpoint = mountpoint;
-    let pool = pool(&config)?;
-    config.pool = pool.to_str().map(String::from).ok_or_else(|| not_utf8(&pool))?;
-    not_ours("the pool", &pool)?;
-    apart("the mountpoint", &config.mountpoint, "the pool", &pool)?;
+    let pool = pool_dir(&config)?;
+    if let Some(pool) = &pool {
+        config.pool = pool.to_str().map(String::from).ok_or_else(|| not_utf8(pool))?;
+        not_ours("the pool", pool)?;
+        apart("the mountpoint", &config.mountpoint, "the pool", pool)?;
+    }
     if config.fast.is_empty() {
         return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
     }
@@ -47,7 +50,9 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
         }
     }
     for (at, fast) in config.fast.iter().enumerate() {
-        apart("the fast pool", fast, "the pool", &pool)?;
+        if let Some(pool) = &pool {
+            apart("the fast pool", fast, "the pool", pool)?;
+        }
         apart("the fast pool", fast, "the mountpoint", &config.mountpoint)?;
         if config.fast[..at].contains(fast) {
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
@@ -114,12 +119,12 @@ fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
     Ok((utf8(canonical)?, hides))
 }
 
-/// The pool's directory. Asked on another thread, because a mounted pool that is down may never answer.
-fn pool(config: &MountConfig) -> Result<PathBuf, Failure> {
-    let dir = config.pool_dir().ok_or_else(|| {
-        Failure::usage(format!("no kind of pool is known for `{}`", config.pool))
-            .remedy("a directory: /path or file:///path; NFS, BeeGFS and Lustre are pools where they are mounted")
-    })?;
+/// The pool's directory; `None` where it is none: then only its URL is looked at. Asked on another thread, because a
+/// mounted pool that is down may never answer.
+fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
+    let Location::Directory(dir) = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))? else {
+        return Ok(None);
+    };
     let dir = paths::absolute(&dir).map_err(|e| Failure::io("pool", &e))?;
     let place = dir.display().to_string();
     let (answer, answers) = mpsc::channel();
@@ -130,7 +135,7 @@ fn pool(config: &MountConfig) -> Result<PathBuf, Failure> {
     });
     let remedy = "check that the pool is mounted: `findmnt`, `ls`";
     match answers.recv_timeout(limits::POOL_CHECK) {
-        Ok(Ok((meta, real))) if meta.is_dir() => Ok(real),
+        Ok(Ok((meta, real))) if meta.is_dir() => Ok(Some(real)),
         Ok(Ok(_)) => Err(Failure::usage(format!("pool {place} is not a directory"))),
         Ok(Err(e)) if e.kind() == io::ErrorKind::PermissionDenied => Err(Failure::io(format!("pool {place}"), &e)),
         Ok(Err(e)) => Err(Failure::new(FailureKind::PoolUnavailable, format!("pool {place}: {e}")).remedy(remedy)),

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_backends::Pool;
 use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
-use forebay_backends::dir::{DirPool, MAX_BLOCKING_CALLS};
+use forebay_backends::dir::MAX_BLOCKING_CALLS;
+use forebay_backends::{Location, Pool};
 
 use super::config::MountConfig;
 use super::registry::{Runtime, State};
@@ -128,7 +128,7 @@ async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay) -> Result<(
 /// Opens the engine of a mount. `reattached`: the mount is the one of a worker that died, with its open files.
 pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
     let policy = policy(config)?;
-    let pool = pool(config, &policy)?;
+    let pool = pool(config, &policy).await?;
     let options = Options {
         pool,
         fast: config.fast.clone(),
@@ -153,10 +153,8 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     }
 }
 
-fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
-    let dir =
-        config.pool_dir().ok_or_else(|| Failure::usage(format!("no kind of pool is known for `{}`", config.pool)))?;
-    let mut pool: Arc<dyn Pool> = Arc::new(DirPool::open(&dir)?);
+async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
+    let mut pool = Location::parse(&config.pool)?.open().await?;
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }

@@ -237,6 +237,13 @@ impl Inner {
             if state.record.listing == Listing::Complete(state.record.version.clone()) {
                 return Ok(None);
             }
+            // Where the directory itself does not tell, what was listed holds for as long as what was asked for.
+            let listed = !self.pool.capabilities().directory_versions
+                && matches!(state.record.listing, Listing::Complete(_))
+                && state.listed_at.is_some_and(|at| at.elapsed() < ttl);
+            if listed {
+                return Ok(None);
+            }
             if state.negative.get(name).is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(None);
             }

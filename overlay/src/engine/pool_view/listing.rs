@@ -176,7 +176,8 @@ impl Inner {
         // Some file systems count no directories and say 1.
         record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
         record.version = Some(stat.version.clone());
-        record.listing = Listing::Complete(Some(if racy || hides { unmatched() } else { stat.version.clone() }));
+        let may_change_unseen = racy || hides || !self.pool.capabilities().directory_versions;
+        record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         (state.listed_at, state.validated) = (Some(began), Some(Instant::now()));
         state.single_lookups = 0;

@@ -1,0 +1,65 @@
+//! From a URL to a pool.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::dir::DirPool;
+use crate::s3::{self, S3Pool};
+use crate::{Error, ErrorKind, Pool, Result, Side};
+
+/// What a URL names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// `/path` or `file:///path`: a directory, which is how NFS, BeeGFS and Lustre are pools where they are mounted.
+    Directory(PathBuf),
+    /// `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
+    S3(String),
+}
+
+impl Location {
+    /// # Errors
+    /// `InvalidInput` where no kind of pool has such a URL, or something is wrong in it. Nothing is asked for.
+    pub fn parse(url: &str) -> Result<Self> {
+        match url.split_once("://") {
+            None => Ok(Self::Directory(PathBuf::from(url))),
+            Some(("file", path)) if path.starts_with('/') => Ok(Self::Directory(PathBuf::from(path))),
+            Some(("s3", _)) => {
+                s3::check(url, &s3::environment())?;
+                Ok(Self::S3(url.to_owned()))
+            }
+            Some(_) => Err(Error::new(
+                ErrorKind::InvalidInput,
+                Side::Application,
+                format!("no kind of pool is known for `{url}`; known: /path, file:///path, s3://bucket/prefix"),
+            )),
+        }
+    }
+
+    /// Attaches the pool.
+    ///
+    /// # Errors
+    /// As the kind of pool says.
+    pub async fn open(&self) -> Result<Arc<dyn Pool>> {
+        Ok(match self {
+            Self::Directory(path) => Arc::new(DirPool::open(path)?),
+            Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_pools_or_are_refused() {
+        let parse = |url: &str| Location::parse(url).map_err(|error| error.to_string());
+        assert_eq!(parse("/a b"), Ok(Location::Directory("/a b".into())));
+        assert_eq!(parse("file:///a"), Ok(Location::Directory("/a".into())));
+        assert_eq!(parse("s3://bucket/a"), Ok(Location::S3("s3://bucket/a".into())));
+        for url in ["file://host/a", "ftp://host/a"] {
+            assert!(parse(url).unwrap_err().contains("no kind of pool is known"), "{url}");
+        }
+        assert!(parse("s3://bucket?colour=red").unwrap_err().contains("colour"));
+    }
+}

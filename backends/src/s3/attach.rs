@@ -1,0 +1,331 @@
+//! From a URL and the environment to a bucket.
+//!
+//! `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
+//!
+//! | option | environment | default |
+//! |---|---|---|
+//! | `endpoint` | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | Amazon's of the region |
+//! | `region` | `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile | `us-east-1` |
+//! | `path-style` (`true`, `false`) | `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` | `true` with an endpoint, else `false` |
+//! | `requester-pays` | `AWS_REQUEST_PAYER` | `false` |
+//! | `anonymous` | `AWS_SKIP_SIGNATURE` | `false` |
+//! | `profile` | `AWS_PROFILE` | `default` |
+//! | `ca` (a PEM file) | `AWS_CA_BUNDLE` | the system's |
+//! | `uid`, `gid`, `mode`, `dir-mode` of what has none | | the daemon's, 644, 755 |
+//!
+//! Credentials: `AWS_ACCESS_KEY_ID` and its companions, the profile in `~/.aws/credentials` and `~/.aws/config`, a web
+//! identity, the container's, the instance's.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use ini::Ini;
+use object_store::ClientOptions;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
+use url::Url;
+
+use crate::{Error, ErrorKind, Result, Side, Time};
+
+use super::client::Client;
+use super::metadata::Defaults;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest silence in the middle of an answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a URL says.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) client: Arc<Client>,
+    /// What all keys of the pool begin with: empty, or with a slash at its end.
+    pub(super) root: String,
+    pub(super) defaults: Defaults,
+    /// Without secrets.
+    pub(super) url: String,
+}
+
+fn wrong(url: &str, why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{url}: {why}"))
+}
+
+/// The variables that say what the URL does not, by name.
+pub type Environment = BTreeMap<String, String>;
+
+/// The variables of this process that matter here.
+pub fn environment() -> Environment {
+    let matters = |name: &str| name.starts_with("AWS_") || name == "HOME";
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text).filter(|(name, _)| matters(name)).collect()
+}
+
+/// Whether a URL can be one of a pool, without asking anybody.
+///
+/// # Errors
+/// `InvalidInput`, with what is wrong.
+pub fn check(url: &str, environment: &Environment) -> Result<()> {
+    attach(url, environment).map(drop)
+}
+
+pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> {
+    let url = Url::parse(text).map_err(|error| wrong(text, error))?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong(
+            &format!("{}://...", url.scheme()),
+            "credentials do not belong in a URL: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+        ));
+    }
+    let bucket = url.host_str().filter(|bucket| !bucket.is_empty());
+    let bucket = bucket.ok_or_else(|| wrong(text, "no bucket: s3://BUCKET/PREFIX is needed"))?.to_owned();
+    let root = percent_encoding::percent_decode_str(url.path().trim_matches('/'))
+        .decode_utf8()
+        .map_err(|_| wrong(text, "the prefix is not UTF-8"))?;
+    let root = if root.is_empty() { String::new() } else { format!("{root}/") };
+    let options = Options::parse(text, &url)?;
+
+    let mut builder = AmazonS3Builder::new();
+    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+        // What it does not know is for others.
+        if let Ok(key) = name.to_ascii_lowercase().parse() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
+    let mut region = options.region.clone().or_else(|| set(&builder, AmazonS3ConfigKey::Region));
+    let endpoint = options
+        .endpoint
+        .clone()
+        .or_else(|| set(&builder, AmazonS3ConfigKey::S3Endpoint))
+        .or_else(|| set(&builder, AmazonS3ConfigKey::Endpoint));
+    let told = |key| set(&builder, key).is_some_and(|value| matches!(value.as_str(), "true" | "1" | "requester"));
+    let virtual_hosted = set(&builder, AmazonS3ConfigKey::VirtualHostedStyleRequest).map(|value| value == "true");
+    let path_style = options.path_style.or(virtual_hosted.map(|hosted| !hosted)).unwrap_or(endpoint.is_some());
+    let requester_pays = options.requester_pays || told(AmazonS3ConfigKey::RequestPayer);
+    let anonymous = options.anonymous || told(AmazonS3ConfigKey::SkipSignature);
+
+    let from_env = set(&builder, AmazonS3ConfigKey::AccessKeyId).is_some() && options.profile.is_none();
+    if !from_env && let Some(profile) = Profile::find(text, environment, options.profile.as_deref())? {
+        if let Some((key, secret)) = profile.keys {
+            builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+            if let Some(token) = profile.token {
+                builder = builder.with_token(token);
+            }
+        }
+        region = region.or(profile.region);
+    }
+    let region = region.unwrap_or_else(|| "us-east-1".to_owned());
+    let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+    let endpoint = endpoint.trim_end_matches('/');
+    let bucket_url = match (path_style, endpoint.split_once("://")) {
+        (_, None) => return Err(wrong(text, format!("the endpoint {endpoint} lacks http:// or https://"))),
+        (true, _) => format!("{endpoint}/{bucket}"),
+        (false, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
+    };
+    let http =
+        client_options(text, environment, options.ca.as_deref())?.with_allow_http(endpoint.starts_with("http://"));
+    let build = |error: object_store::Error| wrong(text, error);
+    let store = builder
+        .with_bucket_name(&bucket)
+        .with_region(&region)
+        .with_endpoint(endpoint)
+        .with_client_options(http.clone())
+        .build()
+        .map_err(build)?;
+    let client = Client {
+        http: ReqwestConnector::default().connect(&http).map_err(build)?,
+        credentials: Arc::clone(store.credentials()),
+        region,
+        bucket,
+        bucket_url,
+        requester_pays,
+        anonymous,
+        retried: AtomicU64::new(0),
+    };
+    Ok(Attached { client: Arc::new(client), root, defaults: options.defaults, url: text.to_owned() })
+}
+
+fn client_options(url: &str, environment: &Environment, ca: Option<&Path>) -> Result<ClientOptions> {
+    let mut options = ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(READ_TIMEOUT)
+        // A large part over a slow line takes its time.
+        .with_timeout_disabled();
+    let bundle = ca.map(Path::to_owned).or_else(|| environment.get("AWS_CA_BUNDLE").map(PathBuf::from));
+    if let Some(path) = bundle {
+        let bad = |why: &dyn std::fmt::Display| wrong(url, format!("CA bundle {}: {why}", path.display()));
+        let pem = std::fs::read(&path).map_err(|error| bad(&error))?;
+        for certificate in Certificate::from_pem_bundle(&pem).map_err(|error| bad(&error))? {
+            options = options.with_root_certificate(certificate);
+        }
+    }
+    Ok(options)
+}
+
+#[derive(Debug)]
+struct Options {
+    endpoint: Option<String>,
+    region: Option<String>,
+    path_style: Option<bool>,
+    requester_pays: bool,
+    anonymous: bool,
+    profile: Option<String>,
+    ca: Option<PathBuf>,
+    defaults: Defaults,
+}
+
+impl Options {
+    fn parse(text: &str, url: &Url) -> Result<Self> {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let mut options = Self {
+            endpoint: None,
+            region: None,
+            path_style: None,
+            requester_pays: false,
+            anonymous: false,
+            profile: None,
+            ca: None,
+            defaults: Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now() },
+        };
+        for (name, value) in url.query_pairs() {
+            let truth = || match value.as_ref() {
+                "" | "true" | "1" | "yes" => Ok(true),
+                "false" | "0" | "no" => Ok(false),
+                _ => Err(wrong(text, format!("{name} is true or false, not {value:?}"))),
+            };
+            let number = |radix, max: u32| {
+                let number = u32::from_str_radix(&value, radix).ok().filter(|number| *number <= max);
+                number.ok_or_else(|| wrong(text, format!("{name} cannot be {value:?}")))
+            };
+            match name.as_ref() {
+                "endpoint" => options.endpoint = Some(value.into_owned()),
+                "region" => options.region = Some(value.into_owned()),
+                "path-style" => options.path_style = Some(truth()?),
+                "requester-pays" => options.requester_pays = truth()?,
+                "anonymous" => options.anonymous = truth()?,
+                "profile" => options.profile = Some(value.into_owned()),
+                "ca" => options.ca = Some(PathBuf::from(value.as_ref())),
+                "uid" => options.defaults.uid = number(10, u32::MAX - 1)?,
+                "gid" => options.defaults.gid = number(10, u32::MAX - 1)?,
+                "mode" => options.defaults.file_mode = number(8, 0o7777)?,
+                "dir-mode" => options.defaults.dir_mode = number(8, 0o7777)?,
+                _ => {
+                    let known = "endpoint, region, path-style, requester-pays, anonymous, profile, ca, uid, gid, mode, \
+                                 dir-mode";
+                    return Err(wrong(text, format!("unknown option {name}; known: {known}")));
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What a profile of the AWS tools says.
+#[derive(Default)]
+struct Profile {
+    keys: Option<(String, String)>,
+    token: Option<String>,
+    region: Option<String>,
+}
+
+impl Profile {
+    /// `Ok(None)` where there are no such files; an error where a profile that was named is in none.
+    fn find(url: &str, environment: &Environment, named: Option<&str>) -> Result<Option<Self>> {
+        let named = named.or(environment.get("AWS_PROFILE").map(String::as_str));
+        let name = named.unwrap_or("default");
+        let home = environment.get("HOME").map(PathBuf::from).unwrap_or_default();
+        let file = |variable: &str, default: &str| {
+            environment.get(variable).map_or_else(|| home.join(".aws").join(default), PathBuf::from)
+        };
+        let credentials = (file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name.to_owned());
+        let section = if name == "default" { name.to_owned() } else { format!("profile {name}") };
+        let config = (file("AWS_CONFIG_FILE", "config"), section);
+        let mut profile = Self::default();
+        let mut found = false;
+        for (path, section) in [credentials, config] {
+            let Some(section) = Self::section(url, &path, &section)? else { continue };
+            found = true;
+            let get = |key| section.get(key).map(str::to_owned);
+            if profile.keys.is_none() {
+                profile.keys = get("aws_access_key_id").zip(get("aws_secret_access_key"));
+                profile.token = get("aws_session_token");
+            }
+            profile.region = profile.region.or_else(|| get("region"));
+        }
+        match (found, named) {
+            (true, _) => Ok(Some(profile)),
+            (false, None) => Ok(None),
+            (false, Some(name)) => Err(wrong(url, format!("no profile {name} in ~/.aws/credentials or ~/.aws/config"))),
+        }
+    }
+
+    fn section(url: &str, path: &Path, name: &str) -> Result<Option<ini::Properties>> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        let file = Ini::load_from_file(path).map_err(|error| wrong(url, format!("{}: {error}", path.display())))?;
+        Ok(file.section(Some(name)).cloned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attach(url: &str) -> Result<Attached> {
+        super::attach(url, &Environment::new())
+    }
+
+    fn error(url: &str) -> String {
+        attach(url).map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn urls_say_where_the_keys_are() {
+        let attached =
+            attach("s3://bucket/some/prefix/?endpoint=http://127.0.0.1:1&region=here&uid=7&mode=600").unwrap();
+        assert_eq!(attached.root, "some/prefix/");
+        assert_eq!(attached.client.bucket_url, "http://127.0.0.1:1/bucket");
+        assert_eq!(attached.client.region, "here");
+        assert_eq!((attached.defaults.uid, attached.defaults.file_mode), (7, 0o600));
+        let hosted = attach("s3://bucket?endpoint=https://example.org/&path-style=false").unwrap();
+        assert_eq!((hosted.root.as_str(), hosted.client.bucket_url.as_str()), ("", "https://bucket.example.org"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_url_is_said() {
+        assert!(error("s3:///prefix").contains("no bucket"));
+        assert!(error("s3://bucket?colour=red").contains("unknown option colour"));
+        assert!(error("s3://bucket?path-style=maybe").contains("path-style"));
+        assert!(error("s3://bucket?endpoint=example.org").contains("lacks http"));
+        assert!(error("s3://bucket?ca=/no/such.pem&endpoint=https://h").contains("/no/such.pem"));
+        assert!(error("s3://bucket?profile=nobodys").contains("no profile nobodys"));
+        let secret = error("s3://key:secret@bucket");
+        assert!(secret.contains("do not belong") && !secret.contains("secret@"), "{secret}");
+    }
+
+    #[tokio::test]
+    async fn credentials_come_from_the_environment_or_a_profile() {
+        let home = tempfile::tempdir().unwrap();
+        let credentials = home.path().join("credentials");
+        std::fs::write(&credentials, "[default]\naws_access_key_id = A\naws_secret_access_key = B\n[other]\naws_access_key_id = C\naws_secret_access_key = D\nregion = there\n").unwrap();
+        let mut environment = Environment::new();
+        environment.insert("AWS_SHARED_CREDENTIALS_FILE".into(), credentials.to_str().unwrap().into());
+        let key = async |url: &str, environment: &Environment| {
+            let attached = super::attach(url, environment).unwrap();
+            let key = attached.client.credentials.get_credential().await.unwrap().key_id.clone();
+            (key, attached.client.region.clone())
+        };
+        assert_eq!(key("s3://bucket", &environment).await, ("A".into(), "us-east-1".into()));
+        assert_eq!(key("s3://bucket?profile=other", &environment).await, ("C".into(), "there".into()));
+        environment.insert("AWS_PROFILE".into(), "other".into());
+        environment.insert("AWS_REGION".into(), "here".into());
+        assert_eq!(key("s3://bucket", &environment).await, ("C".into(), "here".into()));
+        environment.insert("AWS_ACCESS_KEY_ID".into(), "E".into());
+        environment.insert("AWS_SECRET_ACCESS_KEY".into(), "F".into());
+        assert_eq!(key("s3://bucket", &environment).await, ("E".into(), "here".into()));
+    }
+}

@@ -1,0 +1,306 @@
+//! Signed requests to one bucket, repeated where that can help.
+//!
+//! Credentials, signatures and HTTP are those of `object_store`. Its own operations are not used for S3: its paths
+//! cannot name `dir/` or `a//b`, one such key fails a whole listing, completing an upload takes no condition, and
+//! copying takes no metadata.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::client::{HttpClient, HttpErrorKind, HttpRequestBody};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+
+use crate::{Error, ErrorKind, Side};
+
+use super::keys::is_unspeakable;
+
+/// What a key's bytes may be in a URL, by AWS's rules for signatures.
+const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+pub(super) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
+
+const RETRIES: usize = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Longest error message of a server that is read.
+const ERROR_BODY_BYTES: usize = 64 << 10;
+
+/// A bucket and the right to use it.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) http: HttpClient,
+    pub(super) credentials: AwsCredentialProvider,
+    pub(super) region: String,
+    pub(super) bucket: String,
+    /// `https://HOST/BUCKET` or `https://BUCKET.HOST`.
+    pub(super) bucket_url: String,
+    pub(super) requester_pays: bool,
+    pub(super) anonymous: bool,
+    /// Requests that were sent again.
+    pub(super) retried: AtomicU64,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub(super) struct Call<'a> {
+    pub(super) method: Method,
+    pub(super) key: &'a str,
+    pub(super) query: Vec<(&'static str, String)>,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    /// The number of bytes of the answer, where it is known.
+    pub(super) answer_bytes: Option<u64>,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(method: Method, key: &'a str) -> Self {
+        let (query, headers) = (Vec::new(), HeaderMap::new());
+        Self { method, key, query, headers, body: Bytes::new(), answer_bytes: None }
+    }
+
+    pub(super) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+
+    pub(super) fn header(mut self, name: http::HeaderName, value: &str) -> Result<Self, Refusal> {
+        let value = HeaderValue::from_bytes(value.as_bytes())
+            .map_err(|_| Refusal::local(ErrorKind::InvalidInput, format!("{name} cannot be {value:?}")))?;
+        self.headers.insert(name, value);
+        Ok(self)
+    }
+
+    pub(super) fn body(mut self, body: Bytes) -> Self {
+        self.body = body;
+        self
+    }
+}
+
+/// A good answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    /// How often it was asked for in vain before: what a request changed may have been changed by an earlier one.
+    pub(super) retries: u64,
+}
+
+/// Why a request was not answered well.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// S3's error code, or ours.
+    pub(super) code: String,
+    pub(super) message: String,
+    pub(super) retries: u64,
+    kind: ErrorKind,
+    again: bool,
+}
+
+/// The body of an error.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ErrorBody {
+    #[serde(default)]
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
+impl Refusal {
+    pub(super) fn local(kind: ErrorKind, message: String) -> Self {
+        let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
+        Self { code: String::new(), message, retries: 0, kind, again }
+    }
+
+    fn of(status: StatusCode, body: &[u8]) -> Self {
+        Self::told(status, quick_xml::de::from_reader(body).unwrap_or_default())
+    }
+
+    fn told(status: StatusCode, told: ErrorBody) -> Self {
+        let code = if told.code.is_empty() { status.as_str().to_owned() } else { told.code };
+        let kind = match (status.as_u16(), code.as_str()) {
+            (_, "KeyTooLongError") => ErrorKind::NameTooLong,
+            (_, "EntityTooLarge") => ErrorKind::TooLarge,
+            (_, "QuotaExceeded" | "XMinioStorageFull") | (507, _) => ErrorKind::Quota,
+            (_, "RequestTimeout" | "SlowDown" | "InternalError" | "ServiceUnavailable") => ErrorKind::Unavailable,
+            (_, "BadDigest" | "XAmzContentSHA256Mismatch") => ErrorKind::Corrupt,
+            (_, "PreconditionFailed" | "ConditionalRequestConflict") => ErrorKind::Conflict,
+            (_, "NoSuchKey" | "NoSuchUpload") => ErrorKind::NotFound,
+            (404 | 410, _) => ErrorKind::NotFound,
+            (401 | 403, _) => ErrorKind::PermissionDenied,
+            (412, _) => ErrorKind::Conflict,
+            (405 | 501, _) => ErrorKind::Unsupported,
+            (408 | 425 | 429, _) | (500..=599, _) => ErrorKind::Unavailable,
+            (300..=399, _) => ErrorKind::InvalidInput,
+            _ => ErrorKind::Os(libc::EIO),
+        };
+        let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) || code == "OperationAborted";
+        Self { code, message: told.message, retries: 0, kind, again }
+    }
+
+    /// An error that came with a good status.
+    pub(super) fn late(code: String, message: String, retries: u64) -> Self {
+        let body = ErrorBody { code, message };
+        Self { retries, ..Self::told(StatusCode::INTERNAL_SERVER_ERROR, body) }
+    }
+
+    pub(super) fn is(&self, kind: ErrorKind) -> bool {
+        self.kind == kind
+    }
+
+    /// As the pool tells it; `what` names the operation and the path.
+    pub(super) fn into_error(self, what: impl Into<String>) -> Error {
+        let mut context = what.into();
+        if let Some(remedy) = self.remedy() {
+            context = format!("{context}: {remedy}");
+        }
+        let said = match (self.code.as_str(), self.message.as_str()) {
+            ("", "") => None,
+            ("", message) => Some(message.to_owned()),
+            (code, "") => Some(format!("the server says {code}")),
+            (code, message) => Some(format!("the server says {code}: {message}")),
+        };
+        match said {
+            Some(said) => Error::new(self.kind, Side::Pool, format!("{context}: {said}")),
+            None => Error::new(self.kind, Side::Pool, context),
+        }
+    }
+
+    fn remedy(&self) -> Option<&'static str> {
+        Some(match self.code.as_str() {
+            "NoSuchBucket" => "there is no such bucket: check the URL, or make it",
+            "InvalidAccessKeyId" | "SignatureDoesNotMatch" => {
+                "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
+            }
+            "ExpiredToken" => "the credentials have expired: get new ones",
+            "RequestTimeTooSkewed" => "this machine's clock is wrong: set it",
+            "PermanentRedirect" | "AuthorizationHeaderMalformed" => "the bucket is in another region: set AWS_REGION",
+            _ => return None,
+        })
+    }
+}
+
+impl Client {
+    /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
+    /// number of times with growing, jittered pauses.
+    pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
+            .with_max_times(RETRIES)
+            .with_jitter();
+        let retries = AtomicU64::new(0);
+        let answer = (|| self.send_once(&call))
+            .retry(pauses)
+            .when(|refusal: &Refusal| refusal.again)
+            .notify(|refusal, pause| {
+                retries.fetch_add(1, Ordering::Relaxed);
+                self.retried.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(key = call.key, ?pause, code = refusal.code, "S3 request is sent again");
+            })
+            .await;
+        let retries = retries.into_inner();
+        match answer {
+            Ok(answer) => Ok(Answer { retries, ..answer }),
+            Err(refusal) => Err(Refusal { retries, ..refusal }),
+        }
+    }
+
+    async fn send_once(&self, call: &Call<'_>) -> Result<Answer, Refusal> {
+        let request = self.request(call).await?;
+        let response = self.http.execute(request).await.map_err(|error| {
+            let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
+            Refusal::local(kind, without_secrets(&chain(&error)))
+        })?;
+        let (parts, body) = response.into_parts();
+        let mut stream = body.bytes_stream();
+        let mut pieces: Vec<Bytes> = Vec::new();
+        let mut length = 0;
+        let good = parts.status.is_success();
+        while let Some(piece) = stream.next().await {
+            let piece = piece.map_err(|error| Refusal::local(ErrorKind::Unavailable, chain(&error)))?;
+            length += piece.len();
+            pieces.push(piece);
+            if !good && length > ERROR_BODY_BYTES {
+                break;
+            }
+        }
+        if !good {
+            return Err(Refusal::of(parts.status, &join(pieces, length)));
+        }
+        if let Some(expected) = call.answer_bytes
+            && expected != length as u64
+        {
+            let message = format!("{length} bytes came instead of {expected}");
+            return Err(Refusal::local(ErrorKind::Unavailable, message));
+        }
+        Ok(Answer { headers: parts.headers, body: join(pieces, length), retries: 0 })
+    }
+
+    async fn request(&self, call: &Call<'_>) -> Result<Request<HttpRequestBody>, Refusal> {
+        let wrong = |why: String| Refusal::local(ErrorKind::InvalidInput, why);
+        if is_unspeakable(call.key) {
+            return Err(wrong("a key with a part that is `.` or `..` cannot be sent in a URL: rename it".to_owned()));
+        }
+        let mut url = format!("{}/{}", self.bucket_url, utf8_percent_encode(call.key, PLAIN_IN_PATH));
+        for (n, (name, value)) in call.query.iter().enumerate() {
+            url.push(if n == 0 { '?' } else { '&' });
+            url.push_str(name);
+            url.push('=');
+            url.extend(utf8_percent_encode(value, PLAIN_IN_QUERY));
+        }
+        let mut request = Request::builder()
+            .method(call.method.clone())
+            .uri(url)
+            .body(HttpRequestBody::from(call.body.clone()))
+            .map_err(|error| wrong(error.to_string()))?;
+        *request.headers_mut() = call.headers.clone();
+        if matches!(call.method, Method::PUT | Method::POST) {
+            request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(call.body.len()));
+        }
+        if !self.anonymous {
+            let denied = |error: object_store::Error| {
+                Refusal::local(ErrorKind::PermissionDenied, format!("no credentials: {error}"))
+            };
+            let credential = self.credentials.get_credential().await.map_err(denied)?;
+            AwsAuthorizer::new(&credential, "s3", &self.region)
+                .with_request_payer(self.requester_pays)
+                .try_authorize(&mut request, None)
+                .map_err(denied)?;
+        }
+        Ok(request)
+    }
+}
+
+fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {
+    if pieces.len() == 1 {
+        return pieces.remove(0);
+    }
+    let mut joined = BytesMut::with_capacity(length);
+    pieces.iter().for_each(|piece| joined.extend_from_slice(piece));
+    joined.freeze()
+}
+
+/// An error with what caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Errors of HTTP name the whole URL.
+fn without_secrets(text: &str) -> String {
+    text.split(' ').map(|word| word.split_once('?').map_or(word, |(before, _)| before)).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,223 @@
+//! File names and keys.
+//!
+//! A key is a string of UTF-8 that may contain anything; a path is made of names that are bytes and may not be
+//! everything. What is legal on both sides is the same on both. The rest is escaped by a suffix:
+//!
+//! | key | is shown as |
+//! |---|---|
+//! | a part that is empty, `.` or `..` | the part with `.%key` behind it |
+//! | a part that ends with `.%key` or `.%bytes`, or that listings garble | the same |
+//! | the object `a` where there are keys that begin with `a/` | `a.%key`, beside the directory `a` |
+//! | the object `a/` if it is not empty | `.%key` in the directory `a` |
+//!
+//! | name | is kept as |
+//! |---|---|
+//! | not UTF-8, or with a character that listings garble | percent-encoded, with `.%bytes` behind it |
+//!
+//! Listings are XML, which has no control characters but tab and newline, and reads a carriage return as a newline.
+//! They are to be encoded on the way, but not every server does.
+//!
+//! A name that ends with one of the suffixes and is not one of these forms is refused.
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
+
+use crate::{ErrorKind, PoolPath, RESERVED_PREFIX};
+
+const ESCAPED_KEY: &str = ".%key";
+const ESCAPED_BYTES: &str = ".%bytes";
+/// What stays as it is in a name that is not UTF-8: all printable ASCII but the sign of the encoding.
+const NOT_UTF8: &AsciiSet = &CONTROLS.add(b'%');
+
+/// The most bytes a name may have: Linux's NAME_MAX.
+pub(super) const NAME_MAX: usize = 255;
+/// The most bytes a key may have, by the S3 API reference.
+pub(super) const KEY_MAX: usize = 1_024;
+
+/// What a name stands for in its directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A part of a key.
+    Plain(String),
+    /// The object of that name where a directory has the name.
+    Shadowed(String),
+}
+
+/// The part that a name stands for; `None` where it stands for none.
+fn part_of(name: &[u8]) -> Option<Part> {
+    let text = std::str::from_utf8(name).ok();
+    if let Some(part) = text.and_then(|text| text.strip_suffix(ESCAPED_KEY)) {
+        let escaped = matches!(part, "" | "." | "..")
+            || part.ends_with(ESCAPED_KEY)
+            || is_literal_bytes(part)
+            || is_garbled(part);
+        return Some(if escaped { Part::Plain(part.to_owned()) } else { Part::Shadowed(part.to_owned()) });
+    }
+    match text {
+        Some(text) if text.ends_with(ESCAPED_BYTES) => None,
+        Some(text) if !is_garbled(text) => Some(Part::Plain(text.to_owned())),
+        _ => Some(Part::Plain(percent_encode(name, NOT_UTF8).to_string() + ESCAPED_BYTES)),
+    }
+}
+
+/// Whether XML cannot carry a part as it is.
+fn is_garbled(part: &str) -> bool {
+    part.chars().any(|c| matches!(c, '\0'..='\x08' | '\x0b'..='\x1f' | '\u{fffe}' | '\u{ffff}'))
+}
+
+/// Whether a part ends as an encoded name does and is none.
+fn is_literal_bytes(part: &str) -> bool {
+    part.ends_with(ESCAPED_BYTES) && encoded_name(part).is_none()
+}
+
+fn encoded_name(part: &str) -> Option<Vec<u8>> {
+    let encoded = part.strip_suffix(ESCAPED_BYTES)?;
+    let name: Vec<u8> = percent_decode(encoded.as_bytes()).collect();
+    (part_of(&name) == Some(Part::Plain(part.to_owned()))).then_some(name)
+}
+
+/// The name that shows a part of a key; `None` where it is too long, or holds a NUL.
+pub(super) fn name_of(part: &str) -> Option<Vec<u8>> {
+    let name = match part {
+        "" | "." | ".." => format!("{part}{ESCAPED_KEY}").into_bytes(),
+        _ if part.ends_with(ESCAPED_BYTES) => match encoded_name(part) {
+            Some(name) => name,
+            None => format!("{part}{ESCAPED_KEY}").into_bytes(),
+        },
+        _ if part.ends_with(ESCAPED_KEY) || is_garbled(part) => format!("{part}{ESCAPED_KEY}").into_bytes(),
+        _ => part.as_bytes().to_vec(),
+    };
+    (name.len() <= NAME_MAX && !name.contains(&0)).then_some(name)
+}
+
+/// The name of an object whose own name a directory has.
+pub(super) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
+    let name = format!("{part}{ESCAPED_KEY}").into_bytes();
+    (name.len() <= NAME_MAX && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
+}
+
+/// Where a path is in a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The key of an object there, without a slash at its end.
+    pub(super) key: String,
+    /// A name for an object that is in a directory's shadow: no directory can have it.
+    pub(super) shadowed: bool,
+}
+
+impl Place {
+    /// What the keys of all that is below it begin with.
+    pub(super) fn directory(&self) -> String {
+        match self.key.as_str() {
+            "" => String::new(),
+            key => format!("{key}/"),
+        }
+    }
+}
+
+/// `root` is empty or ends with a slash.
+///
+/// # Errors
+/// `InvalidInput` for reserved names and those that stand for no key; `NameTooLong`.
+pub(super) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> {
+    if path.is_reserved() {
+        return Err(ErrorKind::InvalidInput);
+    }
+    let mut key = root.trim_end_matches('/').to_owned();
+    let mut shadowed = false;
+    for name in path.components() {
+        if name.len() > NAME_MAX {
+            return Err(ErrorKind::NameTooLong);
+        }
+        if shadowed {
+            return Err(ErrorKind::NotDirectory);
+        }
+        let part = match part_of(name).ok_or(ErrorKind::InvalidInput)? {
+            Part::Plain(part) => part,
+            Part::Shadowed(part) => {
+                shadowed = true;
+                part
+            }
+        };
+        if !key.is_empty() {
+            key.push('/');
+        }
+        key.push_str(&part);
+    }
+    if key.len() >= KEY_MAX {
+        return Err(ErrorKind::NameTooLong);
+    }
+    Ok(Place { key, shadowed })
+}
+
+/// Whether a part of a key is a name that pools keep for their own unfinished work.
+pub(super) fn is_reserved(part: &str) -> bool {
+    part.as_bytes().starts_with(RESERVED_PREFIX)
+}
+
+/// Whether a key cannot be sent in a URL: clients and servers take such parts of paths for steps in a tree.
+pub(super) fn is_unspeakable(key: &str) -> bool {
+    key.split('/').any(|part| part == "." || part == "..")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path(names: &[&[u8]]) -> PoolPath {
+        names.iter().fold(PoolPath::root(), |path, name| path.join(name))
+    }
+
+    #[test]
+    fn what_is_legal_on_both_sides_is_the_same() {
+        for name in ["a", ".hidden", "...", "with space", "100%", "%2F", "ünïcode", "new\nline", "key.%ke"] {
+            assert_eq!(place_of("", &path(&[b"d", name.as_bytes()])).unwrap().key, format!("d/{name}"));
+            assert_eq!(name_of(name).unwrap(), name.as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_no_name_can_be_is_shown_escaped() {
+        let escaped = [("", ".%key"), (".", "..%key"), ("..", "...%key"), ("a.%key", "a.%key.%key"), ("\r", "\r.%key")];
+        for (part, name) in escaped {
+            assert_eq!(name_of(part).unwrap(), name.as_bytes());
+            assert_eq!(part_of(name.as_bytes()), Some(Part::Plain(part.to_owned())));
+        }
+        let place = place_of("root/", &path(&[b"a", b".%key", b"b"])).unwrap();
+        assert_eq!(place, Place { key: "root/a//b".to_owned(), shadowed: false });
+    }
+
+    #[test]
+    fn an_object_beside_a_directory_of_its_name_has_a_name() {
+        let name = shadowed_name("a").unwrap();
+        assert_eq!(place_of("", &path(&[&name])).unwrap(), Place { key: "a".to_owned(), shadowed: true });
+        assert_eq!(place_of("", &path(&[&name, b"below"])), Err(ErrorKind::NotDirectory));
+    }
+
+    #[test]
+    fn names_that_stand_for_nothing_are_refused() {
+        assert_eq!(place_of("", &path(&[b"x.%bytes"])), Err(ErrorKind::InvalidInput));
+        assert_eq!(place_of("", &path(&[&[b'n'; 256]])), Err(ErrorKind::NameTooLong));
+        assert_eq!(place_of("", &path(&[RESERVED_PREFIX])), Err(ErrorKind::InvalidInput));
+        let deep: Vec<&[u8]> = vec![b"0123456789"; 100];
+        assert_eq!(place_of("", &path(&deep)), Err(ErrorKind::NameTooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_comes_back(name in prop::collection::vec(prop_oneof![Just(b'%'), Just(b'.'), any::<u8>()], 1..40)) {
+            prop_assume!(!name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..");
+            if let Some(Part::Plain(part)) = part_of(&name) {
+                prop_assert_eq!(name_of(&part), Some(name));
+            }
+        }
+
+        #[test]
+        fn every_part_comes_back(part in "([a.%\r]|\\.%key|\\.%bytes|%FF|%0D|\u{fc}){0,6}") {
+            if let Some(name) = name_of(&part) {
+                prop_assert_eq!(part_of(&name), Some(Part::Plain(part)));
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The entries of a directory, page by page.
+//!
+//! A listing says of an object its size and ETag, not its attributes: each is asked for, many at once. What was asked
+//! for once is not asked for again while size, ETag and time stay, unless the time is so young that a change since
+//! may have left it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::{DirEntry, Listing, Result, Time};
+
+use super::Bucket;
+use super::api::Listed;
+use super::client::Refusal;
+use super::keys;
+use super::metadata::{Meta, Object, implied_directory};
+
+/// Keys in one page: the most that S3 gives.
+const PAGE_KEYS: usize = 1_000;
+/// Objects whose attributes are asked for at once.
+const ASKED_AT_ONCE: usize = 32;
+/// Objects whose attributes are remembered.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(16_384).unwrap();
+/// Servers tell times by the second; their clock and ours may differ a little.
+const YOUNG_SECS: i64 = 5;
+
+/// The attributes of objects, as of one state of each.
+pub(super) struct Remembered(Mutex<LruCache<String, Object>>);
+
+impl Remembered {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(LruCache::new(REMEMBERED)))
+    }
+
+    fn get(&self, listed: &Listed) -> Option<Object> {
+        let mut objects = self.0.lock();
+        let known = objects.get(&listed.key)?;
+        let same = (&known.etag, known.size, known.last_modified) == (&listed.etag, listed.size, listed.last_modified);
+        same.then(|| known.clone())
+    }
+
+    fn put(&self, key: &str, object: &Object) {
+        if object.last_modified.secs < Time::now().secs - YOUNG_SECS {
+            self.0.lock().put(key.to_owned(), object.clone());
+        }
+    }
+}
+
+/// What is to become an entry.
+enum Child {
+    Object(Vec<u8>, Listed),
+    Directory(Vec<u8>, String),
+}
+
+/// A directory that is being listed.
+struct Walk {
+    bucket: Arc<Bucket>,
+    /// What the keys begin with.
+    directory: String,
+    context: String,
+    token: Option<String>,
+    /// Objects, by the part of their key, whose name a directory that was not listed yet may turn out to have.
+    waiting: BTreeMap<String, Listed>,
+    done: bool,
+}
+
+/// `context` names what is listed, for errors.
+pub(super) fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Listing {
+    let walk = Walk { bucket, directory, context, token: None, waiting: BTreeMap::new(), done: false };
+    stream::try_unfold(walk, |mut walk| async move {
+        if walk.done {
+            return Ok(None);
+        }
+        let page = walk.page().await?;
+        Ok(Some((page, walk)))
+    })
+    .boxed()
+}
+
+impl Walk {
+    async fn page(&mut self) -> Result<Vec<DirEntry>> {
+        let children = self.children().await.map_err(|refusal| refusal.into_error(&self.context))?;
+        let entries = stream::iter(children.into_iter().map(|child| entry(&self.bucket, child)))
+            .buffer_unordered(ASKED_AT_ONCE)
+            .try_collect::<Vec<_>>()
+            .await
+            .map_err(|refusal| refusal.into_error(&self.context))?;
+        Ok(entries.into_iter().flatten().collect())
+    }
+
+    /// What the next page of keys is, but for objects whose name is not certain yet.
+    async fn children(&mut self) -> Result<Vec<Child>, Refusal> {
+        let client = &self.bucket.client;
+        let page = client.list(&self.directory, true, self.token.as_deref(), PAGE_KEYS).await?;
+        self.done = page.next.is_none();
+        self.token = page.next;
+        let part = |key: &str| key.strip_prefix(&self.directory).map(|rest| rest.trim_end_matches('/').to_owned());
+        let last_object = page.objects.last().map(|listed| listed.key.clone());
+        let reached = last_object.max(page.prefixes.last().cloned()).unwrap_or_default();
+
+        let mut children = Vec::new();
+        let mut directories = BTreeSet::new();
+        for prefix in page.prefixes {
+            // `a//` is the part that is empty, in the directory `a`.
+            let Some(part) = prefix.strip_prefix(&self.directory).and_then(|rest| rest.strip_suffix('/')) else {
+                continue;
+            };
+            directories.insert(part.to_owned());
+            self.show(part, keys::name_of(part), |name| Child::Directory(name, prefix.clone()), &mut children);
+        }
+        for listed in page.objects {
+            let Some(part) = part(&listed.key) else { continue };
+            // What stands for the directory itself is an entry only where it has content.
+            if listed.key != self.directory || listed.size > 0 {
+                self.waiting.insert(part, listed);
+            }
+        }
+        for (part, listed) in std::mem::take(&mut self.waiting) {
+            if directories.contains(&part) {
+                self.show(&part, keys::shadowed_name(&part), |name| Child::Object(name, listed), &mut children);
+            } else if self.done || reached > format!("{}{part}/", self.directory) {
+                self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed), &mut children);
+            } else {
+                self.waiting.insert(part, listed);
+            }
+        }
+        Ok(children)
+    }
+
+    fn show(&self, part: &str, name: Option<Vec<u8>>, child: impl FnOnce(Vec<u8>) -> Child, to: &mut Vec<Child>) {
+        if keys::is_reserved(part) {
+            return;
+        }
+        match name {
+            Some(name) => to.push(child(name)),
+            None => {
+                let key = format!("{}{part}", self.directory);
+                tracing::warn!(
+                    bucket = self.bucket.client.bucket,
+                    key,
+                    "not shown: no file name can stand for this key"
+                );
+            }
+        }
+    }
+}
+
+/// `None` where it vanished meanwhile.
+async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusal> {
+    match child {
+        Child::Directory(name, key) => {
+            let stat = match bucket.client.head(&key).await? {
+                Some(marker) => marker.stat(true, &bucket.defaults),
+                None => implied_directory(&bucket.defaults),
+            };
+            Ok(Some(DirEntry { name, stat }))
+        }
+        Child::Object(name, listed) => {
+            let object = match bucket.remembered.get(&listed) {
+                Some(object) => Some(object),
+                // What a URL cannot name can only be shown.
+                None if keys::is_unspeakable(&listed.key) => Some(Object {
+                    etag: listed.etag,
+                    size: listed.size,
+                    last_modified: listed.last_modified,
+                    meta: Meta::default(),
+                }),
+                None => {
+                    let asked = bucket.client.head(&listed.key).await?;
+                    if let Some(object) = &asked {
+                        bucket.remembered.put(&listed.key, object);
+                    }
+                    asked
+                }
+            };
+            Ok(object.map(|object| DirEntry { name, stat: object.stat(false, &bucket.defaults) }))
+        }
+    }
+}

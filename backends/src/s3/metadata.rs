@@ -1,0 +1,265 @@
+//! POSIX attributes in the metadata of objects, by the convention of s3fs, which others read too: decimal numbers,
+//! times in seconds with a fraction, `mode` with its file type.
+//!
+//! | key | holds |
+//! |---|---|
+//! | `x-amz-meta-mode` | `st_mode` |
+//! | `x-amz-meta-uid`, `x-amz-meta-gid` | the owner |
+//! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
+//! | `x-amz-meta-rdev` | `st_rdev` of a device file |
+//! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
+//!
+//! The content of a symlink is its target. A directory is an empty object whose key ends with a slash.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::{Attrs, FileKind, Stat, Time, Version};
+
+use super::api::Condition;
+
+const MODE: HeaderName = HeaderName::from_static("x-amz-meta-mode");
+const UID: HeaderName = HeaderName::from_static("x-amz-meta-uid");
+const GID: HeaderName = HeaderName::from_static("x-amz-meta-gid");
+const ATIME: HeaderName = HeaderName::from_static("x-amz-meta-atime");
+const MTIME: HeaderName = HeaderName::from_static("x-amz-meta-mtime");
+const CTIME: HeaderName = HeaderName::from_static("x-amz-meta-ctime");
+const RDEV: HeaderName = HeaderName::from_static("x-amz-meta-rdev");
+const WRITE: HeaderName = HeaderName::from_static("x-amz-meta-forebay-write");
+
+/// Stands for the ETag of what is no object.
+const IMPLIED: &str = "implied";
+
+/// What objects have that say nothing of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Defaults {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) file_mode: u32,
+    pub(super) dir_mode: u32,
+    /// The time of a directory that is no object.
+    pub(super) time: Time,
+}
+
+/// What the pool knows of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Object {
+    /// Empty where the server has none: of files that were put behind its back.
+    pub(super) etag: String,
+    pub(super) size: u64,
+    /// By the server's clock, to the second.
+    pub(super) last_modified: Time,
+    pub(super) meta: Meta,
+}
+
+/// What the metadata of an object says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Meta {
+    /// With the file type.
+    pub(super) mode: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    pub(super) atime: Option<Time>,
+    pub(super) mtime: Option<Time>,
+    pub(super) ctime: Option<Time>,
+    pub(super) rdev: u64,
+    pub(super) write: Option<String>,
+    /// The rest, kept as it is when attributes are changed: content type and the metadata of others.
+    pub(super) others: HeaderMap,
+}
+
+impl Meta {
+    pub(super) fn new(kind: FileKind, rdev: u64, attrs: &Attrs, now: Time) -> Self {
+        Self {
+            mode: Some(kind.mode_bits() | attrs.mode & 0o7777),
+            uid: Some(attrs.uid),
+            gid: Some(attrs.gid),
+            atime: Some(attrs.atime),
+            mtime: Some(attrs.mtime),
+            ctime: Some(now),
+            rdev,
+            write: Some(format!("{:032x}", rand::random::<u128>())),
+            others: HeaderMap::new(),
+        }
+    }
+
+    /// Changes are made as by `now`.
+    pub(super) fn touch(&mut self, now: Time) {
+        self.ctime = Some(now);
+        self.write = Some(format!("{:032x}", rand::random::<u128>()));
+    }
+
+    pub(super) fn read(headers: &HeaderMap) -> Self {
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
+        let mut others = HeaderMap::new();
+        for (name, value) in headers {
+            let ours = [&MODE, &UID, &GID, &ATIME, &MTIME, &CTIME, &RDEV, &WRITE].contains(&name);
+            let kept = name.as_str().starts_with("x-amz-meta-")
+                || [
+                    &header::CONTENT_TYPE,
+                    &header::CONTENT_ENCODING,
+                    &header::CONTENT_LANGUAGE,
+                    &header::CONTENT_DISPOSITION,
+                    &header::CACHE_CONTROL,
+                    &header::EXPIRES,
+                ]
+                .contains(&name);
+            if kept && !ours {
+                others.insert(name.clone(), value.clone());
+            }
+        }
+        Self {
+            mode: number(&MODE),
+            uid: number(&UID),
+            gid: number(&GID),
+            atime: text(&ATIME).and_then(parse_time),
+            mtime: text(&MTIME).and_then(parse_time),
+            ctime: text(&CTIME).and_then(parse_time),
+            rdev: text(&RDEV).and_then(|text| text.parse().ok()).unwrap_or(0),
+            write: text(&WRITE).map(str::to_owned),
+            others,
+        }
+    }
+
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
+        headers.extend(self.others.iter().map(|(name, value)| (name.clone(), value.clone())));
+        for (name, value) in [(MODE, self.mode), (UID, self.uid), (GID, self.gid)] {
+            if let Some(value) = value {
+                headers.insert(name, HeaderValue::from(value));
+            }
+        }
+        let times = [(ATIME, self.atime), (MTIME, self.mtime), (CTIME, self.ctime)];
+        let times = times.into_iter().filter_map(|(name, time)| Some((name, format_time(time?))));
+        let rdev = (self.rdev != 0).then(|| (RDEV, self.rdev.to_string()));
+        let write = self.write.clone().map(|write| (WRITE, write));
+        for (name, text) in times.chain(rdev).chain(write) {
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                headers.insert(name, value);
+            }
+        }
+    }
+
+    /// What kind of file it is, where the key does not end with a slash.
+    fn kind(&self) -> FileKind {
+        match self.mode.and_then(FileKind::from_mode) {
+            // Old tools mark directories so without a slash; what has such a key is a file to all others.
+            None | Some(FileKind::Directory) => FileKind::File,
+            Some(kind) => kind,
+        }
+    }
+}
+
+impl Object {
+    /// That it is still this one.
+    pub(super) fn condition(&self) -> Condition<'_> {
+        if self.etag.is_empty() { Condition::None } else { Condition::Etag(&self.etag) }
+    }
+
+    /// When it was written by the server's clock, with the nanoseconds of who wrote it.
+    fn written(&self) -> Time {
+        Time { secs: self.last_modified.secs, nanos: self.meta.ctime.map_or(0, |ctime| ctime.nanos) }
+    }
+
+    /// What `stat` says of it. `directory`: its key ends with a slash.
+    pub(super) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
+        let kind = if directory { FileKind::Directory } else { self.meta.kind() };
+        let default_mode = if directory { defaults.dir_mode } else { defaults.file_mode };
+        // Of what was written without attributes, the server knows when.
+        let changed = self.meta.ctime.unwrap_or(self.last_modified);
+        let mtime = self.meta.mtime.unwrap_or(self.last_modified);
+        let holds_bytes = matches!(kind, FileKind::File | FileKind::Symlink);
+        let size = if holds_bytes { self.size } else { 0 };
+        Stat {
+            kind,
+            mode: self.meta.mode.map_or(default_mode, |mode| mode & 0o7777),
+            uid: self.meta.uid.unwrap_or(defaults.uid),
+            gid: self.meta.gid.unwrap_or(defaults.gid),
+            nlink: 1,
+            rdev: self.meta.rdev,
+            size,
+            atime: self.meta.atime.unwrap_or(mtime),
+            mtime,
+            ctime: changed,
+            version: Version::Tag { etag: self.etag.clone(), size, mtime: self.written() },
+        }
+    }
+}
+
+/// What `stat` says of a directory that only the keys below it imply.
+pub(super) fn implied_directory(defaults: &Defaults) -> Stat {
+    Stat {
+        kind: FileKind::Directory,
+        mode: defaults.dir_mode,
+        uid: defaults.uid,
+        gid: defaults.gid,
+        nlink: 1,
+        rdev: 0,
+        size: 0,
+        atime: defaults.time,
+        mtime: defaults.time,
+        ctime: defaults.time,
+        version: Version::Tag { etag: IMPLIED.to_owned(), size: 0, mtime: Time::default() },
+    }
+}
+
+fn format_time(time: Time) -> String {
+    // The seconds of a moment before 1970 are those of the second before it: -0.25 s is -1 s and 750 million ns.
+    if time.secs < 0 && time.nanos > 0 {
+        let secs = time.secs + 1;
+        let sign = if secs == 0 { "-" } else { "" };
+        return format!("{sign}{secs}.{:09}", 1_000_000_000 - time.nanos);
+    }
+    format!("{}.{:09}", time.secs, time.nanos)
+}
+
+fn parse_time(text: &str) -> Option<Time> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = fraction.get(..fraction.len().min(9))?;
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let nanos: u32 = format!("{digits:0<9}").parse().ok()?;
+    let secs: i64 = whole.parse().ok()?;
+    Some(match whole.starts_with('-') && nanos > 0 {
+        true => Time { secs: secs.checked_sub(1)?, nanos: 1_000_000_000 - nanos },
+        false => Time { secs, nanos },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn whole_seconds_and_long_fractions_are_read() {
+        assert_eq!(parse_time("1500000000"), Some(Time { secs: 1_500_000_000, nanos: 0 }));
+        assert_eq!(parse_time("1.5"), Some(Time { secs: 1, nanos: 500_000_000 }));
+        assert_eq!(parse_time("1.0000000019"), Some(Time { secs: 1, nanos: 1 }));
+        assert_eq!(parse_time("-0.25"), Some(Time { secs: -1, nanos: 750_000_000 }));
+        for wrong in ["", "x", "1.x", "1.-5"] {
+            assert_eq!(parse_time(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn metadata_of_others_is_kept() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("x-amz-meta-colour", "red"), ("content-type", "text/plain"), ("date", "today")] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        let mut written = HeaderMap::new();
+        Meta::read(&headers).write(&mut written);
+        headers.remove("date");
+        assert_eq!(written, headers);
+    }
+
+    proptest! {
+        #[test]
+        fn every_time_comes_back(secs in -5_000_000_000..5_000_000_000_i64, nanos in 0..1_000_000_000_u32) {
+            let time = Time { secs, nanos };
+            prop_assert_eq!(parse_time(&format_time(time)), Some(time));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a server does with conditions: many ignore them, and say nothing of it.
+
+use bytes::Bytes;
+
+use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, Time};
+
+use super::api::Condition;
+use super::client::{Client, Refusal};
+use super::metadata::Meta;
+
+/// An ETag that no content has.
+const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
+
+/// The conditions that are heeded with one kind of request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Heeded {
+    /// `If-None-Match: *`
+    pub(super) absent: bool,
+    /// `If-Match`: refused with another ETag, and made with the right one.
+    pub(super) etag: bool,
+}
+
+/// The conditions that are heeded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Conditional {
+    pub(super) put: Heeded,
+    /// Of an upload in parts.
+    pub(super) complete: Heeded,
+    /// Of a copy's target.
+    pub(super) copy: Heeded,
+}
+
+impl Conditional {
+    /// Whether all that a put needs are heeded.
+    pub(super) fn all(&self) -> bool {
+        let all = Heeded { absent: true, etag: true };
+        self.put == all && self.complete == all
+    }
+}
+
+pub(super) struct Probed {
+    pub(super) conditional: Conditional,
+    pub(super) read_only: bool,
+}
+
+/// Tries every condition on a scratch object below `root`, and removes it.
+pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal> {
+    // That the bucket is there, and may be listed.
+    client.list(root, false, None, 1).await?;
+    let name = String::from_utf8_lossy(RESERVED_PREFIX);
+    let key = format!("{root}{name}probe-{:016x}", rand::random::<u64>());
+    let probed = conditions(client, &key).await;
+    if !matches!(&probed, Err(refusal) if is_read_only(refusal)) {
+        client.delete(&key).await?;
+    }
+    match probed {
+        Ok(conditional) => Ok(Probed { conditional, read_only: false }),
+        Err(refusal) if is_read_only(&refusal) => Ok(Probed { conditional: Conditional::default(), read_only: true }),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+fn is_read_only(refusal: &Refusal) -> bool {
+    refusal.is(ErrorKind::PermissionDenied) || refusal.is(ErrorKind::Unsupported)
+}
+
+async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> {
+    let etag = client.put(key, Bytes::from_static(b"probe"), &meta(), Condition::None).await?;
+    let mut heeded = Conditional::default();
+    let put = async |condition| client.put(key, Bytes::from_static(b"probe"), &meta(), condition).await;
+    heeded.put = Heeded {
+        absent: was_refused(put(Condition::Absent).await)?,
+        etag: was_refused(put(Condition::Etag(NOBODYS_ETAG)).await)? && was_made(put(Condition::Etag(&etag)).await)?,
+    };
+    let copy = async |condition| client.copy((key, &etag), key, &meta(), condition).await;
+    heeded.copy = Heeded {
+        absent: was_refused(copy(Condition::Absent).await)?,
+        etag: was_refused(copy(Condition::Etag(NOBODYS_ETAG)).await)? && was_made(copy(Condition::Etag(&etag)).await)?,
+    };
+    // An upload of one part that is smaller than a part may be where it is the last.
+    let upload = async |condition| {
+        let meta = meta();
+        let id = client.begin_upload(key, &meta).await?;
+        let made = async {
+            let part = client.put_part(key, &id, 1, Bytes::from_static(b"probe")).await?;
+            client.complete_upload(key, &id, &[part], &meta, condition).await
+        };
+        let made = made.await;
+        if made.is_err() {
+            // It may be gone already.
+            drop(client.abort_upload(key, &id).await);
+        }
+        made
+    };
+    let absent = was_refused(upload(Condition::Absent).await)?;
+    let other = was_refused(upload(Condition::Etag(NOBODYS_ETAG)).await)?;
+    // What was made in spite of a condition has another ETag than the first put.
+    let now = client.head(key).await?.map(|object| object.etag);
+    let right = match &now {
+        Some(etag) => was_made(upload(Condition::Etag(etag)).await)?,
+        None => false,
+    };
+    heeded.complete = Heeded { absent, etag: other && right };
+    Ok(heeded)
+}
+
+fn was_refused(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
+    match answer {
+        Ok(_) => Ok(false),
+        Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(true),
+        // A server that does not know a condition may say so.
+        Err(refusal) if refusal.is(ErrorKind::Unsupported) || refusal.is(ErrorKind::Os(libc::EIO)) => Ok(false),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+fn was_made(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
+    match answer {
+        Ok(_) => Ok(true),
+        Err(refusal)
+            if [ErrorKind::Conflict, ErrorKind::Unsupported, ErrorKind::Os(libc::EIO)]
+                .iter()
+                .any(|kind| refusal.is(*kind)) =>
+        {
+            Ok(false)
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+fn meta() -> Meta {
+    let now = Time::now();
+    let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+    Meta::new(FileKind::File, 0, &attrs, now)
+}

@@ -1,0 +1,271 @@
+//! Renames: copies on the server, then removals.
+//!
+//! A rename of a directory is many requests, and even one of a file is two. So it is written down first, in a note
+//! beside the root's keys, and done when the note is gone. Whoever finds a note of a rename that was cut off finishes
+//! it. The server's clock tells what belongs to it: a source that is younger than the note is somebody's new file and
+//! stays; a copy that is not older than the note has been made, or is newer than what would be copied.
+//!
+//! A rename of a live node is left alone by the others, until it is so old that nobody works on it any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use serde::{Deserialize, Serialize};
+
+use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
+
+use super::api::{Condition, Listed};
+use super::client::Refusal;
+use super::metadata::{Meta, Object};
+use super::{Bucket, Found, Op, upload};
+
+/// Keys that are moved at once.
+const MOVED_AT_ONCE: usize = 16;
+const PAGE_KEYS: usize = 1_000;
+/// A rename that another node began so long ago is taken for abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
+/// How often a copy is begun anew because its source was changed meanwhile.
+const COPY_TRIES: usize = 5;
+
+/// What is written down.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Move {
+    from: String,
+    to: String,
+    /// The keys begin with `from`, rather than being it.
+    directory: bool,
+    node: String,
+    since_secs: i64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Half {
+    Copy,
+    Remove,
+}
+
+pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -> Result<Stat> {
+    let bucket = source.bucket;
+    if source.path.is_root() || target.path.is_root() {
+        return Err(target.error(ErrorKind::Busy));
+    }
+    let found = source.find().await?;
+    target.parent().await?;
+    let there = bucket.find(&target.place).await.map_err(|refusal| target.refused(refusal))?;
+    if mode == RenameMode::NoReplace && !matches!(there, Found::Nothing) {
+        return Err(target.error(ErrorKind::Exists));
+    }
+    let from_directory = matches!(found, Found::Directory(_));
+    if from_directory && target.path.starts_with(source.path) && target.path != source.path {
+        return Err(target.error(ErrorKind::InvalidInput));
+    }
+    match (&found, &there) {
+        _ if source.path == target.path => {
+            return source.stat(&found).ok_or_else(|| source.error(ErrorKind::NotFound));
+        }
+        (Found::Directory(_), Found::Object(_)) => return Err(target.error(ErrorKind::NotDirectory)),
+        (Found::Object(_), Found::Directory(_)) => {
+            // As rename(2): a directory that holds something is told from one that is only in the way.
+            let kind = if source.path.starts_with(target.path) { ErrorKind::NotEmpty } else { ErrorKind::IsDirectory };
+            return Err(target.error(kind));
+        }
+        (Found::Directory(_), Found::Directory(_)) => {
+            let directory = target.place.directory();
+            let below =
+                bucket.client.list(&directory, false, None, 2).await.map_err(|refusal| target.refused(refusal))?;
+            if below.objects.iter().any(|listed| listed.key != directory || listed.size > 0) {
+                return Err(target.error(ErrorKind::NotEmpty));
+            }
+        }
+        _ => {}
+    }
+    if target.place.shadowed {
+        return Err(target.error(ErrorKind::InvalidInput));
+    }
+    let (from, to) = match from_directory {
+        true => (source.place.directory(), target.place.directory()),
+        false => (source.place.key.clone(), target.place.key.clone()),
+    };
+    let what = Move { from, to, directory: from_directory, node: node(), since_secs: Time::now().secs };
+    let absent = matches!(there, Found::Nothing) && mode == RenameMode::NoReplace;
+    let done = bucket.begin(what, absent && !from_directory).await;
+    bucket.forget_directory(&source.place.directory());
+    done.map_err(|refusal| match refusal.is(ErrorKind::Conflict) {
+        true if absent => target.error(ErrorKind::Exists),
+        true => target.error(ErrorKind::Busy),
+        false => target.refused(refusal),
+    })?;
+    let now = target.find().await?;
+    target.stat(&now).ok_or_else(|| target.error(ErrorKind::NotFound))
+}
+
+fn node() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+impl Bucket {
+    fn journal(&self) -> String {
+        format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
+    }
+
+    async fn begin(&self, what: Move, absent: bool) -> Result<(), Refusal> {
+        let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
+        let text = serde_json::to_vec(&what).map_err(|e| Refusal::local(ErrorKind::InvalidInput, e.to_string()))?;
+        let now = Time::now();
+        let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+        let meta = Meta::new(FileKind::File, 0, &attrs, now);
+        self.client.put(&note, Bytes::from(text), &meta, Condition::None).await?;
+        let done = self.carry_out(&what, None, absent).await;
+        let refused = done.as_ref().is_err_and(|refusal| refusal.is(ErrorKind::Conflict));
+        if done.is_ok() || refused {
+            self.client.delete(&note).await?;
+        }
+        done
+    }
+
+    /// `since`: what is written down has been begun before, at that time of the server.
+    async fn carry_out(&self, what: &Move, since: Option<Time>, absent: bool) -> Result<(), Refusal> {
+        if !what.directory {
+            self.copy_one(&what.from, &what.to, since, absent).await?;
+            self.keep_directory_of(&what.from).await?;
+            return self.remove_copied(&what.from, &what.to, since).await;
+        }
+        self.each_key(what, since, Half::Copy).await?;
+        self.keep_directory_of(&what.from).await?;
+        self.each_key(what, since, Half::Remove).await?;
+        // The directory itself goes last: until then it is seen to be there.
+        self.remove_copied(&what.from, &what.to, since).await
+    }
+
+    /// The copy is as the original: the time of the last change too, by which a version is known.
+    async fn copy_one(&self, from: &str, to: &str, since: Option<Time>, absent: bool) -> Result<(), Refusal> {
+        let condition = if absent && self.conditional.copy.absent { Condition::Absent } else { Condition::None };
+        let mut last = None;
+        for _ in 0..COPY_TRIES {
+            // What is gone was moved by the try before, or removed by others.
+            let Some(source) = self.client.head(from).await? else { return Ok(()) };
+            if let Some(since) = since {
+                let copied = self.client.head(to).await?.is_some_and(|copy| copy.last_modified > since);
+                if copied || source.last_modified > since {
+                    return Ok(());
+                }
+            }
+            let (source_is, meta) = ((from, source.etag.as_str()), &source.meta);
+            match upload::copy(&self.client, source_is, source.size, to, meta, condition).await {
+                Err(refusal) if refusal.is(ErrorKind::NotFound) => {}
+                Err(refusal) if refusal.is(ErrorKind::Conflict) && !absent => last = Some(refusal),
+                answer => return answer.map(drop),
+            }
+        }
+        last.map_or(Ok(()), Err)
+    }
+
+    async fn remove_copied(&self, from: &str, to: &str, since: Option<Time>) -> Result<(), Refusal> {
+        let (Some(source), Some(copy)) = tokio::try_join!(self.client.head(from), self.client.head(to))? else {
+            return Ok(());
+        };
+        let others = since.is_some_and(|since| source.last_modified > since);
+        if !others && is_copy(&copy, &source) {
+            self.client.delete(from).await?;
+        }
+        Ok(())
+    }
+
+    /// One half of the rename of a directory, key by key.
+    async fn each_key(&self, what: &Move, since: Option<Time>, half: Half) -> Result<(), Refusal> {
+        let mut token = None;
+        loop {
+            let page = self.client.list(&what.from, false, token.as_deref(), PAGE_KEYS).await?;
+            let mut at_work = FuturesUnordered::new();
+            for listed in page.objects {
+                let Some(rest) = listed.key.strip_prefix(&what.from) else { continue };
+                let (from, to) = (listed.key.clone(), format!("{}{rest}", what.to));
+                if at_work.len() >= MOVED_AT_ONCE
+                    && let Some(done) = at_work.next().await
+                {
+                    done?;
+                }
+                at_work.push(async move {
+                    match half {
+                        Half::Copy => self.copy_one(&from, &to, since, false).await,
+                        Half::Remove if from == what.from => Ok(()),
+                        Half::Remove => self.remove_copied(&from, &to, since).await,
+                    }
+                });
+            }
+            while let Some(done) = at_work.next().await {
+                done?;
+            }
+            token = page.next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Finishes the renames that this node began, and those that nobody works on any more.
+    pub(super) async fn finish_renames(self: &Arc<Self>) -> Result<()> {
+        let told = |refusal: Refusal| refusal.into_error("finish a rename that was cut off");
+        let mut token = None;
+        loop {
+            let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await.map_err(told)?;
+            for note in page.objects {
+                self.finish(&note).await.map_err(told)?;
+            }
+            token = page.next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn finish(&self, note: &Listed) -> Result<(), Refusal> {
+        if note.size == 0 {
+            return Ok(());
+        }
+        let text = match self.client.get(&note.key, &note.etag, 0..note.size).await {
+            Ok((_, text)) => text,
+            // Another one is at work on it.
+            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is(ErrorKind::Conflict) => return Ok(()),
+            Err(refusal) => return Err(refusal),
+        };
+        let what: Move = match serde_json::from_slice(&text) {
+            Ok(what) => what,
+            Err(error) => {
+                tracing::warn!(note = note.key, %error, "a rename that was written down cannot be read; it is left alone");
+                return Ok(());
+            }
+        };
+        let age = Time::now().secs.saturating_sub(what.since_secs);
+        if what.node != node() && age < ABANDONED_AFTER.as_secs() as i64 {
+            return Ok(());
+        }
+        tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
+        self.carry_out(&what, Some(note.last_modified), false).await?;
+        self.client.delete(&note.key).await
+    }
+}
+
+/// Whether what is at the target holds what is at the source, or is newer than the copy of it that was made.
+fn is_copy(copy: &Object, source: &Object) -> bool {
+    // A copy in parts has another ETag than its source.
+    let same_write = source.meta.write.is_some() && copy.meta.write == source.meta.write;
+    let same_content = copy.etag == source.etag || source.etag.is_empty();
+    let same = copy.size == source.size && (same_content || same_write);
+    same || source.last_modified < copy.last_modified
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_down_is_read_again() {
+        let what = Move { from: "a/".into(), to: "b/".into(), directory: true, node: "n".into(), since_secs: 5 };
+        let read: Move = serde_json::from_slice(&serde_json::to_vec(&what).unwrap()).unwrap();
+        assert_eq!(format!("{what:?}"), format!("{read:?}"));
+    }
+}

@@ -1,0 +1,293 @@
+//! Contents on their way to the server: in one request, or in parts.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures::stream::FuturesUnordered;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::pieces::PieceOrder;
+use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Piece, Pieces, Result, Stat, Time};
+
+use super::api::{Condition, Part};
+use super::client::{Client, Refusal};
+use super::metadata::{Meta, Object};
+use super::{Found, Op};
+
+/// Contents up to this size go in one request.
+const PART_BYTES: u64 = 8 << 20;
+/// The most parts of an upload, by the S3 API reference.
+const PARTS_MAX: u64 = 10_000;
+/// Parts that are on their way at once: together with the size of one, a bound on memory.
+const PARTS_AT_ONCE: usize = 4;
+/// The most that one request copies, by the S3 API reference: 5 GiB.
+const COPY_MAX_BYTES: u64 = 5 << 30;
+const COPY_PART_BYTES: u64 = 1 << 30;
+
+/// The size of each part but the last of an upload of `size` bytes.
+fn part_bytes(size: u64) -> u64 {
+    PART_BYTES.max(size.div_ceil(PARTS_MAX).next_multiple_of(1 << 20))
+}
+
+/// An upload that is aborted where it is not completed, so that the server does not keep its parts.
+struct Upload {
+    client: Arc<Client>,
+    key: String,
+    id: String,
+    completed: bool,
+}
+
+impl Upload {
+    async fn begin(client: &Arc<Client>, key: &str, meta: &Meta) -> Result<Self, Refusal> {
+        let id = client.begin_upload(key, meta).await?;
+        Ok(Self { client: Arc::clone(client), key: key.to_owned(), id, completed: false })
+    }
+
+    async fn complete(mut self, mut parts: Vec<Part>, meta: &Meta, on: Condition<'_>) -> Result<String, Refusal> {
+        parts.sort_by_key(|part| part.number);
+        let etag = self.client.complete_upload(&self.key, &self.id, &parts, meta, on).await?;
+        self.completed = true;
+        Ok(etag)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let (false, Ok(runtime)) = (self.completed, tokio::runtime::Handle::try_current()) else { return };
+        let (client, key, id) = (Arc::clone(&self.client), std::mem::take(&mut self.key), std::mem::take(&mut self.id));
+        runtime.spawn(async move {
+            if let Err(refusal) = client.abort_upload(&key, &id).await
+                && !refusal.is(ErrorKind::NotFound)
+            {
+                let error = refusal.into_error(format!("abort the upload of s3://{}/{key}", client.bucket));
+                tracing::warn!(%error, "parts stay on the server until its rules for unfinished uploads remove them");
+            }
+        });
+    }
+}
+
+/// Cuts a stream of pieces with holes into parts without.
+struct Parts<'a> {
+    pieces: Pieces<'a>,
+    order: PieceOrder,
+    size: u64,
+    /// Where the next part begins.
+    at: u64,
+    rest: Option<Piece>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(pieces: Pieces<'a>, size: u64) -> Self {
+        Self { pieces, order: PieceOrder::new(size), size, at: 0, rest: None }
+    }
+
+    /// The next `most` bytes, or what is left.
+    async fn next(&mut self, most: u64) -> Result<Bytes> {
+        let end = self.at.saturating_add(most).min(self.size);
+        let mut part = BytesMut::new();
+        while let Some(mut piece) = self.piece().await? {
+            if piece.offset >= end {
+                self.rest = Some(piece);
+                break;
+            }
+            let fits = (end - piece.offset).min(piece.data.len() as u64) as usize;
+            let left = piece.data.split_off(fits);
+            let behind = piece.offset + fits as u64;
+            if piece.offset == self.at && behind == end {
+                // A piece that is a whole part is not copied.
+                part = BytesMut::from(piece.data);
+            } else {
+                if part.capacity() == 0 {
+                    part.reserve((end - self.at) as usize);
+                }
+                part.resize((piece.offset - self.at) as usize, 0);
+                part.extend_from_slice(&piece.data);
+            }
+            if !left.is_empty() {
+                self.rest = Some(Piece { offset: behind, data: left });
+                break;
+            }
+        }
+        part.resize((end - self.at) as usize, 0);
+        self.at = end;
+        Ok(part.freeze())
+    }
+
+    async fn piece(&mut self) -> Result<Option<Piece>> {
+        if let Some(piece) = self.rest.take() {
+            return Ok(Some(piece));
+        }
+        let Some(piece) = self.pieces.next().await.transpose()? else { return Ok(None) };
+        self.order.check(&piece)?;
+        Ok(Some(piece))
+    }
+
+    /// Behind the last part: what is left in the stream must fit, and is an error or nothing.
+    async fn finish(&mut self) -> Result<()> {
+        while self.piece().await?.is_some() {}
+        Ok(())
+    }
+}
+
+impl Op<'_> {
+    pub(super) async fn put(&self, size: u64, content: Pieces<'_>, attrs: &Attrs, expected: &Expected) -> Result<Stat> {
+        if self.path.is_root() {
+            return Err(self.error(ErrorKind::IsDirectory));
+        }
+        self.parent().await?;
+        let there = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
+        if matches!(there, Found::Directory(_)) && *expected == Expected::Anything {
+            return Err(self.error(ErrorKind::IsDirectory));
+        }
+        self.check(expected, &there)?;
+        let there = if let Found::Object(object) = there { Some(object) } else { None };
+        let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
+        let mut parts = Parts::new(content, size);
+        let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
+            true => self.error(ErrorKind::Conflict),
+            false => self.refused(refusal),
+        };
+        let etag = if size <= PART_BYTES {
+            let body = parts.next(size).await?;
+            parts.finish().await?;
+            let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.put);
+            self.bucket.client.put(&self.place.key, body, &meta, condition).await.map_err(refused)?
+        } else {
+            let upload = Upload::begin(&self.bucket.client, &self.place.key, &meta).await.map_err(refused)?;
+            let sent = self.send_parts(&upload, parts, part_bytes(size)).await?;
+            let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.complete);
+            if condition == Condition::None {
+                let now = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
+                self.check(expected, &now)?;
+            }
+            upload.complete(sent, &meta, condition).await.map_err(refused)?
+        };
+        self.made(&self.place.key, Object { etag, size, last_modified: Time::now(), meta }, false).await
+    }
+
+    async fn send_parts(&self, upload: &Upload, mut parts: Parts<'_>, part_bytes: u64) -> Result<Vec<Part>> {
+        let mut on_their_way = FuturesUnordered::new();
+        let mut sent = Vec::new();
+        let mut number = 0;
+        let refused = |refusal: Refusal| -> Error { self.refused(refusal) };
+        while parts.at < parts.size {
+            let body = parts.next(part_bytes).await?;
+            number += 1;
+            let (client, key, id) = (&upload.client, &upload.key, &upload.id);
+            on_their_way.push(async move { client.put_part(key, id, number, body).await });
+            if on_their_way.len() >= PARTS_AT_ONCE
+                && let Some(part) = on_their_way.next().await
+            {
+                sent.push(part.map_err(refused)?);
+            }
+        }
+        parts.finish().await?;
+        while let Some(part) = on_their_way.next().await {
+            sent.push(part.map_err(refused)?);
+        }
+        Ok(sent)
+    }
+}
+
+/// Copies an object of that ETag and size on the server, in parts where it is too large for one request.
+pub(super) async fn copy(
+    client: &Arc<Client>,
+    from: (&str, &str),
+    size: u64,
+    to: &str,
+    meta: &Meta,
+    condition: Condition<'_>,
+) -> Result<String, Refusal> {
+    if size == 0 {
+        // Nothing to copy; some servers cannot where the key ends with a slash.
+        return client.put(to, Bytes::new(), meta, condition).await;
+    }
+    if size <= COPY_MAX_BYTES {
+        return client.copy(from, to, meta, condition).await;
+    }
+    let upload = Upload::begin(client, to, meta).await?;
+    let parts = copy_parts(&upload, from, size, COPY_PART_BYTES).await?;
+    upload.complete(parts, meta, condition).await
+}
+
+/// Makes an object of the first `kept` bytes of itself and zeros up to `size`.
+pub(super) async fn resize(
+    client: &Arc<Client>,
+    from: (&str, &str),
+    kept: u64,
+    size: u64,
+    meta: &Meta,
+) -> Result<String, Refusal> {
+    let upload = Upload::begin(client, from.0, meta).await?;
+    // All parts but the last have at least 5 MiB: what does not fill one is read, and written with what follows.
+    let whole = kept / PART_BYTES * PART_BYTES;
+    let part_bytes = COPY_PART_BYTES.max(part_bytes(size));
+    let mut parts = copy_parts(&upload, from, whole, part_bytes).await?;
+    let mut number = parts.len() as u32;
+    let mut at = whole;
+    let step = self::part_bytes(size);
+    while at < size {
+        let end = (at + step).min(size);
+        let mut body = BytesMut::new();
+        if at < kept {
+            body.extend_from_slice(&client.get(from.0, from.1, at..kept.min(end)).await?.1);
+        }
+        body.resize((end - at) as usize, 0);
+        number += 1;
+        parts.push(client.put_part(&upload.key, &upload.id, number, body.freeze()).await?);
+        at = end;
+    }
+    upload.complete(parts, meta, Condition::None).await
+}
+
+/// Takes the first `size` bytes of an object as the first parts of an upload.
+async fn copy_parts(upload: &Upload, from: (&str, &str), size: u64, part_bytes: u64) -> Result<Vec<Part>, Refusal> {
+    let ranges = (0..size).step_by(part_bytes as usize).map(|at| at..(at + part_bytes).min(size));
+    stream::iter(ranges.zip(1_u32..))
+        .map(|(range, number)| upload.client.copy_part(from, range, &upload.key, &upload.id, number))
+        .buffer_unordered(PARTS_AT_ONCE)
+        .try_collect()
+        .await
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn uploads_never_have_too_many_parts() {
+        for size in [1, PART_BYTES, 80 << 30, (80 << 30) + 1, 5 << 40] {
+            let part = part_bytes(size);
+            assert!(size.div_ceil(part) <= PARTS_MAX && part >= PART_BYTES && part.is_multiple_of(1 << 20), "{size}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_the_content(lengths in prop::collection::vec((0..30_u64, 0..40_usize), 0..12), end in 0..50_u64, most in 1..60_u64) {
+            let mut content = Vec::new();
+            let mut pieces = Vec::new();
+            for (n, (hole, length)) in lengths.iter().enumerate() {
+                content.resize(content.len() + *hole as usize, 0);
+                let data = vec![n as u8 + 1; *length];
+                pieces.push(Ok(Piece { offset: content.len() as u64, data: data.clone().into() }));
+                content.extend(data);
+            }
+            content.resize(content.len() + end as usize, 0);
+            let found = futures::executor::block_on(async {
+                let mut parts = Parts::new(stream::iter(pieces).boxed(), content.len() as u64);
+                let mut found = Vec::new();
+                while parts.at < parts.size {
+                    let part = parts.next(most).await.unwrap();
+                    assert!(part.len() as u64 == most || parts.at == parts.size);
+                    found.extend_from_slice(&part);
+                }
+                parts.finish().await.unwrap();
+                found
+            });
+            prop_assert_eq!(found, content);
+        }
+    }
+}

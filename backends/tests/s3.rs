@@ -1,0 +1,203 @@
+//! S3 pools against the suite and against what goes wrong, with real servers.
+
+mod common;
+#[path = "../../tests/src/servers/s3.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod server;
+
+use std::fs;
+use std::sync::Arc;
+
+use forebay_backends::s3::S3Pool;
+use forebay_backends::{
+    Attrs, ConditionalPut, ErrorKind, Expected, FileKind, Pool, PoolPath, RESERVED_PREFIX, RenameMode, SetAttrs,
+    Version,
+};
+use futures::TryStreamExt;
+
+use common::{attrs, path, pieces};
+use server::Versitygw;
+
+async fn attach(server: &Versitygw, prefix: &str) -> S3Pool {
+    S3Pool::attach(&server.url(prefix), &server::environment()).await.unwrap()
+}
+
+async fn put(pool: &S3Pool, name: &str, data: &'static str) -> Version {
+    let put = pool.put(&path(name), data.len() as u64, pieces(&[(0, data)]), &attrs(), &Expected::Anything).await;
+    put.unwrap().version
+}
+
+async fn content(pool: &S3Pool, path: &PoolPath) -> String {
+    let version = pool.stat(path).await.unwrap().version;
+    String::from_utf8(pool.read(path, &version, 0..u64::MAX).await.unwrap().to_vec()).unwrap()
+}
+
+async fn names(pool: &S3Pool, dir: &str) -> Vec<String> {
+    let pages: Vec<_> = pool.list(&path(dir)).await.unwrap().try_collect().await.unwrap();
+    let mut names: Vec<_> = pages.concat().into_iter().map(|entry| entry.name.escape_ascii().to_string()).collect();
+    names.sort();
+    names
+}
+
+/// What is in the bucket, but for the server's own.
+fn left(server: &Versitygw) -> Vec<String> {
+    let names = fs::read_dir(server.files()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name != ".sgwtmp").collect()
+}
+
+fn directory() -> Attrs {
+    Attrs { mode: 0o755, ..attrs() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_pool_on_versitygw_conforms() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    assert_eq!(pool.capabilities().conditional_put, ConditionalPut::Atomic);
+    common::assert_conforms(Arc::new(pool)).await;
+    assert_eq!(left(&server), [""; 0], "something was left in the bucket");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_pool_below_a_prefix_conforms() {
+    let server = Versitygw::start();
+    common::assert_conforms(Arc::new(attach(&server, "some/prefix").await)).await;
+}
+
+#[tokio::test]
+async fn directories_that_only_keys_imply_are_there_and_stay() {
+    let server = Versitygw::start();
+    let dir = server.files().join("a/b");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("f"), "by others").unwrap();
+    let pool = attach(&server, "").await;
+    assert_eq!(pool.stat(&path("a")).await.unwrap().kind, FileKind::Directory);
+    assert_eq!(names(&pool, "a/b").await, ["f"]);
+    let stat = pool.stat(&path("a/b/f")).await.unwrap();
+    assert_eq!((stat.kind, stat.mode, stat.size), (FileKind::File, 0o644, 9));
+    assert_eq!(content(&pool, &path("a/b/f")).await, "by others");
+    pool.remove(&path("a/b/f"), &Expected::Anything).await.unwrap();
+    assert_eq!(pool.stat(&path("a/b")).await.unwrap().kind, FileKind::Directory);
+    assert!(names(&pool, "a/b").await.is_empty());
+}
+
+#[tokio::test]
+async fn changes_behind_the_servers_back_are_seen() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let version = put(&pool, "f", "before").await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    // The server still says the old ETag.
+    fs::write(server.files().join("f"), "behind").unwrap();
+    let now = pool.stat(&path("f")).await.unwrap().version;
+    assert!(!now.same_content(&version), "{now:?}");
+    assert!(pool.read(&path("f"), &version, 0..6).await.unwrap_err().is(ErrorKind::Stale));
+    assert_eq!(content(&pool, &path("f")).await, "behind");
+}
+
+#[tokio::test]
+async fn what_others_wrote_keeps_its_metadata() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    put(&pool, "f", "content").await;
+    server.curl(&["-X", "PUT", "-H", "x-amz-meta-colour: red", "-H", "content-type: text/x-test", "-d", "other"], "f");
+    let before = pool.stat(&path("f")).await.unwrap();
+    assert_eq!(before.size, 5);
+    let changes = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
+    let after = pool.set_attrs(&path("f"), &changes).await.unwrap();
+    assert_eq!((after.mode, after.size), (0o600, 5));
+    assert_ne!(before.version, after.version);
+    assert!(before.version.same_content(&after.version));
+    let headers = server.curl(&["-I"], "f").to_ascii_lowercase();
+    for wanted in ["x-amz-meta-colour: red", "content-type: text/x-test", "x-amz-meta-mode: 33152"] {
+        assert!(headers.contains(wanted), "{wanted} is missing in {headers}");
+    }
+}
+
+#[tokio::test]
+async fn a_rename_that_was_cut_off_is_finished() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    for dir in ["from", "from/sub", "to", "to/sub"] {
+        pool.mkdir(&path(dir), &directory()).await.unwrap();
+    }
+    // As left behind in the middle: one file has been moved, one copied, one has not been touched yet.
+    put(&pool, "to/moved", "moved").await;
+    put(&pool, "from/copied", "copied").await;
+    put(&pool, "from/sub/waiting", "waiting").await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let note = format!(
+        r#"{{"from":"from/","to":"to/","directory":true,"node":"{node}","since_secs":{}}}"#,
+        std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
+    );
+    let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
+    server.curl(&["-X", "PUT", "-d", &note], &name);
+    // The server's clock ticks in seconds.
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    put(&pool, "to/copied", "copied").await;
+    // Somebody's new file is not what was to be moved.
+    put(&pool, "from/new", "new").await;
+
+    let pool = attach(&server, "").await;
+    assert_eq!(names(&pool, "to").await, ["copied", "moved", "sub"]);
+    assert_eq!(names(&pool, "to/sub").await, ["waiting"]);
+    assert_eq!(content(&pool, &path("to/sub/waiting")).await, "waiting");
+    assert_eq!(names(&pool, "from").await, ["new"]);
+    assert!(!server.files().join(&name).exists(), "the note is still there");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_in_the_middle_loses_nothing_that_was_answered() {
+    let mut server = Versitygw::start();
+    let pool = Arc::new(attach(&server, "").await);
+    let writer = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let mut put = 0;
+            for n in 0..200 {
+                let data: &'static str = "x".repeat(1 + n % 9_000).leak();
+                let answer = pool
+                    .put(&path(&format!("f{n}")), data.len() as u64, pieces(&[(0, data)]), &attrs(), &Expected::Absent)
+                    .await;
+                answer.unwrap();
+                put += 1;
+            }
+            put
+        })
+    };
+    for _ in 0..4 {
+        tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        tokio::task::block_in_place(|| {
+            server.kill();
+            server.resume();
+        });
+    }
+    assert_eq!(writer.await.unwrap(), 200);
+    for n in 0..200 {
+        assert_eq!(content(&pool, &path(&format!("f{n}"))).await.len(), 1 + n % 9_000);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_attached_says_why() {
+    let server = Versitygw::start();
+    let url = server.url("").replace("/pool/", "/nowhere/");
+    let error = S3Pool::attach(&url, &server::environment()).await.unwrap_err();
+    assert!(error.is(ErrorKind::NotFound) && error.to_string().contains("no such bucket"), "{error}");
+    let mut environment = server::environment();
+    environment.insert("AWS_SECRET_ACCESS_KEY".into(), "wrong-and-secret".into());
+    let error = S3Pool::attach(&server.url(""), &environment).await.unwrap_err();
+    assert!(error.is(ErrorKind::PermissionDenied), "{error}");
+    assert!(error.to_string().contains("AWS_SECRET_ACCESS_KEY") && !error.to_string().contains("wrong-and"), "{error}");
+}
+
+#[tokio::test]
+async fn renames_replace_and_do_not_replace() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let version = put(&pool, "a", "one").await;
+    let moved = pool.rename(&path("a"), &path("b"), RenameMode::NoReplace).await.unwrap();
+    assert!(moved.version.same_object(&version), "a rename made another content");
+    assert_eq!(left(&server), ["b"]);
+}

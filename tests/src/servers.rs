@@ -1,0 +1,3 @@
+//! Real servers of pools, each started by the test that needs it, on loopback and on a port that was free.
+
+pub mod s3;
