@@ -251,7 +251,7 @@ impl Op<'_> {
         if directory {
             self.bucket.saw_directory(&self.place);
         }
-        self.made(key, Object { etag, size, last_modified: Time::now(), meta }, directory).await
+        self.made(key, Object::written_now(etag, size, meta), directory).await
     }
 }
 
@@ -263,8 +263,7 @@ impl Bucket {
     async fn find(&self, place: &Place) -> Result<Found, Refusal> {
         let directory = place.directory();
         if directory == self.root {
-            let marker = if directory.is_empty() { None } else { self.client.head(&directory).await? };
-            return Ok(Found::Directory(marker));
+            return Ok(Found::Directory(self.client.head(&place.marker()).await?));
         }
         let (object, below) =
             tokio::try_join!(self.client.head(&place.key), self.client.list(&directory, false, None, 1))?;

@@ -82,6 +82,19 @@ async fn directories_that_only_keys_imply_are_there_and_stay() {
 }
 
 #[tokio::test]
+async fn a_bucket_has_attributes_too() {
+    let server = Versitygw::start();
+    for prefix in ["", "some/prefix"] {
+        let pool = attach(&server, prefix).await;
+        let changes = SetAttrs { mode: Some(0o700), uid: Some(7), ..SetAttrs::default() };
+        let changed = pool.set_attrs(&PoolPath::root(), &changes).await.unwrap();
+        assert_eq!((changed.kind, changed.mode, changed.uid), (FileKind::Directory, 0o700, 7));
+        assert_eq!(pool.stat(&PoolPath::root()).await.unwrap(), changed);
+    }
+    assert_eq!(names(&attach(&server, "").await, "").await, ["some"]);
+}
+
+#[tokio::test]
 async fn changes_behind_the_servers_back_are_seen() {
     let server = Versitygw::start();
     let pool = attach(&server, "").await;
@@ -198,6 +211,21 @@ async fn renames_replace_and_do_not_replace() {
     let pool = attach(&server, "").await;
     let version = put(&pool, "a", "one").await;
     let moved = pool.rename(&path("a"), &path("b"), RenameMode::NoReplace).await.unwrap();
-    assert!(moved.version.same_object(&version), "a rename made another content");
+    assert_eq!(moved.version, version, "a rename changes neither content nor attributes");
     assert_eq!(left(&server), ["b"]);
+    // Not by the directory above, either, and not what others wrote.
+    pool.mkdir(&path("d"), &directory()).await.unwrap();
+    let version = put(&pool, "d/ours", "ours").await;
+    server.curl(&["-X", "PUT", "-d", "theirs"], "d/theirs");
+    let theirs = pool.stat(&path("d/theirs")).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    for (from, to) in [("d", "e"), ("e", "g")] {
+        pool.rename(&path(from), &path(to), RenameMode::Replace).await.unwrap();
+    }
+    assert_eq!(pool.stat(&path("g/ours")).await.unwrap().version, version);
+    assert_eq!(pool.stat(&path("g/theirs")).await.unwrap(), theirs);
+    // But what is written behind the server's back afterwards is something else.
+    let file = fs::File::options().write(true).open(server.files().join("g/ours")).unwrap();
+    file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(1_000)).unwrap();
+    assert!(!pool.stat(&path("g/ours")).await.unwrap().version.same_content(&version));
 }

@@ -354,11 +354,13 @@ fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
         None => text(header::CONTENT_LENGTH),
     };
     let size = length.and_then(|text| text.parse().ok());
+    let date = text(header::DATE).and_then(|text| httpdate::parse_http_date(text).ok());
     let modified = text(header::LAST_MODIFIED).and_then(|text| httpdate::parse_http_date(text).ok());
     Ok(Object {
         etag: etag_of(headers).unwrap_or_default(),
         size: size.ok_or_else(|| garbled("no Content-Length"))?,
         last_modified: modified.ok_or_else(|| garbled("no Last-Modified"))?.into(),
+        asked_at_secs: date.map_or(0, |date| Time::from(date).secs),
         meta: Meta::read(headers),
     })
 }

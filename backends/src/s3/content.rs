@@ -98,7 +98,7 @@ impl Op<'_> {
         let (object, directory) = match found {
             Found::Directory(Some(mut marker)) => {
                 changed(&mut marker.meta);
-                let key = self.place.directory();
+                let key = self.place.marker();
                 let from = (key.as_str(), marker.etag.as_str());
                 marker.etag = upload::copy(client, from, marker.size, &key, &marker.meta, Condition::None)
                     .await
@@ -115,9 +115,9 @@ impl Op<'_> {
                     xattrs: Vec::new(),
                 });
                 changed(&mut meta);
-                let key = self.place.directory();
+                let key = self.place.marker();
                 let etag = client.put(&key, Bytes::new(), &meta, Condition::None).await.map_err(refused)?;
-                (Object { etag, size: 0, last_modified: now, meta }, true)
+                (Object::written_now(etag, 0, meta), true)
             }
             Found::Object(mut object) => {
                 changed(&mut object.meta);
@@ -133,7 +133,7 @@ impl Op<'_> {
             }
             Found::Nothing => return Err(self.error(ErrorKind::NotFound)),
         };
-        let key = if directory { self.place.directory() } else { self.place.key.clone() };
+        let key = if directory { self.place.marker() } else { self.place.key.clone() };
         self.made(&key, object, directory).await
     }
 

@@ -112,6 +112,14 @@ impl Place {
             key => format!("{key}/"),
         }
     }
+
+    /// The key of the object that stands for a directory there. A bucket itself can be none.
+    pub(super) fn marker(&self) -> String {
+        match self.key.as_str() {
+            "" => format!("{}root", String::from_utf8_lossy(RESERVED_PREFIX)),
+            _ => self.directory(),
+        }
+    }
 }
 
 /// `root` is empty or ends with a slash.

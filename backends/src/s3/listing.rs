@@ -168,6 +168,7 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
                     etag: listed.etag,
                     size: listed.size,
                     last_modified: listed.last_modified,
+                    asked_at_secs: 0,
                     meta: Meta::default(),
                 }),
                 None => {

@@ -8,6 +8,7 @@
 //! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
 //! | `x-amz-meta-rdev` | `st_rdev` of a device file |
 //! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
+//! | `x-amz-meta-forebay-moved` | of a renamed object: when it was written, and when it was copied, by the server's clock |
 //!
 //! The content of a symlink is its target. A directory is an empty object whose key ends with a slash.
 
@@ -25,6 +26,9 @@ const MTIME: HeaderName = HeaderName::from_static("x-amz-meta-mtime");
 const CTIME: HeaderName = HeaderName::from_static("x-amz-meta-ctime");
 const RDEV: HeaderName = HeaderName::from_static("x-amz-meta-rdev");
 const WRITE: HeaderName = HeaderName::from_static("x-amz-meta-forebay-write");
+const MOVED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-moved");
+/// How long after it was begun a copy for a rename may have been made, in seconds.
+const COPIED_WITHIN_SECS: i64 = 300;
 
 /// Stands for the ETag of what is no object.
 const IMPLIED: &str = "implied";
@@ -48,7 +52,16 @@ pub(super) struct Object {
     pub(super) size: u64,
     /// By the server's clock, to the second.
     pub(super) last_modified: Time,
+    /// When that was asked, by the server's clock in seconds.
+    pub(super) asked_at_secs: i64,
     pub(super) meta: Meta,
+}
+
+/// A rename is a copy, which the server takes for a new object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moved {
+    written_secs: i64,
+    copied_secs: i64,
 }
 
 /// What the metadata of an object says.
@@ -63,6 +76,7 @@ pub(super) struct Meta {
     pub(super) ctime: Option<Time>,
     pub(super) rdev: u64,
     pub(super) write: Option<String>,
+    pub(super) moved: Option<Moved>,
     /// The rest, kept as it is when attributes are changed: content type and the metadata of others.
     pub(super) others: HeaderMap,
 }
@@ -78,6 +92,7 @@ impl Meta {
             ctime: Some(now),
             rdev,
             write: Some(format!("{:032x}", rand::random::<u128>())),
+            moved: None,
             others: HeaderMap::new(),
         }
     }
@@ -85,6 +100,7 @@ impl Meta {
     /// Changes are made as by `now`.
     pub(super) fn touch(&mut self, now: Time) {
         self.ctime = Some(now);
+        self.moved = None;
         self.write = Some(format!("{:032x}", rand::random::<u128>()));
     }
 
@@ -93,7 +109,7 @@ impl Meta {
         let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
         let mut others = HeaderMap::new();
         for (name, value) in headers {
-            let ours = [&MODE, &UID, &GID, &ATIME, &MTIME, &CTIME, &RDEV, &WRITE].contains(&name);
+            let ours = [&MODE, &UID, &GID, &ATIME, &MTIME, &CTIME, &RDEV, &WRITE, &MOVED].contains(&name);
             let kept = name.as_str().starts_with("x-amz-meta-")
                 || [
                     &header::CONTENT_TYPE,
@@ -117,6 +133,9 @@ impl Meta {
             ctime: text(&CTIME).and_then(parse_time),
             rdev: text(&RDEV).and_then(|text| text.parse().ok()).unwrap_or(0),
             write: text(&WRITE).map(str::to_owned),
+            moved: text(&MOVED).and_then(|text| text.split_once(' ')).and_then(|(written, copied)| {
+                Some(Moved { written_secs: written.parse().ok()?, copied_secs: copied.parse().ok()? })
+            }),
             others,
         }
     }
@@ -132,7 +151,8 @@ impl Meta {
         let times = times.into_iter().filter_map(|(name, time)| Some((name, format_time(time?))));
         let rdev = (self.rdev != 0).then(|| (RDEV, self.rdev.to_string()));
         let write = self.write.clone().map(|write| (WRITE, write));
-        for (name, text) in times.chain(rdev).chain(write) {
+        let moved = self.moved.map(|moved| (MOVED, format!("{} {}", moved.written_secs, moved.copied_secs)));
+        for (name, text) in times.chain(rdev).chain(write).chain(moved) {
             if let Ok(value) = HeaderValue::from_str(&text) {
                 headers.insert(name, value);
             }
@@ -150,6 +170,12 @@ impl Meta {
 }
 
 impl Object {
+    /// One that was just written.
+    pub(super) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
+        let now = Time { nanos: 0, ..Time::now() };
+        Self { etag, size, last_modified: now, asked_at_secs: now.secs, meta }
+    }
+
     /// That it is still this one.
     pub(super) fn condition(&self) -> Condition<'_> {
         if self.etag.is_empty() { Condition::None } else { Condition::Etag(&self.etag) }
@@ -157,7 +183,18 @@ impl Object {
 
     /// When it was written by the server's clock, with the nanoseconds of who wrote it.
     fn written(&self) -> Time {
-        Time { secs: self.last_modified.secs, nanos: self.meta.ctime.map_or(0, |ctime| ctime.nanos) }
+        let modified = self.last_modified.secs;
+        let secs = match self.meta.moved {
+            Some(moved) if (0..=COPIED_WITHIN_SECS).contains(&(modified - moved.copied_secs)) => moved.written_secs,
+            _ => modified,
+        };
+        Time { secs, nanos: self.meta.ctime.map_or(0, |ctime| ctime.nanos) }
+    }
+
+    /// The metadata of a copy that takes its place elsewhere: the same object under another name.
+    pub(super) fn moved(&self) -> Meta {
+        let moved = Moved { written_secs: self.written().secs, copied_secs: self.asked_at_secs };
+        Meta { moved: Some(moved), ..self.meta.clone() }
     }
 
     /// What `stat` says of it. `directory`: its key ends with a slash.
@@ -165,8 +202,8 @@ impl Object {
         let kind = if directory { FileKind::Directory } else { self.meta.kind() };
         let default_mode = if directory { defaults.dir_mode } else { defaults.file_mode };
         // Of what was written without attributes, the server knows when.
-        let changed = self.meta.ctime.unwrap_or(self.last_modified);
-        let mtime = self.meta.mtime.unwrap_or(self.last_modified);
+        let changed = self.meta.ctime.unwrap_or(self.written());
+        let mtime = self.meta.mtime.unwrap_or(self.written());
         let holds_bytes = matches!(kind, FileKind::File | FileKind::Symlink);
         let size = if holds_bytes { self.size } else { 0 };
         Stat {

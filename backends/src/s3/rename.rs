@@ -140,7 +140,7 @@ impl Bucket {
         self.remove_copied(&what.from, &what.to, since).await
     }
 
-    /// The copy is as the original: the time of the last change too, by which a version is known.
+    /// The copy is as the original, its version too.
     async fn copy_one(&self, from: &str, to: &str, since: Option<Time>, absent: bool) -> Result<(), Refusal> {
         let condition = if absent && self.conditional.copy.absent { Condition::Absent } else { Condition::None };
         let mut last = None;
@@ -153,8 +153,8 @@ impl Bucket {
                     return Ok(());
                 }
             }
-            let (source_is, meta) = ((from, source.etag.as_str()), &source.meta);
-            match upload::copy(&self.client, source_is, source.size, to, meta, condition).await {
+            let source_is = (from, source.etag.as_str());
+            match upload::copy(&self.client, source_is, source.size, to, &source.moved(), condition).await {
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {}
                 Err(refusal) if refusal.is(ErrorKind::Conflict) && !absent => last = Some(refusal),
                 answer => return answer.map(drop),

@@ -162,7 +162,7 @@ impl Op<'_> {
             }
             upload.complete(sent, &meta, condition).await.map_err(refused)?
         };
-        self.made(&self.place.key, Object { etag, size, last_modified: Time::now(), meta }, false).await
+        self.made(&self.place.key, Object::written_now(etag, size, meta), false).await
     }
 
     async fn send_parts(&self, upload: &Upload, mut parts: Parts<'_>, part_bytes: u64) -> Result<Vec<Part>> {
