@@ -16,7 +16,7 @@ use forebay_backends::{
 use futures::TryStreamExt;
 
 use common::{attrs, path, pieces};
-use server::Versitygw;
+use server::{Rgw, Versitygw};
 
 async fn attach(server: &Versitygw, prefix: &str) -> S3Pool {
     S3Pool::attach(&server.url(prefix), &server::environment()).await.unwrap()
@@ -62,6 +62,15 @@ async fn s3_pool_on_versitygw_conforms() {
 async fn s3_pool_below_a_prefix_conforms() {
     let server = Versitygw::start();
     common::assert_conforms(Arc::new(attach(&server, "some/prefix").await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_pool_on_ceph_conforms() {
+    let server = Rgw::start();
+    let pool = S3Pool::attach(&server.url(""), &server::environment()).await.unwrap();
+    // It heeds no condition on uploads in parts.
+    assert_eq!(pool.capabilities().conditional_put, ConditionalPut::Checked);
+    common::assert_conforms(Arc::new(pool)).await;
 }
 
 #[tokio::test]

@@ -27,12 +27,12 @@ pub use batch::Batch;
 use ids::IdAllocator;
 pub use records::{
     ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat,
-    XattrChanges, Xattrs,
+    XattrChanges, Xattrs, unmatched,
 };
 pub(crate) use records::{decode, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 16 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.

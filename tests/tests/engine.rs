@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
-use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath};
+use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode};
 use forebay_overlay::operator::{FlushRequest, Summary};
 use forebay_overlay::{Change, Ino, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
@@ -546,4 +546,26 @@ async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() 
     flushed(&overlay).await;
     assert_eq!(fixture.memory.stat(&pool_path("a")).await.unwrap().mode, 0o755);
     assert_eq!(overlay.getattr(find(&overlay, "a").await).await.unwrap().0.kind, FileKind::Directory);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"old").await;
+    fixture.put("b", b"other").await;
+    let policy = Policy::parse("[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n").unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.link(ino, Ino::ROOT, b"d").await.unwrap();
+    flushed(&overlay).await;
+    overlay.unlink(Ino::ROOT, b"d").await.unwrap();
+    // The same file by its other name: news that is seen here.
+    fixture.memory.write_at(&pool_path("d"), 0, Bytes::from_static(b"NEWS")).await.unwrap();
+    assert_eq!(read(&overlay, "a").await.unwrap(), "NEWS");
+    fixture.memory.rename(&pool_path("b"), &pool_path("a"), RenameMode::Replace).await.unwrap();
+    assert_eq!(read(&overlay, "a").await.unwrap(), "other");
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), [("/a".into(), "other".into()), ("/d".into(), "NEWS".into())]);
+    assert_eq!(read(&overlay, "d").await.unwrap(), "NEWS");
+    assert_eq!(overlay.status().await.conflicts.len(), 1);
 }

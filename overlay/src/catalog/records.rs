@@ -139,9 +139,28 @@ pub struct InodeRecord {
     pub dirty: DirtyAttrs,
     /// The extended attributes that were changed here: their values, or that they were removed.
     pub dirty_xattrs: XattrChanges,
+    /// Others changed the content after a name was removed here that the pool still has.
+    pub changed_since_removal: bool,
+}
+
+/// A version that no object has: what carries it is asked for again.
+pub fn unmatched() -> Version {
+    Version::Tag { etag: String::new(), size: 0, mtime: Time::default() }
 }
 
 impl InodeRecord {
+    /// Whether the pool has it under a name that was removed here.
+    pub fn has_removed_names(&self) -> bool {
+        self.pool_links.iter().any(|link| !self.links.contains(link))
+    }
+
+    /// The version from which the pool's name may be taken that was removed here. Who removed it had not seen what
+    /// others wrote since: where it is the last name, that is to stay.
+    pub fn removed_version(&self) -> Option<Version> {
+        let last = self.links.is_empty() && self.pool_links.len() < 2 && self.unseen_links == 0;
+        if last && self.changed_since_removal { Some(unmatched()) } else { self.version.clone() }
+    }
+
     /// What the pool shows, clean.
     pub fn from_pool(stat: &Stat, link: Option<Link>) -> Self {
         let links: SmallVec<[Link; 1]> = link.into_iter().collect();
@@ -167,6 +186,7 @@ impl InodeRecord {
             xattrs: None,
             dirty: DirtyAttrs::default(),
             dirty_xattrs: Vec::new(),
+            changed_since_removal: false,
         }
     }
 

@@ -8,7 +8,7 @@ pub(super) use adopt::note_object;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat};
 use parking_lot::Mutex;
 
 use super::{Inner, Ino, Txn};
@@ -436,11 +436,6 @@ impl Inner {
             kernel.invalidate_name(parent, name);
         }
     }
-}
-
-/// A version that no object has: what carries it is asked for again.
-pub(super) fn unmatched() -> Version {
-    Version::Tag { etag: String::new(), size: 0, mtime: Default::default() }
 }
 
 /// Brings a pool call that changes an inode's copy, or a directory's names, to everybody's notice while it

@@ -219,6 +219,7 @@ impl<'a> Txn<'a> {
     pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
         let edit = self.edit(ino)?;
         let record = &mut edit.record;
+        record.changed_since_removal &= record.has_removed_names();
         record.links.retain(|(p, n)| *p != parent || **n != *name);
         if record.kind == FileKind::Directory {
             record.dir_nlink = 0;

@@ -149,3 +149,143 @@ impl Drop for Versitygw {
         self.kill();
     }
 }
+
+/// Ceph's gateway on one monitor and one object store in memory, all on loopback.
+pub struct Rgw {
+    dir: TempDir,
+    port: u16,
+    /// In the order in which they were started.
+    children: Vec<Child>,
+}
+
+impl Rgw {
+    /// Starts one with one bucket, [`BUCKET`].
+    pub fn start() -> Self {
+        let dir = tempfile::Builder::new().prefix("forebay-rgw-").tempdir_in("/var/tmp").unwrap();
+        for name in ["mon", "osd", "run"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let mut server = Self { dir, port: free_port(), children: Vec::new() };
+        let mon_port = free_port();
+        server.write_config(mon_port);
+        server.start_monitor(mon_port);
+        server.start_store();
+        let user = ["user", "create", "--uid=forebay", "--display-name=forebay"];
+        let keys = [format!("--access-key={ACCESS_KEY}"), format!("--secret={SECRET_KEY}")];
+        server.run("radosgw-admin", &[&user[..], &keys.each_ref().map(String::as_str)].concat());
+        let gateway = server.command("radosgw", &["-n", "client.admin", "-f"]);
+        server.children.push(spawn(gateway, &server.log("radosgw")));
+        let (port, log) = (server.port, server.log("radosgw"));
+        wait_until("radosgw", &log, || answers(port).is_some());
+        server.curl(&["-X", "PUT"], "");
+        server
+    }
+
+    pub fn url(&self, prefix: &str) -> String {
+        format!("s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{}", self.port)
+    }
+
+    /// Sends a signed request for a key with curl. Returns what it prints.
+    pub fn curl(&self, arguments: &[&str], key: &str) -> String {
+        curl(arguments, format!("http://127.0.0.1:{}/{BUCKET}/{key}", self.port).trim_end_matches('/'))
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.log"))
+    }
+
+    fn write_config(&self, mon_port: u16) {
+        let (root, port) = (self.dir.path().display(), self.port);
+        let config = format!(
+            "[global]
+            fsid = 11111111-2222-3333-4444-555555555555
+            mon_initial_members = a
+            mon_host = v2:127.0.0.1:{mon_port}
+            public_addr = 127.0.0.1
+            cluster_addr = 127.0.0.1
+            keyring = {root}/keyring
+            osd_pool_default_size = 1
+            osd_pool_default_min_size = 1
+            osd_pool_default_pg_num = 4
+            osd_pool_default_pgp_num = 4
+            mon_allow_pool_size_one = true
+            mon_max_pg_per_osd = 1000
+            osd_crush_chooseleaf_type = 0
+            osd_objectstore = memstore
+            memstore_device_bytes = 4294967296
+            mon_data = {root}/mon
+            osd_data = {root}/osd
+            rgw_data = {root}/rgw
+            log_file = {root}/run/$name.log
+            admin_socket = {root}/run/$name.asok
+            pid_file = {root}/run/$name.pid
+            run_dir = {root}/run
+            rgw_frontends = beast endpoint=127.0.0.1:{port}
+            rgw_thread_pool_size = 32
+            "
+        );
+        let lines: Vec<_> = config.lines().map(str::trim).collect();
+        fs::write(self.at("ceph.conf"), lines.join("\n")).unwrap();
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.env("CEPH_CONF", self.at("ceph.conf")).args(arguments);
+        command
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) {
+        let done = self.command("timeout", &[&["120", program], arguments].concat()).output().unwrap();
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            done.status.success(),
+            "{program} {arguments:?}: {told}; apt-get install radosgw ceph-mon ceph-osd ceph-common"
+        );
+    }
+
+    fn start_monitor(&mut self, port: u16) {
+        let (map, keyring, mon_keyring) = (self.at("monmap"), self.at("keyring"), self.at("mon.keyring"));
+        let address = format!("[v2:127.0.0.1:{port}]");
+        let fsid = "11111111-2222-3333-4444-555555555555";
+        self.run("monmaptool", &["--create", "--fsid", fsid, "--addv", "a", &address, &map]);
+        self.run(
+            "ceph-authtool",
+            &["--create-keyring", &mon_keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *"],
+        );
+        let all = ["--cap", "mon", "allow *", "--cap", "osd", "allow *", "--cap", "mgr", "allow *"];
+        let admin = ["--create-keyring", &keyring, "--gen-key", "-n", "client.admin"];
+        self.run("ceph-authtool", &[&admin[..], &all].concat());
+        let osd = [&keyring, "--gen-key", "-n", "osd.0", "--cap", "mon", "allow profile osd"];
+        self.run("ceph-authtool", &[&osd[..], &["--cap", "osd", "allow *", "--cap", "mgr", "allow *"]].concat());
+        self.run("ceph-authtool", &[&mon_keyring, "--import-keyring", &keyring]);
+        self.run("ceph-mon", &["-i", "a", "--mkfs", "--monmap", &map, "--keyring", &mon_keyring]);
+        let log = self.log("mon");
+        self.children.push(spawn(self.command("ceph-mon", &["-i", "a", "-f"]), &log));
+        wait_until("ceph-mon", &log, || self.says("ceph", &["-s"]).is_some());
+    }
+
+    fn start_store(&mut self) {
+        let id = "66666666-7777-8888-9999-000000000000";
+        self.run("ceph", &["osd", "new", id]);
+        self.run("ceph-osd", &["-i", "0", "--mkfs", "--osd-uuid", id]);
+        let log = self.log("osd");
+        self.children.push(spawn(self.command("ceph-osd", &["-i", "0", "-f"]), &log));
+        wait_until("ceph-osd", &log, || self.says("ceph", &["osd", "stat"]).is_some_and(|told| told.contains("1 up")));
+    }
+
+    /// What a command prints within two seconds, if it succeeds.
+    fn says(&self, program: &str, arguments: &[&str]) -> Option<String> {
+        let done = self.command("timeout", &[&["2", program], arguments].concat()).output().ok()?;
+        done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
+    }
+}
+
+impl Drop for Rgw {
+    fn drop(&mut self) {
+        self.children.iter_mut().rev().for_each(end);
+    }
+}

@@ -102,7 +102,7 @@ impl Inner {
             FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
             _ => {
                 self.ready_to_go(occupant).await?;
-                match record.version.clone() {
+                match record.removed_version() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
                     // Its upload was cut off, and what is there is not what was sent: it never arrived.
                     None if record.kind == FileKind::File => Ok(()),
@@ -242,7 +242,7 @@ impl Inner {
 
     /// What the pool has under a path that is to be taken from `occupant`.
     async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<Target> {
-        let ours = self.record_of(occupant)?.version;
+        let ours = self.record_of(occupant)?.removed_version();
         match self.ask(self.pool.stat(path)).await {
             Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(Target::Ours),
             Ok(_) => Ok(Target::Theirs),

@@ -227,6 +227,7 @@ impl Inner {
             listing: Listing::Complete(None),
             target: new.target.map(Into::into),
             dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
+            changed_since_removal: false,
             xattrs: Some(xattrs),
             // What is not in the pool is made there with its attributes; nothing differs beyond the name.
             dirty: DirtyAttrs::default(),

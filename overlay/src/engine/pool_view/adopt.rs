@@ -118,6 +118,8 @@ impl Inner {
             record.dirty_xattrs.clear();
         }
         let ours = is_ours(record, stat);
+        let changed = record.version.as_ref().is_some_and(|v| !v.same_content(&stat.version));
+        record.changed_since_removal |= changed && record.has_removed_names();
         let mut dropped = None;
         if !ours {
             (record.file, dropped) = record.file.pool_changed()?;

@@ -7,8 +7,8 @@ use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, Result, Side, Stat,
 use futures::TryStreamExt;
 
 use super::super::{Inner, Ino, Txn};
-use super::{Age, Asked, unmatched};
-use crate::catalog::{Link, Listing, NameRecord};
+use super::{Age, Asked};
+use crate::catalog::{Link, Listing, NameRecord, unmatched};
 
 /// A directory that changed this recently may change again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
