@@ -7,3 +7,4 @@ pub mod model;
 pub mod load;
 pub mod mount;
 pub mod process;
+pub mod servers;

@@ -1,0 +1,116 @@
+//! Passes NFS calls on, and loses one of them, or its answer, together with the connection.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Numbers of the protocol's procedures.
+pub mod procedure {
+    pub const SETATTR: u32 = 2;
+    pub const READ: u32 = 6;
+    pub const WRITE: u32 = 7;
+    pub const CREATE: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const SYMLINK: u32 = 10;
+    pub const REMOVE: u32 = 12;
+    pub const RMDIR: u32 = 13;
+    pub const RENAME: u32 = 14;
+    pub const LINK: u32 = 15;
+    pub const COMMIT: u32 = 21;
+}
+
+/// What is lost.
+#[derive(Debug, Clone, Copy)]
+pub enum Loss {
+    /// The server never gets the call.
+    Call,
+    /// The server does what it was asked for.
+    Answer,
+}
+
+#[derive(Default)]
+struct Plan {
+    next: Mutex<Option<(u32, Loss)>>,
+    lost: AtomicBool,
+}
+
+/// A way to a server that is not to be relied on. It ends with this value.
+pub struct Unreliable {
+    port: u16,
+    plan: Arc<Plan>,
+    _tasks: JoinSet<()>,
+}
+
+impl Unreliable {
+    pub async fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let plan = Arc::new(Plan::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn({
+            let plan = Arc::clone(&plan);
+            async move {
+                let mut connections = JoinSet::new();
+                while let Ok((client, _)) = listener.accept().await {
+                    let plan = Arc::clone(&plan);
+                    // It ends as connections do, by an error.
+                    connections.spawn(async move { pass_on(client, server_port, &plan).await.err() });
+                }
+            }
+        });
+        Self { port, plan, _tasks: tasks }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next call of this procedure is lost.
+    pub fn lose(&self, procedure: u32, loss: Loss) {
+        *self.plan.next.lock() = Some((procedure, loss));
+    }
+
+    /// Whether what was to be lost has been.
+    pub fn has_lost(&self) -> bool {
+        self.plan.lost.load(Ordering::SeqCst)
+    }
+}
+
+async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", server_port)).await?;
+    loop {
+        let call = record(&mut client).await?;
+        // After the length: number of the call, direction, versions, program, its version, procedure.
+        let procedure = u32::from_be_bytes(call[24..28].try_into().unwrap());
+        let loss = {
+            let mut next = plan.next.lock();
+            next.take_if(|(lost, _)| *lost == procedure).map(|(_, loss)| loss)
+        };
+        if loss.is_some() {
+            plan.lost.store(true, Ordering::SeqCst);
+        }
+        if let Some(Loss::Call) = loss {
+            return Ok(());
+        }
+        server.write_all(&call).await?;
+        let answer = record(&mut server).await?;
+        if let Some(Loss::Answer) = loss {
+            return Ok(());
+        }
+        client.write_all(&answer).await?;
+    }
+}
+
+/// One message with its length in front.
+async fn record(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let header = stream.read_u32().await?;
+    let mut record = vec![0; 4 + (header & 0x7fff_ffff) as usize];
+    record[..4].copy_from_slice(&header.to_be_bytes());
+    stream.read_exact(&mut record[4..]).await?;
+    Ok(record)
+}

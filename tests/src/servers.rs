@@ -1,0 +1,3 @@
+//! Real servers that tests start for themselves on loopback, and end.
+
+pub mod nfs;
