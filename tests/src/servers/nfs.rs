@@ -21,6 +21,8 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// A port that was free may be taken by another before the server has it.
 const START_ATTEMPTS: u32 = 3;
+/// What it says in its log when it serves.
+const READY: &str = "NFS SERVER INITIALIZED";
 const MISSING: &str = "is not installed: run `packaging/deps test`, or apt-get install nfs-ganesha nfs-ganesha-vfs \
                        rpcbind iproute2";
 
@@ -143,6 +145,7 @@ impl NfsServer {
         let config = self.dir.path().join("ganesha.conf");
         fs::write(&config, self.config()).map_err(|error| format!("write {}: {error}", config.display()))?;
         let text = |error: io::Error| error.to_string();
+        File::create(self.log()).map_err(text)?;
         // One at a time on this machine: they register the same service.
         let lock = File::create(std::env::temp_dir().join("forebay-test-rpcbind.lock")).map_err(text)?;
         lock_within(&lock, START_LIMIT)?;
@@ -153,8 +156,11 @@ impl NfsServer {
         command.args(["-N", "NIV_EVENT"]).stdin(Stdio::null()).stderr(out.try_clone().map_err(text)?).stdout(out);
         let mut ganesha = spawn(&mut command).map_err(|error| format!("run ganesha.nfsd: {error}"))?;
         let ports = [self.nfs_port, self.mount_port];
+        // It listens before it is registered, and without that it ends.
         let up = wait_until(START_LIMIT, || {
-            ganesha.has_ended() || ports.iter().all(|port| TcpStream::connect(("127.0.0.1", *port)).is_ok())
+            ganesha.has_ended()
+                || fs::read_to_string(self.log()).is_ok_and(|log| log.contains(READY))
+                    && ports.iter().all(|port| TcpStream::connect(("127.0.0.1", *port)).is_ok())
         });
         drop(portmapper);
         if !up || ganesha.has_ended() {
