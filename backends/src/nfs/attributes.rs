@@ -109,6 +109,10 @@ impl Wanted {
         Self { uid: None, gid: None, ..self }
     }
 
+    pub(super) fn without_times(self) -> Self {
+        Self { atime: None, mtime: None, ..self }
+    }
+
     /// What `stat` does not show yet. The size is left out: it is set once.
     pub(super) fn missing_in(&self, stat: &Stat) -> Self {
         let differs = |wanted: Option<u32>, is: u32| wanted.filter(|wanted| *wanted != is);

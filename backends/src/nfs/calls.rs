@@ -109,6 +109,11 @@ impl Calls {
         self.retries.load(Ordering::Relaxed)
     }
 
+    /// Connections that were found broken since the pool was opened.
+    pub(super) fn breaks(&self) -> u64 {
+        self.connections.breaks()
+    }
+
     /// Makes a call as this process, and where that is denied and it may, as each of `owners` in turn. A server that
     /// takes root for nobody is asked as the owners first.
     pub(super) async fn call<P: Procedure>(&self, args: &P, owners: &[Owner]) -> Outcome<P::Answer> {
@@ -146,16 +151,18 @@ impl Calls {
         let mut client = Nfs3Client::new_with_auth(&mut lease.wire, identity.clone(), opaque_auth::default());
         let answer = timeout(RPC_TIMEOUT, args.send(&mut client)).await;
         drop(client);
-        let lost = |cause, sent| if sent { Failure::Lost(cause) } else { Failure::Unsent(cause) };
-        match answer {
+        let cause = match answer {
             Ok(Ok(answer)) => {
                 lease.keep();
-                answer.map_err(Failure::Status)
+                return answer.map_err(Failure::Status);
             }
             // After an answer that makes no sense the next one may not either: the connection is closed.
-            Ok(Err(error)) => Err(lost(Cause::from(&error), lease.wire.was_sent())),
-            Err(_) => Err(lost(Cause::timeout(), lease.wire.was_sent())),
-        }
+            Ok(Err(error)) => Cause::from(&error),
+            Err(_) => Cause::timeout(),
+        };
+        let sent = lease.wire.was_sent();
+        lease.broken();
+        Err(if sent { Failure::Lost(cause) } else { Failure::Unsent(cause) })
     }
 }
 

@@ -2,6 +2,7 @@
 //! at the same time need as many connections.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -22,6 +23,7 @@ pub(super) struct Connections {
     permits: Semaphore,
     /// Those that no call uses.
     idle: Mutex<Vec<Wire>>,
+    breaks: AtomicU64,
 }
 
 /// A connection for one call. It is closed when this is dropped, unless it is kept.
@@ -36,12 +38,22 @@ impl Lease<'_> {
     pub(super) fn keep(self) {
         self.home.idle.lock().push(self.wire);
     }
+
+    /// It is of no use any more.
+    pub(super) fn broken(self) {
+        self.home.breaks.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Connections {
     pub(super) fn new(host: String, port: u16, privileged: bool) -> Self {
         let permits = Semaphore::new(MAX_CONNECTIONS);
-        Self { host, port, privileged, permits, idle: Mutex::new(Vec::new()) }
+        Self { host, port, privileged, permits, idle: Mutex::new(Vec::new()), breaks: AtomicU64::new(0) }
+    }
+
+    /// Connections that broke, or could not be made.
+    pub(super) fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::SeqCst)
     }
 
     /// A connection, a new one where none is idle.
@@ -53,9 +65,13 @@ impl Connections {
             if wire.is_quiet() {
                 return Ok(Lease { wire, home: self, _permit: permit });
             }
+            self.breaks.fetch_add(1, Ordering::SeqCst);
         }
         let connected = Wire::connect(&self.host, self.port, self.privileged).await;
-        let wire = connected.map_err(|error| unreachable(&self.host, self.port, &error))?;
+        let wire = connected.map_err(|error| {
+            self.breaks.fetch_add(1, Ordering::SeqCst);
+            unreachable(&self.host, self.port, &error)
+        })?;
         Ok(Lease { wire, home: self, _permit: permit })
     }
 }

@@ -1,12 +1,9 @@
 //! Opening a pool: what the server is asked once.
 
-use std::sync::Arc;
-
 use nfs3_client::nfs3_types::nfs3::{
     CREATE3args, FSF3_LINK, FSF3_SYMLINK, FSINFO3args, FSINFO3resok, GETATTR3args, LOOKUP3args, Nfs3Option,
     PATHCONF3args, REMOVE3args, createhow3, diropargs3, nfs_fh3, nfsstat3, sattr3,
 };
-use parking_lot::Mutex;
 
 use crate::{Capabilities, ConditionalPut, Error, ErrorKind, PoolPath, Result, Side};
 
@@ -18,7 +15,7 @@ use super::failure::{Call, Failure, Outcome};
 use super::handles::Directory;
 use super::limits::MAX_TRANSFER_BYTES;
 use super::mount::mount;
-use super::session::{Root, Session, Sizes};
+use super::session::{Session, Sizes};
 use super::staging::unique_name;
 use super::url::Location;
 
@@ -62,9 +59,8 @@ impl Session {
         if rights == Rights::Squashed {
             calls.set_squashed();
         }
-        let root = Root { directory: Mutex::new(Arc::new(directory)), fsid: raw.fsid, fileid: raw.fileid };
         let can = capabilities(&info, name_max, rights);
-        Ok(Self::new(calls, location, root, sizes(&info), can))
+        Ok(Self::new(calls, location, (directory, raw.fsid), sizes(&info), can))
     }
 }
 

@@ -7,10 +7,9 @@ use futures::future::BoxFuture;
 use nfs3_client::nfs3_types::nfs3::{
     GETATTR3args, LOOKUP3args, Nfs3Option, SETATTR3args, diropargs3, fattr3, nfs_fh3, nfsstat3,
 };
-use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, Semaphore};
 
-use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat, Version};
+use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
 
 use super::attributes::{Found, Wanted, option, stat_of};
 use super::calls::Calls;
@@ -18,7 +17,6 @@ use super::credentials::Owner;
 use super::failure::{Call, Failure, Outcome};
 use super::handles::{Directory, Handles};
 use super::limits::{MAX_CHANGES, PUBLISH_LOCKS};
-use super::mount::mount;
 use super::url::Location;
 
 pub(super) struct Session {
@@ -27,7 +25,10 @@ pub(super) struct Session {
     pub(super) location: Location,
     pub(super) sizes: Sizes,
     pub(super) can: Capabilities,
-    root: Root,
+    /// The directory that the pool is.
+    root: Arc<Directory>,
+    /// The number of the file system that it is in.
+    root_fsid: u64,
     publishing: [tokio::sync::Mutex<()>; PUBLISH_LOCKS],
     changes: Arc<Semaphore>,
 }
@@ -38,13 +39,6 @@ pub(super) struct Sizes {
     pub(super) read_bytes: u32,
     pub(super) write_bytes: u32,
     pub(super) file_bytes: u64,
-}
-
-/// The directory that the pool is.
-pub(super) struct Root {
-    pub(super) directory: Mutex<Arc<Directory>>,
-    pub(super) fsid: u64,
-    pub(super) fileid: u64,
 }
 
 /// A name in a directory.
@@ -67,14 +61,21 @@ struct Reached {
 }
 
 impl Session {
-    pub(super) fn new(calls: Calls, location: Location, root: Root, sizes: Sizes, can: Capabilities) -> Self {
+    pub(super) fn new(
+        calls: Calls,
+        location: Location,
+        (root, root_fsid): (Directory, u64),
+        sizes: Sizes,
+        can: Capabilities,
+    ) -> Self {
         Self {
             calls,
             handles: Handles::new(),
             location,
             sizes,
             can,
-            root,
+            root: Arc::new(root),
+            root_fsid,
             publishing: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
         }
@@ -85,7 +86,7 @@ impl Session {
     }
 
     pub(super) fn stat_of(&self, raw: &fattr3) -> Stat {
-        stat_of(raw, self.root.fsid)
+        stat_of(raw, self.root_fsid)
     }
 
     /// Runs a change to its end, even where the caller loses patience: half of one would be left otherwise.
@@ -110,10 +111,6 @@ impl Session {
         self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock().await
     }
 
-    fn root(&self) -> Arc<Directory> {
-        Arc::clone(&self.root.directory.lock())
-    }
-
     /// The directory at `path`, looked up name by name from the nearest one that is known. `NOTDIR` where a name on
     /// the way is anything else, a symlink among it.
     async fn reach(&self, path: &PoolPath) -> Outcome<Reached> {
@@ -127,7 +124,7 @@ impl Session {
             }
         }
         let cached = found.is_some();
-        let mut dir = found.unwrap_or_else(|| self.root());
+        let mut dir = found.unwrap_or_else(|| Arc::clone(&self.root));
         for name in path.components().skip(known.components().count()) {
             let object = self.look(&Slot { dir, name: name.to_vec() }).await?;
             if object.stat.kind != FileKind::Directory {
@@ -151,7 +148,7 @@ impl Session {
         let Err(failure) = answer else { return answer };
         if failure.is_stale() {
             self.handles.forget_way(path);
-            self.renew_root().await?;
+            self.check_root().await?;
             return self.attempt(path, &work).await.1;
         }
         // What a directory does not have that was at this path a moment ago, the one that is there now may have.
@@ -266,33 +263,18 @@ impl Session {
         }
     }
 
-    /// Mounts again where the server does not know the handle of the root any more. Another directory is not the pool.
-    async fn renew_root(&self) -> Outcome<()> {
-        let root = self.root();
-        match self.attributes(&root.handle, &[root.owner]).await {
-            Err(failure) if failure.is_stale() => {}
-            answer => return answer.map(drop),
+    /// Tells a pool that is gone from a directory that is. What took the root's place, if anything, is not the pool: who
+    /// means that has to open it.
+    async fn check_root(&self) -> Outcome<()> {
+        match self.attributes(&self.root.handle, &[self.root.owner]).await {
+            Err(failure) if failure.is_stale() => {
+                let why = format!(
+                    "{}: its root was removed, or is exported in another way; open it anew",
+                    self.location.url()
+                );
+                Err(Failure::Told(Error::new(ErrorKind::Unavailable, Side::Pool, why)))
+            }
+            answer => answer.map(drop),
         }
-        let gone = |error: Error| {
-            let why = format!("{}: its root is gone: {error}", self.location.url());
-            Failure::Told(Error::new(ErrorKind::Unavailable, Side::Pool, why))
-        };
-        let mounted = mount(&self.location, self.calls.credentials()).await.map_err(gone)?;
-        let path = PoolPath::root();
-        let call = Call::new("mount", &path);
-        let mut handle = mounted.handle;
-        let mut owner = root.owner;
-        for name in mounted.below {
-            let slot = Slot { dir: Arc::new(Directory { handle, owner }), name };
-            let found = self.look(&slot).await.map_err(|failure| gone(call.failed(failure)))?;
-            (handle, owner) = (found.handle, Owner::from(&found.stat));
-        }
-        let stat = self.attributes(&handle, &[owner]).await.map_err(|failure| gone(call.failed(failure)))?;
-        // In the root's own file system the device has the number that stands for it.
-        if !matches!(stat.version, Version::Inode { dev: 0, ino, .. } if ino == self.root.fileid) {
-            return Err(gone(call.error(ErrorKind::NotFound, "another directory has taken its place")));
-        }
-        *self.root.directory.lock() = Arc::new(Directory { handle, owner: Owner::from(&stat) });
-        Ok(())
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! WRITE is not stable by itself, which makes it fast: the server may lose the bytes until a COMMIT. It tells of that
 //! by its verifier, which is another one after each start. So all that was written since the last COMMIT is kept here,
-//! and what was written under another verifier than the COMMIT's is written again.
+//! and what was written under another verifier than the COMMIT's is written again. Some servers make the verifier from
+//! the second in which they started, so that two quick starts look like one: where a connection broke in between, the
+//! verifier alone is not believed.
 
 use std::sync::Arc;
 
@@ -18,6 +20,9 @@ use super::failure::{Call, Outcome};
 use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_UNCOMMITTED_BYTES};
 use super::session::Session;
 
+/// Times that bytes are written again for a broken connection alone. Connections may break for other reasons, too.
+const DOUBTS: u32 = 3;
+
 /// Bytes that the server has taken.
 #[derive(Debug)]
 struct Written {
@@ -25,6 +30,8 @@ struct Written {
     data: Bytes,
     /// Under which they were taken; `None` where they are on the disk.
     verifier: Option<writeverf3>,
+    /// Broken connections that were counted before they were sent.
+    breaks: u64,
 }
 
 /// Content on its way into one file. Dropping it ends what is under way.
@@ -139,7 +146,7 @@ impl Upload {
 
     /// Waits until all that was sent is on the server's disk.
     async fn commit(&mut self, call: Call<'_>) -> Outcome<()> {
-        for _ in 0..COMMIT_ATTEMPTS {
+        for round in 0..COMMIT_ATTEMPTS {
             while !self.under_way.is_empty() {
                 self.await_one(call).await?;
             }
@@ -148,7 +155,9 @@ impl Upload {
                 // The whole file: its writes may be anywhere.
                 let args = COMMIT3args { file: self.file.clone(), offset: 0, count: 0 };
                 let verifier = self.session.calls.call(&args, &self.owners).await.map_err(told(call))?.verf;
-                self.uncommitted.retain(|written| written.verifier != Some(verifier));
+                let breaks = self.session.calls.breaks();
+                let doubted = |written: &Written| written.breaks != breaks && round < DOUBTS;
+                self.uncommitted.retain(|written| written.verifier != Some(verifier) || doubted(written));
             }
             if self.uncommitted.is_empty() {
                 self.uncommitted_bytes = 0;
@@ -183,6 +192,7 @@ async fn write(
     while !data.is_empty() {
         let count = data.len() as u32;
         let args = WRITE3args { file: file.clone(), offset, count, stable, data: Opaque::borrowed(&data) };
+        let breaks = session.calls.breaks();
         let taken = session.calls.call(&args, owners).await?;
         drop(args);
         if taken.count == 0 || taken.count > count {
@@ -193,7 +203,7 @@ async fn write(
         let part = data.split_to(taken.count as usize);
         let verifier = (taken.committed == stable_how::UNSTABLE).then_some(taken.verf);
         let next = offset + u64::from(taken.count);
-        written.push(Written { offset, data: part, verifier });
+        written.push(Written { offset, data: part, verifier, breaks });
         offset = next;
     }
     Ok(written)
