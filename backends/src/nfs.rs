@@ -22,6 +22,10 @@
 //! file with several hard links is replaced in place; a crash in the middle leaves it torn, and over this protocol it
 //! cannot be marked for that.
 //!
+//! **Directories that others move.** A handle goes with its directory. Where another client moves one away and puts
+//! another one in its place, calls may still reach the first for a second (`DIRECTORY_TTL`), as with every NFS client
+//! that keeps handles; one that was removed is noticed at once.
+//!
 //! Times are those from 1970 to 2106; others become the nearest of these.
 
 mod attributes;

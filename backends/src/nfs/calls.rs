@@ -60,6 +60,7 @@ procedures! {
     REMOVE3args<'_> remove REMOVE3resok false;
     RMDIR3args<'_> rmdir RMDIR3resok false;
     LINK3args<'_> link LINK3resok false;
+    READDIR3args readdir READDIR3resok<'static> true;
     READDIRPLUS3args readdirplus READDIRPLUS3resok<'static> true;
     FSSTAT3args fsstat FSSTAT3resok true;
     FSINFO3args fsinfo FSINFO3resok true;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::future::BoxFuture;
-use futures::{StreamExt, stream};
-use nfs3_client::nfs3_types::nfs3::{READDIRPLUS3args, cookieverf3, nfsstat3};
+use futures::{StreamExt, TryStreamExt, stream};
+use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -16,9 +16,12 @@ use crate::{DirEntry, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
 use super::attributes::{Found, option};
 use super::failure::{Call, Failure, Outcome};
 use super::handles::Directory;
-use super::limits::{LISTING_RESTARTS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
+use super::limits::{LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
 use super::session::{Session, Slot};
 use super::staging::{boot_id, writer};
+
+/// A name as a page has it, and its attributes where they came along.
+type RawEntry = (Vec<u8>, Option<fattr3>);
 
 /// A directory that is being listed.
 struct Pages {
@@ -28,6 +31,8 @@ struct Pages {
     verifier: cookieverf3,
     ended: bool,
     restarts: u32,
+    /// The server gives no attributes with names.
+    names_only: bool,
     /// Hashes of the names that were given out, so that a listing which starts again gives none of them twice: eight
     /// bytes for each.
     given: HashSet<u64>,
@@ -43,6 +48,7 @@ impl Pages {
             verifier: cookieverf3::default(),
             ended: false,
             restarts: 0,
+            names_only: false,
             given: HashSet::new(),
             hashing: RandomState::new(),
         }
@@ -51,48 +57,37 @@ impl Pages {
     /// The next entries, those with reserved names among them; `None` at the end.
     async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
         while !self.ended {
-            let args = READDIRPLUS3args {
-                dir: self.dir.handle.clone(),
-                cookie: self.cookie,
-                cookieverf: self.verifier,
-                dircount: PAGE_NAME_BYTES,
-                maxcount: PAGE_BYTES,
-            };
-            let page = match self.session.calls.call(&args, &[self.dir.owner]).await {
+            let page = match self.ask().await {
                 // The server has forgotten where we were.
                 Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     (self.cookie, self.verifier) = (0, cookieverf3::default());
                     continue;
                 }
+                // Some servers, or their administrators, have none with attributes.
+                Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
+                    self.names_only = true;
+                    continue;
+                }
                 page => page?,
             };
-            self.verifier = page.cookieverf;
-            self.ended = page.reply.eof;
-            let raw = page.reply.entries.into_inner();
-            if raw.is_empty() && !self.ended {
+            if page.is_empty() && !self.ended {
                 return Err(call.refused(crate::ErrorKind::Os(libc::EIO), "the server gave a page without entries"));
             }
-            let mut entries = Vec::with_capacity(raw.len());
-            for entry in raw {
-                self.cookie = entry.cookie;
-                let name = entry.name.0.into_owned();
-                if name == b"." || name == b".." {
-                    continue;
+            let fresh: Vec<_> = page.into_iter().filter(|(name, _)| self.is_new(name)).collect();
+            let session = &self.session;
+            let completing = fresh.into_iter().map(|(name, raw)| {
+                let slot = Slot { dir: Arc::clone(&self.dir), name };
+                async move {
+                    let stat = match raw {
+                        Some(raw) => Some(session.stat_of(&raw)),
+                        None => session.look_if_there(&slot).await?,
+                    };
+                    Ok(stat.map(|stat| DirEntry { name: slot.name, stat }))
                 }
-                let new = self.given.insert(self.hashing.hash_one(&name));
-                if !new && self.restarts > 0 {
-                    continue;
-                }
-                let stat = match option(entry.name_attributes) {
-                    Some(raw) => self.session.stat_of(&raw),
-                    None => match self.look(&name).await? {
-                        Some(stat) => stat,
-                        None => continue,
-                    },
-                };
-                entries.push(DirEntry { name, stat });
-            }
+            });
+            let entries = stream::iter(completing).buffered(MAX_PARALLEL_TRANSFERS);
+            let entries: Vec<_> = entries.try_filter_map(futures::future::ok).try_collect().await?;
             if !entries.is_empty() {
                 return Ok(Some(entries));
             }
@@ -100,18 +95,49 @@ impl Pages {
         Ok(None)
     }
 
+    /// Asks for one page and remembers where it ends.
+    async fn ask(&mut self) -> Outcome<Vec<RawEntry>> {
+        let (dir, cookie, cookieverf) = (self.dir.handle.clone(), self.cookie, self.verifier);
+        let (calls, owners) = (&self.session.calls, &[self.dir.owner]);
+        let (verifier, ended, entries): (_, _, Vec<(u64, RawEntry)>) = if self.names_only {
+            let page = calls.call(&READDIR3args { dir, cookie, cookieverf, count: PAGE_NAME_BYTES }, owners).await?;
+            let entries = page.reply.entries.into_inner().into_iter();
+            let entries = entries.map(|entry| (entry.cookie, (entry.name.0.into_owned(), None))).collect();
+            (page.cookieverf, page.reply.eof, entries)
+        } else {
+            let (dircount, maxcount) = (PAGE_NAME_BYTES, PAGE_BYTES);
+            let args = READDIRPLUS3args { dir, cookie, cookieverf, dircount, maxcount };
+            let page = calls.call(&args, owners).await?;
+            let entries = page.reply.entries.into_inner().into_iter();
+            let raw = |entry: entryplus3<'static>| (entry.name.0.into_owned(), option(entry.name_attributes));
+            (page.cookieverf, page.reply.eof, entries.map(|entry| (entry.cookie, raw(entry))).collect())
+        };
+        self.verifier = verifier;
+        self.ended = ended;
+        self.cookie = entries.last().map_or(self.cookie, |(cookie, _)| *cookie);
+        Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+    }
+
+    /// Whether a name is to be given out: it is one, and it was not before.
+    fn is_new(&mut self, name: &[u8]) -> bool {
+        if name == b"." || name == b".." {
+            return false;
+        }
+        let first = self.given.insert(self.hashing.hash_one(name));
+        first || self.restarts == 0
+    }
+}
+
+impl Session {
     /// The attributes of an entry that came without; `None` where it has vanished.
-    async fn look(&self, name: &[u8]) -> Outcome<Option<Stat>> {
-        let slot = Slot { dir: Arc::clone(&self.dir), name: name.to_vec() };
-        match self.session.look(&slot).await {
+    async fn look_if_there(&self, slot: &Slot) -> Outcome<Option<Stat>> {
+        match self.look(slot).await {
             Ok(found) => Ok(Some(found.stat)),
             Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) || failure.is_stale() => Ok(None),
             Err(failure) => Err(failure),
         }
     }
-}
 
-impl Session {
     pub(super) async fn list(self: &Arc<Self>, path: &PoolPath) -> Result<Listing> {
         let call = Call::new("list", path);
         self.check(call)?;

@@ -35,21 +35,28 @@ impl Publication {
             let _turn = session.turn(&self.path).await;
             self.publish(call, &mut staging).await
         };
-        answer.await.map_err(|failure| call.failed(failure))
+        let answer = answer.await.map_err(|failure| call.failed(failure));
+        if let Err(error) = &answer
+            && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+        {
+            // The error that counts is the first one. What is left is tried once more when it is dropped.
+            let _ = staging.discard().await;
+        }
+        answer
     }
 
     async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Stat> {
         let name = self.path.name().unwrap_or_default().to_vec();
         let target = Slot { dir: Arc::clone(&staging.temp.dir), name };
-        let found = match &self.expected {
-            Expected::Absent if staging.session.can.hard_links => {
-                return self.create(call, staging, &target).await;
-            }
-            _ => match staging.session.look(&target).await {
-                Ok(found) => Some(found),
-                Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
-                Err(failure) => return Err(failure),
-            },
+        if self.expected == Expected::Absent
+            && let Some(stat) = self.create(call, staging, &target).await?
+        {
+            return Ok(stat);
+        }
+        let found = match staging.session.look(&target).await {
+            Ok(found) => Some(found),
+            Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
+            Err(failure) => return Err(failure),
         };
         self.check(call, found.as_ref().map(|found| &found.stat))?;
         let together = !matches!(self.expected, Expected::Name(_));
@@ -85,17 +92,23 @@ impl Publication {
         }
     }
 
-    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<Stat> {
-        let session = Arc::clone(&staging.session);
-        match session.link_slot(&staging.file, target, &[staging.owner]).await {
+    /// Takes a name that is free, by a link; `None` where the file system has none.
+    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<Option<Stat>> {
+        if !staging.session.can.hard_links {
+            return Ok(None);
+        }
+        match staging.session.link_slot(&staging.file, target, &[staging.owner]).await {
             Ok(()) => {}
             Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)) => {
                 return Err(call.refused(ErrorKind::Conflict, "it exists already"));
             }
+            Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_PERM | nfsstat3::NFS3ERR_MLINK)) => {
+                return Ok(None);
+            }
             Err(failure) => return Err(failure),
         }
         staging.discard().await?;
-        staging.stat().await
+        staging.stat().await.map(Some)
     }
 
     /// Writes the staged content into a file that has other names, so that all of them go on naming one file.

@@ -1,4 +1,5 @@
-//! Passes NFS calls on, and loses one of them, or its answer, together with the connection.
+//! Passes NFS calls on, but for one: that is lost, or its answer, together with the connection; or it is answered with
+//! a status that the server has no reason for.
 
 use std::io;
 use std::sync::Arc;
@@ -21,22 +22,45 @@ pub mod procedure {
     pub const RMDIR: u32 = 13;
     pub const RENAME: u32 = 14;
     pub const LINK: u32 = 15;
+    pub const READDIRPLUS: u32 = 17;
     pub const COMMIT: u32 = 21;
 }
 
-/// What is lost.
+/// What becomes of a call.
 #[derive(Debug, Clone, Copy)]
 pub enum Loss {
     /// The server never gets the call.
     Call,
     /// The server does what it was asked for.
     Answer,
+    /// The server never gets the call; it is answered with this status and without attributes.
+    Status(u32),
 }
 
 #[derive(Default)]
 struct Plan {
-    next: Mutex<Option<(u32, Loss)>>,
+    next: Mutex<Option<Planned>>,
     lost: AtomicBool,
+}
+
+struct Planned {
+    procedure: u32,
+    loss: Loss,
+    /// Calls of the procedure before the one in question.
+    before: u32,
+}
+
+impl Plan {
+    fn for_call_of(&self, procedure: u32) -> Option<Loss> {
+        let mut next = self.next.lock();
+        let planned = next.as_mut().filter(|planned| planned.procedure == procedure)?;
+        if let Some(before) = planned.before.checked_sub(1) {
+            planned.before = before;
+            return None;
+        }
+        self.lost.store(true, Ordering::SeqCst);
+        next.take().map(|planned| planned.loss)
+    }
 }
 
 /// A way to a server that is not to be relied on. It ends with this value.
@@ -72,7 +96,12 @@ impl Unreliable {
 
     /// The next call of this procedure is lost.
     pub fn lose(&self, procedure: u32, loss: Loss) {
-        *self.plan.next.lock() = Some((procedure, loss));
+        self.lose_after(0, procedure, loss);
+    }
+
+    /// A call of this procedure is lost, the one after the next `before`.
+    pub fn lose_after(&self, before: u32, procedure: u32, loss: Loss) {
+        *self.plan.next.lock() = Some(Planned { procedure, loss, before });
     }
 
     /// Whether what was to be lost has been.
@@ -87,15 +116,16 @@ async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Re
         let call = record(&mut client).await?;
         // After the length: number of the call, direction, versions, program, its version, procedure.
         let procedure = u32::from_be_bytes(call[24..28].try_into().unwrap());
-        let loss = {
-            let mut next = plan.next.lock();
-            next.take_if(|(lost, _)| *lost == procedure).map(|(_, loss)| loss)
-        };
-        if loss.is_some() {
-            plan.lost.store(true, Ordering::SeqCst);
-        }
+        let loss = plan.for_call_of(procedure);
         if let Some(Loss::Call) = loss {
             return Ok(());
+        }
+        if let Some(Loss::Status(status)) = loss {
+            // Number of the call, an answer, accepted, no verifier, success, status, no attributes.
+            let number = u32::from_be_bytes(call[4..8].try_into().unwrap());
+            let words = [0x8000_0000 | 32, number, 1, 0, 0, 0, 0, status, 0];
+            client.write_all(&words.map(u32::to_be_bytes).concat()).await?;
+            continue;
         }
         server.write_all(&call).await?;
         let answer = record(&mut server).await?;
