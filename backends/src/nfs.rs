@@ -26,6 +26,10 @@
 //! another one in its place, calls may still reach the first for a second (`DIRECTORY_TTL`), as with every NFS client
 //! that keeps handles; one that was removed is noticed at once.
 //!
+//! **Servers that cache.** Versions are what the server says. One that keeps attributes of files for a while, and whose
+//! files others change without asking it, does not tell of that in time; nfs-ganesha does by default
+//! (`Attr_Expiration_Time`).
+//!
 //! Times are those from 1970 to 2106; others become the nearest of these.
 
 mod attributes;

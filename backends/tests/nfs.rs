@@ -103,6 +103,50 @@ mod rights {
 
     const USER: u32 = 4_711;
 
+    /// The calls below change one thread; those of the C library change all.
+    fn become_user() {
+        // SAFETY: plain system calls with numbers.
+        let changed = unsafe {
+            libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
+                && libc::syscall(libc::SYS_setresgid, USER, USER, USER) == 0
+                && libc::syscall(libc::SYS_setresuid, USER, USER, USER) == 0
+        };
+        assert!(changed, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn nfs_pool_conforms_for_an_ordinary_user() {
+        let server = start(Squash::None);
+        chown(server.export(), Some(USER), Some(USER)).unwrap();
+        let url = server.url();
+        let user = std::thread::spawn(move || {
+            become_user();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let pool = NfsPool::open(&url).await.unwrap();
+                assert!(!pool.capabilities().owners && !pool.capabilities().special_files);
+                assert_conforms(pool).await;
+            });
+        });
+        user.join().unwrap();
+        // What others may not touch stays as it is.
+        let secret = server.export().join("secret");
+        fs::write(&secret, "x").unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        let url = server.url();
+        let user = std::thread::spawn(move || {
+            become_user();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let pool = NfsPool::open(&url).await.unwrap();
+                let version = pool.stat(&path("secret")).await.unwrap().version;
+                let refused = pool.read(&path("secret"), &version, 0..1).await.unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+            });
+        });
+        user.join().unwrap();
+    }
+
     /// A directory and a file in it that none but their owner may use, made on the server.
     fn private_file(server: &NfsServer) -> PathBuf {
         let (dir, file) = (server.export().join("home"), server.export().join("home/secret"));

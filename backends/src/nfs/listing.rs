@@ -11,7 +11,7 @@ use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3,
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use crate::{DirEntry, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
+use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
 
 use super::attributes::{Found, option};
 use super::failure::{Call, Failure, Outcome};
@@ -57,6 +57,7 @@ impl Pages {
     /// The next entries, those with reserved names among them; `None` at the end.
     async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
         while !self.ended {
+            let before = self.cookie;
             let page = match self.ask().await {
                 // The server has forgotten where we were.
                 Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
@@ -71,8 +72,8 @@ impl Pages {
                 }
                 page => page?,
             };
-            if page.is_empty() && !self.ended {
-                return Err(call.refused(crate::ErrorKind::Os(libc::EIO), "the server gave a page without entries"));
+            if self.cookie == before && !self.ended {
+                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server's pages do not lead to an end"));
             }
             let fresh: Vec<_> = page.into_iter().filter(|(name, _)| self.is_new(name)).collect();
             let session = &self.session;

@@ -30,10 +30,22 @@ impl Publication {
     pub(super) async fn run(self, mut staging: Staging) -> Result<Stat> {
         let call = Call::new("put", &self.path);
         let answer = async {
-            staging.finish(call, self.size, &self.attrs).await?;
+            let finished = staging.finish(call, self.size, &self.attrs).await?;
             let session = Arc::clone(&staging.session);
             let _turn = session.turn(&self.path).await;
-            self.publish(call, &mut staging).await
+            let target = self.publish(call, &mut staging).await?;
+            if let Some(target) = target {
+                let stat = self.rewrite(call, &staging, &target).await?;
+                staging.discard().await?;
+                return Ok(stat);
+            }
+            // By the file: the name may belong to another writer by now, whose version is not ours to report. But what
+            // another has written into the file since it has a name is not ours either.
+            let stat = staging.stat().await?;
+            if !stat.version.same_content(&finished.version) {
+                return Err(call.refused(ErrorKind::Conflict, "another writer changed it as soon as it had its name"));
+            }
+            Ok(stat)
         };
         let answer = answer.await.map_err(|failure| call.failed(failure));
         if let Err(error) = &answer
@@ -45,13 +57,13 @@ impl Publication {
         answer
     }
 
-    async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Stat> {
+    /// Gives the file its name, unless what has the name has others, too, and is to keep them: then it is returned, to be
+    /// rewritten.
+    async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Option<Found>> {
         let name = self.path.name().unwrap_or_default().to_vec();
         let target = Slot { dir: Arc::clone(&staging.temp.dir), name };
-        if self.expected == Expected::Absent
-            && let Some(stat) = self.create(call, staging, &target).await?
-        {
-            return Ok(stat);
+        if self.expected == Expected::Absent && self.create(call, staging, &target).await? {
+            return Ok(None);
         }
         let found = match staging.session.look(&target).await {
             Ok(found) => Some(found),
@@ -60,19 +72,12 @@ impl Publication {
         };
         self.check(call, found.as_ref().map(|found| &found.stat))?;
         let together = !matches!(self.expected, Expected::Name(_));
-        match found {
-            Some(found) if together && found.stat.kind == FileKind::File && found.stat.nlink > 1 => {
-                let stat = self.rewrite(call, staging, &found).await?;
-                staging.discard().await?;
-                Ok(stat)
-            }
-            _ => {
-                staging.session.rename_slot(&staging.temp, &target, &staging.file, &[staging.owner]).await?;
-                staging.owned = false;
-                // By the file: the name may belong to another writer by now, whose version is not ours to report.
-                staging.stat().await
-            }
+        if together && let Some(found) = found.filter(|f| f.stat.kind == FileKind::File && f.stat.nlink > 1) {
+            return Ok(Some(found));
         }
+        staging.session.rename_slot(&staging.temp, &target, &staging.file, &[staging.owner]).await?;
+        staging.owned = false;
+        Ok(None)
     }
 
     /// Whether what has the name now may be replaced.
@@ -92,10 +97,10 @@ impl Publication {
         }
     }
 
-    /// Takes a name that is free, by a link; `None` where the file system has none.
-    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<Option<Stat>> {
+    /// Takes a name that is free, by a link; `false` where the file system has none.
+    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<bool> {
         if !staging.session.can.hard_links {
-            return Ok(None);
+            return Ok(false);
         }
         match staging.session.link_slot(&staging.file, target, &[staging.owner]).await {
             Ok(()) => {}
@@ -103,18 +108,18 @@ impl Publication {
                 return Err(call.refused(ErrorKind::Conflict, "it exists already"));
             }
             Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_PERM | nfsstat3::NFS3ERR_MLINK)) => {
-                return Ok(None);
+                return Ok(false);
             }
             Err(failure) => return Err(failure),
         }
         staging.discard().await?;
-        staging.stat().await.map(Some)
+        Ok(true)
     }
 
     /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
     /// Readers by version see `Stale`, never a mixture. A crash in the middle leaves a torn file, and over this
     /// protocol none that could be marked.
-    async fn rewrite(&self, call: Call<'_>, staging: &mut Staging, target: &Found) -> Outcome<Stat> {
+    async fn rewrite(&self, call: Call<'_>, staging: &Staging, target: &Found) -> Outcome<Stat> {
         let told = |failure| Failure::Told(call.failed(failure).context("rewrite a file with several names in place"));
         let session = Arc::clone(&staging.session);
         let owners = vec![Owner::from(&target.stat)];

@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use nfs3_client::nfs3_types::nfs3::{
     GETATTR3args, LOOKUP3args, Nfs3Option, SETATTR3args, diropargs3, fattr3, nfs_fh3, nfsstat3,
 };
+use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, Semaphore};
 
 use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
@@ -26,7 +27,7 @@ pub(super) struct Session {
     pub(super) sizes: Sizes,
     pub(super) can: Capabilities,
     /// The directory that the pool is.
-    root: Arc<Directory>,
+    root: Mutex<Arc<Directory>>,
     /// The number of the file system that it is in.
     root_fsid: u64,
     publishing: [tokio::sync::Mutex<()>; PUBLISH_LOCKS],
@@ -74,7 +75,7 @@ impl Session {
             location,
             sizes,
             can,
-            root: Arc::new(root),
+            root: Mutex::new(Arc::new(root)),
             root_fsid,
             publishing: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
@@ -111,6 +112,10 @@ impl Session {
         self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock().await
     }
 
+    fn root(&self) -> Arc<Directory> {
+        Arc::clone(&self.root.lock())
+    }
+
     /// The directory at `path`, looked up name by name from the nearest one that is known. `NOTDIR` where a name on
     /// the way is anything else, a symlink among it.
     async fn reach(&self, path: &PoolPath) -> Outcome<Reached> {
@@ -124,7 +129,7 @@ impl Session {
             }
         }
         let cached = found.is_some();
-        let mut dir = found.unwrap_or_else(|| Arc::clone(&self.root));
+        let mut dir = found.unwrap_or_else(|| self.root());
         for name in path.components().skip(known.components().count()) {
             let object = self.look(&Slot { dir, name: name.to_vec() }).await?;
             if object.stat.kind != FileKind::Directory {
@@ -197,7 +202,11 @@ impl Session {
         let found = |dir: Arc<Directory>| {
             Box::pin(async move {
                 let stat = self.attributes(&dir.handle, &[dir.owner]).await?;
-                Ok(Found { handle: dir.handle.clone(), stat })
+                let handle = dir.handle.clone();
+                if dir.owner != Owner::from(&stat) {
+                    *self.root.lock() = Arc::new(Directory { handle: handle.clone(), owner: Owner::from(&stat) });
+                }
+                Ok(Found { handle, stat })
             }) as BoxFuture<'_, _>
         };
         self.in_directory(path, found).await
@@ -266,7 +275,8 @@ impl Session {
     /// Tells a pool that is gone from a directory that is. What took the root's place, if anything, is not the pool: who
     /// means that has to open it.
     async fn check_root(&self) -> Outcome<()> {
-        match self.attributes(&self.root.handle, &[self.root.owner]).await {
+        let root = self.root();
+        match self.attributes(&root.handle, &[root.owner]).await {
             Err(failure) if failure.is_stale() => {
                 let why = format!(
                     "{}: its root was removed, or is exported in another way; open it anew",

@@ -75,7 +75,7 @@ impl Staging {
     }
 
     /// Makes content and attributes durable. Afterwards only the name is missing.
-    pub(super) async fn finish(&mut self, call: Call<'_>, size: u64, attrs: &Attrs) -> Outcome<()> {
+    pub(super) async fn finish(&mut self, call: Call<'_>, size: u64, attrs: &Attrs) -> Outcome<Stat> {
         self.upload.finish(call).await?;
         let mut wanted = Wanted::of_new(attrs, crate::FileKind::File, self.session.can.owners);
         wanted.size = Some(size);
@@ -87,7 +87,7 @@ impl Staging {
             let why = format!("the server has {} of {size} bytes", stat.size);
             return Err(call.refused(crate::ErrorKind::Corrupt, &why));
         }
-        Ok(())
+        Ok(stat)
     }
 
     /// Removes the temporary name.
