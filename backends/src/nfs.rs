@@ -183,8 +183,11 @@ impl Pool for NfsPool {
             order.check(&piece)?;
             staging.upload.push(call, piece).await.map_err(|failure| call.failed(failure))?;
         }
-        let publication = Publication { path: path.clone(), size, attrs: attrs.clone(), expected: expected.clone() };
-        self.session.to_the_end(publication.run(staging)).await
+        let finished = staging.finish(call, size, attrs).await.map_err(|failure| call.failed(failure))?.version;
+        let (path, attrs, expected) = (path.clone(), attrs.clone(), expected.clone());
+        let turn = self.session.turn(&path).await;
+        let publication = Publication { path, size, attrs, expected, finished };
+        self.session.to_the_end(publication.run(staging, turn)).await
     }
 
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use nfs3_client::nfs3_types::nfs3::{FSSTAT3args, nfsstat3};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, Piece, PoolPath, Result, Stat, Version};
 
@@ -23,16 +24,16 @@ pub(super) struct Publication {
     pub(super) size: u64,
     pub(super) attrs: Attrs,
     pub(super) expected: Expected,
+    /// What the staged file was when it was complete.
+    pub(super) finished: Version,
 }
 
 impl Publication {
-    /// Completes the staged file and gives it its name.
-    pub(super) async fn run(self, mut staging: Staging) -> Result<Stat> {
+    /// Gives the completed file its name. `turn` is the path's: another `put` of this process that comes later, be it
+    /// after this one was given up, is not overtaken.
+    pub(super) async fn run(self, mut staging: Staging, turn: OwnedMutexGuard<()>) -> Result<Stat> {
         let call = Call::new("put", &self.path);
         let answer = async {
-            let finished = staging.finish(call, self.size, &self.attrs).await?;
-            let session = Arc::clone(&staging.session);
-            let _turn = session.turn(&self.path).await;
             let target = self.publish(call, &mut staging).await?;
             if let Some(target) = target {
                 let stat = self.rewrite(call, &staging, &target).await?;
@@ -42,7 +43,7 @@ impl Publication {
             // By the file: the name may belong to another writer by now, whose version is not ours to report. But what
             // another has written into the file since it has a name is not ours either.
             let stat = staging.stat().await?;
-            if !stat.version.same_content(&finished.version) {
+            if !stat.version.same_content(&self.finished) {
                 return Err(call.refused(ErrorKind::Conflict, "another writer changed it as soon as it had its name"));
             }
             Ok(stat)
@@ -54,6 +55,7 @@ impl Publication {
             // The error that counts is the first one. What is left is tried once more when it is dropped.
             let _ = staging.discard().await;
         }
+        drop(turn);
         answer
     }
 

@@ -8,7 +8,7 @@ use nfs3_client::nfs3_types::nfs3::{
     GETATTR3args, LOOKUP3args, Nfs3Option, SETATTR3args, diropargs3, fattr3, nfs_fh3, nfsstat3,
 };
 use parking_lot::Mutex;
-use tokio::sync::{MutexGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
 
@@ -30,7 +30,7 @@ pub(super) struct Session {
     root: Mutex<Arc<Directory>>,
     /// The number of the file system that it is in.
     root_fsid: u64,
-    publishing: [tokio::sync::Mutex<()>; PUBLISH_LOCKS],
+    publishing: [Arc<tokio::sync::Mutex<()>>; PUBLISH_LOCKS],
     changes: Arc<Semaphore>,
 }
 
@@ -77,7 +77,7 @@ impl Session {
             can,
             root: Mutex::new(Arc::new(root)),
             root_fsid,
-            publishing: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
+            publishing: std::array::from_fn(|_| Arc::default()),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
         }
     }
@@ -106,10 +106,11 @@ impl Session {
     }
 
     /// The turn of a writer of `path` among those of this process.
-    pub(super) async fn turn(&self, path: &PoolPath) -> MutexGuard<'_, ()> {
+    pub(super) async fn turn(&self, path: &PoolPath) -> OwnedMutexGuard<()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
-        self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock().await
+        let turn = &self.publishing[hasher.finish() as usize % PUBLISH_LOCKS];
+        Arc::clone(turn).lock_owned().await
     }
 
     fn root(&self) -> Arc<Directory> {
