@@ -18,7 +18,8 @@
 //! be made, and what is made for a user in a directory where only groups of theirs may write belongs to the
 //! directory's owner.
 //!
-//! **Not atomic.** A version is checked right before it is replaced: `ConditionalPut::Checked`. `Absent` is atomic. A
+//! **Not atomic.** A version is checked right before it is replaced: `ConditionalPut::Checked`; so is the
+//! new name of a rename that must not replace. `Absent` is atomic. A
 //! file with several hard links is replaced in place; a crash in the middle leaves it torn, and over this protocol it
 //! cannot be marked for that.
 //!
@@ -30,7 +31,8 @@
 //! files others change without asking it, does not tell of that in time; nfs-ganesha does by default
 //! (`Attr_Expiration_Time`).
 //!
-//! Times are those from 1970 to 2106; others become the nearest of these.
+//! Times are those from 1970 to 2106; others become the nearest of these. Some servers, nfs-ganesha among them, do not
+//! set those of symlinks.
 
 mod attributes;
 mod calls;
@@ -177,7 +179,9 @@ impl Pool for NfsPool {
             return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
         }
         let mut order = PieceOrder::new(size);
-        let mut staging = Staging::create(&self.session, call, attrs).await.map_err(|failure| call.failed(failure))?;
+        // On a task: given up half way, it would leave a file that nobody knows of.
+        let creation = Staging::create(Arc::clone(&self.session), path.clone(), Owner::from(attrs));
+        let mut staging = self.session.to_the_end(creation).await?;
         while let Some(piece) = content.next().await {
             let piece = piece?;
             order.check(&piece)?;

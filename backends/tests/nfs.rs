@@ -120,9 +120,9 @@ async fn puts_that_are_given_up_leave_whole_files() {
         pool.put(&name, data.len() as u64, stream::iter(pieces).boxed(), &attrs, &Expected::Anything)
     };
     let mut given_up = 0;
-    for round in 0..60 {
+    for round in 0..150 {
         put(&old).await.unwrap();
-        given_up += u32::from(timeout(Duration::from_micros(250 * round), put(&new)).await.is_err());
+        given_up += u32::from(timeout(Duration::from_micros(60 * round), put(&new)).await.is_err());
         // One that was given up at the last step may still come to its end.
         let found = loop {
             let version = pool.stat(&name).await.unwrap().version;

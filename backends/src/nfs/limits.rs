@@ -24,7 +24,7 @@ pub(super) const CHANGE_ATTEMPTS: u32 = 4;
 pub(super) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 /// A longer answer is none of this protocol.
 pub(super) const MAX_REPLY_BYTES: usize = (MAX_TRANSFER_BYTES as usize) + (1 << 20);
-/// Bytes of one `put` that the server may still lose, and that are therefore kept here until a COMMIT.
+/// Bytes of each `put` that the server may still lose, and that are therefore kept here until a COMMIT.
 pub(super) const MAX_UNCOMMITTED_BYTES: usize = 32 << 20;
 /// Times that one stretch of bytes is written again because the server restarted before it was committed.
 pub(super) const COMMIT_ATTEMPTS: u32 = 16;

@@ -2,7 +2,7 @@
 
 use nfs3_client::nfs3_types::nfs3::{
     CREATE3args, FSF3_LINK, FSF3_SYMLINK, FSINFO3args, FSINFO3resok, GETATTR3args, LOOKUP3args, Nfs3Option,
-    PATHCONF3args, REMOVE3args, createhow3, diropargs3, nfs_fh3, nfsstat3, sattr3,
+    PATHCONF3args, REMOVE3args, createhow3, diropargs3, fattr3, nfs_fh3, nfsstat3, sattr3,
 };
 
 use crate::{Capabilities, ConditionalPut, Error, ErrorKind, PoolPath, Result, Side};
@@ -35,13 +35,17 @@ impl Session {
         let call = Call::new("open", &path);
         let told = |failure: Failure| call.failed(failure).context(location.url());
         let mut handle = mounted.handle;
+        let mut raw = attributes(&calls, &handle, &[]).await.map_err(told)?;
         for name in mounted.below {
-            handle = descend(&calls, handle, &name).await.map_err(|failure| match failure {
+            let owner = Owner { uid: raw.uid, gid: raw.gid };
+            let what = diropargs3 { dir: handle, name: name[..].into() };
+            let found = calls.call(&LOOKUP3args { what }, &[owner]).await.map_err(|failure| match failure {
                 Failure::Status(nfsstat3::NFS3ERR_NOENT) => missing(&location, &name, "it does not exist; create it"),
                 other => told(other),
             })?;
+            handle = found.object;
+            raw = attributes(&calls, &handle, &[owner]).await.map_err(told)?;
         }
-        let raw = calls.call(&GETATTR3args { object: handle.clone() }, &[]).await.map_err(told)?.obj_attributes;
         let stat = stat_of(&raw, raw.fsid);
         if stat.kind != crate::FileKind::Directory {
             let why = format!("{}: it is not a directory; name one", location.url());
@@ -64,9 +68,8 @@ impl Session {
     }
 }
 
-async fn descend(calls: &Calls, handle: nfs_fh3, name: &[u8]) -> Outcome<nfs_fh3> {
-    let what = diropargs3 { dir: handle, name: name.into() };
-    calls.call(&LOOKUP3args { what }, &[]).await.map(|found| found.object)
+async fn attributes(calls: &Calls, object: &nfs_fh3, owners: &[Owner]) -> Outcome<fattr3> {
+    calls.call(&GETATTR3args { object: object.clone() }, owners).await.map(|found| found.obj_attributes)
 }
 
 fn missing(location: &Location, name: &[u8], why: &str) -> Error {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use nfs3_client::nfs3_types::nfs3::{CREATE3args, Nfs3Option, REMOVE3args, createhow3, nfs_fh3, nfsstat3, sattr3};
 use rand::Rng;
 
-use crate::{Attrs, Stat};
+use crate::{Attrs, PoolPath, Result, Stat};
 
 use super::attributes::{Found, Wanted, option};
 use super::credentials::Owner;
@@ -63,15 +63,15 @@ impl Drop for Staging {
 }
 
 impl Staging {
-    /// An empty temporary file in the directory that will hold `call`'s path.
-    pub(super) async fn create(session: &Arc<Session>, call: Call<'_>, attrs: &Attrs) -> Outcome<Self> {
-        let owner = Owner::from(attrs);
-        let (temp, found) = session
-            .in_slot(call.path, |slot| Box::pin(async move { session.create_temporary(slot, owner).await }))
-            .await?;
+    /// An empty temporary file in the directory that will hold `path`, of the owner where the server lets us.
+    pub(super) async fn create(session: Arc<Session>, path: PoolPath, owner: Owner) -> Result<Self> {
+        let maker = &session;
+        let made =
+            maker.in_slot(&path, |slot| Box::pin(async move { maker.create_temporary(slot, owner).await })).await;
+        let (temp, found) = made.map_err(|failure| Call::new("put", &path).failed(failure))?;
         let owner = Owner::from(&found.stat);
-        let upload = Upload::new(Arc::clone(session), found.handle.clone(), vec![owner]);
-        Ok(Self { session: Arc::clone(session), temp, file: found.handle, owner, upload, owned: true })
+        let upload = Upload::new(Arc::clone(&session), found.handle.clone(), vec![owner]);
+        Ok(Self { session, temp, file: found.handle, owner, upload, owned: true })
     }
 
     /// Makes content and attributes durable. Afterwards only the name is missing.
@@ -105,7 +105,7 @@ impl Staging {
 }
 
 impl Session {
-    /// An empty file beside what `place` names, of the owner where the server lets us.
+    /// An empty file beside what `place` names.
     async fn create_temporary(&self, place: Slot, owner: Owner) -> Outcome<(Slot, Found)> {
         let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
         let mut last = Failure::Status(nfsstat3::NFS3ERR_EXIST);

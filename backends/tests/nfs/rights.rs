@@ -90,6 +90,18 @@ async fn private_files_are_read_and_put_where_root_is_squashed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_private_directory_is_a_pool_where_root_is_squashed() {
+    let server = start(Squash::Root);
+    private_file(&server);
+    fs::create_dir(server.export().join("home/pool")).unwrap();
+    chown(server.export().join("home/pool"), Some(USER), Some(USER)).unwrap();
+    let pool = NfsPool::open(&server.url_of("/pool/home/pool")).await.unwrap();
+    let attrs = Attrs { uid: USER, gid: USER, ..attrs() };
+    pool.put(&path("f"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
+    assert_eq!(fs::read(server.export().join("home/pool/f")).unwrap(), b"abc");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_roots_stays_out_of_reach_where_root_is_squashed() {
     let server = start(Squash::Root);
     fs::write(server.export().join("f"), "of root").unwrap();
