@@ -6,6 +6,7 @@ pub mod decorators;
 pub mod dir;
 mod error;
 pub mod memory;
+pub mod nfs;
 mod open;
 mod path;
 mod pieces;

@@ -70,6 +70,7 @@ impl MemoryPool {
         Capabilities {
             local: true,
             symlinks: true,
+            symlink_times: true,
             hard_links: true,
             special_files: true,
             xattrs: true,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::dir::DirPool;
+use crate::nfs::{self, NfsPool};
 use crate::s3::{self, S3Pool};
 use crate::{Error, ErrorKind, Pool, Result, Side};
 
@@ -12,6 +13,8 @@ use crate::{Error, ErrorKind, Pool, Result, Side};
 pub enum Location {
     /// `/path` or `file:///path`: a directory, which is how NFS, BeeGFS and Lustre are pools where they are mounted.
     Directory(PathBuf),
+    /// `nfs://SERVER/EXPORT[?nfsport=N&mountport=N]`
+    Nfs(String),
     /// `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
     S3(String),
 }
@@ -23,6 +26,10 @@ impl Location {
         match url.split_once("://") {
             None => Ok(Self::Directory(PathBuf::from(url))),
             Some(("file", path)) if path.starts_with('/') => Ok(Self::Directory(PathBuf::from(path))),
+            Some(("nfs", _)) => {
+                nfs::check(url)?;
+                Ok(Self::Nfs(url.to_owned()))
+            }
             Some(("s3", _)) => {
                 s3::check(url, &s3::environment())?;
                 Ok(Self::S3(url.to_owned()))
@@ -30,7 +37,9 @@ impl Location {
             Some(_) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 Side::Application,
-                format!("no kind of pool is known for `{url}`; known: /path, file:///path, s3://bucket/prefix"),
+                format!(
+                    "no kind of pool is known for `{url}`; known: /path, file:///path, nfs://server/export, s3://bucket/prefix"
+                ),
             )),
         }
     }
@@ -42,6 +51,7 @@ impl Location {
     pub async fn open(&self) -> Result<Arc<dyn Pool>> {
         Ok(match self {
             Self::Directory(path) => Arc::new(DirPool::open(path)?),
+            Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
             Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
         })
     }
@@ -60,6 +70,8 @@ mod tests {
         for url in ["file://host/a", "ftp://host/a"] {
             assert!(parse(url).unwrap_err().contains("no kind of pool is known"), "{url}");
         }
+        assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(Location::Nfs("nfs://host/a?nfsport=7".into())));
+        assert!(parse("nfs:///a").unwrap_err().contains("names no server"));
         assert!(parse("s3://bucket?colour=red").unwrap_err().contains("colour"));
     }
 }

@@ -98,6 +98,7 @@ impl S3Pool {
         let capabilities = Capabilities {
             local: false,
             symlinks: true,
+            symlink_times: true,
             hard_links: false,
             special_files: true,
             xattrs: false,

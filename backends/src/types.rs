@@ -212,6 +212,8 @@ pub struct Capabilities {
     /// Metadata calls are answered from this machine, without a network: they may be made inline.
     pub local: bool,
     pub symlinks: bool,
+    /// Symlinks keep the times that they are given.
+    pub symlink_times: bool,
     pub hard_links: bool,
     pub special_files: bool,
     pub xattrs: bool,

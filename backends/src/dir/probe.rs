@@ -53,6 +53,7 @@ pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
         public: Capabilities {
             local,
             symlinks: true,
+            symlink_times: true,
             hard_links: true,
             special_files: geteuid().is_root(),
             xattrs: local,

@@ -1,0 +1,314 @@
+//! An NFS version 3 export as a pool, reached from user space: for nodes on which it is not mounted.
+//!
+//! Names are byte strings, and calls are made by path: the handles of directories are kept for a moment only (see
+//! `limits`), and looked up again where the server does not know them any more. No path goes through a symlink.
+//!
+//! **Durability.** Content is written without waiting for the server's disk and then committed; what a server that
+//! restarts in between has lost is sent again. Names and attributes are durable when the server has answered: so the
+//! protocol has it, and there is nothing to sync.
+//!
+//! **Broken connections.** What can be repeated without harm is repeated for some seconds. For a change of names whose
+//! answer was lost, the names are looked at, and only what was not done is sent again. A call that gets no answer at all
+//! ends as `Timeout`, one that finds no server as `Unavailable`.
+//!
+//! **Rights.** Calls are made by AUTH_SYS, which the server believes: whoever can send packets to it from an address
+//! that it trusts can be anybody. They are made as this process. Where that is root and is denied, as under root squash,
+//! they are made as the owner of the object, or of its directory. What cannot be had that way: objects of root and of
+//! groups alone stay out of reach, nothing can be given to another owner (`Capabilities::owners`), device files cannot
+//! be made, and what is made for a user in a directory where only groups of theirs may write belongs to the
+//! directory's owner.
+//!
+//! **Not atomic.** A version is checked right before it is replaced: `ConditionalPut::Checked`; so is the
+//! new name of a rename that must not replace. `Absent` is atomic. A
+//! file with several hard links is replaced in place; a crash in the middle leaves it torn, and over this protocol it
+//! cannot be marked for that.
+//!
+//! **Directories that others move.** A handle goes with its directory. Where another client moves one away and puts
+//! another one in its place, calls may still reach the first for a second (`DIRECTORY_TTL`), as with every NFS client
+//! that keeps handles; one that was removed is noticed at once.
+//!
+//! **Servers that cache.** Versions are what the server says. One that keeps attributes of files for a while, and whose
+//! files others change without asking it, does not tell of that in time; nfs-ganesha does by default
+//! (`Attr_Expiration_Time`).
+//!
+//! Times are those from 1970 to 2106; others become the nearest of these. Some servers, nfs-ganesha among them, do not
+//! set those of symlinks.
+
+mod attributes;
+mod calls;
+mod connections;
+mod credentials;
+mod failure;
+mod handles;
+mod limits;
+mod listing;
+mod making;
+mod mount;
+mod names;
+mod open;
+mod publish;
+mod reading;
+mod session;
+mod slots;
+mod staging;
+mod upload;
+mod url;
+mod wire;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use nfs3_client::nfs3_types::nfs3::FSSTAT3args;
+
+use crate::pieces::PieceOrder;
+use crate::{
+    Attrs, Capabilities, ErrorKind, Expected, FileKind, Listing, Piece, Pieces, Pool, PoolPath, RenameMode, Result,
+    SetAttrs, Space, Stat, Version,
+};
+
+use credentials::Owner;
+use failure::Call;
+use making::New;
+use publish::Publication;
+use reading::check_kind;
+use session::Session;
+use staging::Staging;
+use upload::Upload;
+
+pub use limits::MAX_CONNECTIONS;
+
+/// A pool on an NFS server.
+pub struct NfsPool {
+    session: Arc<Session>,
+}
+
+/// Whether a URL can be one of a pool, without asking anybody.
+///
+/// # Errors
+/// `InvalidInput`, with what is wrong.
+pub fn check(url: &str) -> Result<()> {
+    url::Location::parse(url).map(drop)
+}
+
+impl fmt::Debug for NfsPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NfsPool").field("url", &self.url()).finish_non_exhaustive()
+    }
+}
+
+impl NfsPool {
+    /// Mounts `nfs://server/export?nfsport=N&mountport=N` and asks what the server can do; for that a small file is
+    /// made in it for a moment, where it may be written to. `export` may be a directory in an export. The NFS port is
+    /// 2049 where it is not given, and the mount port what the server's portmapper says.
+    ///
+    /// `InvalidInput` for a URL that is none, `NotFound` or `PermissionDenied` where the server has no such export or not
+    /// for us, `Unavailable` or `Timeout` where it does not answer.
+    pub async fn open(url: &str) -> Result<Self> {
+        Ok(Self { session: Arc::new(Session::open(url).await?) })
+    }
+
+    /// Calls to the server that were made again since the pool was opened, because a connection broke or the server was
+    /// busy.
+    pub fn retries(&self) -> u64 {
+        self.session.calls.retries()
+    }
+
+    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
+    /// their number. Nothing calls this by itself.
+    pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
+        self.session.sweep(path, false).await
+    }
+
+    fn no_xattrs<T>(&self, call: Call<'_>) -> Result<T> {
+        self.session.check(call)?;
+        Err(call.error(ErrorKind::Unsupported, "NFS version 3 has no extended attributes"))
+    }
+
+    /// Whether an object with these attributes may have this name.
+    fn check_new(&self, call: Call<'_>, attrs: &Attrs) -> Result<()> {
+        if attrs.xattrs.is_empty() { self.session.check(call) } else { self.no_xattrs(call) }
+    }
+
+    /// Makes an object on a task that goes on where the caller does not.
+    async fn make(&self, what: &'static str, path: &PoolPath, attrs: &Attrs, new: New) -> Result<Stat> {
+        self.check_new(Call::new(what, path), attrs)?;
+        let (session, path, attrs) = (Arc::clone(&self.session), path.clone(), attrs.clone());
+        let change = async move { session.make(what, &path, &new, &attrs).await };
+        self.session.to_the_end(change).await
+    }
+}
+
+#[async_trait]
+impl Pool for NfsPool {
+    fn capabilities(&self) -> &Capabilities {
+        &self.session.can
+    }
+
+    fn url(&self) -> String {
+        self.session.location.url()
+    }
+
+    async fn stat(&self, path: &PoolPath) -> Result<Stat> {
+        let call = Call::new("stat", path);
+        self.session.check(call)?;
+        self.session.object(path).await.map(|found| found.stat).map_err(|failure| call.failed(failure))
+    }
+
+    async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        self.session.list(path).await
+    }
+
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        self.session.read(path, version, range).await
+    }
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
+        self.session.readlink(path).await
+    }
+
+    async fn put(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        mut content: Pieces<'_>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let call = Call::new("put", path);
+        self.check_new(call, attrs)?;
+        if path.is_root() {
+            return Err(call.error(ErrorKind::IsDirectory, "it is the pool's root"));
+        }
+        if size > self.session.sizes.file_bytes {
+            return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
+        }
+        let mut order = PieceOrder::new(size);
+        // On a task: given up half way, it would leave a file that nobody knows of.
+        let creation = Staging::create(Arc::clone(&self.session), path.clone(), Owner::from(attrs));
+        let mut staging = self.session.to_the_end(creation).await?;
+        while let Some(piece) = content.next().await {
+            let piece = piece?;
+            order.check(&piece)?;
+            staging.upload.push(call, piece).await.map_err(|failure| call.failed(failure))?;
+        }
+        let finished = staging.finish(call, size, attrs).await.map_err(|failure| call.failed(failure))?.version;
+        let (path, attrs, expected) = (path.clone(), attrs.clone(), expected.clone());
+        let turn = self.session.turn(&path).await;
+        let publication = Publication { path, size, attrs, expected, finished };
+        self.session.to_the_end(publication.run(staging, turn)).await
+    }
+
+    async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
+        let (session, path) = (Arc::clone(&self.session), path.clone());
+        let change = async move {
+            let call = Call::new("write", &path);
+            session.check(call)?;
+            let found = session.object(&path).await.map_err(|failure| call.failed(failure))?;
+            check_kind(call, &found.stat)?;
+            if offset.checked_add(data.len() as u64).is_none_or(|end| end > session.sizes.file_bytes) {
+                return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
+            }
+            let owners = vec![Owner::from(&found.stat)];
+            let mut upload = Upload::new(Arc::clone(&session), found.handle.clone(), owners.clone());
+            let written = async {
+                upload.push(call, Piece { offset, data }).await?;
+                upload.finish(call).await?;
+                session.attributes(&found.handle, &owners).await
+            };
+            written.await.map_err(|failure| call.failed(failure))
+        };
+        self.session.to_the_end(change).await
+    }
+
+    async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
+        self.make("mkdir", path, attrs, New::Directory).await
+    }
+
+    async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
+        let call = Call::new("symlink", path);
+        if !self.session.can.symlinks {
+            return Err(call.error(ErrorKind::Unsupported, "the server's file system has no symlinks"));
+        }
+        self.make("symlink", path, attrs, New::Symlink(target.to_vec())).await
+    }
+
+    async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
+        let call = Call::new("mknod", path);
+        match kind {
+            FileKind::Directory | FileKind::Symlink => {
+                Err(call.error(ErrorKind::InvalidInput, "this kind is made by other calls"))
+            }
+            // Fifos and sockets need no privilege.
+            FileKind::CharDevice | FileKind::BlockDevice if !self.session.can.special_files => {
+                Err(call.error(ErrorKind::Unsupported, "device files need root's rights on the server"))
+            }
+            FileKind::File => self.make("mknod", path, attrs, New::File).await,
+            special => self.make("mknod", path, attrs, New::Special(special, rdev)).await,
+        }
+    }
+
+    async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
+        let (session, existing, new) = (Arc::clone(&self.session), existing.clone(), new.clone());
+        self.session.to_the_end(async move { session.link(&existing, &new).await }).await
+    }
+
+    async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
+        let (session, path, expected) = (Arc::clone(&self.session), path.clone(), expected.clone());
+        self.session.to_the_end(async move { session.remove(&path, &expected).await }).await
+    }
+
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
+        let (session, path) = (Arc::clone(&self.session), path.clone());
+        self.session.to_the_end(async move { session.remove_dir(&path).await }).await
+    }
+
+    async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
+        let (session, from, to) = (Arc::clone(&self.session), from.clone(), to.clone());
+        self.session.to_the_end(async move { session.rename(&from, &to, mode).await }).await
+    }
+
+    async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
+        let (session, path, changes) = (Arc::clone(&self.session), path.clone(), changes.clone());
+        self.session.to_the_end(async move { session.set_attrs(&path, &changes).await }).await
+    }
+
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.no_xattrs(Call::new("list extended attributes of", path))
+    }
+
+    async fn set_xattr(&self, path: &PoolPath, _name: &[u8], _value: &[u8]) -> Result<()> {
+        self.no_xattrs(Call::new("set an extended attribute of", path))
+    }
+
+    async fn remove_xattr(&self, path: &PoolPath, _name: &[u8]) -> Result<()> {
+        self.no_xattrs(Call::new("remove an extended attribute of", path))
+    }
+
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
+        let call = Call::new("sync", path);
+        self.session.check(call)?;
+        // The server has made the names durable before it answered; what is left is to see that it is there.
+        self.session.directory(path).await.map(drop).map_err(|failure| call.failed(failure))
+    }
+
+    async fn space(&self) -> Result<Space> {
+        let root = PoolPath::root();
+        let call = Call::new("ask for the space of", &root);
+        let stat = async {
+            let dir = self.session.directory(&root).await?;
+            self.session.calls.call(&FSSTAT3args { fsroot: dir.handle.clone() }, &[dir.owner]).await
+        };
+        let stat = stat.await.map_err(|failure| call.failed(failure))?;
+        Ok(Space {
+            total_bytes: stat.tbytes,
+            free_bytes: stat.fbytes,
+            available_bytes: stat.abytes,
+            total_files: stat.tfiles,
+            free_files: stat.ffiles,
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! Calls to the server: on which connection, as whom, for how long, and how often.
+//!
+//! What can be repeated without harm is repeated on a new connection where the old one broke. What cannot
+//! (a change of names) is sent once; where its answer was lost, the caller looks at what became of it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nfs3_client::nfs3_types::nfs3::{self, Nfs3Result, nfsstat3};
+use nfs3_client::nfs3_types::rpc::opaque_auth;
+use nfs3_client::{Nfs3Client, RpcError};
+use tokio::time::{sleep, timeout};
+
+use super::connections::Connections;
+use super::credentials::{Credentials, Owner};
+use super::failure::{Cause, Failure, Outcome};
+use super::limits::{RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
+use super::wire::Wire;
+
+pub(super) type Client<'a> = Nfs3Client<&'a mut Wire>;
+
+/// A procedure with its arguments.
+pub(super) trait Procedure: Send + Sync {
+    type Answer: Send;
+    /// Done twice it is as if done once.
+    const REPEATABLE: bool;
+    fn send(
+        &self,
+        client: &mut Client<'_>,
+    ) -> impl Future<Output = Result<Result<Self::Answer, nfsstat3>, RpcError>> + Send;
+}
+
+macro_rules! procedures {
+    ($($args:ident $(<$life:lifetime>)? $method:ident $answer:ident $(<$borrowed:lifetime>)? $repeatable:literal;)*) => {$(
+        impl Procedure for nfs3::$args $(<$life>)? {
+            type Answer = nfs3::$answer $(<$borrowed>)?;
+            const REPEATABLE: bool = $repeatable;
+            async fn send(&self, client: &mut Client<'_>) -> Result<Result<Self::Answer, nfsstat3>, RpcError> {
+                Ok(match client.$method(self).await? {
+                    Nfs3Result::Ok(answer) => Ok(answer),
+                    Nfs3Result::Err((status, _)) => Err(status),
+                })
+            }
+        }
+    )*};
+}
+
+procedures! {
+    GETATTR3args getattr GETATTR3resok true;
+    SETATTR3args setattr SETATTR3resok true;
+    LOOKUP3args<'_> lookup LOOKUP3resok true;
+    READLINK3args readlink READLINK3resok<'static> true;
+    READ3args read READ3resok<'static> true;
+    WRITE3args<'_> write WRITE3resok true;
+    COMMIT3args commit COMMIT3resok true;
+    CREATE3args<'_> create CREATE3resok false;
+    MKDIR3args<'_> mkdir MKDIR3resok false;
+    SYMLINK3args<'_> symlink SYMLINK3resok false;
+    MKNOD3args<'_> mknod MKNOD3resok false;
+    REMOVE3args<'_> remove REMOVE3resok false;
+    RMDIR3args<'_> rmdir RMDIR3resok false;
+    LINK3args<'_> link LINK3resok false;
+    READDIR3args readdir READDIR3resok<'static> true;
+    READDIRPLUS3args readdirplus READDIRPLUS3resok<'static> true;
+    FSSTAT3args fsstat FSSTAT3resok true;
+    FSINFO3args fsinfo FSINFO3resok true;
+    PATHCONF3args pathconf PATHCONF3resok true;
+}
+
+impl Procedure for nfs3::RENAME3args<'_, '_> {
+    type Answer = nfs3::RENAME3resok;
+    const REPEATABLE: bool = false;
+    async fn send(&self, client: &mut Client<'_>) -> Result<Result<Self::Answer, nfsstat3>, RpcError> {
+        Ok(match client.rename(self).await? {
+            Nfs3Result::Ok(answer) => Ok(answer),
+            Nfs3Result::Err((status, _)) => Err(status),
+        })
+    }
+}
+
+/// The way to the server.
+#[derive(Debug)]
+pub(super) struct Calls {
+    connections: Connections,
+    credentials: Credentials,
+    /// The server takes root for nobody.
+    squashed: AtomicBool,
+    retries: AtomicU64,
+}
+
+impl Calls {
+    pub(super) fn new(connections: Connections, credentials: Credentials) -> Self {
+        Self { connections, credentials, squashed: AtomicBool::new(false), retries: AtomicU64::new(0) }
+    }
+
+    pub(super) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    pub(super) fn is_squashed(&self) -> bool {
+        self.squashed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_squashed(&self) {
+        self.squashed.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls that were begun anew since the pool was opened.
+    pub(super) fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were found broken since the pool was opened.
+    pub(super) fn breaks(&self) -> u64 {
+        self.connections.breaks()
+    }
+
+    /// Makes a call as this process, and where that is denied and it may, as each of `owners` in turn. A server that
+    /// takes root for nobody is asked as the owners first.
+    pub(super) async fn call<P: Procedure>(&self, args: &P, owners: &[Owner]) -> Outcome<P::Answer> {
+        let mut denied = None;
+        for identity in self.credentials.in_turn(owners, self.is_squashed()) {
+            match self.call_as(args, &identity).await {
+                Err(failure) if failure.is_denied() => drop(denied.get_or_insert(failure)),
+                answer => return answer,
+            }
+        }
+        Err(denied.unwrap_or(Failure::Status(nfsstat3::NFS3ERR_ACCES)))
+    }
+
+    /// Makes a call as somebody.
+    async fn call_as<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
+        let mut patience = Patience::new();
+        loop {
+            let again = match self.attempt(args, identity).await {
+                // The server is busy with something long and asks for another try; nothing was done.
+                Err(Failure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => Failure::Status(nfsstat3::NFS3ERR_JUKEBOX),
+                Err(Failure::Unsent(cause)) if cause.is_passing() => Failure::Unsent(cause),
+                Err(Failure::Lost(cause)) if cause.is_passing() && P::REPEATABLE => Failure::Lost(cause),
+                answer => return answer,
+            };
+            if !patience.pause().await {
+                return Err(again);
+            }
+            self.retries.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn attempt<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
+        let mut lease = self.connections.lease().await.map_err(Failure::Unsent)?;
+        lease.wire.begin();
+        let mut client = Nfs3Client::new_with_auth(&mut lease.wire, identity.clone(), opaque_auth::default());
+        let answer = timeout(RPC_TIMEOUT, args.send(&mut client)).await;
+        drop(client);
+        let cause = match answer {
+            Ok(Ok(answer)) => {
+                lease.keep();
+                return answer.map_err(Failure::Status);
+            }
+            // After an answer that makes no sense the next one may not either: the connection is closed.
+            Ok(Err(error)) => Cause::from(&error),
+            Err(_) => Cause::timeout(),
+        };
+        let sent = lease.wire.was_sent();
+        lease.broken();
+        Err(if sent { Failure::Lost(cause) } else { Failure::Unsent(cause) })
+    }
+}
+
+/// The pauses between attempts, ever longer, and their end.
+pub(super) struct Patience {
+    since: Option<Instant>,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { since: None, pause: RETRY_PAUSE_MIN }
+    }
+
+    /// Waits for a moment; `false` at once where there was time enough.
+    pub(super) async fn pause(&mut self) -> bool {
+        if self.since.get_or_insert_with(Instant::now).elapsed() >= RETRY_FOR {
+            return false;
+        }
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
+        true
+    }
+}

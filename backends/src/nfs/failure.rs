@@ -1,0 +1,162 @@
+//! How a call fails, and how that is told.
+
+use nfs3_client::RpcError;
+use nfs3_client::nfs3_types::nfs3::nfsstat3;
+use nfs3_client::nfs3_types::rpc::auth_stat;
+
+use crate::{Error, ErrorKind, PoolPath, Result, Side};
+
+use super::limits::RPC_TIMEOUT;
+
+/// The answer to one call or a few.
+pub(super) type Outcome<T> = std::result::Result<T, Failure>;
+
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server says no.
+    Status(nfsstat3),
+    /// No answer came: what was asked for may have been done or not.
+    Lost(Cause),
+    /// It was not done.
+    Unsent(Cause),
+    /// Already told in full.
+    Told(Error),
+}
+
+/// Why no answer came.
+#[derive(Debug)]
+pub(super) struct Cause {
+    kind: ErrorKind,
+    why: String,
+}
+
+impl Cause {
+    pub(super) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
+        Self { kind, why: why.into() }
+    }
+
+    pub(super) fn timeout() -> Self {
+        Self::new(ErrorKind::Timeout, format!("no answer within {} s", RPC_TIMEOUT.as_secs()))
+    }
+
+    /// Whether another attempt on another connection may succeed soon.
+    pub(super) fn is_passing(&self) -> bool {
+        self.kind == ErrorKind::Unavailable
+    }
+
+    /// The reason as an error with what was to be done.
+    pub(super) fn told(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(self.kind, Side::Pool, format!("{what}: {}", self.why))
+    }
+}
+
+impl From<&RpcError> for Cause {
+    fn from(error: &RpcError) -> Self {
+        let kind = match error {
+            RpcError::Auth(
+                auth_stat::AUTH_BADCRED
+                | auth_stat::AUTH_REJECTEDCRED
+                | auth_stat::AUTH_TOOWEAK
+                | auth_stat::AUTH_FAILED,
+            ) => ErrorKind::PermissionDenied,
+            RpcError::ProgUnavail
+            | RpcError::ProgMismatch { .. }
+            | RpcError::ProcUnavail
+            | RpcError::RpcMismatch { .. } => ErrorKind::Unsupported,
+            RpcError::GarbageArgs | RpcError::WrongLength => ErrorKind::Os(libc::EIO),
+            _ => ErrorKind::Unavailable,
+        };
+        let hint = match kind {
+            ErrorKind::PermissionDenied => "; the server refuses AUTH_SYS from here: see its exports",
+            ErrorKind::Unsupported => "; the server must offer NFS version 3 over TCP",
+            _ => "",
+        };
+        Self::new(kind, format!("{error}{hint}"))
+    }
+}
+
+impl Failure {
+    /// The server does not know a handle that it gave out.
+    pub(super) fn is_stale(&self) -> bool {
+        matches!(self, Self::Status(nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE))
+    }
+
+    pub(super) fn is(&self, status: nfsstat3) -> bool {
+        matches!(self, Self::Status(s) if *s == status)
+    }
+
+    /// Whether somebody else might have been allowed to.
+    pub(super) fn is_denied(&self) -> bool {
+        matches!(self, Self::Status(nfsstat3::NFS3ERR_ACCES | nfsstat3::NFS3ERR_PERM))
+    }
+}
+
+/// What an NFS status means to callers.
+pub(super) fn kind_of(status: nfsstat3) -> ErrorKind {
+    match status {
+        nfsstat3::NFS3ERR_PERM => ErrorKind::NotPermitted,
+        nfsstat3::NFS3ERR_NOENT => ErrorKind::NotFound,
+        nfsstat3::NFS3ERR_ACCES => ErrorKind::PermissionDenied,
+        nfsstat3::NFS3ERR_EXIST => ErrorKind::Exists,
+        nfsstat3::NFS3ERR_XDEV => ErrorKind::CrossDevice,
+        nfsstat3::NFS3ERR_NOTDIR => ErrorKind::NotDirectory,
+        nfsstat3::NFS3ERR_ISDIR => ErrorKind::IsDirectory,
+        nfsstat3::NFS3ERR_INVAL => ErrorKind::InvalidInput,
+        nfsstat3::NFS3ERR_FBIG => ErrorKind::TooLarge,
+        nfsstat3::NFS3ERR_NOSPC => ErrorKind::NoSpace,
+        nfsstat3::NFS3ERR_ROFS => ErrorKind::ReadOnly,
+        nfsstat3::NFS3ERR_MLINK => ErrorKind::TooManyLinks,
+        nfsstat3::NFS3ERR_NAMETOOLONG => ErrorKind::NameTooLong,
+        nfsstat3::NFS3ERR_NOTEMPTY => ErrorKind::NotEmpty,
+        nfsstat3::NFS3ERR_DQUOT => ErrorKind::Quota,
+        nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE => ErrorKind::Stale,
+        nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_BADTYPE | nfsstat3::NFS3ERR_REMOTE => ErrorKind::Unsupported,
+        nfsstat3::NFS3ERR_NOT_SYNC | nfsstat3::NFS3ERR_BAD_COOKIE | nfsstat3::NFS3ERR_JUKEBOX => ErrorKind::Busy,
+        nfsstat3::NFS3ERR_NXIO => ErrorKind::Os(libc::ENXIO),
+        nfsstat3::NFS3ERR_NODEV => ErrorKind::Os(libc::ENODEV),
+        nfsstat3::NFS3_OK | nfsstat3::NFS3ERR_IO | nfsstat3::NFS3ERR_TOOSMALL | nfsstat3::NFS3ERR_SERVERFAULT => {
+            ErrorKind::Os(libc::EIO)
+        }
+    }
+}
+
+/// One call of the pool, for its errors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) what: &'static str,
+    pub(super) path: &'a PoolPath,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(what: &'static str, path: &'a PoolPath) -> Self {
+        Self { what, path }
+    }
+
+    pub(super) fn error(self, kind: ErrorKind, why: &str) -> Error {
+        Error::new(kind, Side::Pool, format!("{} {}: {why}", self.what, self.path))
+    }
+
+    pub(super) fn failed(self, failure: Failure) -> Error {
+        let Self { what, path } = self;
+        match failure {
+            Failure::Status(status) => Error::new(kind_of(status), Side::Pool, format!("{what} {path}")),
+            Failure::Lost(cause) | Failure::Unsent(cause) => cause.told(format_args!("{what} {path}")),
+            Failure::Told(error) => error,
+        }
+    }
+
+    pub(super) fn refused(self, kind: ErrorKind, why: &str) -> Failure {
+        Failure::Told(self.error(kind, why))
+    }
+
+    /// Names that this pool keeps for itself, and names that no server takes.
+    pub(super) fn check_names(self, name_max: u32) -> Result<()> {
+        if self.path.is_reserved() {
+            return Err(self.error(ErrorKind::InvalidInput, "names that start with .forebay~ are the pool's own"));
+        }
+        if self.path.components().any(|name| name.len() > name_max as usize) {
+            return Err(self.error(ErrorKind::NameTooLong, &format!("names have at most {name_max} bytes")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! Every bound of the NFS pool, with its unit.
+
+use std::time::Duration;
+
+/// Connections to one server at the same time, one call on each.
+pub const MAX_CONNECTIONS: usize = 8;
+/// Calls of one `put` or `read` under way at the same time, so that one of them leaves connections to others.
+pub(super) const MAX_PARALLEL_TRANSFERS: usize = 4;
+/// Changes that are carried to their end although their caller may have given up.
+pub(super) const MAX_CHANGES: usize = 64;
+
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// From the first byte of a request to the last of its answer, and for a free connection. A server that has much to
+/// write to its disk may be long about a COMMIT.
+pub(super) const RPC_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long after the first failure a call may still be begun anew: as long as a server takes to restart.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(10);
+pub(super) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);
+pub(super) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Times that a change whose answer was lost is looked for and, where it was not made, sent again.
+pub(super) const CHANGE_ATTEMPTS: u32 = 4;
+
+/// Bytes in one READ or WRITE, where the server does not want less.
+pub(super) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// A longer answer is none of this protocol.
+pub(super) const MAX_REPLY_BYTES: usize = (MAX_TRANSFER_BYTES as usize) + (1 << 20);
+/// Bytes of each `put` that the server may still lose, and that are therefore kept here until a COMMIT.
+pub(super) const MAX_UNCOMMITTED_BYTES: usize = 32 << 20;
+/// Times that one stretch of bytes is written again because the server restarted before it was committed.
+pub(super) const COMMIT_ATTEMPTS: u32 = 16;
+
+/// Directories whose handles are kept.
+pub(super) const MAX_DIRECTORIES: usize = 4_096;
+/// How long a directory is believed to be at its path. Others may move it away and put another one there, and its
+/// handle goes on working.
+pub(super) const DIRECTORY_TTL: Duration = Duration::from_secs(1);
+/// Files whose handles are kept for reading.
+pub(super) const MAX_FILES: usize = 1_024;
+
+/// Bytes of names, and of names with attributes, that one page of a listing is asked to have.
+pub(super) const PAGE_NAME_BYTES: u32 = 64 << 10;
+pub(super) const PAGE_BYTES: u32 = 512 << 10;
+/// Times that one listing starts again because the server has forgotten where it was.
+pub(super) const LISTING_RESTARTS: u32 = 8;
+
+/// Writers of one name within this process take turns, by the hash of the path.
+pub(super) const PUBLISH_LOCKS: usize = 64;
+/// Names tried for a temporary file.
+pub(super) const NAME_ATTEMPTS: u32 = 16;
+/// An unfinished file younger than this may belong to a writer on another node that still lives.
+pub(super) const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);

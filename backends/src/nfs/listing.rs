@@ -1,0 +1,208 @@
+//! Directories, page by page, and the removal of what dead writers left in them.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures::future::BoxFuture;
+use futures::{StreamExt, TryStreamExt, stream};
+use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
+
+use super::attributes::{Found, option};
+use super::failure::{Call, Failure, Outcome};
+use super::handles::Directory;
+use super::limits::{LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
+use super::session::{Session, Slot};
+use super::staging::{boot_id, writer};
+
+/// A name as a page has it, and its attributes where they came along.
+type RawEntry = (Vec<u8>, Option<fattr3>);
+
+/// A directory that is being listed.
+struct Pages {
+    session: Arc<Session>,
+    dir: Arc<Directory>,
+    cookie: u64,
+    verifier: cookieverf3,
+    ended: bool,
+    restarts: u32,
+    /// The server gives no attributes with names.
+    names_only: bool,
+    /// Hashes of the names that were given out, so that a listing which starts again gives none of them twice: eight
+    /// bytes for each.
+    given: HashSet<u64>,
+    hashing: RandomState,
+}
+
+impl Pages {
+    fn new(session: Arc<Session>, dir: Arc<Directory>) -> Self {
+        Self {
+            session,
+            dir,
+            cookie: 0,
+            verifier: cookieverf3::default(),
+            ended: false,
+            restarts: 0,
+            names_only: false,
+            given: HashSet::new(),
+            hashing: RandomState::new(),
+        }
+    }
+
+    /// The next entries, those with reserved names among them; `None` at the end.
+    async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
+        while !self.ended {
+            let before = self.cookie;
+            let page = match self.ask().await {
+                // The server has forgotten where we were.
+                Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
+                    self.restarts += 1;
+                    (self.cookie, self.verifier) = (0, cookieverf3::default());
+                    continue;
+                }
+                // Some servers, or their administrators, have none with attributes.
+                Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
+                    self.names_only = true;
+                    continue;
+                }
+                page => page?,
+            };
+            if self.cookie == before && !self.ended {
+                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server's pages do not lead to an end"));
+            }
+            let fresh: Vec<_> = page.into_iter().filter(|(name, _)| self.is_new(name)).collect();
+            let session = &self.session;
+            let completing = fresh.into_iter().map(|(name, raw)| {
+                let slot = Slot { dir: Arc::clone(&self.dir), name };
+                async move {
+                    let stat = match raw {
+                        Some(raw) => Some(session.stat_of(&raw)),
+                        None => session.look_if_there(&slot).await?,
+                    };
+                    Ok(stat.map(|stat| DirEntry { name: slot.name, stat }))
+                }
+            });
+            let entries = stream::iter(completing).buffered(MAX_PARALLEL_TRANSFERS);
+            let entries: Vec<_> = entries.try_filter_map(futures::future::ok).try_collect().await?;
+            if !entries.is_empty() {
+                return Ok(Some(entries));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks for one page and remembers where it ends.
+    async fn ask(&mut self) -> Outcome<Vec<RawEntry>> {
+        let (dir, cookie, cookieverf) = (self.dir.handle.clone(), self.cookie, self.verifier);
+        let (calls, owners) = (&self.session.calls, &[self.dir.owner]);
+        let (verifier, ended, entries): (_, _, Vec<(u64, RawEntry)>) = if self.names_only {
+            let page = calls.call(&READDIR3args { dir, cookie, cookieverf, count: PAGE_NAME_BYTES }, owners).await?;
+            let entries = page.reply.entries.into_inner().into_iter();
+            let entries = entries.map(|entry| (entry.cookie, (entry.name.0.into_owned(), None))).collect();
+            (page.cookieverf, page.reply.eof, entries)
+        } else {
+            let (dircount, maxcount) = (PAGE_NAME_BYTES, PAGE_BYTES);
+            let args = READDIRPLUS3args { dir, cookie, cookieverf, dircount, maxcount };
+            let page = calls.call(&args, owners).await?;
+            let entries = page.reply.entries.into_inner().into_iter();
+            let raw = |entry: entryplus3<'static>| (entry.name.0.into_owned(), option(entry.name_attributes));
+            (page.cookieverf, page.reply.eof, entries.map(|entry| (entry.cookie, raw(entry))).collect())
+        };
+        self.verifier = verifier;
+        self.ended = ended;
+        self.cookie = entries.last().map_or(self.cookie, |(cookie, _)| *cookie);
+        Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+    }
+
+    /// Whether a name is to be given out: it is one, and it was not before.
+    fn is_new(&mut self, name: &[u8]) -> bool {
+        if name == b"." || name == b".." {
+            return false;
+        }
+        let first = self.given.insert(self.hashing.hash_one(name));
+        first || self.restarts == 0
+    }
+}
+
+impl Session {
+    /// The attributes of an entry that came without; `None` where it has vanished.
+    async fn look_if_there(&self, slot: &Slot) -> Outcome<Option<Stat>> {
+        match self.look(slot).await {
+            Ok(found) => Ok(Some(found.stat)),
+            Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) || failure.is_stale() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    pub(super) async fn list(self: &Arc<Self>, path: &PoolPath) -> Result<Listing> {
+        let call = Call::new("list", path);
+        self.check(call)?;
+        // The first page is asked for at once: it tells whether the directory is there.
+        let first = |dir: Arc<Directory>| {
+            Box::pin(async move {
+                let mut pages = Pages::new(Arc::clone(self), dir);
+                let page = pages.next(call).await?;
+                Ok((pages, page))
+            }) as BoxFuture<'_, Outcome<(Pages, Option<Vec<DirEntry>>)>>
+        };
+        let (pages, page) = self.in_directory(path, first).await.map_err(|failure| call.failed(failure))?;
+        let Some(page) = page else { return Ok(stream::empty().boxed()) };
+        let rest = stream::try_unfold((pages, path.clone()), |(mut pages, path)| async move {
+            let call = Call::new("list", &path);
+            let page = pages.next(call).await.map_err(|failure| call.failed(failure))?;
+            Ok(page.map(|page| (shown(page), (pages, path))))
+        });
+        Ok(stream::iter([Ok(shown(page))]).chain(rest).boxed())
+    }
+
+    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns their
+    /// number. Those of this machine need not be old where the directory is to be removed: what they write has no
+    /// place any more.
+    pub(super) async fn sweep(self: &Arc<Self>, path: &PoolPath, before_removal: bool) -> Result<u64> {
+        let call = Call::new("sweep", path);
+        self.check(call)?;
+        let fail = |failure| call.failed(failure);
+        let dir = self.directory(path).await.map_err(fail)?;
+        let mut pages = Pages::new(Arc::clone(self), Arc::clone(&dir));
+        let mut removed = 0;
+        while let Some(page) = pages.next(call).await.map_err(fail)? {
+            for DirEntry { name, .. } in page {
+                let Some((boot, process)) = writer(&name) else { continue };
+                let own = boot == boot_id();
+                if own && is_alive(process) {
+                    continue;
+                }
+                let slot = Slot { dir: Arc::clone(&dir), name };
+                let found: Found = match self.look(&slot).await {
+                    Ok(found) => found,
+                    Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) => continue,
+                    Err(failure) => return Err(fail(failure)),
+                };
+                if (own && before_removal) || is_old(&found.stat, SWEEP_AGE) {
+                    self.remove_slot(&slot, &found).await.map_err(fail)?;
+                    removed += 1;
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+fn shown(mut page: Vec<DirEntry>) -> Vec<DirEntry> {
+    page.retain(|entry| !entry.name.starts_with(RESERVED_PREFIX));
+    page
+}
+
+/// By `ctime`, because a finished file has been given the times of the original.
+fn is_old(stat: &Stat, min_age: Duration) -> bool {
+    SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age)
+}
+
+fn is_alive(process: i32) -> bool {
+    Pid::from_raw(process).is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
+}

@@ -1,0 +1,189 @@
+//! Opening a pool: what the server is asked once.
+
+use nfs3_client::nfs3_types::nfs3::{
+    CREATE3args, FSF3_LINK, FSF3_SYMLINK, FSINFO3args, FSINFO3resok, GETATTR3args, LOOKUP3args, Nfs3Option,
+    PATHCONF3args, REMOVE3args, SETATTR3args, SYMLINK3args, createhow3, diropargs3, fattr3, nfs_fh3, nfsstat3,
+    nfstime3, sattr3, set_mtime, symlinkdata3,
+};
+
+use crate::{Capabilities, ConditionalPut, Error, ErrorKind, PoolPath, Result, Side};
+
+use super::attributes::{option, stat_of};
+use super::calls::Calls;
+use super::connections::Connections;
+use super::credentials::{Credentials, Owner};
+use super::failure::{Call, Failure, Outcome};
+use super::handles::Directory;
+use super::limits::MAX_TRANSFER_BYTES;
+use super::mount::mount;
+use super::session::{Session, Sizes};
+use super::staging::unique_name;
+use super::url::Location;
+
+/// What a server is taken to allow that does not say.
+const USUAL_NAME_MAX: u32 = 255;
+/// No READ or WRITE is made smaller than this, whatever the server says.
+const MIN_TRANSFER_BYTES: u32 = 4_096;
+
+impl Session {
+    pub(super) async fn open(url: &str) -> Result<Self> {
+        let location = Location::parse(url)?;
+        let credentials = Credentials::of_process();
+        let mounted = mount(&location, &credentials).await?;
+        let connections = Connections::new(location.host.clone(), location.nfs_port, credentials.is_root());
+        let calls = Calls::new(connections, credentials);
+        let path = PoolPath::root();
+        let call = Call::new("open", &path);
+        let told = |failure: Failure| call.failed(failure).context(location.url());
+        let mut handle = mounted.handle;
+        let mut raw = attributes(&calls, &handle, &[]).await.map_err(told)?;
+        for name in mounted.below {
+            let owner = Owner { uid: raw.uid, gid: raw.gid };
+            let what = diropargs3 { dir: handle, name: name[..].into() };
+            let found = calls.call(&LOOKUP3args { what }, &[owner]).await.map_err(|failure| match failure {
+                Failure::Status(nfsstat3::NFS3ERR_NOENT) => missing(&location, &name, "it does not exist; create it"),
+                other => told(other),
+            })?;
+            handle = found.object;
+            raw = attributes(&calls, &handle, &[owner]).await.map_err(told)?;
+        }
+        let stat = stat_of(&raw, raw.fsid);
+        if stat.kind != crate::FileKind::Directory {
+            let why = format!("{}: it is not a directory; name one", location.url());
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Pool, why));
+        }
+        let owner = Owner::from(&stat);
+        let info = calls.call(&FSINFO3args { fsroot: handle.clone() }, &[owner]).await.map_err(told)?;
+        let name_max = match calls.call(&PATHCONF3args { object: handle.clone() }, &[owner]).await {
+            Ok(conf) => conf.name_max.min(USUAL_NAME_MAX),
+            Err(Failure::Status(_)) => USUAL_NAME_MAX,
+            Err(failure) => return Err(told(failure)),
+        };
+        let directory = Directory { handle, owner };
+        let rights = probe(&calls, &directory).await.map_err(told)?;
+        if rights == Rights::Squashed {
+            calls.set_squashed();
+        }
+        let mut can = capabilities(&info, name_max, rights);
+        if can.symlinks && rights != Rights::ReadOnly {
+            can.symlink_times = symlink_times(&calls, &directory).await.map_err(told)?;
+        }
+        Ok(Self::new(calls, location, (directory, raw.fsid), sizes(&info), can))
+    }
+}
+
+async fn attributes(calls: &Calls, object: &nfs_fh3, owners: &[Owner]) -> Outcome<fattr3> {
+    calls.call(&GETATTR3args { object: object.clone() }, owners).await.map(|found| found.obj_attributes)
+}
+
+fn missing(location: &Location, name: &[u8], why: &str) -> Error {
+    let what = format!("open {}: {}: {why}", location.url(), name.escape_ascii());
+    Error::new(ErrorKind::NotFound, Side::Pool, what)
+}
+
+/// What this process may do on the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rights {
+    /// Root's.
+    Root,
+    /// Root is taken for nobody.
+    Squashed,
+    /// An ordinary user's.
+    User,
+    /// Nothing can be changed.
+    ReadOnly,
+}
+
+/// Finds out by a file that is made for a moment.
+async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
+    let name = unique_name();
+    let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
+    let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
+    let is_root = calls.credentials().is_root();
+    // As this process alone: how it is taken is the question.
+    let made = match calls.call(&CREATE3args { where_: place(), how: createhow3::GUARDED(attributes) }, &[]).await {
+        Ok(made) => made,
+        Err(Failure::Status(nfsstat3::NFS3ERR_ROFS)) => return Ok(Rights::ReadOnly),
+        Err(failure) if failure.is_denied() => return Ok(if is_root { Rights::Squashed } else { Rights::User }),
+        // Full, or otherwise out of order for now: to be found out call by call.
+        Err(Failure::Status(_)) => return Ok(if is_root { Rights::Root } else { Rights::User }),
+        Err(failure) => return Err(failure),
+    };
+    let made = match option(made.obj_attributes) {
+        Some(raw) => Ok(raw.uid),
+        None => calls.call(&LOOKUP3args { what: place() }, &[]).await.map(|found| {
+            // A server that never tells attributes is asked for no more.
+            option(found.obj_attributes).map_or(0, |raw| raw.uid)
+        }),
+    };
+    match calls.call(&REMOVE3args { object: place() }, &[]).await {
+        // A file that cannot be removed does no harm.
+        Ok(_) | Err(Failure::Lost(_) | Failure::Status(_)) => {}
+        Err(failure) => return Err(failure),
+    }
+    Ok(match (is_root, made?) {
+        (false, _) => Rights::User,
+        (true, 0) => Rights::Root,
+        (true, _) => Rights::Squashed,
+    })
+}
+
+/// Finds out by a symlink that is made for a moment.
+async fn symlink_times(calls: &Calls, root: &Directory) -> Outcome<bool> {
+    let name = unique_name();
+    let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
+    let owners = [root.owner];
+    let symlink = symlinkdata3 { symlink_attributes: sattr3::default(), symlink_data: b"nowhere"[..].into() };
+    let made = match calls.call(&SYMLINK3args { where_: place(), symlink }, &owners).await {
+        Ok(made) => option(made.obj),
+        Err(Failure::Status(_)) => return Ok(false),
+        Err(failure) => return Err(failure),
+    };
+    let mut kept = false;
+    if let Some(object) = made {
+        // Far from now, so that no clock comes near it.
+        let time = nfstime3 { seconds: 1_000_000_000, nseconds: 0 };
+        let new_attributes = sattr3 { mtime: set_mtime::SET_TO_CLIENT_TIME(time), ..sattr3::default() };
+        let args = SETATTR3args { object: object.clone(), new_attributes, guard: Nfs3Option::None };
+        kept = match calls.call(&args, &owners).await {
+            Ok(_) => attributes(calls, &object, &owners).await?.mtime.seconds == 1_000_000_000,
+            Err(Failure::Status(_)) => false,
+            Err(failure) => return Err(failure),
+        };
+    }
+    match calls.call(&REMOVE3args { object: place() }, &owners).await {
+        Ok(_) | Err(Failure::Lost(_) | Failure::Status(_)) => Ok(kept),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn sizes(info: &FSINFO3resok) -> Sizes {
+    let usable = |max: u32| max.clamp(MIN_TRANSFER_BYTES, MAX_TRANSFER_BYTES);
+    Sizes {
+        read_bytes: usable(info.rtmax),
+        write_bytes: usable(info.wtmax),
+        file_bytes: info.maxfilesize.min(i64::MAX as u64),
+    }
+}
+
+fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilities {
+    let delta = u64::from(info.time_delta.seconds) * 1_000_000_000 + u64::from(info.time_delta.nseconds);
+    Capabilities {
+        local: false,
+        symlinks: info.properties & FSF3_SYMLINK != 0,
+        symlink_times: false,
+        hard_links: info.properties & FSF3_LINK != 0,
+        special_files: rights == Rights::Root,
+        xattrs: false,
+        owners: rights == Rights::Root,
+        rename: true,
+        rename_exchange: false,
+        ranged_write: true,
+        sparse: true,
+        directory_versions: true,
+        conditional_put: ConditionalPut::Checked,
+        time_granularity_ns: u32::try_from(delta).unwrap_or(u32::MAX).max(1),
+        name_max,
+        read_only: rights == Rights::ReadOnly,
+    }
+}

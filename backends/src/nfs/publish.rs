@@ -1,0 +1,158 @@
+//! Gives a staged file its name, on the condition that the caller set.
+//!
+//! `Absent` is kept by LINK, which never replaces. A version is looked at right before RENAME: the protocol has nothing
+//! that does both, so a writer in between on another node is not seen. Those of this process take turns.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nfs3_client::nfs3_types::nfs3::{FSSTAT3args, nfsstat3};
+use tokio::sync::OwnedMutexGuard;
+
+use crate::{Attrs, ErrorKind, Expected, FileKind, Piece, PoolPath, Result, Stat, Version};
+
+use super::attributes::{Found, Wanted};
+use super::credentials::Owner;
+use super::failure::{Call, Failure, Outcome};
+use super::session::Slot;
+use super::staging::Staging;
+use super::upload::Upload;
+
+/// One publication.
+pub(super) struct Publication {
+    pub(super) path: PoolPath,
+    pub(super) size: u64,
+    pub(super) attrs: Attrs,
+    pub(super) expected: Expected,
+    /// What the staged file was when it was complete.
+    pub(super) finished: Version,
+}
+
+impl Publication {
+    /// Gives the completed file its name. `turn` is the path's: another `put` of this process that comes later, be it
+    /// after this one was given up, is not overtaken.
+    pub(super) async fn run(self, mut staging: Staging, turn: OwnedMutexGuard<()>) -> Result<Stat> {
+        let call = Call::new("put", &self.path);
+        let answer = async {
+            let target = self.publish(call, &mut staging).await?;
+            if let Some(target) = target {
+                let stat = self.rewrite(call, &staging, &target).await?;
+                staging.discard().await?;
+                return Ok(stat);
+            }
+            // By the file: the name may belong to another writer by now, whose version is not ours to report. But what
+            // another has written into the file since it has a name is not ours either.
+            let stat = staging.stat().await?;
+            if !stat.version.same_content(&self.finished) {
+                return Err(call.refused(ErrorKind::Conflict, "another writer changed it as soon as it had its name"));
+            }
+            Ok(stat)
+        };
+        let answer = answer.await.map_err(|failure| call.failed(failure));
+        if let Err(error) = &answer
+            && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+        {
+            // The error that counts is the first one. What is left is tried once more when it is dropped.
+            let _ = staging.discard().await;
+        }
+        drop(turn);
+        answer
+    }
+
+    /// Gives the file its name, unless what has the name has others, too, and is to keep them: then it is returned, to be
+    /// rewritten.
+    async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Option<Found>> {
+        let name = self.path.name().unwrap_or_default().to_vec();
+        let target = Slot { dir: Arc::clone(&staging.temp.dir), name };
+        if self.expected == Expected::Absent && self.create(call, staging, &target).await? {
+            return Ok(None);
+        }
+        let found = match staging.session.look(&target).await {
+            Ok(found) => Some(found),
+            Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
+            Err(failure) => return Err(failure),
+        };
+        self.check(call, found.as_ref().map(|found| &found.stat))?;
+        let together = !matches!(self.expected, Expected::Name(_));
+        if together && let Some(found) = found.filter(|f| f.stat.kind == FileKind::File && f.stat.nlink > 1) {
+            return Ok(Some(found));
+        }
+        staging.session.rename_slot(&staging.temp, &target, &staging.file, &[staging.owner]).await?;
+        staging.owned = false;
+        Ok(None)
+    }
+
+    /// Whether what has the name now may be replaced.
+    fn check(&self, call: Call<'_>, target: Option<&Stat>) -> Outcome<()> {
+        let conflict = |why| Err(call.refused(ErrorKind::Conflict, why));
+        let same = |version: &Version| target.is_some_and(|target| target.version.same_content(version));
+        match (&self.expected, target) {
+            (Expected::Absent, Some(_)) => conflict("it exists already"),
+            (Expected::Version(_) | Expected::Name(_), None) => conflict("it was removed by another writer"),
+            (Expected::Version(version) | Expected::Name(version), _) if !same(version) => {
+                conflict("it was changed by another writer")
+            }
+            (_, Some(Stat { kind: FileKind::Directory, .. })) => {
+                Err(call.refused(ErrorKind::IsDirectory, "a file cannot take its place"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a name that is free, by a link; `false` where the file system has none.
+    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<bool> {
+        if !staging.session.can.hard_links {
+            return Ok(false);
+        }
+        match staging.session.link_slot(&staging.file, target, &[staging.owner]).await {
+            Ok(()) => {}
+            Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)) => {
+                return Err(call.refused(ErrorKind::Conflict, "it exists already"));
+            }
+            Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_PERM | nfsstat3::NFS3ERR_MLINK)) => {
+                return Ok(false);
+            }
+            Err(failure) => return Err(failure),
+        }
+        staging.discard().await?;
+        Ok(true)
+    }
+
+    /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
+    /// Readers by version see `Stale`, never a mixture. A crash in the middle leaves a torn file, and over this
+    /// protocol none that could be marked.
+    async fn rewrite(&self, call: Call<'_>, staging: &Staging, target: &Found) -> Outcome<Stat> {
+        let told = |failure| Failure::Told(call.failed(failure).context("rewrite a file with several names in place"));
+        let session = Arc::clone(&staging.session);
+        let owners = vec![Owner::from(&target.stat)];
+        // Found out before anything is changed: room for what the file grows by.
+        let root = FSSTAT3args { fsroot: target.handle.clone() };
+        let available = session.calls.call(&root, &owners).await.map_err(told)?.abytes;
+        if self.size.saturating_sub(target.stat.size) > available {
+            return Err(told(Failure::Status(nfsstat3::NFS3ERR_NOSPC)));
+        }
+        let mut upload = Upload::new(Arc::clone(&session), target.handle.clone(), owners.clone());
+        let mut at = 0;
+        while at < self.size {
+            let length = session.sizes.read_bytes.min(u32::try_from(self.size - at).unwrap_or(u32::MAX));
+            let data = session.read_any(call, &staging.file, &[staging.owner], at, length).await.map_err(told)?;
+            if data.is_empty() {
+                return Err(call.refused(ErrorKind::Corrupt, "the temporary file has become shorter"));
+            }
+            let next = at + data.len() as u64;
+            // Behind the end of the old content a hole stays one.
+            if at < target.stat.size || !is_zeros(&data) {
+                upload.push(call, Piece { offset: at, data }).await?;
+            }
+            at = next;
+        }
+        upload.finish(call).await?;
+        let mut wanted = Wanted::of_new(&self.attrs, FileKind::File, session.can.owners);
+        wanted.size = Some(self.size);
+        session.settle(&target.handle, &owners, &wanted, None).await.map_err(told)
+    }
+}
+
+fn is_zeros(data: &Bytes) -> bool {
+    data.iter().all(|byte| *byte == 0)
+}

@@ -1,0 +1,291 @@
+//! What all calls of one pool share: the server, the root, the handles, the limits; and the way from a path to a handle.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use nfs3_client::nfs3_types::nfs3::{
+    GETATTR3args, LOOKUP3args, Nfs3Option, SETATTR3args, diropargs3, fattr3, nfs_fh3, nfsstat3,
+};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+
+use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
+
+use super::attributes::{Found, Wanted, option, stat_of};
+use super::calls::Calls;
+use super::credentials::Owner;
+use super::failure::{Call, Failure, Outcome};
+use super::handles::{Directory, Handles};
+use super::limits::{MAX_CHANGES, PUBLISH_LOCKS};
+use super::url::Location;
+
+pub(super) struct Session {
+    pub(super) calls: Calls,
+    pub(super) handles: Handles,
+    pub(super) location: Location,
+    pub(super) sizes: Sizes,
+    pub(super) can: Capabilities,
+    /// The directory that the pool is.
+    root: Mutex<Arc<Directory>>,
+    /// The number of the file system that it is in.
+    root_fsid: u64,
+    publishing: [Arc<tokio::sync::Mutex<()>>; PUBLISH_LOCKS],
+    changes: Arc<Semaphore>,
+}
+
+/// Bytes that the server takes or gives at once, and the longest file, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) read_bytes: u32,
+    pub(super) write_bytes: u32,
+    pub(super) file_bytes: u64,
+}
+
+/// A name in a directory.
+#[derive(Debug, Clone)]
+pub(super) struct Slot {
+    pub(super) dir: Arc<Directory>,
+    pub(super) name: Vec<u8>,
+}
+
+impl Slot {
+    pub(super) fn args(&self) -> diropargs3<'_> {
+        diropargs3 { dir: self.dir.handle.clone(), name: self.name[..].into() }
+    }
+}
+
+/// A directory, and whether its handle was known from before.
+struct Reached {
+    dir: Arc<Directory>,
+    cached: bool,
+}
+
+impl Session {
+    pub(super) fn new(
+        calls: Calls,
+        location: Location,
+        (root, root_fsid): (Directory, u64),
+        sizes: Sizes,
+        can: Capabilities,
+    ) -> Self {
+        Self {
+            calls,
+            handles: Handles::new(),
+            location,
+            sizes,
+            can,
+            root: Mutex::new(Arc::new(root)),
+            root_fsid,
+            publishing: std::array::from_fn(|_| Arc::default()),
+            changes: Arc::new(Semaphore::new(MAX_CHANGES)),
+        }
+    }
+
+    pub(super) fn check(&self, call: Call<'_>) -> Result<()> {
+        call.check_names(self.can.name_max)
+    }
+
+    pub(super) fn stat_of(&self, raw: &fattr3) -> Stat {
+        stat_of(raw, self.root_fsid)
+    }
+
+    /// Runs a change to its end, even where the caller loses patience: half of one would be left otherwise.
+    pub(super) async fn to_the_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let stopped = |why| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {why}", self.location.url()));
+        let permit = Arc::clone(&self.changes).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
+        let task = tokio::spawn(async move {
+            let answer = change.await;
+            drop(permit);
+            answer
+        });
+        task.await.map_err(|failure| stopped("its task ended").with_source(failure))?
+    }
+
+    /// The turn of a writer of `path` among those of this process.
+    pub(super) async fn turn(&self, path: &PoolPath) -> OwnedMutexGuard<()> {
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        let turn = &self.publishing[hasher.finish() as usize % PUBLISH_LOCKS];
+        Arc::clone(turn).lock_owned().await
+    }
+
+    fn root(&self) -> Arc<Directory> {
+        Arc::clone(&self.root.lock())
+    }
+
+    /// The directory at `path`, looked up name by name from the nearest one that is known. `NOTDIR` where a name on
+    /// the way is anything else, a symlink among it.
+    async fn reach(&self, path: &PoolPath) -> Outcome<Reached> {
+        let forgettings = self.handles.forgettings();
+        let mut known = path.clone();
+        let mut found = None;
+        while let (None, Some(parent)) = (&found, known.parent()) {
+            found = self.handles.directory(&known);
+            if found.is_none() {
+                known = parent;
+            }
+        }
+        let cached = found.is_some();
+        let mut dir = found.unwrap_or_else(|| self.root());
+        for name in path.components().skip(known.components().count()) {
+            let object = self.look(&Slot { dir, name: name.to_vec() }).await?;
+            if object.stat.kind != FileKind::Directory {
+                return Err(Failure::Status(nfsstat3::NFS3ERR_NOTDIR));
+            }
+            known = known.join(name);
+            dir = Arc::new(Directory { owner: Owner::from(&object.stat), handle: object.handle });
+            self.handles.keep_directory(known.clone(), Arc::clone(&dir), forgettings);
+        }
+        Ok(Reached { dir, cached })
+    }
+
+    /// Works in the directory at `path`, and where its handle turns out to be an old one, once more in the one that
+    /// is there now.
+    pub(super) async fn in_directory<'s, T>(
+        &'s self,
+        path: &PoolPath,
+        work: impl Fn(Arc<Directory>) -> BoxFuture<'s, Outcome<T>> + Send + Sync,
+    ) -> Outcome<T> {
+        let (reached, answer) = self.attempt(path, &work).await;
+        let Err(failure) = answer else { return answer };
+        if failure.is_stale() {
+            self.handles.forget_way(path);
+            self.check_root().await?;
+            return self.attempt(path, &work).await.1;
+        }
+        // What a directory does not have that was at this path a moment ago, the one that is there now may have.
+        let missing = failure.is(nfsstat3::NFS3ERR_NOENT) || failure.is(nfsstat3::NFS3ERR_NOTDIR);
+        if missing && reached.as_ref().is_none_or(|reached| reached.cached) && !path.is_root() {
+            self.handles.forget_way(path);
+            let again = self.reach(path).await?;
+            if reached.is_none_or(|reached| reached.dir.handle != again.dir.handle) {
+                return work(again.dir).await;
+            }
+        }
+        Err(failure)
+    }
+
+    async fn attempt<'s, T>(
+        &'s self,
+        path: &PoolPath,
+        work: &(impl Fn(Arc<Directory>) -> BoxFuture<'s, Outcome<T>> + Send + Sync),
+    ) -> (Option<Reached>, Outcome<T>) {
+        match self.reach(path).await {
+            Ok(reached) => {
+                let answer = work(Arc::clone(&reached.dir)).await;
+                (Some(reached), answer)
+            }
+            Err(failure) => (None, Err(failure)),
+        }
+    }
+
+    /// The same with the name in it that `path` ends with; `path` is not the root.
+    pub(super) async fn in_slot<'s, T>(
+        &'s self,
+        path: &PoolPath,
+        work: impl Fn(Slot) -> BoxFuture<'s, Outcome<T>> + Send + Sync,
+    ) -> Outcome<T> {
+        let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
+            return Err(Failure::Status(nfsstat3::NFS3ERR_INVAL));
+        };
+        self.in_directory(&parent, |dir| work(Slot { dir, name: name.to_vec() })).await
+    }
+
+    /// What `path` names; a symlink is not followed.
+    pub(super) async fn object(&self, path: &PoolPath) -> Outcome<Found> {
+        if !path.is_root() {
+            return self.in_slot(path, |slot| Box::pin(async move { self.look(&slot).await })).await;
+        }
+        let found = |dir: Arc<Directory>| {
+            Box::pin(async move {
+                let stat = self.attributes(&dir.handle, &[dir.owner]).await?;
+                let handle = dir.handle.clone();
+                if dir.owner != Owner::from(&stat) {
+                    *self.root.lock() = Arc::new(Directory { handle: handle.clone(), owner: Owner::from(&stat) });
+                }
+                Ok(Found { handle, stat })
+            }) as BoxFuture<'_, _>
+        };
+        self.in_directory(path, found).await
+    }
+
+    /// The directory at `path`.
+    pub(super) async fn directory(&self, path: &PoolPath) -> Outcome<Arc<Directory>> {
+        // Asked for its attributes, because it may be known from before.
+        let checked = |dir: Arc<Directory>| {
+            Box::pin(async move {
+                self.attributes(&dir.handle, &[dir.owner]).await?;
+                Ok(dir)
+            }) as BoxFuture<'_, _>
+        };
+        self.in_directory(path, checked).await
+    }
+
+    pub(super) async fn look(&self, slot: &Slot) -> Outcome<Found> {
+        let found = self.calls.call(&LOOKUP3args { what: slot.args() }, &[slot.dir.owner]).await?;
+        let stat = match option(found.obj_attributes) {
+            Some(raw) => self.stat_of(&raw),
+            None => self.attributes(&found.object, &[slot.dir.owner]).await?,
+        };
+        Ok(Found { handle: found.object, stat })
+    }
+
+    pub(super) async fn attributes(&self, object: &nfs_fh3, owners: &[Owner]) -> Outcome<Stat> {
+        let found = self.calls.call(&GETATTR3args { object: object.clone() }, owners).await?;
+        Ok(self.stat_of(&found.obj_attributes))
+    }
+
+    /// Makes an object what it is to be, in a second step what the first did not bring about: a server may drop
+    /// set-id bits where the owner changes, or touch the times where the size does.
+    pub(super) async fn settle(
+        &self,
+        object: &nfs_fh3,
+        owners: &[Owner],
+        wanted: &Wanted,
+        now: Option<Stat>,
+    ) -> Outcome<Stat> {
+        let mut missing = now.as_ref().map_or_else(|| wanted.clone(), |now| wanted.missing_in(now));
+        let mut stat = now;
+        for _ in 0..2 {
+            if missing.is_nothing() {
+                break;
+            }
+            let after = self.change(object, owners, &missing).await?;
+            missing = wanted.missing_in(&after);
+            stat = Some(after);
+        }
+        match stat {
+            Some(stat) => Ok(stat),
+            None => self.attributes(object, owners).await,
+        }
+    }
+
+    async fn change(&self, object: &nfs_fh3, owners: &[Owner], wanted: &Wanted) -> Outcome<Stat> {
+        let args = SETATTR3args { object: object.clone(), new_attributes: wanted.raw(), guard: Nfs3Option::None };
+        let changed = self.calls.call(&args, owners).await?;
+        match option(changed.obj_wcc.after) {
+            Some(raw) => Ok(self.stat_of(&raw)),
+            None => self.attributes(object, owners).await,
+        }
+    }
+
+    /// Tells a pool that is gone from a directory that is. What took the root's place, if anything, is not the pool: who
+    /// means that has to open it.
+    async fn check_root(&self) -> Outcome<()> {
+        let root = self.root();
+        match self.attributes(&root.handle, &[root.owner]).await {
+            Err(failure) if failure.is_stale() => {
+                let why = format!(
+                    "{}: its root was removed, or is exported in another way; open it anew",
+                    self.location.url()
+                );
+                Err(Failure::Told(Error::new(ErrorKind::Unavailable, Side::Pool, why)))
+            }
+            answer => answer.map(drop),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The temporary file that a new object is written to before it takes its name.
+
+use std::sync::{Arc, OnceLock};
+
+use nfs3_client::nfs3_types::nfs3::{CREATE3args, Nfs3Option, REMOVE3args, createhow3, nfs_fh3, nfsstat3, sattr3};
+use rand::Rng;
+
+use crate::{Attrs, PoolPath, Result, Stat};
+
+use super::attributes::{Found, Wanted, option};
+use super::credentials::Owner;
+use super::failure::{Call, Failure, Outcome};
+use super::limits::NAME_ATTEMPTS;
+use super::session::{Session, Slot};
+use super::upload::Upload;
+
+const PUT_PREFIX: &str = ".forebay~put-";
+
+/// `.forebay~put-<boot>-<pid>-<random>`: as a directory pool names them, which may be on the same file system by
+/// another way. The random part keeps processes of one number in different containers apart.
+pub(super) fn unique_name() -> Vec<u8> {
+    format!("{PUT_PREFIX}{}-{}-{:016x}", boot_id(), std::process::id(), rand::rng().random::<u64>()).into_bytes()
+}
+
+/// Boot and process of the writer that an unfinished file belongs to.
+pub(super) fn writer(name: &[u8]) -> Option<(&str, i32)> {
+    let mut parts = std::str::from_utf8(name.strip_prefix(PUT_PREFIX.as_bytes())?).ok()?.split('-');
+    Some((parts.next()?, parts.next()?.parse().ok()?))
+}
+
+/// The first eight digits of the id that Linux draws at each boot.
+pub(super) fn boot_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let id: String = id.chars().filter(char::is_ascii_hexdigit).take(8).collect();
+        if id.is_empty() { "0".to_owned() } else { id }
+    })
+}
+
+/// A file that has no public name yet. It is removed when this is dropped, unless it was given one.
+pub(super) struct Staging {
+    pub(super) session: Arc<Session>,
+    /// The temporary name.
+    pub(super) temp: Slot,
+    pub(super) file: nfs_fh3,
+    pub(super) owner: Owner,
+    pub(super) upload: Upload,
+    /// The temporary name may still be there.
+    pub(super) owned: bool,
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What cannot be removed now is left to a sweep.
+        if let (true, Ok(runtime)) = (self.owned, tokio::runtime::Handle::try_current()) {
+            let (session, temp, owner) = (Arc::clone(&self.session), self.temp.clone(), self.owner);
+            runtime.spawn(async move {
+                let _ = session.calls.call(&REMOVE3args { object: temp.args() }, &[owner, temp.dir.owner]).await;
+            });
+        }
+    }
+}
+
+impl Staging {
+    /// An empty temporary file in the directory that will hold `path`, of the owner where the server lets us.
+    pub(super) async fn create(session: Arc<Session>, path: PoolPath, owner: Owner) -> Result<Self> {
+        let maker = &session;
+        let made =
+            maker.in_slot(&path, |slot| Box::pin(async move { maker.create_temporary(slot, owner).await })).await;
+        let (temp, found) = made.map_err(|failure| Call::new("put", &path).failed(failure))?;
+        let owner = Owner::from(&found.stat);
+        let upload = Upload::new(Arc::clone(&session), found.handle.clone(), vec![owner]);
+        Ok(Self { session, temp, file: found.handle, owner, upload, owned: true })
+    }
+
+    /// Makes content and attributes durable. Afterwards only the name is missing.
+    pub(super) async fn finish(&mut self, call: Call<'_>, size: u64, attrs: &Attrs) -> Outcome<Stat> {
+        self.upload.finish(call).await?;
+        let mut wanted = Wanted::of_new(attrs, crate::FileKind::File, self.session.can.owners);
+        wanted.size = Some(size);
+        let told = |failure| Failure::Told(call.failed(failure).context("set the attributes"));
+        let stat = self.session.settle(&self.file, &[self.owner], &wanted, None).await.map_err(told)?;
+        // What changes the owner changes as whom the file is reached.
+        self.owner = Owner::from(&stat);
+        if stat.size != size {
+            let why = format!("the server has {} of {size} bytes", stat.size);
+            return Err(call.refused(crate::ErrorKind::Corrupt, &why));
+        }
+        Ok(stat)
+    }
+
+    /// Removes the temporary name.
+    pub(super) async fn discard(&mut self) -> Outcome<()> {
+        let temporary = Found { handle: self.file.clone(), stat: self.stat().await? };
+        self.session.remove_slot(&self.temp, &temporary).await?;
+        self.owned = false;
+        Ok(())
+    }
+
+    /// What the file is, whatever its names.
+    pub(super) async fn stat(&self) -> Outcome<Stat> {
+        self.session.attributes(&self.file, &[self.owner]).await
+    }
+}
+
+impl Session {
+    /// An empty file beside what `place` names.
+    async fn create_temporary(&self, place: Slot, owner: Owner) -> Outcome<(Slot, Found)> {
+        let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
+        let mut last = Failure::Status(nfsstat3::NFS3ERR_EXIST);
+        for _ in 0..NAME_ATTEMPTS {
+            let temp = Slot { dir: Arc::clone(&place.dir), name: unique_name() };
+            let args = CREATE3args { where_: temp.args(), how: createhow3::GUARDED(attributes.clone()) };
+            let made = match self.calls.call(&args, &[owner, place.dir.owner]).await {
+                Ok(made) => made,
+                // Another name is tried. If the file was made, nobody else has this name.
+                Err(Failure::Lost(cause)) if cause.is_passing() => {
+                    let _ = self.calls.call(&REMOVE3args { object: temp.args() }, &[owner, place.dir.owner]).await;
+                    last = Failure::Lost(cause);
+                    continue;
+                }
+                Err(failure) if failure.is(nfsstat3::NFS3ERR_EXIST) => continue,
+                Err(failure) => return Err(failure),
+            };
+            let found = match (option(made.obj), option(made.obj_attributes)) {
+                (Some(handle), Some(raw)) => Found { handle, stat: self.stat_of(&raw) },
+                _ => self.look(&temp).await?,
+            };
+            return Ok((temp, found));
+        }
+        Err(last)
+    }
+}

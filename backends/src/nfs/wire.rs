@@ -1,0 +1,117 @@
+//! One TCP connection, as the protocol library wants it.
+
+use std::io::{Error, ErrorKind, Result};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use nfs3_client::io::{AsyncRead, AsyncWrite};
+use rand::Rng;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::limits::{CONNECT_TIMEOUT, MAX_REPLY_BYTES};
+
+/// Ports from which many servers want to be called, as a sign that it is root who calls.
+const PRIVILEGED_PORTS: std::ops::Range<u16> = 512..1024;
+/// Of these ports, so many are tried before an ordinary one is taken.
+const PORT_ATTEMPTS: usize = 64;
+
+/// A connection. Whoever drops a call on it half way must drop it, too: the answer may still come.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    /// A whole request has left since [`Wire::begin`]: the server may act on it.
+    sent: bool,
+}
+
+impl Wire {
+    /// Connects within [`CONNECT_TIMEOUT`]; from a privileged port where that is wanted and one can be had.
+    pub(super) async fn connect(host: &str, port: u16, privileged: bool) -> Result<Self> {
+        let connecting = async {
+            let mut failure = Error::new(ErrorKind::NotFound, "the name has no address");
+            for address in tokio::net::lookup_host((host, port)).await? {
+                match connect_to(address, privileged).await {
+                    Ok(stream) => {
+                        stream.set_nodelay(true)?;
+                        return Ok(Self { stream, sent: false });
+                    }
+                    Err(error) => failure = error,
+                }
+            }
+            Err(failure)
+        };
+        within(CONNECT_TIMEOUT, connecting).await
+    }
+
+    /// Before a request.
+    pub(super) fn begin(&mut self) {
+        self.sent = false;
+    }
+
+    /// Whether the server may have got the whole request.
+    pub(super) fn was_sent(&self) -> bool {
+        self.sent
+    }
+
+    /// Nothing has come since the last answer, neither bytes nor the end of the connection.
+    pub(super) fn is_quiet(&self) -> bool {
+        matches!(recv(&self.stream, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
+    }
+}
+
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+}
+
+async fn connect_to(address: SocketAddr, privileged: bool) -> Result<TcpStream> {
+    if privileged {
+        let first = rand::rng().random_range(PRIVILEGED_PORTS);
+        for port in (first..PRIVILEGED_PORTS.end).chain(PRIVILEGED_PORTS.start..first).take(PORT_ATTEMPTS) {
+            match connect_from(address, port).await {
+                Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => break,
+                answer => return answer,
+            }
+        }
+    }
+    TcpStream::connect(address).await
+}
+
+async fn connect_from(address: SocketAddr, port: u16) -> Result<TcpStream> {
+    let (socket, local) = match address {
+        SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+    };
+    // The port of a connection that was closed just now may be taken again.
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::new(local, port))?;
+    socket.connect(address).await
+}
+
+impl AsyncRead for &mut Wire {
+    /// Never 0: the library would take the end of the connection for a read that has to be tried again.
+    async fn async_read(&mut self, buf: &mut [u8]) -> Result<usize> {
+        if buf.len() > MAX_REPLY_BYTES {
+            return Err(Error::new(ErrorKind::InvalidData, format!("an answer of {} bytes is announced", buf.len())));
+        }
+        match self.stream.read(buf).await? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            read => Ok(read),
+        }
+    }
+}
+
+impl AsyncWrite for &mut Wire {
+    async fn async_write(&mut self, buf: &[u8]) -> Result<usize> {
+        self.stream.write(buf).await
+    }
+
+    /// The library sends a request by one call of this. What the kernel did not take whole, no server acts on.
+    async fn async_write_all(&mut self, buf: &[u8]) -> Result<()> {
+        self.stream.write_all(buf).await?;
+        self.sent = true;
+        Ok(())
+    }
+}

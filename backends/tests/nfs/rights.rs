@@ -1,0 +1,128 @@
+//! As whom the pool acts.
+
+use super::*;
+
+const USER: u32 = 4_711;
+
+/// The calls below change one thread; those of the C library change all.
+fn become_user() {
+    // SAFETY: plain system calls with numbers.
+    let changed = unsafe {
+        libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
+            && libc::syscall(libc::SYS_setresgid, USER, USER, USER) == 0
+            && libc::syscall(libc::SYS_setresuid, USER, USER, USER) == 0
+    };
+    assert!(changed, "{}", std::io::Error::last_os_error());
+}
+
+/// Works with the pool as somebody who is not root.
+fn as_user(server: &NfsServer, work: impl AsyncFnOnce(NfsPool) + Send + 'static) {
+    let url = server.url();
+    let user = std::thread::spawn(move || {
+        become_user();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { work(NfsPool::open(&url).await.unwrap()).await });
+    });
+    user.join().unwrap();
+}
+
+#[test]
+fn nfs_pool_conforms_for_an_ordinary_user() {
+    let server = start(Squash::None);
+    chown(server.export(), Some(USER), Some(USER)).unwrap();
+    as_user(&server, async |pool| {
+        assert!(!pool.capabilities().owners && !pool.capabilities().special_files);
+        assert_conforms(pool).await;
+    });
+}
+
+#[test]
+fn an_ordinary_user_does_not_pass_for_the_owner() {
+    let server = start(Squash::None);
+    let (file, other) = (private_file(&server), server.export().join("other"));
+    chown(file.parent().unwrap(), Some(USER), Some(USER)).unwrap();
+    chown(&file, Some(USER + 1), Some(USER + 1)).unwrap();
+    fs::create_dir(&other).unwrap();
+    as_user(&server, async |pool| {
+        let version = pool.stat(&path("home/secret")).await.unwrap().version;
+        let refused = pool.read(&path("home/secret"), &version, 0..1).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+        let refused = put(&pool, "other/f", "x", &Expected::Absent).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+    });
+}
+
+/// A directory and a file in it that none but their owner may use, made on the server.
+fn private_file(server: &NfsServer) -> PathBuf {
+    let (dir, file) = (server.export().join("home"), server.export().join("home/secret"));
+    fs::create_dir(&dir).unwrap();
+    fs::write(&file, "of the user").unwrap();
+    for (path, mode) in [(&file, 0o600), (&dir, 0o700)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    file
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn private_files_are_read_and_put_where_root_is_squashed() {
+    let server = start(Squash::Root);
+    let file = private_file(&server);
+    let pool = open(&server).await;
+    let stat = pool.stat(&path("home/secret")).await.unwrap();
+    assert_eq!((stat.uid, stat.mode), (USER, 0o600));
+    assert_eq!(content(&pool, "home/secret").await, "of the user");
+    let attrs = Attrs { uid: USER, gid: USER, mode: 0o600, ..attrs() };
+    let expected = Expected::Version(stat.version);
+    let put = pool.put(&path("home/secret"), 3, pieces(&[(0, "new")]), &attrs, &expected).await.unwrap();
+    assert_eq!((put.uid, put.gid, put.mode), (USER, USER, 0o600));
+    pool.put(&path("home/other"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
+    let dir = pool.mkdir(&path("home/dir"), &Attrs { mode: 0o700, ..attrs.clone() }).await.unwrap();
+    assert_eq!((dir.uid, dir.mode), (USER, 0o700));
+    pool.rename(&path("home/other"), &path("home/dir/other"), RenameMode::Replace).await.unwrap();
+    assert_eq!(content(&pool, "home/dir/other").await, "abc");
+    pool.remove(&path("home/dir/other"), &Expected::Anything).await.unwrap();
+    pool.remove_dir(&path("home/dir")).await.unwrap();
+    let listed: Vec<_> = pool.list(&path("home")).await.unwrap().try_concat().await.unwrap();
+    assert_eq!(listed.into_iter().map(|entry| entry.name).collect::<Vec<_>>(), [b"secret"]);
+    assert_eq!((fs::read(&file).unwrap(), fs::metadata(&file).unwrap().uid()), (b"new".to_vec(), USER));
+    assert_eq!(unfinished(file.parent().unwrap()), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_private_directory_is_a_pool_where_root_is_squashed() {
+    let server = start(Squash::Root);
+    private_file(&server);
+    fs::create_dir(server.export().join("home/pool")).unwrap();
+    chown(server.export().join("home/pool"), Some(USER), Some(USER)).unwrap();
+    let pool = NfsPool::open(&server.url_of("/pool/home/pool")).await.unwrap();
+    let attrs = Attrs { uid: USER, gid: USER, ..attrs() };
+    pool.put(&path("f"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
+    assert_eq!(fs::read(server.export().join("home/pool/f")).unwrap(), b"abc");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_roots_stays_out_of_reach_where_root_is_squashed() {
+    let server = start(Squash::Root);
+    fs::write(server.export().join("f"), "of root").unwrap();
+    fs::set_permissions(server.export().join("f"), fs::Permissions::from_mode(0o600)).unwrap();
+    let pool = open(&server).await;
+    let version = pool.stat(&path("f")).await.unwrap().version;
+    let refused = pool.read(&path("f"), &version, 0..10).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+    let refused = put(&pool, "g", "x", &Expected::Absent).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_objects_belong_to_whom_they_are_for() {
+    let server = start(Squash::None);
+    let pool = open(&server).await;
+    let attrs = Attrs { uid: USER, gid: 12, mode: 0o640, ..attrs() };
+    pool.put(&path("f"), 1, pieces(&[(0, "x")]), &attrs, &Expected::Absent).await.unwrap();
+    pool.mkdir(&path("d"), &attrs).await.unwrap();
+    for name in ["f", "d"] {
+        let stat = fs::metadata(server.export().join(name)).unwrap();
+        assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (USER, 12, 0o640), "{name}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Passes NFS calls on, but for one: that is lost, or its answer, together with the connection; or it is answered with
+//! a status that the server has no reason for.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Numbers of the protocol's procedures.
+pub mod procedure {
+    pub const SETATTR: u32 = 2;
+    pub const READ: u32 = 6;
+    pub const WRITE: u32 = 7;
+    pub const CREATE: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const SYMLINK: u32 = 10;
+    pub const REMOVE: u32 = 12;
+    pub const RMDIR: u32 = 13;
+    pub const RENAME: u32 = 14;
+    pub const LINK: u32 = 15;
+    pub const READDIRPLUS: u32 = 17;
+    pub const COMMIT: u32 = 21;
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy)]
+pub enum Loss {
+    /// The server never gets the call.
+    Call,
+    /// The server does what it was asked for.
+    Answer,
+    /// The server never gets the call; it is answered with this status and without attributes.
+    Status(u32),
+}
+
+#[derive(Default)]
+struct Plan {
+    next: Mutex<Option<Planned>>,
+    lost: AtomicBool,
+}
+
+struct Planned {
+    procedure: u32,
+    loss: Loss,
+    /// Calls of the procedure before the one in question.
+    before: u32,
+}
+
+impl Plan {
+    fn for_call_of(&self, procedure: u32) -> Option<Loss> {
+        let mut next = self.next.lock();
+        let planned = next.as_mut().filter(|planned| planned.procedure == procedure)?;
+        if let Some(before) = planned.before.checked_sub(1) {
+            planned.before = before;
+            return None;
+        }
+        self.lost.store(true, Ordering::SeqCst);
+        next.take().map(|planned| planned.loss)
+    }
+}
+
+/// A way to a server that is not to be relied on. It ends with this value.
+pub struct Unreliable {
+    port: u16,
+    plan: Arc<Plan>,
+    _tasks: JoinSet<()>,
+}
+
+impl Unreliable {
+    pub async fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let plan = Arc::new(Plan::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn({
+            let plan = Arc::clone(&plan);
+            async move {
+                let mut connections = JoinSet::new();
+                while let Ok((client, _)) = listener.accept().await {
+                    let plan = Arc::clone(&plan);
+                    // It ends as connections do, by an error.
+                    connections.spawn(async move { pass_on(client, server_port, &plan).await.err() });
+                }
+            }
+        });
+        Self { port, plan, _tasks: tasks }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next call of this procedure is lost.
+    pub fn lose(&self, procedure: u32, loss: Loss) {
+        self.lose_after(0, procedure, loss);
+    }
+
+    /// A call of this procedure is lost, the one after the next `before`.
+    pub fn lose_after(&self, before: u32, procedure: u32, loss: Loss) {
+        *self.plan.next.lock() = Some(Planned { procedure, loss, before });
+    }
+
+    /// Whether what was to be lost has been.
+    pub fn has_lost(&self) -> bool {
+        self.plan.lost.load(Ordering::SeqCst)
+    }
+}
+
+async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", server_port)).await?;
+    loop {
+        let call = record(&mut client).await?;
+        // After the length: number of the call, direction, versions, program, its version, procedure.
+        let procedure = u32::from_be_bytes(call[24..28].try_into().unwrap());
+        let loss = plan.for_call_of(procedure);
+        if let Some(Loss::Call) = loss {
+            return Ok(());
+        }
+        if let Some(Loss::Status(status)) = loss {
+            // Number of the call, an answer, accepted, no verifier, success, status, no attributes.
+            let number = u32::from_be_bytes(call[4..8].try_into().unwrap());
+            let words = [0x8000_0000 | 32, number, 1, 0, 0, 0, 0, status, 0];
+            client.write_all(&words.map(u32::to_be_bytes).concat()).await?;
+            continue;
+        }
+        server.write_all(&call).await?;
+        let answer = record(&mut server).await?;
+        if let Some(Loss::Answer) = loss {
+            return Ok(());
+        }
+        client.write_all(&answer).await?;
+    }
+}
+
+/// One message with its length in front.
+async fn record(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let header = stream.read_u32().await?;
+    let mut record = vec![0; 4 + (header & 0x7fff_ffff) as usize];
+    record[..4].copy_from_slice(&header.to_be_bytes());
+    stream.read_exact(&mut record[4..]).await?;
+    Ok(record)
+}

@@ -1,0 +1,291 @@
+//! nfs-ganesha on loopback, in a temporary directory, on free ports, for one test.
+//!
+//! Ganesha will not serve NFS version 3 before it is registered with a portmapper. Where none runs, one is started for
+//! that moment, in a network namespace of its own, so that nothing listens on port 111 of this machine; ganesha reaches
+//! it by its Unix socket.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
+const START_LIMIT: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// A port that was free may be taken by another before the server has it.
+const START_ATTEMPTS: u32 = 3;
+/// What it says in its log when it serves.
+const READY: &str = "NFS SERVER INITIALIZED";
+const MISSING: &str = "is not installed: run `packaging/deps test`, or apt-get install nfs-ganesha nfs-ganesha-vfs \
+                       rpcbind iproute2";
+
+/// What the server makes of root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Squash {
+    /// Root stays root.
+    None,
+    /// Root becomes nobody.
+    Root,
+}
+
+/// A server with one export, `/pool`. It ends with this value, by all means.
+#[derive(Debug)]
+pub struct NfsServer {
+    dir: TempDir,
+    squash: Squash,
+    nfs_port: u16,
+    mount_port: u16,
+    ganesha: Option<Running>,
+}
+
+/// A child that is killed and waited for when this is dropped.
+#[derive(Debug)]
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only where it has ended and was waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.0.try_wait(), Ok(None))
+    }
+
+    /// Asks it to end, and kills it where it does not within [`STOP_LIMIT`].
+    fn stop(mut self) {
+        let pid = self.0.id();
+        // SAFETY: a plain system call on our own child, which was not waited for.
+        unsafe { libc::kill(pid.cast_signed(), libc::SIGTERM) };
+        let _ = wait_until(STOP_LIMIT, || self.has_ended());
+    }
+}
+
+impl NfsServer {
+    /// Starts a server whose files are in a new directory below `parent`, which must not be on an overlayfs: that has no
+    /// file handles.
+    ///
+    /// # Panics
+    /// Where a program or a right is missing, or the server does not start; it says what to do.
+    #[track_caller]
+    pub fn start(parent: &Path, squash: Squash) -> Self {
+        // SAFETY: a plain system call.
+        assert!(unsafe { libc::geteuid() } == 0, "this test starts an NFS server: run it as root");
+        for program in ["ganesha.nfsd", "rpcbind", "ip", "unshare"] {
+            assert!(is_installed(program), "{program} {MISSING}");
+        }
+        let dir = tempfile::Builder::new().prefix("forebay-nfs-").tempdir_in(parent).expect("make a directory");
+        fs::create_dir(dir.path().join("export")).expect("make the export");
+        fs::create_dir(dir.path().join("recovery")).expect("make the server's own directory");
+        let mut server = Self { dir, squash, nfs_port: 0, mount_port: 0, ganesha: None };
+        let mut failure = String::new();
+        for _ in 0..START_ATTEMPTS {
+            (server.nfs_port, server.mount_port) = free_ports();
+            match server.launch() {
+                Ok(()) => return server,
+                Err(why) => failure = why,
+            }
+        }
+        panic!("nfs-ganesha does not start: {failure}");
+    }
+
+    /// `nfs://…` of the export.
+    pub fn url(&self) -> String {
+        self.url_of("/pool")
+    }
+
+    /// The same with another path.
+    pub fn url_of(&self, path: &str) -> String {
+        self.url_by(path, self.nfs_port)
+    }
+
+    /// The same by another port for NFS, behind which something passes calls on.
+    pub fn url_by(&self, path: &str, nfs_port: u16) -> String {
+        format!("nfs://127.0.0.1{path}?nfsport={nfs_port}&mountport={}", self.mount_port)
+    }
+
+    pub fn nfs_port(&self) -> u16 {
+        self.nfs_port
+    }
+
+    /// The directory that is exported, for changes behind the server's back.
+    pub fn export(&self) -> PathBuf {
+        self.dir.path().join("export")
+    }
+
+    /// Ends the server by SIGKILL.
+    pub fn kill(&mut self) {
+        self.ganesha = None;
+    }
+
+    /// Starts it again, on the same ports.
+    #[track_caller]
+    pub fn start_again(&mut self) {
+        assert!(self.ganesha.is_none(), "the server runs");
+        if let Err(why) = self.launch() {
+            panic!("nfs-ganesha does not start again: {why}");
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("ganesha.log")
+    }
+
+    fn launch(&mut self) -> Result<(), String> {
+        let config = self.dir.path().join("ganesha.conf");
+        fs::write(&config, self.config()).map_err(|error| format!("write {}: {error}", config.display()))?;
+        let text = |error: io::Error| error.to_string();
+        File::create(self.log()).map_err(text)?;
+        // One at a time on this machine: they register the same service.
+        let lock = File::create(std::env::temp_dir().join("forebay-test-rpcbind.lock")).map_err(text)?;
+        lock_within(&lock, START_LIMIT)?;
+        let portmapper = Portmapper::present()?;
+        let out = File::create(self.dir.path().join("out")).map_err(text)?;
+        let mut command = Command::new("ganesha.nfsd");
+        command.arg("-F").arg("-f").arg(&config).arg("-L").arg(self.log()).arg("-p").arg(self.dir.path().join("pid"));
+        command.args(["-N", "NIV_EVENT"]).stdin(Stdio::null()).stderr(out.try_clone().map_err(text)?).stdout(out);
+        let mut ganesha = spawn(&mut command).map_err(|error| format!("run ganesha.nfsd: {error}"))?;
+        let ports = [self.nfs_port, self.mount_port];
+        // It listens before it is registered, and without that it ends.
+        let up = wait_until(START_LIMIT, || {
+            ganesha.has_ended()
+                || fs::read_to_string(self.log()).is_ok_and(|log| log.contains(READY))
+                    && ports.iter().all(|port| TcpStream::connect(("127.0.0.1", *port)).is_ok())
+        });
+        drop(portmapper);
+        if !up || ganesha.has_ended() {
+            let log = fs::read_to_string(self.log()).unwrap_or_default();
+            let last: Vec<_> = log.lines().rev().take(12).collect();
+            return Err(format!("see its log, last line first:\n{}", last.join("\n")));
+        }
+        self.ganesha = Some(ganesha);
+        Ok(())
+    }
+
+    fn config(&self) -> String {
+        let squash = match self.squash {
+            Squash::None => "No_Root_Squash",
+            Squash::Root => "Root_Squash",
+        };
+        let dir = self.dir.path().display();
+        let (nfs_port, mount_port) = (self.nfs_port, self.mount_port);
+        format!(
+            "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {nfs_port}; MNT_Port = {mount_port};
+    Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; Protocols = 3, 4; mount_path_pseudo = true; }}
+NFSV4 {{ Graceless = true; Grace_Period = 5; Lease_Lifetime = 5; RecoveryBackend = fs; RecoveryRoot = \"{dir}/recovery\";
+    Only_Numeric_Owners = true; }}
+NFS_KRB5 {{ Active_krb5 = false; }}
+MDCACHE {{ Dir_Chunk = 0; }}
+EXPORT_DEFAULTS {{ Attr_Expiration_Time = 0; }}
+EXPORT {{ Export_Id = 1; Path = \"{dir}/export\"; Pseudo = /pool; Access_Type = RW; Squash = {squash}; SecType = sys;
+    Protocols = 3, 4; Transports = TCP; PrivilegedPort = false; Disable_ACL = true; MaxRead = 1048576;
+    MaxWrite = 1048576; PrefRead = 1048576; PrefWrite = 1048576; FSAL {{ Name = VFS; }} }}
+LOG {{ Default_Log_Level = EVENT;
+    Facility {{ name = FILE; destination = \"{dir}/ganesha.log\"; enable = active; }} }}
+"
+        )
+    }
+}
+
+impl Drop for NfsServer {
+    fn drop(&mut self) {
+        if let Some(ganesha) = self.ganesha.take() {
+            ganesha.stop();
+        }
+    }
+}
+
+/// A portmapper, ours or another's.
+struct Portmapper {
+    /// `None`: it ran already.
+    _ours: Option<Running>,
+}
+
+impl Portmapper {
+    fn present() -> Result<Self, String> {
+        if UnixStream::connect(RPCBIND_SOCKET).is_ok() {
+            return Ok(Self { _ours: None });
+        }
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", "ip link set lo up; exec rpcbind -w -f"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let failed = |why: String| format!("run rpcbind in a network namespace, which needs CAP_SYS_ADMIN: {why}");
+        // It keeps its state here, and does not make the directory.
+        fs::create_dir_all("/run/rpcbind").map_err(|error| failed(error.to_string()))?;
+        let mut rpcbind = spawn(&mut command).map_err(|error| failed(error.to_string()))?;
+        let up = wait_until(START_LIMIT, || rpcbind.has_ended() || UnixStream::connect(RPCBIND_SOCKET).is_ok());
+        if !up || rpcbind.has_ended() {
+            return Err(failed("it does not answer".to_owned()));
+        }
+        Ok(Self { _ours: Some(rpcbind) })
+    }
+}
+
+/// Starts a child that the kernel kills where this thread ends without having done so.
+fn spawn(command: &mut Command) -> io::Result<Running> {
+    // SAFETY: prctl is a plain system call, which may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+    }
+    command.spawn().map(Running)
+}
+
+fn lock_within(file: &File, limit: Duration) -> Result<(), String> {
+    use std::os::fd::AsRawFd;
+    let mut failure = None;
+    let locked = wait_until(limit, || {
+        // SAFETY: a plain system call on a descriptor that is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return true;
+        }
+        let error = io::Error::last_os_error();
+        failure = (error.kind() != ErrorKind::WouldBlock).then_some(error);
+        failure.is_some()
+    });
+    match failure {
+        None if locked => Ok(()),
+        None => Err("another test starts a server for too long".to_owned()),
+        Some(error) => Err(format!("lock the start of servers: {error}")),
+    }
+}
+
+fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while !done() {
+        if started.elapsed() > limit {
+            return false;
+        }
+        sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// Two ports that nothing listens on now.
+fn free_ports() -> (u16, u16) {
+    let free = || {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        (listener, port)
+    };
+    let ((_nfs, nfs_port), (_mount, mount_port)) = (free(), free());
+    (nfs_port, mount_port)
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(usual).any(|dir| dir.join(program).is_file())
+}
