@@ -77,6 +77,8 @@ impl Run {
         let right = match got {
             // Somebody else writes it at the same time, or removed it while it was open.
             Err(e) if e.is(ErrorKind::Stale) && self.shared() => Ok(None),
+            // Its name in the pool is that of another file, which is open and cannot be kept here.
+            Err(e) if !self.handles.is_empty() && e.to_string().contains("goes when it is closed") => Ok(None),
             got => self.judge(got, Ok(())).map_err(|e| format!("close: {e}")),
         };
         let acknowledged = right?.is_some();
