@@ -16,14 +16,14 @@
 //! Credentials: `AWS_ACCESS_KEY_ID` and its companions, the profile in `~/.aws/credentials` and `~/.aws/config`, a web
 //! identity, the container's, the instance's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use ini::Ini;
+use configparser::ini::Ini;
 use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
@@ -248,7 +248,7 @@ impl Profile {
         for (path, section) in [credentials, config] {
             let Some(section) = Self::section(url, &path, &section)? else { continue };
             found = true;
-            let get = |key| section.get(key).map(str::to_owned);
+            let get = |key| section.get(key).cloned().flatten();
             if profile.keys.is_none() {
                 profile.keys = get("aws_access_key_id").zip(get("aws_secret_access_key"));
                 profile.token = get("aws_session_token");
@@ -262,12 +262,12 @@ impl Profile {
         }
     }
 
-    fn section(url: &str, path: &Path, name: &str) -> Result<Option<ini::Properties>> {
+    fn section(url: &str, path: &Path, name: &str) -> Result<Option<HashMap<String, Option<String>>>> {
         if !path.exists() {
             return Ok(None);
         }
-        let file = Ini::load_from_file(path).map_err(|error| wrong(url, format!("{}: {error}", path.display())))?;
-        Ok(file.section(Some(name)).cloned())
+        let mut file = Ini::new_cs().load(path).map_err(|error| wrong(url, format!("{}: {error}", path.display())))?;
+        Ok(file.remove(name))
     }
 }
 
