@@ -8,3 +8,4 @@ pub mod load;
 pub mod mount;
 pub mod process;
 pub mod servers;
+pub mod sweep;

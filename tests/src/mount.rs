@@ -16,6 +16,7 @@ use forebay_overlay::operator::Status;
 use tempfile::TempDir;
 
 use crate::process::{self, Answer};
+use crate::servers::Remote;
 
 /// How long any command of the program may take, unless a test says otherwise.
 pub const COMMAND: Duration = Duration::from_secs(90);
@@ -194,6 +195,8 @@ pub struct Options {
     pub more: Vec<String>,
     /// As this user and group, with no privileges.
     pub user: Option<u32>,
+    /// The pool; if not given, the place's directory.
+    pub remote: Option<Remote>,
 }
 
 impl Options {
@@ -240,7 +243,10 @@ impl Mount {
 
     /// The same path in the pool.
     pub fn pool(&self, below: impl AsRef<Path>) -> PathBuf {
-        self.place.pool().join(below)
+        match &self.options.remote {
+            Some(remote) => remote.tree.join(below),
+            None => self.place.pool().join(below),
+        }
     }
 
     /// Runs the program with words and with paths.
@@ -349,10 +355,11 @@ fn as_user(place: &Place, program: &Path, user: Option<u32>) -> Command {
 /// Tries to mount, and says how it went.
 #[track_caller]
 pub fn attempt(place: &Place, options: &Options) -> Answer {
+    let pool = options.remote.as_ref().map_or_else(|| place.pool(), |remote| PathBuf::from(&remote.url));
     attempt_with(
         place,
         options,
-        &[place.pool().as_os_str(), place.mnt().as_os_str(), "--fast".as_ref(), place.fast().as_os_str()],
+        &[pool.as_os_str(), place.mnt().as_os_str(), "--fast".as_ref(), place.fast().as_os_str()],
     )
 }
 
@@ -372,6 +379,9 @@ pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answe
     }
     if options.immutable {
         command.arg("--immutable");
+    }
+    if let Some(remote) = &options.remote {
+        command.envs(&remote.environment);
     }
     process::run(command.args(&options.more), COMMAND)
 }

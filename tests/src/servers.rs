@@ -2,3 +2,55 @@
 
 pub mod nfs;
 pub mod s3;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A pool behind a server of its own.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    pub url: String,
+    /// Where its objects are plain files.
+    pub tree: PathBuf,
+    /// What a client needs to be let in.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// What can die and come back.
+pub trait Server {
+    /// `kill -9`
+    fn kill(&mut self);
+
+    /// On the same ports and data; returns when it serves.
+    fn start_again(&mut self);
+
+    fn remote(&self) -> Remote;
+}
+
+impl Server for s3::Versitygw {
+    fn kill(&mut self) {
+        self.kill();
+    }
+
+    fn start_again(&mut self) {
+        self.resume();
+    }
+
+    fn remote(&self) -> Remote {
+        Remote { url: self.url(""), tree: self.files(), environment: s3::environment() }
+    }
+}
+
+impl Server for nfs::NfsServer {
+    fn kill(&mut self) {
+        self.kill();
+    }
+
+    fn start_again(&mut self) {
+        self.start_again();
+    }
+
+    fn remote(&self) -> Remote {
+        Remote { url: self.url(), tree: self.export(), environment: BTreeMap::new() }
+    }
+}

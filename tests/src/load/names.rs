@@ -19,8 +19,8 @@ pub struct Names {
 }
 
 impl Names {
-    pub fn new(ground: Ground) -> Self {
-        Self { ground, dirs: vec![Slot::default(); 8], links: vec![Slot::default(); 8] }
+    pub fn new(ground: Ground, hard_links: bool) -> Self {
+        Self { ground, dirs: vec![Slot::default(); 8], links: vec![Slot::default(); if hard_links { 8 } else { 0 }] }
     }
 
     fn dir(&self, side: u64, at: usize) -> PathBuf {
@@ -85,7 +85,7 @@ impl Names {
 impl Writer for Names {
     fn step(&mut self, rng: &mut ChaCha8Rng) -> io::Result<()> {
         let at = rng.random_range(0..self.dirs.len());
-        if rng.random_ratio(1, 2) { self.turn_dir(at) } else { self.turn_link(at) }
+        if self.links.is_empty() || rng.random_ratio(1, 2) { self.turn_dir(at) } else { self.turn_link(at) }
     }
 
     fn settle(&mut self) -> Vec<String> {

@@ -1,0 +1,160 @@
+//! The kill sweep: whatever is killed and whenever, nothing that was acknowledged is lost, and nothing is invented.
+
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::load::{Append, Blocks, Flushed, Ground, Names, OnClose, Replace, Writer};
+use crate::mount::Mount;
+use crate::process;
+use crate::servers::Server;
+
+/// Of a mount that is swept.
+pub const POLICY: &str = "
+[default]
+flush = \"idle:1s\"
+[[rule]]
+paths = [\"on-close/**\"]
+flush = \"on-close\"
+";
+/// One round in so many takes the supervisor along. Few enough worker deaths in between that none waits long.
+const BOTH_EVERY: u64 = 5;
+/// One round in so many ends with a flush of all and a comparison of the pool.
+const POOL_EVERY: u64 = 10;
+/// One round in so many begins with the death of the pool's server.
+const SERVER_EVERY: u64 = 4;
+/// The longest that a writer may be held up by a restart.
+const HELD_UP: Duration = Duration::from_secs(30);
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
+    let ground = |name: &str, tag: u64| {
+        std::fs::create_dir(mount.path(name)).expect("a directory for a writer");
+        Ground { here: mount.path(name), pool: mount.pool(name), tag: tag << 56 }
+    };
+    let flush = |path: &Path| -> io::Result<bool> {
+        let mut command = Command::new(process::forebay());
+        command.args(["flush", "--wait"]).arg(path).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(process::wait(&mut command.spawn()?, Duration::from_secs(60)).is_some_and(|s| s.success()))
+    };
+    vec![
+        Box::new(Replace::new(ground("replace", 1))),
+        Box::new(OnClose::new(ground("on-close", 2))),
+        Box::new(Append::new(ground("append", 3))),
+        Box::new(Blocks::new(ground("blocks", 4))),
+        Box::new(Names::new(ground("names", 5), hard_links)),
+        Box::new(Flushed::new(ground("flushed", 6), Box::new(flush))),
+    ]
+}
+
+/// A writer that stopped, the number of its steps, and what it failed on.
+type Ended = (Box<dyn Writer>, u64, Option<io::Error>);
+
+struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Ended>>,
+}
+
+impl Load {
+    fn start(writers: Vec<Box<dyn Writer>>, rng: &mut ChaCha8Rng) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let run = |mut writer: Box<dyn Writer>| {
+            let (stop, mut rng) = (stop.clone(), ChaCha8Rng::from_rng(rng));
+            thread::spawn(move || {
+                let mut steps = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    if let Err(error) = writer.step(&mut rng) {
+                        return (writer, steps, Some(error));
+                    }
+                    steps += 1;
+                }
+                (writer, steps, None)
+            })
+        };
+        Self { threads: writers.into_iter().map(run).collect(), stop }
+    }
+
+    /// The writers, the number of their steps, and the errors that ended some of them.
+    fn end(self) -> (Vec<Box<dyn Writer>>, u64, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        let deadline = Instant::now() + HELD_UP;
+        let (mut writers, mut total, mut errors) = (Vec::new(), 0, Vec::new());
+        for (at, thread) in self.threads.into_iter().enumerate() {
+            while !thread.is_finished() {
+                assert!(Instant::now() < deadline, "writer {at} hangs for {HELD_UP:?}");
+                thread::sleep(Duration::from_millis(1));
+            }
+            let (writer, steps, error) = thread.join().expect("a writer panicked");
+            writers.push(writer);
+            total += steps;
+            errors.extend(error.map(|e| format!("writer {at}: {e}")));
+        }
+        (writers, total, errors)
+    }
+}
+
+/// Kills processes of a mount `kills` times under write load, `FOREBAY_KILLS` times if that is set, and now and then
+/// the server of its pool. Everything that was promised is checked each time.
+///
+/// # Panics
+/// Where something is lost or invented; it says the seed.
+pub fn sweep(mount: &Mount, kills: u64, hard_links: bool, mut server: Option<&mut dyn Server>) {
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later than 1970");
+    let seed = setting("FOREBAY_SEED", clock.as_nanos() as u64);
+    let kills = setting("FOREBAY_KILLS", kills);
+    println!("seed {seed}: run again with FOREBAY_SEED={seed}");
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut writers = writers(mount, hard_links);
+    let (mut steps, mut held_up) = (0, Duration::ZERO);
+    for round in 1..=kills {
+        let both = round % BOTH_EVERY == 0;
+        let load = Load::start(writers, &mut rng);
+        thread::sleep(Duration::from_micros(rng.random_range(2_000..300_000)));
+        if let Some(server) = server.as_deref_mut().filter(|_| round % SERVER_EVERY == 0) {
+            server.kill();
+            thread::sleep(Duration::from_millis(rng.random_range(1..300)));
+            server.start_again();
+        }
+        let killed = Instant::now();
+        let (done, errors);
+        if both {
+            mount.kill_all();
+            (writers, done, _) = load.end();
+            writers.iter_mut().for_each(|w| w.forget_open_files());
+            mount.mount();
+            errors = Vec::new();
+        } else {
+            let old = mount.worker();
+            mount.kill_worker();
+            mount.wait_for_other_worker(old);
+            held_up = held_up.max(killed.elapsed());
+            thread::sleep(Duration::from_millis(30));
+            (writers, done, errors) = load.end();
+        }
+        steps += done;
+        let mut wrong = errors;
+        wrong.extend(writers.iter_mut().flat_map(|w| w.settle()));
+        if wrong.is_empty() && round % POOL_EVERY == 0 {
+            mount.flush();
+            wrong.extend(writers.iter().flat_map(|w| w.check_pool()));
+        }
+        let what = if both { "supervisor and worker" } else { "the worker" };
+        assert!(wrong.is_empty(), "seed {seed}, kill {round} of {what}:\n{}\n{}", wrong.join("\n"), mount.log());
+    }
+    mount.flush();
+    let left: Vec<String> = writers.iter().flat_map(|w| w.check_pool()).collect();
+    assert!(left.is_empty(), "in the pool at the end:\n{}", left.join("\n"));
+    drop(writers);
+    mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
+    println!("{kills} kills, {steps} steps of writers, at most {held_up:?} without a worker: 0 lost, 0 invented");
+}

@@ -1,0 +1,119 @@
+//! Pools behind real servers, through the mount.
+
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_tests::mount::{Mount, Options, alone, content};
+use forebay_tests::process::sh;
+use forebay_tests::servers::Server;
+use forebay_tests::servers::nfs::{NfsServer, Squash};
+use forebay_tests::servers::s3::Versitygw;
+use forebay_tests::sweep::{POLICY, sweep};
+
+fn nfs() -> NfsServer {
+    NfsServer::start(Path::new("/var/tmp"), Squash::None)
+}
+
+fn over(server: &dyn Server, options: Options) -> Mount {
+    Mount::new(Options { remote: Some(server.remote()), ..options })
+}
+
+/// Kills of the daemon, and of the server, for each kind of pool.
+const KILLS: u64 = 40;
+
+#[test]
+fn nothing_is_lost_or_invented_by_kills_over_s3() {
+    let _alone = alone();
+    let mut server = Versitygw::start();
+    let mount = over(&server, Options::policy(POLICY));
+    sweep(&mount, KILLS, false, Some(&mut server));
+}
+
+#[test]
+fn nothing_is_lost_or_invented_by_kills_over_nfs() {
+    let _alone = alone();
+    let mut server = nfs();
+    let mount = over(&server, Options::policy(POLICY));
+    sweep(&mount, KILLS, true, Some(&mut server));
+}
+
+/// What is written goes to the pool and comes back on another node, byte for byte.
+fn a_tree_comes_back(server: &dyn Server) {
+    let mount = over(server, Options::default());
+    let tree = mount.place.native();
+    sh(&tree, "mkdir -p a/b/c 'with space' empty && ln -s ../b a/link && touch a/nothing", Duration::from_secs(10));
+    for (n, len) in [1, 4_096, 100_000, 3 << 20, 20 << 20].into_iter().enumerate() {
+        std::fs::write(tree.join(format!("a/b/file-{n}")), content(n as u64, len)).unwrap();
+        std::fs::write(tree.join(format!("with space/\u{fc}-{n}")), content(n as u64 + 100, len / 2)).unwrap();
+    }
+    sh(
+        &tree,
+        "touch -d '2001-02-03 04:05:06.789' a/b/file-1 && chmod 640 a/b/file-1 && chown 7:8 a/b/file-2",
+        Duration::from_secs(10),
+    );
+    let copy = format!("cp -a . {}", mount.path("tree").display());
+    sh(&tree, &copy, Duration::from_secs(60));
+    mount.flush();
+    mount.umount();
+
+    let other = over(server, Options::default());
+    let shown = other.path("tree");
+    sh(&tree, &format!("diff -r --no-dereference . {}", shown.display()), Duration::from_secs(60));
+    // Directories have sizes of their own everywhere, and some servers give symlinks no times.
+    let list = "find . -type f -printf '%p %m %U %G %s %T@\\n' -o -type l -printf '%p %l\\n' \\
+                -o -type d -printf '%p %m %U %G %T@\\n' | sort";
+    let (here, there) = (sh(&tree, list, Duration::from_secs(10)), sh(&shown, list, Duration::from_secs(10)));
+    assert_eq!(here.out, there.out);
+    sh(&shown, "mv a moved && rm -r 'with space' && mv moved/b/file-0 moved/b/file-1", Duration::from_secs(30));
+    other.flush();
+    other.umount();
+
+    let third = over(server, Options::default());
+    let names = sh(&third.path("tree"), "find . | sort", Duration::from_secs(30));
+    let wanted = "./empty ./moved ./moved/b ./moved/b/c ./moved/b/file-1 ./moved/b/file-2 ./moved/b/file-3 \
+                  ./moved/b/file-4 ./moved/link ./moved/nothing";
+    assert_eq!(names.out.split_whitespace().filter(|name| *name != ".").collect::<Vec<_>>().join(" "), wanted);
+    let kept = std::fs::read(third.path("tree/moved/b/file-4")).unwrap();
+    assert!(kept == content(4, 20 << 20), "the content changed by a rename");
+}
+
+#[test]
+fn a_tree_goes_to_s3_and_comes_back() {
+    let _alone = alone();
+    a_tree_comes_back(&Versitygw::start());
+}
+
+#[test]
+fn a_tree_goes_to_nfs_and_comes_back() {
+    let _alone = alone();
+    a_tree_comes_back(&nfs());
+}
+
+/// While its server is away a pool's resident files are read and written, and what was written arrives afterwards.
+fn an_outage_is_survived(server: &mut dyn Server) {
+    let mount = over(server, Options::policy("[default]\nflush = \"idle:1s\"\n"));
+    std::fs::write(mount.path("kept"), content(1, 100_000)).unwrap();
+    mount.flush();
+    // Where all names of a directory are known, one that is not among them can be made without asking.
+    assert_eq!(std::fs::read_dir(mount.path("")).unwrap().count(), 1);
+    server.kill();
+    assert_eq!(std::fs::read(mount.path("kept")).unwrap(), content(1, 100_000));
+    std::fs::write(mount.path("absorbed"), content(2, 5 << 20)).unwrap();
+    assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
+    assert_eq!(mount.status().dirty_files, 1);
+    server.start_again();
+    mount.flush();
+    assert_eq!(std::fs::read(mount.pool("absorbed")).unwrap(), content(2, 5 << 20));
+}
+
+#[test]
+fn an_outage_of_s3_is_survived() {
+    let _alone = alone();
+    an_outage_is_survived(&mut Versitygw::start());
+}
+
+#[test]
+fn an_outage_of_nfs_is_survived() {
+    let _alone = alone();
+    an_outage_is_survived(&mut nfs());
+}
