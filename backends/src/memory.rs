@@ -77,6 +77,7 @@ impl MemoryPool {
             owners: true,
             rename: true,
             rename_exchange: true,
+            renames_copy: false,
             ranged_write: true,
             sparse: true,
             directory_versions: true,

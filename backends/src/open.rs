@@ -34,11 +34,11 @@ impl Location {
                 s3::check(url, &s3::environment())?;
                 Ok(Self::S3(url.to_owned()))
             }
-            Some(_) => Err(Error::new(
+            Some((scheme, _)) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 Side::Application,
                 format!(
-                    "no kind of pool is known for `{url}`; known: /path, file:///path, nfs://server/export, s3://bucket/prefix"
+                    "no kind of pool is known for `{scheme}://`; known: /path, file:///path, nfs://server/export, s3://bucket/prefix"
                 ),
             )),
         }

@@ -40,7 +40,7 @@ use client::{Client, Refusal};
 use keys::Place;
 use listing::Remembered;
 use metadata::{Defaults, Meta, Object, implied_directory};
-use probe::Conditional;
+use probe::{Conditional, Heeded, Wanted};
 
 /// Directories that are known to be there.
 const KNOWN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
@@ -105,6 +105,7 @@ impl S3Pool {
             owners: true,
             rename: true,
             rename_exchange: false,
+            renames_copy: true,
             ranged_write: false,
             sparse: false,
             directory_versions: false,
@@ -118,7 +119,7 @@ impl S3Pool {
         };
         let pool = Self { bucket: Arc::new(bucket), capabilities, url: attached.url };
         if !probed.read_only {
-            pool.bucket.finish_renames().await.map_err(|error| error.context(format!("attach {}", pool.url)))?;
+            rename::finish(&pool.bucket).await;
         }
         Ok(pool)
     }
@@ -203,12 +204,13 @@ impl Op<'_> {
     }
 
     /// A condition where the server heeds it.
-    fn condition<'c>(&self, expected: &Expected, there: Option<&'c Object>, heeded: probe::Heeded) -> Condition<'c> {
-        match (expected, there) {
-            (Expected::Absent, None) if heeded.absent => Condition::Absent,
-            (Expected::Version(_) | Expected::Name(_), Some(object)) if heeded.etag => object.condition(),
-            _ => Condition::None,
-        }
+    fn condition<'c>(&self, expected: &Expected, there: Option<&'c Object>, heeded: Heeded) -> Condition<'c> {
+        let wanted = match (expected, there) {
+            (Expected::Absent, None) => Wanted::Absent,
+            (Expected::Version(_) | Expected::Name(_), Some(object)) => Wanted::Same(object),
+            _ => Wanted::Anything,
+        };
+        wanted.heeded(heeded)
     }
 
     /// `Conflict` where what is there is not as expected. Directories are never.
@@ -263,7 +265,7 @@ impl Bucket {
 
     async fn find(&self, place: &Place) -> Result<Found, Refusal> {
         let directory = place.directory();
-        if directory == self.root {
+        if place.is_root {
             return Ok(Found::Directory(self.client.head(&place.marker()).await?));
         }
         let (object, below) =
@@ -285,7 +287,7 @@ impl Bucket {
     /// `None` where there is nothing.
     async fn is_directory(&self, place: &Place) -> Result<Option<bool>, Refusal> {
         let directory = place.directory();
-        if directory == self.root {
+        if place.is_root {
             return Ok(Some(true));
         }
         if self.directories.lock().get(&directory).is_some_and(|seen| seen.elapsed() < KNOWN_FOR) {
@@ -317,8 +319,8 @@ impl Bucket {
         if directory.len() <= self.root.len() {
             return Ok(());
         }
-        let two = self.client.list(directory, false, None, 2).await?.objects;
-        if two.iter().any(|listed| listed.key != key) {
+        let first = self.client.list(directory, false, None, 1).await?.objects;
+        if first.is_empty() || first[0].key == directory {
             return Ok(());
         }
         let attrs = Attrs {
@@ -330,7 +332,12 @@ impl Bucket {
             xattrs: Vec::new(),
         };
         let meta = directory_meta(&attrs);
-        self.client.put(directory, Bytes::new(), &meta, Condition::None).await.map(drop)
+        let condition = Wanted::Absent.heeded(self.conditional.put);
+        match self.client.put(directory, Bytes::new(), &meta, condition).await {
+            // Another one was faster.
+            Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(()),
+            other => other.map(drop),
+        }
     }
 }
 
@@ -445,6 +452,9 @@ impl Pool for S3Pool {
         if path.is_root() {
             return Err(op.error(ErrorKind::IsDirectory));
         }
+        let refused = |refusal| op.refused(refusal);
+        // Before the look at what is to go: the less time between that and the removal, the better.
+        self.bucket.keep_directory_of(&op.place.key).await.map_err(refused)?;
         let found = match op.find().await {
             Err(error) if error.is(ErrorKind::NotFound) && *expected == Expected::Absent => return Ok(()),
             answer => answer?,
@@ -453,8 +463,6 @@ impl Pool for S3Pool {
             return Err(op.error(ErrorKind::IsDirectory));
         }
         op.check(expected, &found)?;
-        let refused = |refusal| op.refused(refusal);
-        self.bucket.keep_directory_of(&op.place.key).await.map_err(refused)?;
         self.bucket.client.delete(&op.place.key).await.map_err(refused)
     }
 

@@ -221,6 +221,8 @@ pub struct Capabilities {
     pub owners: bool,
     pub rename: bool,
     pub rename_exchange: bool,
+    /// Renames and changes of attributes copy what they are about: they take time, and others see them half done.
+    pub renames_copy: bool,
     pub ranged_write: bool,
     pub sparse: bool,
     pub conditional_put: ConditionalPut,

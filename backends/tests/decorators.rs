@@ -14,8 +14,12 @@ use tokio::time::Instant;
 
 use common::{assert_conforms, attrs, path, pieces};
 
-const PATIENT: Limits =
-    Limits { metadata: Duration::from_secs(600), data: Duration::from_secs(600), min_bytes_per_second: 1 << 20 };
+const PATIENT: Limits = Limits {
+    metadata: Duration::from_secs(600),
+    data: Duration::from_secs(600),
+    copies: Duration::from_secs(600),
+    min_bytes_per_second: 1 << 20,
+};
 
 fn memory() -> Arc<MemoryPool> {
     Arc::new(MemoryPool::new())
@@ -109,8 +113,12 @@ mod throttle {
 mod deadline {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { metadata: Duration::from_secs(2), data: Duration::from_secs(5), min_bytes_per_second: 1_000 };
+    const LIMITS: Limits = Limits {
+        metadata: Duration::from_secs(2),
+        data: Duration::from_secs(5),
+        copies: Duration::from_secs(2),
+        min_bytes_per_second: 1_000,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_pool_that_hangs_times_out_by_kind_of_call() {

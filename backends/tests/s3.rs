@@ -146,26 +146,31 @@ async fn a_rename_that_was_cut_off_is_finished() {
     // As left behind in the middle: one file has been moved, one copied, one has not been touched yet.
     put(&pool, "to/moved", "moved").await;
     put(&pool, "from/copied", "copied").await;
+    put(&pool, "from/other", "ours").await;
     put(&pool, "from/sub/waiting", "waiting").await;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let note = format!(
-        r#"{{"from":"from/","to":"to/","directory":true,"node":"{node}","since_secs":{}}}"#,
+        r#"{{"from":"from/","to":"to/","directory":true,"absent":false,"node":"{node}","pid":0,"since_secs":{}}}"#,
         std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
     );
     let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
     server.curl(&["-X", "PUT", "-d", &note], &name);
     // The server's clock ticks in seconds.
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-    put(&pool, "to/copied", "copied").await;
+    server.curl(&["-X", "PUT", "-H", "x-amz-copy-source: pool/from/copied"], "to/copied");
+    // Nor is what came to the target meanwhile a copy of what was to be moved there.
+    put(&pool, "to/other", "theirs").await;
     // Somebody's new file is not what was to be moved.
     put(&pool, "from/new", "new").await;
 
     let pool = attach(&server, "").await;
-    assert_eq!(names(&pool, "to").await, ["copied", "moved", "sub"]);
+    assert_eq!(names(&pool, "to").await, ["copied", "moved", "other", "sub"]);
+    assert_eq!(content(&pool, &path("to/other")).await, "theirs");
+    assert_eq!(content(&pool, &path("from/other")).await, "ours");
     assert_eq!(names(&pool, "to/sub").await, ["waiting"]);
     assert_eq!(content(&pool, &path("to/sub/waiting")).await, "waiting");
-    assert_eq!(names(&pool, "from").await, ["new"]);
+    assert_eq!(names(&pool, "from").await, ["new", "other"]);
     assert!(!server.files().join(&name).exists(), "the note is still there");
 }
 
@@ -212,6 +217,37 @@ async fn what_cannot_be_attached_says_why() {
     let error = S3Pool::attach(&server.url(""), &environment).await.unwrap_err();
     assert!(error.is(ErrorKind::PermissionDenied), "{error}");
     assert!(error.to_string().contains("AWS_SECRET_ACCESS_KEY") && !error.to_string().contains("wrong-and"), "{error}");
+}
+
+#[tokio::test]
+async fn a_note_that_cannot_be_read_stops_nobody() {
+    let server = Versitygw::start();
+    let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
+    server.curl(&["-X", "PUT", "-d", "no note"], &name);
+    let pool = attach(&server, "").await;
+    put(&pool, "f", "x").await;
+    assert_eq!(names(&pool, "").await, ["f"]);
+    assert!(server.files().join(&name).exists(), "it was somebody's");
+}
+
+/// Uploads in parts have other ETags than copies of them.
+#[tokio::test]
+async fn large_objects_stay_the_same_when_they_are_copied() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let data: &'static str = "0123456789abcdef".repeat(600 << 10).leak();
+    let version = put(&pool, "a", data).await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    let moved = pool.rename(&path("a"), &path("b"), RenameMode::Replace).await.unwrap();
+    assert_eq!(moved.version, version);
+    let mode = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
+    let changed = pool.set_attrs(&path("b"), &mode).await.unwrap().version;
+    assert!(changed != version && changed.same_content(&version) && changed.same_object(&version));
+    let read = pool.read(&path("b"), &version, 0..100).await.unwrap();
+    assert_eq!(read, &data.as_bytes()[..100]);
+    let wanted = Expected::Version(version.clone());
+    pool.put(&path("b"), 3, pieces(&[(0, "new")]), &attrs(), &wanted).await.unwrap();
+    assert!(pool.read(&path("b"), &version, 0..100).await.unwrap_err().is(ErrorKind::Stale));
 }
 
 #[tokio::test]

@@ -53,6 +53,8 @@ pub mod limits {
     pub const POOL_CALL: Duration = Duration::from_secs(30);
     /// at this rate, below which a pool counts as not answering.
     pub const POOL_BYTES_PER_SECOND: u64 = 256 << 10;
+    /// For a rename where the pool has to copy all that it moves; each of its requests has a limit of its own.
+    pub const POOL_COPY: Duration = Duration::from_secs(3_600);
     /// How long `umount` waits for the daemon to write its catalog and end.
     pub const STOP: Duration = Duration::from_secs(60);
     /// A worker that dies younger than this counts as a rapid crash.

@@ -255,7 +255,7 @@ async fn a_pool_that_hangs_does_not_hang_what_is_local() {
     fixture.put("a", b"here").await;
     fixture.put("b", b"not here").await;
     let brief = Duration::from_millis(50);
-    let limits = Limits { metadata: brief, data: brief, min_bytes_per_second: 1 << 30 };
+    let limits = Limits { metadata: brief, data: brief, copies: brief, min_bytes_per_second: 1 << 30 };
     let pool = Arc::new(Deadline::new(fixture.fault.clone(), limits));
     let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
     overlay.read_dir(Ino::ROOT).await.unwrap();
@@ -546,6 +546,34 @@ async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() 
     flushed(&overlay).await;
     assert_eq!(fixture.memory.stat(&pool_path("a")).await.unwrap().mode, 0o755);
     assert_eq!(overlay.getattr(find(&overlay, "a").await).await.unwrap().0.kind, FileKind::Directory);
+}
+
+/// A file of three bytes whose times say nothing.
+async fn write_as_of_old(overlay: &Overlay, name: &str, content: &str) {
+    write(overlay, name, content).await.unwrap();
+    let time = Time { secs: 1_000_000_000, nanos: 0 };
+    let change = Change { atime: Some(time), mtime: Some(time), ..Change::default() };
+    overlay.setattr(find(overlay, name).await, &change, CALLER).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_there_before_is_not_taken_for_what_was_sent() {
+    for (call, removed) in (1..6).flat_map(|call| [(call, false), (call, true)]) {
+        let fixture = Fixture::new();
+        let overlay = fixture.open().await;
+        write_as_of_old(&overlay, "a", "one").await;
+        flushed(&overlay).await;
+        if removed {
+            overlay.unlink(Ino::ROOT, b"a").await.unwrap();
+        }
+        write_as_of_old(&overlay, "a", "two").await;
+        // Whichever of the calls of the flush never arrives.
+        fixture.fault.fail_call(call, Moment::Before);
+        flush(&overlay).await;
+        fixture.fault.heal();
+        flushed(&overlay).await;
+        assert_eq!(fixture.pooled(), pairs(&[("/a", "two")]), "removed first: {removed}, call {call}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

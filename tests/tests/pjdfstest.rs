@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, alone};
 use forebay_tests::process::{run, tool};
+use forebay_tests::servers::Server;
+use forebay_tests::servers::nfs::{NfsServer, Squash};
+use forebay_tests::servers::s3::Versitygw;
 
 /// Users that every machine has; times of FUSE and ext4 are as fine as a tick of the kernel.
 const CONFIG: &str = r#"
@@ -47,11 +50,8 @@ fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {
     found
 }
 
-/// SEMANTICS 20: "The mount fails no test of pjdfstest that the file system beneath it passes."
-#[test]
-fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
-    let _alone = alone();
-    let mount = Mount::new(Options::default());
+/// What was passed on the native file system and not on the mount, each with why.
+fn worse(mount: &Mount) -> BTreeMap<String, String> {
     let config = mount.place.at("pjdfstest.toml");
     let groups = std::fs::read_to_string("/etc/group").unwrap();
     let group = if groups.lines().any(|l| l.starts_with("nogroup:")) { "nogroup" } else { "nobody" };
@@ -61,14 +61,44 @@ fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
     let native = outcomes(&mount.place.native(), &config, &other_fs);
     let ours = outcomes(&mount.place.mnt(), &config, &other_fs);
 
-    let worse: Vec<String> = native
-        .iter()
-        .filter(|(name, outcome)| *outcome == "ok" && ours.get(*name).is_none_or(|o| o.starts_with("FAILED")))
-        .map(|(name, _)| format!("{name}: {}", ours.get(name).map_or("was not run", |o| o)))
-        .collect();
     let count = |of: &Outcomes, what: &str| of.values().filter(|o| o.starts_with(what)).count();
     for (name, of) in [("native", &native), ("mount", &ours)] {
         println!("{name}: {} ok, {} failed, {} skipped", count(of, "ok"), count(of, "FAILED"), count(of, "skipped"));
     }
-    assert!(worse.is_empty(), "passed on the native file system only:\n{}", worse.join("\n"));
+    let passed = native.iter().filter(|(_, outcome)| *outcome == "ok").map(|(name, _)| name);
+    let worse = passed.filter(|name| ours.get(*name).is_none_or(|o| o.starts_with("FAILED")));
+    worse.map(|name| (name.clone(), ours.get(name).map_or("was not run".into(), String::clone))).collect()
+}
+
+/// SEMANTICS 20: "The mount fails no test of pjdfstest that the file system beneath it passes."
+#[test]
+fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
+    let _alone = alone();
+    let worse = worse(&Mount::new(Options::default()));
+    assert!(worse.is_empty(), "passed on the native file system only:\n{worse:#?}");
+}
+
+/// What a pool cannot hold is listed in docs/POOLS.md, in a block that begins with its kind: no test more fails, and
+/// none less.
+fn as_documented(kind: &str, server: &dyn Server) {
+    let mount = Mount::new(Options { remote: Some(server.remote()), ..Options::default() });
+    let worse = worse(&mount);
+    let found: Vec<&str> = worse.keys().map(String::as_str).collect();
+    let page = include_str!("../../docs/POOLS.md");
+    let start = format!("```pjdfstest {kind}\n");
+    let block = page.split_once(&start).and_then(|(_, rest)| rest.split_once("```")).map_or("", |(block, _)| block);
+    let documented: Vec<&str> = block.lines().filter(|line| !line.is_empty()).collect();
+    assert!(found == documented, "documented: {documented:#?}\nfound: {worse:#?}");
+}
+
+#[test]
+fn pjdfstest_over_s3_fails_what_is_documented() {
+    let _alone = alone();
+    as_documented("s3", &Versitygw::start());
+}
+
+#[test]
+fn pjdfstest_over_nfs_fails_what_is_documented() {
+    let _alone = alone();
+    as_documented("nfs", &NfsServer::start(Path::new("/var/tmp"), Squash::None));
 }

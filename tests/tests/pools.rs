@@ -100,7 +100,7 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     assert_eq!(std::fs::read(mount.path("kept")).unwrap(), content(1, 100_000));
     std::fs::write(mount.path("absorbed"), content(2, 5 << 20)).unwrap();
     assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
-    assert_eq!(mount.status().dirty_files, 1);
+    assert!(mount.status().dirty_files > 0);
     server.start_again();
     mount.flush();
     assert_eq!(std::fs::read(mount.pool("absorbed")).unwrap(), content(2, 5 << 20));

@@ -22,6 +22,8 @@ pub struct Limits {
     pub metadata: Duration,
     /// For calls that move content and for syncs, in addition to what their bytes take.
     pub data: Duration,
+    /// For renames and changes of attributes: some pools copy for them.
+    pub copies: Duration,
     /// The rate that content is given time for; 0 is no time at all.
     pub min_bytes_per_second: u64,
 }
@@ -35,7 +37,11 @@ impl Deadline {
 impl Limits {
     fn limit(&self, call: &Call<'_>) -> Duration {
         if !call.kind.moves_data() {
-            return if call.kind == CallKind::SyncDir { self.data } else { self.metadata };
+            return match call.kind {
+                CallKind::SyncDir => self.data,
+                CallKind::Rename | CallKind::SetAttrs => self.copies,
+                _ => self.metadata,
+            };
         }
         if self.min_bytes_per_second == 0 {
             return self.data;

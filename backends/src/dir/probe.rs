@@ -60,6 +60,7 @@ pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
             owners: geteuid().is_root(),
             rename: true,
             rename_exchange: local,
+            renames_copy: false,
             ranged_write: true,
             sparse: true,
             directory_versions: true,

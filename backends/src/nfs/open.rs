@@ -178,6 +178,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         owners: rights == Rights::Root,
         rename: true,
         rename_exchange: false,
+        renames_copy: false,
         ranged_write: true,
         sparse: true,
         directory_versions: true,

@@ -27,11 +27,12 @@ use configparser::ini::Ini;
 use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
+use tokio::sync::Semaphore;
 use url::Url;
 
 use crate::{Error, ErrorKind, Result, Side, Time};
 
-use super::client::Client;
+use super::client::{Client, ROOM_UNITS};
 use super::metadata::Defaults;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,8 +50,10 @@ pub(super) struct Attached {
     pub(super) url: String,
 }
 
+/// Options are left out: what is wrong may be a secret in the wrong place.
 fn wrong(url: &str, why: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{url}: {why}"))
+    let place = url.split('?').next().unwrap_or_default();
+    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{place}: {why}"))
 }
 
 /// The variables that say what the URL does not, by name.
@@ -88,7 +91,11 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let options = Options::parse(text, &url)?;
 
     let mut builder = AmazonS3Builder::new();
-    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+    let from_env = options.profile.is_none() && environment.contains_key("AWS_ACCESS_KEY_ID");
+    // A token belongs to the keys that it came with.
+    let foreign = |name: &str| name == "AWS_SESSION_TOKEN" && !from_env;
+    let variables = environment.iter().filter(|(name, _)| name.starts_with("AWS_") && !foreign(name));
+    for (name, value) in variables {
         // What it does not know is for others.
         if let Ok(key) = name.to_ascii_lowercase().parse() {
             builder = builder.with_config(key, value);
@@ -107,7 +114,6 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let requester_pays = options.requester_pays || told(AmazonS3ConfigKey::RequestPayer);
     let anonymous = options.anonymous || told(AmazonS3ConfigKey::SkipSignature);
 
-    let from_env = set(&builder, AmazonS3ConfigKey::AccessKeyId).is_some() && options.profile.is_none();
     if !from_env && let Some(profile) = Profile::find(text, environment, options.profile.as_deref())? {
         if let Some((key, secret)) = profile.keys {
             builder = builder.with_access_key_id(key).with_secret_access_key(secret);
@@ -120,6 +126,9 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let region = region.unwrap_or_else(|| "us-east-1".to_owned());
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
     let endpoint = endpoint.trim_end_matches('/');
+    if Url::parse(endpoint).is_ok_and(|url| !url.username().is_empty() || url.password().is_some()) {
+        return Err(wrong(text, "credentials do not belong into the endpoint: set AWS_ACCESS_KEY_ID or a profile"));
+    }
     let bucket_url = match (path_style, endpoint.split_once("://")) {
         (_, None) => return Err(wrong(text, format!("the endpoint {endpoint} lacks http:// or https://"))),
         (true, _) => format!("{endpoint}/{bucket}"),
@@ -144,6 +153,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
         requester_pays,
         anonymous,
         retried: AtomicU64::new(0),
+        room: Semaphore::new(ROOM_UNITS),
     };
     Ok(Attached { client: Arc::new(client), root, defaults: options.defaults, url: text.to_owned() })
 }

@@ -15,6 +15,7 @@ use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::client::{HttpClient, HttpErrorKind, HttpRequestBody};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{Error, ErrorKind, Side};
 
@@ -29,6 +30,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest error message of a server that is read.
 const ERROR_BODY_BYTES: usize = 64 << 10;
+/// Longest answer that is read where the length is not known: a page of a listing with the longest keys has less.
+const ANSWER_BYTES: u64 = 16 << 20;
 
 /// A bucket and the right to use it.
 #[derive(Debug)]
@@ -43,7 +46,13 @@ pub(super) struct Client {
     pub(super) anonymous: bool,
     /// Requests that were sent again.
     pub(super) retried: AtomicU64,
+    /// For contents on their way to the server, in units of [`ROOM_UNIT_BYTES`].
+    pub(super) room: Semaphore,
 }
+
+const ROOM_UNIT_BYTES: u64 = 64 << 10;
+/// Memory for all contents that are on their way to the server: 32 MiB.
+pub(super) const ROOM_UNITS: usize = 512;
 
 /// One request.
 #[derive(Debug, Clone)]
@@ -186,6 +195,13 @@ impl Refusal {
 }
 
 impl Client {
+    /// Waits for memory for contents, as much as there is at the most.
+    pub(super) async fn room(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let units = bytes.div_ceil(ROOM_UNIT_BYTES).clamp(1, ROOM_UNITS as u64) as u32;
+        // It is never closed.
+        self.room.acquire_many(units).await.ok()
+    }
+
     /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
     /// number of times with growing, jittered pauses.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
@@ -223,10 +239,16 @@ impl Client {
         let mut length = 0;
         let good = parts.status.is_success();
         while let Some(piece) = stream.next().await {
-            let piece = piece.map_err(|error| Refusal::local(ErrorKind::Unavailable, chain(&error)))?;
+            let piece =
+                piece.map_err(|error| Refusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error))))?;
             length += piece.len();
             pieces.push(piece);
-            if !good && length > ERROR_BODY_BYTES {
+            let most = match call.answer_bytes {
+                _ if !good => ERROR_BODY_BYTES as u64,
+                Some(bytes) => bytes,
+                None => ANSWER_BYTES,
+            };
+            if length as u64 > most {
                 break;
             }
         }
@@ -236,8 +258,10 @@ impl Client {
         if let Some(expected) = call.answer_bytes
             && expected != length as u64
         {
-            let message = format!("{length} bytes came instead of {expected}");
-            return Err(Refusal::local(ErrorKind::Unavailable, message));
+            // More than asked for is not a line that broke: it will be so again.
+            let kind = if length as u64 > expected { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
+            let refusal = Refusal::local(kind, format!("{length} bytes came instead of {expected}"));
+            return Err(Refusal { again: kind == ErrorKind::Unavailable, ..refusal });
         }
         Ok(Answer { headers: parts.headers, body: join(pieces, length), retries: 0 })
     }

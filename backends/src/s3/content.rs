@@ -9,6 +9,7 @@ use crate::{Attrs, ErrorKind, FileKind, Result, SetAttrs, Stat, Time, Version};
 use super::api::Condition;
 use super::client::Refusal;
 use super::metadata::{Meta, Object};
+use super::probe::Wanted;
 use super::{Found, Op, directory_meta, upload};
 
 /// The largest object whose size is changed by reading it and writing it anew; larger ones are put together on the
@@ -30,20 +31,33 @@ impl Op<'_> {
                 found => self.readable(self.stat(&found).map(|stat| stat.kind)).map(|()| Bytes::new()),
             };
         }
-        match self.get(etag, range).await {
+        match self.get(etag, range.clone()).await {
             Ok((told, data)) => {
                 let stat = told.stat(false, &self.bucket.defaults);
                 self.readable(Some(stat.kind))?;
                 // Not every server looks at the condition and takes the bytes in one step.
                 if stat.version.same_content(version) { Ok(data) } else { Err(self.error(ErrorKind::Stale)) }
             }
-            Err(refusal) if refusal.is(ErrorKind::Conflict) || refusal.code == "InvalidRange" => {
-                Err(self.error(ErrorKind::Stale))
-            }
+            Err(refusal) if refusal.is(ErrorKind::Conflict) => self.read_copy(version, range).await,
+            Err(refusal) if refusal.code == "InvalidRange" => Err(self.error(ErrorKind::Stale)),
             Err(refusal) if refusal.is(ErrorKind::NotFound) => match self.find().await? {
                 Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
                 _ => Err(self.error(ErrorKind::Stale)),
             },
+            Err(refusal) => Err(self.refused(refusal)),
+        }
+    }
+
+    /// The same where the ETag is another one: of a copy with the same content.
+    async fn read_copy(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        let stale = || self.error(ErrorKind::Stale);
+        let found = self.bucket.client.head(&self.place.key).await.map_err(|refusal| self.refused(refusal))?;
+        let same = |object: &Object| object.stat(false, &self.bucket.defaults).version.same_content(version);
+        let object = found.filter(same).ok_or_else(stale)?;
+        match self.get(&object.etag, range).await {
+            Ok((told, data)) if same(&told) => Ok(data),
+            Ok(_) => Err(stale()),
+            Err(refusal) if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) => Err(stale()),
             Err(refusal) => Err(self.refused(refusal)),
         }
     }
@@ -96,14 +110,13 @@ impl Op<'_> {
         };
         let client = &self.bucket.client;
         let (object, directory) = match found {
-            Found::Directory(Some(mut marker)) => {
-                changed(&mut marker.meta);
+            Found::Directory(Some(marker)) => {
+                let mut meta = marker.copied();
+                changed(&mut meta);
                 let key = self.place.marker();
-                let from = (key.as_str(), marker.etag.as_str());
-                marker.etag = upload::copy(client, from, marker.size, &key, &marker.meta, Condition::None)
-                    .await
-                    .map_err(refused)?;
-                (marker, true)
+                let onto = upload::Target { key: &key, meta: &meta, conditional: &self.bucket.conditional };
+                let etag = onto.copy(client, &key, &marker, Wanted::Same(&marker)).await.map_err(refused)?;
+                (Object { etag, meta, ..marker }, true)
             }
             Found::Directory(None) => {
                 let mut meta = directory_meta(&Attrs {
@@ -119,17 +132,21 @@ impl Op<'_> {
                 let etag = client.put(&key, Bytes::new(), &meta, Condition::None).await.map_err(refused)?;
                 (Object::written_now(etag, 0, meta), true)
             }
-            Found::Object(mut object) => {
-                changed(&mut object.meta);
-                let from = (self.place.key.as_str(), object.etag.as_str());
-                object.etag = match changes.size {
-                    None => upload::copy(client, from, object.size, &self.place.key, &object.meta, Condition::None)
-                        .await
-                        .map_err(refused)?,
-                    Some(size) => self.resize(&object, size).await?,
+            Found::Object(object) => {
+                let mut meta = object.copied();
+                changed(&mut meta);
+                let key = self.place.key.as_str();
+                let (etag, size) = match changes.size {
+                    None => {
+                        let onto = upload::Target { key, meta: &meta, conditional: &self.bucket.conditional };
+                        (onto.copy(client, key, &object, Wanted::Same(&object)).await.map_err(refused)?, object.size)
+                    }
+                    Some(size) => {
+                        meta.copied = None;
+                        (self.resize(&object, &meta, size).await.map_err(refused)?, size)
+                    }
                 };
-                object.size = changes.size.unwrap_or(object.size);
-                (object, false)
+                (Object { etag, size, meta, ..object }, false)
             }
             Found::Nothing => return Err(self.error(ErrorKind::NotFound)),
         };
@@ -138,20 +155,19 @@ impl Op<'_> {
     }
 
     /// Cuts an object or adds zeros at its end. Returns its new ETag.
-    async fn resize(&self, object: &Object, size: u64) -> Result<String> {
-        let refused = |refusal| self.refused(refusal);
+    async fn resize(&self, object: &Object, meta: &Meta, size: u64) -> Result<String, Refusal> {
         let (client, key) = (&self.bucket.client, self.place.key.as_str());
         let kept = object.size.min(size);
+        let onto = upload::Target { key, meta, conditional: &self.bucket.conditional };
         if size > REWRITTEN_BYTES {
-            let from = (key, object.etag.as_str());
-            return upload::resize(client, from, kept, size, &object.meta).await.map_err(refused);
+            return onto.resize(client, object, kept, size).await;
         }
         let mut content = BytesMut::new();
         if kept > 0 {
-            content.extend_from_slice(&self.get(&object.etag, 0..kept).await.map_err(refused)?.1);
+            content.extend_from_slice(&self.get(&object.etag, 0..kept).await?.1);
         }
         content.resize(size as usize, 0);
-        let condition = if self.bucket.conditional.put.etag { object.condition() } else { Condition::None };
-        client.put(key, content.freeze(), &object.meta, condition).await.map_err(refused)
+        let condition = Wanted::Same(object).heeded(self.bucket.conditional.put);
+        client.put(key, content.freeze(), meta, condition).await
     }
 }

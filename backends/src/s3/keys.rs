@@ -102,22 +102,21 @@ pub(super) struct Place {
     pub(super) key: String,
     /// A name for an object that is in a directory's shadow: no directory can have it.
     pub(super) shadowed: bool,
+    /// The directory that all is in.
+    pub(super) is_root: bool,
 }
 
 impl Place {
     /// What the keys of all that is below it begin with.
     pub(super) fn directory(&self) -> String {
-        match self.key.as_str() {
-            "" => String::new(),
-            key => format!("{key}/"),
-        }
+        if self.is_root && self.key.is_empty() { String::new() } else { format!("{}/", self.key) }
     }
 
     /// The key of the object that stands for a directory there. A bucket itself can be none.
     pub(super) fn marker(&self) -> String {
-        match self.key.as_str() {
-            "" => format!("{}root", String::from_utf8_lossy(RESERVED_PREFIX)),
-            _ => self.directory(),
+        match self.directory() {
+            directory if directory.is_empty() => format!("{}root", String::from_utf8_lossy(RESERVED_PREFIX)),
+            directory => directory,
         }
     }
 }
@@ -131,7 +130,7 @@ pub(super) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
         return Err(ErrorKind::InvalidInput);
     }
     let mut key = root.trim_end_matches('/').to_owned();
-    let mut shadowed = false;
+    let (mut shadowed, mut first) = (false, true);
     for name in path.components() {
         if name.len() > NAME_MAX {
             return Err(ErrorKind::NameTooLong);
@@ -146,15 +145,17 @@ pub(super) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
                 part
             }
         };
-        if !key.is_empty() {
+        // The first part of a key may be empty, too.
+        if !(first && root.is_empty()) {
             key.push('/');
         }
+        first = false;
         key.push_str(&part);
     }
     if key.len() >= KEY_MAX {
         return Err(ErrorKind::NameTooLong);
     }
-    Ok(Place { key, shadowed })
+    Ok(Place { key, shadowed, is_root: path.is_root() })
 }
 
 /// Whether a part of a key is a name that pools keep for their own unfinished work.
@@ -193,13 +194,20 @@ mod tests {
             assert_eq!(part_of(name.as_bytes()), Some(Part::Plain(part.to_owned())));
         }
         let place = place_of("root/", &path(&[b"a", b".%key", b"b"])).unwrap();
-        assert_eq!(place, Place { key: "root/a//b".to_owned(), shadowed: false });
+        assert_eq!((place.key.as_str(), place.shadowed), ("root/a//b", false));
+        // A key that begins with a slash is in a directory of its own, not in the root.
+        let place = place_of("", &path(&[b".%key"])).unwrap();
+        assert_eq!((place.key.as_str(), place.directory().as_str(), place.is_root), ("", "/", false));
+        assert_eq!(place_of("", &path(&[b".%key", b"x"])).unwrap().key, "/x");
+        assert_eq!(place_of("", &PoolPath::root()).unwrap().directory(), "");
+        assert_eq!(place_of("r/", &PoolPath::root()).unwrap().directory(), "r/");
     }
 
     #[test]
     fn an_object_beside_a_directory_of_its_name_has_a_name() {
         let name = shadowed_name("a").unwrap();
-        assert_eq!(place_of("", &path(&[&name])).unwrap(), Place { key: "a".to_owned(), shadowed: true });
+        let place = place_of("", &path(&[&name])).unwrap();
+        assert_eq!((place.key.as_str(), place.shadowed), ("a", true));
         assert_eq!(place_of("", &path(&[&name, b"below"])), Err(ErrorKind::NotDirectory));
     }
 

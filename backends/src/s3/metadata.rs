@@ -8,7 +8,11 @@
 //! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
 //! | `x-amz-meta-rdev` | `st_rdev` of a device file |
 //! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
-//! | `x-amz-meta-forebay-moved` | of a renamed object: when it was written, and when it was copied, by the server's clock |
+//! | `x-amz-meta-forebay-copied` | of a copy: when the content was written and when it was copied, by the server's clock, and the first ETag |
+//!
+//! Renames and changes of attributes are copies to the server, which may give them another ETag, and gives them another
+//! time. What a copy says of its origin is believed while its own time is that of the copy: tools that keep metadata
+//! when they write another content would have it lie.
 //!
 //! The content of a symlink is its target. A directory is an empty object whose key ends with a slash.
 
@@ -26,12 +30,12 @@ const MTIME: HeaderName = HeaderName::from_static("x-amz-meta-mtime");
 const CTIME: HeaderName = HeaderName::from_static("x-amz-meta-ctime");
 const RDEV: HeaderName = HeaderName::from_static("x-amz-meta-rdev");
 const WRITE: HeaderName = HeaderName::from_static("x-amz-meta-forebay-write");
-const MOVED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-moved");
-/// How long after it was begun a copy for a rename may have been made, in seconds.
+const COPIED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-copied");
+/// How long after it was begun a copy may have been made, in seconds.
 const COPIED_WITHIN_SECS: i64 = 300;
 
-/// Stands for the ETag of what is no object.
-const IMPLIED: &str = "implied";
+/// Stands for the ETag of directories, with an object of their own or without.
+const DIRECTORY: &str = "directory";
 
 /// What objects have that say nothing of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,11 +61,12 @@ pub(super) struct Object {
     pub(super) meta: Meta,
 }
 
-/// A rename is a copy, which the server takes for a new object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moved {
+/// What a copy was made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Copied {
     written_secs: i64,
     copied_secs: i64,
+    identity: String,
 }
 
 /// What the metadata of an object says.
@@ -76,7 +81,7 @@ pub(super) struct Meta {
     pub(super) ctime: Option<Time>,
     pub(super) rdev: u64,
     pub(super) write: Option<String>,
-    pub(super) moved: Option<Moved>,
+    pub(super) copied: Option<Copied>,
     /// The rest, kept as it is when attributes are changed: content type and the metadata of others.
     pub(super) others: HeaderMap,
 }
@@ -91,8 +96,8 @@ impl Meta {
             mtime: Some(attrs.mtime),
             ctime: Some(now),
             rdev,
-            write: Some(format!("{:032x}", rand::random::<u128>())),
-            moved: None,
+            write: Some(number()),
+            copied: None,
             others: HeaderMap::new(),
         }
     }
@@ -100,8 +105,7 @@ impl Meta {
     /// Changes are made as by `now`.
     pub(super) fn touch(&mut self, now: Time) {
         self.ctime = Some(now);
-        self.moved = None;
-        self.write = Some(format!("{:032x}", rand::random::<u128>()));
+        self.write = Some(number());
     }
 
     pub(super) fn read(headers: &HeaderMap) -> Self {
@@ -109,7 +113,7 @@ impl Meta {
         let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
         let mut others = HeaderMap::new();
         for (name, value) in headers {
-            let ours = [&MODE, &UID, &GID, &ATIME, &MTIME, &CTIME, &RDEV, &WRITE, &MOVED].contains(&name);
+            let ours = [&MODE, &UID, &GID, &ATIME, &MTIME, &CTIME, &RDEV, &WRITE, &COPIED].contains(&name);
             let kept = name.as_str().starts_with("x-amz-meta-")
                 || [
                     &header::CONTENT_TYPE,
@@ -120,7 +124,8 @@ impl Meta {
                     &header::EXPIRES,
                 ]
                 .contains(&name);
-            if kept && !ours {
+            // Signatures are made of text.
+            if kept && !ours && std::str::from_utf8(value.as_bytes()).is_ok() {
                 others.insert(name.clone(), value.clone());
             }
         }
@@ -133,8 +138,10 @@ impl Meta {
             ctime: text(&CTIME).and_then(parse_time),
             rdev: text(&RDEV).and_then(|text| text.parse().ok()).unwrap_or(0),
             write: text(&WRITE).map(str::to_owned),
-            moved: text(&MOVED).and_then(|text| text.split_once(' ')).and_then(|(written, copied)| {
-                Some(Moved { written_secs: written.parse().ok()?, copied_secs: copied.parse().ok()? })
+            copied: text(&COPIED).and_then(|text| {
+                let mut words = text.splitn(3, ' ');
+                let (written, copied) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+                Some(Copied { written_secs: written, copied_secs: copied, identity: words.next()?.to_owned() })
             }),
             others,
         }
@@ -151,8 +158,10 @@ impl Meta {
         let times = times.into_iter().filter_map(|(name, time)| Some((name, format_time(time?))));
         let rdev = (self.rdev != 0).then(|| (RDEV, self.rdev.to_string()));
         let write = self.write.clone().map(|write| (WRITE, write));
-        let moved = self.moved.map(|moved| (MOVED, format!("{} {}", moved.written_secs, moved.copied_secs)));
-        for (name, text) in times.chain(rdev).chain(write).chain(moved) {
+        let copied = self.copied.as_ref().map(|Copied { written_secs, copied_secs, identity }| {
+            (COPIED, format!("{written_secs} {copied_secs} {identity}"))
+        });
+        for (name, text) in times.chain(rdev).chain(write).chain(copied) {
             if let Ok(value) = HeaderValue::from_str(&text) {
                 headers.insert(name, value);
             }
@@ -183,18 +192,37 @@ impl Object {
 
     /// When it was written by the server's clock, with the nanoseconds of who wrote it.
     fn written(&self) -> Time {
-        let modified = self.last_modified.secs;
-        let secs = match self.meta.moved {
-            Some(moved) if (0..=COPIED_WITHIN_SECS).contains(&(modified - moved.copied_secs)) => moved.written_secs,
-            _ => modified,
-        };
+        let secs = self.origin().map_or(self.last_modified.secs, |copied| copied.written_secs);
         Time { secs, nanos: self.meta.ctime.map_or(0, |ctime| ctime.nanos) }
     }
 
-    /// The metadata of a copy that takes its place elsewhere: the same object under another name.
-    pub(super) fn moved(&self) -> Meta {
-        let moved = Moved { written_secs: self.written().secs, copied_secs: self.asked_at_secs };
-        Meta { moved: Some(moved), ..self.meta.clone() }
+    /// What it says that it was made from, where that can be believed.
+    fn origin(&self) -> Option<&Copied> {
+        let modified = self.last_modified.secs;
+        let believed =
+            |copied: &&Copied| (0..=COPIED_WITHIN_SECS).contains(&modified.saturating_sub(copied.copied_secs));
+        self.meta.copied.as_ref().filter(believed)
+    }
+
+    /// The metadata of a copy of it: the same object under another name, until something of it is changed.
+    pub(super) fn copied(&self) -> Meta {
+        let (written_secs, identity) = (self.written().secs, self.identity().to_owned());
+        let copied = Copied { written_secs, copied_secs: self.asked_at_secs, identity };
+        Meta { copied: Some(copied), ..self.meta.clone() }
+    }
+
+    /// What tells its content from others: the ETag that it had first.
+    fn identity(&self) -> &str {
+        self.origin().map_or(&self.etag, |copied| &copied.identity)
+    }
+
+    /// Whether it was made from that one by a rename.
+    pub(super) fn is_copy_of(&self, source: &Self) -> bool {
+        let same = match &source.meta.write {
+            Some(_) => self.meta.write == source.meta.write,
+            None => self.origin().is_some_and(|copied| copied.identity == source.identity()),
+        };
+        same && self.size == source.size
     }
 
     /// What `stat` says of it. `directory`: its key ends with a slash.
@@ -217,7 +245,11 @@ impl Object {
             atime: self.meta.atime.unwrap_or(mtime),
             mtime,
             ctime: changed,
-            version: Version::Tag { etag: self.etag.clone(), size, mtime: self.written() },
+            version: Version::Tag {
+                etag: if directory { DIRECTORY } else { self.identity() }.to_owned(),
+                size,
+                mtime: self.written(),
+            },
         }
     }
 }
@@ -235,8 +267,12 @@ pub(super) fn implied_directory(defaults: &Defaults) -> Stat {
         atime: defaults.time,
         mtime: defaults.time,
         ctime: defaults.time,
-        version: Version::Tag { etag: IMPLIED.to_owned(), size: 0, mtime: Time::default() },
+        version: Version::Tag { etag: DIRECTORY.to_owned(), size: 0, mtime: Time::default() },
     }
+}
+
+fn number() -> String {
+    format!("{:032x}", rand::random::<u128>())
 }
 
 fn format_time(time: Time) -> String {

@@ -6,7 +6,7 @@ use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, Time};
 
 use super::api::Condition;
 use super::client::{Client, Refusal};
-use super::metadata::Meta;
+use super::metadata::{Meta, Object};
 
 /// An ETag that no content has.
 const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
@@ -28,6 +28,25 @@ pub(super) struct Conditional {
     pub(super) complete: Heeded,
     /// Of a copy's target.
     pub(super) copy: Heeded,
+}
+
+/// What is wanted of a target; where the server does not heed it, it was looked at before.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wanted<'a> {
+    Anything,
+    Absent,
+    /// That it is still this one.
+    Same(&'a Object),
+}
+
+impl<'a> Wanted<'a> {
+    pub(super) fn heeded(self, by: Heeded) -> Condition<'a> {
+        match self {
+            Self::Absent if by.absent => Condition::Absent,
+            Self::Same(object) if by.etag => object.condition(),
+            _ => Condition::None,
+        }
+    }
 }
 
 impl Conditional {

@@ -1,11 +1,11 @@
 //! Renames: copies on the server, then removals.
 //!
 //! A rename of a directory is many requests, and even one of a file is two. So it is written down first, in a note
-//! beside the root's keys, and done when the note is gone. Whoever finds a note of a rename that was cut off finishes
-//! it. The server's clock tells what belongs to it: a source that is younger than the note is somebody's new file and
-//! stays; a copy that is not older than the note has been made, or is newer than what would be copied.
+//! beside the root's keys, and done when the note is gone. Whoever attaches the bucket and finds a note of a rename that
+//! was cut off finishes it. Only what is at the source and was written before the note is moved, by the server's clock;
+//! nothing that came to the target afterwards is replaced; and a source goes only where the target is a copy of it.
 //!
-//! A rename of a live node is left alone by the others, until it is so old that nobody works on it any more.
+//! A rename of a live process is left alone by the others, until it is so old that nobody works on it any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, RenameMode, Result, Sta
 use super::api::{Condition, Listed};
 use super::client::Refusal;
 use super::metadata::{Meta, Object};
+use super::probe::Wanted;
 use super::{Bucket, Found, Op, upload};
 
 /// Keys that are moved at once.
@@ -27,6 +28,8 @@ const MOVED_AT_ONCE: usize = 16;
 const PAGE_KEYS: usize = 1_000;
 /// A rename that another node began so long ago is taken for abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
+/// How long an attach waits for the renames that it finishes.
+const FINISHED_WITHIN: Duration = Duration::from_secs(20);
 /// How often a copy is begun anew because its source was changed meanwhile.
 const COPY_TRIES: usize = 5;
 
@@ -37,7 +40,10 @@ struct Move {
     to: String,
     /// The keys begin with `from`, rather than being it.
     directory: bool,
+    /// The target must not have been there.
+    absent: bool,
     node: String,
+    pid: u32,
     since_secs: i64,
 }
 
@@ -89,9 +95,21 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
         true => (source.place.directory(), target.place.directory()),
         false => (source.place.key.clone(), target.place.key.clone()),
     };
-    let what = Move { from, to, directory: from_directory, node: node(), since_secs: Time::now().secs };
-    let absent = matches!(there, Found::Nothing) && mode == RenameMode::NoReplace;
-    let done = bucket.begin(what, absent && !from_directory).await;
+    let what = Move {
+        from,
+        to,
+        directory: from_directory,
+        absent: matches!(there, Found::Nothing) && mode == RenameMode::NoReplace,
+        node: node(),
+        pid: std::process::id(),
+        since_secs: Time::now().secs,
+    };
+    let absent = what.absent;
+    let replaced = if let Found::Object(object) = there { Some(object) } else { None };
+    let bucket_too = Arc::clone(bucket);
+    // Whoever asked may be gone before it is done; half of it must not stay.
+    let work = tokio::spawn(async move { bucket_too.begin(what, replaced).await });
+    let done = work.await.unwrap_or_else(|_| Err(Refusal::local(ErrorKind::Unavailable, "it was stopped".into())));
     bucket.forget_directory(&source.place.directory());
     done.map_err(|refusal| match refusal.is(ErrorKind::Conflict) {
         true if absent => target.error(ErrorKind::Exists),
@@ -111,25 +129,30 @@ impl Bucket {
         format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
     }
 
-    async fn begin(&self, what: Move, absent: bool) -> Result<(), Refusal> {
+    async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), Refusal> {
         let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
         let text = serde_json::to_vec(&what).map_err(|e| Refusal::local(ErrorKind::InvalidInput, e.to_string()))?;
         let now = Time::now();
         let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
         let meta = Meta::new(FileKind::File, 0, &attrs, now);
         self.client.put(&note, Bytes::from(text), &meta, Condition::None).await?;
-        let done = self.carry_out(&what, None, absent).await;
-        let refused = done.as_ref().is_err_and(|refusal| refusal.is(ErrorKind::Conflict));
-        if done.is_ok() || refused {
+        let done = self.carry_out(&what, replaced.as_ref(), None).await;
+        // A file that was not moved is where it was: there is nothing to finish.
+        if done.is_ok() || !what.directory {
             self.client.delete(&note).await?;
         }
         done
     }
 
     /// `since`: what is written down has been begun before, at that time of the server.
-    async fn carry_out(&self, what: &Move, since: Option<Time>, absent: bool) -> Result<(), Refusal> {
+    async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), Refusal> {
         if !what.directory {
-            self.copy_one(&what.from, &what.to, since, absent).await?;
+            let wanted = match replaced {
+                Some(object) => Wanted::Same(object),
+                None if what.absent || since.is_none() => Wanted::Absent,
+                None => Wanted::Anything,
+            };
+            self.copy_one((&what.from, &what.to), since, wanted, false).await?;
             self.keep_directory_of(&what.from).await?;
             return self.remove_copied(&what.from, &what.to, since).await;
         }
@@ -140,23 +163,39 @@ impl Bucket {
         self.remove_copied(&what.from, &what.to, since).await
     }
 
-    /// The copy is as the original, its version too.
-    async fn copy_one(&self, from: &str, to: &str, since: Option<Time>, absent: bool) -> Result<(), Refusal> {
-        let condition = if absent && self.conditional.copy.absent { Condition::Absent } else { Condition::None };
+    /// The copy is as the original, its version too. `below`: of a directory that is moved.
+    async fn copy_one(
+        &self,
+        (from, to): (&str, &str),
+        since: Option<Time>,
+        wanted: Wanted<'_>,
+        below: bool,
+    ) -> Result<(), Refusal> {
         let mut last = None;
         for _ in 0..COPY_TRIES {
             // What is gone was moved by the try before, or removed by others.
             let Some(source) = self.client.head(from).await? else { return Ok(()) };
             if let Some(since) = since {
-                let copied = self.client.head(to).await?.is_some_and(|copy| copy.last_modified > since);
-                if copied || source.last_modified > since {
+                let there = self.client.head(to).await?;
+                let newer = there.is_some_and(|there| there.last_modified > since || there.is_copy_of(&source));
+                if newer || source.last_modified > since {
                     return Ok(());
                 }
             }
-            let source_is = (from, source.etag.as_str());
-            match upload::copy(&self.client, source_is, source.size, to, &source.moved(), condition).await {
+            let meta = source.copied();
+            let onto = upload::Target { key: to, meta: &meta, conditional: &self.conditional };
+            match onto.copy(&self.client, from, &source, wanted).await {
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {}
-                Err(refusal) if refusal.is(ErrorKind::Conflict) && !absent => last = Some(refusal),
+                Err(refusal) if refusal.is(ErrorKind::Conflict) => {
+                    // The source was changed, or the target: by an earlier try, or by somebody else.
+                    match self.client.head(to).await? {
+                        Some(there) if there.is_copy_of(&source) => return Ok(()),
+                        // What somebody else made there stays, and so does what was to go there.
+                        Some(_) if below => return Ok(()),
+                        Some(_) if matches!(wanted, Wanted::Absent | Wanted::Same(_)) => return Err(refusal),
+                        _ => last = Some(refusal),
+                    }
+                }
                 answer => return answer.map(drop),
             }
         }
@@ -168,7 +207,9 @@ impl Bucket {
             return Ok(());
         };
         let others = since.is_some_and(|since| source.last_modified > since);
-        if !others && is_copy(&copy, &source) {
+        // Directories are the same by their names.
+        let same = copy.is_copy_of(&source) || (from.ends_with('/') && source.size == 0);
+        if !others && same {
             self.client.delete(from).await?;
         }
         Ok(())
@@ -190,7 +231,7 @@ impl Bucket {
                 }
                 at_work.push(async move {
                     match half {
-                        Half::Copy => self.copy_one(&from, &to, since, false).await,
+                        Half::Copy => self.copy_one((&from, &to), since, wanted_below(&from, what), true).await,
                         Half::Remove if from == what.from => Ok(()),
                         Half::Remove => self.remove_copied(&from, &to, since).await,
                     }
@@ -206,14 +247,16 @@ impl Bucket {
         }
     }
 
-    /// Finishes the renames that this node began, and those that nobody works on any more.
-    pub(super) async fn finish_renames(self: &Arc<Self>) -> Result<()> {
-        let told = |refusal: Refusal| refusal.into_error("finish a rename that was cut off");
+    /// Finishes the renames that were cut off. One that cannot be finished waits for the next time.
+    async fn finish_renames(&self) -> Result<(), Refusal> {
         let mut token = None;
         loop {
-            let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await.map_err(told)?;
+            let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await?;
             for note in page.objects {
-                self.finish(&note).await.map_err(told)?;
+                if let Err(refusal) = self.finish(&note).await {
+                    let error = refusal.into_error(format!("finish a rename that was cut off, {}", note.key));
+                    tracing::warn!(%error, "it is tried again when the bucket is attached");
+                }
             }
             token = page.next;
             if token.is_none() {
@@ -240,22 +283,32 @@ impl Bucket {
             }
         };
         let age = Time::now().secs.saturating_sub(what.since_secs);
-        if what.node != node() && age < ABANDONED_AFTER.as_secs() as i64 {
+        let is_dead = what.node == node() && !std::path::Path::new(&format!("/proc/{}", what.pid)).exists();
+        if !is_dead && age < ABANDONED_AFTER.as_secs() as i64 {
             return Ok(());
         }
         tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
-        self.carry_out(&what, Some(note.last_modified), false).await?;
+        self.carry_out(&what, None, Some(note.last_modified)).await?;
         self.client.delete(&note.key).await
     }
 }
 
-/// Whether what is at the target holds what is at the source, or is newer than the copy of it that was made.
-fn is_copy(copy: &Object, source: &Object) -> bool {
-    // A copy in parts has another ETag than its source.
-    let same_write = source.meta.write.is_some() && copy.meta.write == source.meta.write;
-    let same_content = copy.etag == source.etag || source.etag.is_empty();
-    let same = copy.size == source.size && (same_content || same_write);
-    same || source.last_modified < copy.last_modified
+/// What is below a directory that is moved gets a new place, where nothing is; its own object may replace another.
+fn wanted_below(from: &str, what: &Move) -> Wanted<'static> {
+    if from == what.from { Wanted::Anything } else { Wanted::Absent }
+}
+
+/// Finishes the renames that were cut off, as far as that goes in a moment; the rest in the background.
+pub(super) async fn finish(bucket: &Arc<Bucket>) {
+    let too = Arc::clone(bucket);
+    let work = tokio::spawn(async move {
+        if let Err(refusal) = too.finish_renames().await {
+            let error = refusal.into_error("look for renames that were cut off");
+            tracing::warn!(%error, "it is tried again when the bucket is attached");
+        }
+    });
+    // Where it takes longer, what is below the directories that move comes and goes meanwhile.
+    let _ = tokio::time::timeout(FINISHED_WITHIN, work).await;
 }
 
 #[cfg(test)]
@@ -264,7 +317,15 @@ mod tests {
 
     #[test]
     fn what_is_written_down_is_read_again() {
-        let what = Move { from: "a/".into(), to: "b/".into(), directory: true, node: "n".into(), since_secs: 5 };
+        let what = Move {
+            from: "a/".into(),
+            to: "b/".into(),
+            directory: true,
+            absent: false,
+            node: "n".into(),
+            pid: 7,
+            since_secs: 5,
+        };
         let read: Move = serde_json::from_slice(&serde_json::to_vec(&what).unwrap()).unwrap();
         assert_eq!(format!("{what:?}"), format!("{read:?}"));
     }

@@ -12,6 +12,7 @@ use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Piece, Pieces, Result, 
 use super::api::{Condition, Part};
 use super::client::{Client, Refusal};
 use super::metadata::{Meta, Object};
+use super::probe::{Conditional, Wanted};
 use super::{Found, Op};
 
 /// Contents up to this size go in one request.
@@ -135,11 +136,16 @@ impl Op<'_> {
             return Err(self.error(ErrorKind::IsDirectory));
         }
         self.parent().await?;
+        let _room = self.bucket.client.room(size.min(part_bytes(size) * PARTS_AT_ONCE as u64)).await;
         let there = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
         if matches!(there, Found::Directory(_)) && *expected == Expected::Anything {
             return Err(self.error(ErrorKind::IsDirectory));
         }
         self.check(expected, &there)?;
+        if self.place.shadowed && !matches!(there, Found::Object(_)) {
+            // Nothing is in the shadow of a directory that is not there.
+            return Err(self.error(ErrorKind::InvalidInput));
+        }
         let there = if let Found::Object(object) = there { Some(object) } else { None };
         let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
         let mut parts = Parts::new(content, size);
@@ -189,55 +195,62 @@ impl Op<'_> {
     }
 }
 
-/// Copies an object of that ETag and size on the server, in parts where it is too large for one request.
-pub(super) async fn copy(
-    client: &Arc<Client>,
-    from: (&str, &str),
-    size: u64,
-    to: &str,
-    meta: &Meta,
-    condition: Condition<'_>,
-) -> Result<String, Refusal> {
-    if size == 0 {
-        // Nothing to copy; some servers cannot where the key ends with a slash.
-        return client.put(to, Bytes::new(), meta, condition).await;
-    }
-    if size <= COPY_MAX_BYTES {
-        return client.copy(from, to, meta, condition).await;
-    }
-    let upload = Upload::begin(client, to, meta).await?;
-    let parts = copy_parts(&upload, from, size, COPY_PART_BYTES).await?;
-    upload.complete(parts, meta, condition).await
+/// What a copy on the server is to become.
+pub(super) struct Target<'a> {
+    pub(super) key: &'a str,
+    pub(super) meta: &'a Meta,
+    pub(super) conditional: &'a Conditional,
 }
 
-/// Makes an object of the first `kept` bytes of itself and zeros up to `size`.
-pub(super) async fn resize(
-    client: &Arc<Client>,
-    from: (&str, &str),
-    kept: u64,
-    size: u64,
-    meta: &Meta,
-) -> Result<String, Refusal> {
-    let upload = Upload::begin(client, from.0, meta).await?;
-    // All parts but the last have at least 5 MiB: what does not fill one is read, and written with what follows.
-    let whole = kept / PART_BYTES * PART_BYTES;
-    let part_bytes = COPY_PART_BYTES.max(part_bytes(size));
-    let mut parts = copy_parts(&upload, from, whole, part_bytes).await?;
-    let mut number = parts.len() as u32;
-    let mut at = whole;
-    let step = self::part_bytes(size);
-    while at < size {
-        let end = (at + step).min(size);
-        let mut body = BytesMut::new();
-        if at < kept {
-            body.extend_from_slice(&client.get(from.0, from.1, at..kept.min(end)).await?.1);
+impl Target<'_> {
+    /// Copies the object that `from` names, in parts where it is too large for one request. Returns the copy's ETag.
+    pub(super) async fn copy(
+        &self,
+        client: &Arc<Client>,
+        from: &str,
+        object: &Object,
+        wanted: Wanted<'_>,
+    ) -> Result<String, Refusal> {
+        if object.size == 0 {
+            // Nothing to copy; some servers cannot where the key ends with a slash.
+            return client.put(self.key, Bytes::new(), self.meta, wanted.heeded(self.conditional.put)).await;
         }
-        body.resize((end - at) as usize, 0);
-        number += 1;
-        parts.push(client.put_part(&upload.key, &upload.id, number, body.freeze()).await?);
-        at = end;
+        let source = (from, object.etag.as_str());
+        if object.size <= COPY_MAX_BYTES {
+            return client.copy(source, self.key, self.meta, wanted.heeded(self.conditional.copy)).await;
+        }
+        let upload = Upload::begin(client, self.key, self.meta).await?;
+        let parts = copy_parts(&upload, source, object.size, COPY_PART_BYTES).await?;
+        upload.complete(parts, self.meta, wanted.heeded(self.conditional.complete)).await
     }
-    upload.complete(parts, meta, Condition::None).await
+
+    /// Makes an object of the first `kept` bytes of what is there and zeros up to `size`.
+    pub(super) async fn resize(
+        &self,
+        client: &Arc<Client>,
+        object: &Object,
+        kept: u64,
+        size: u64,
+    ) -> Result<String, Refusal> {
+        let upload = Upload::begin(client, self.key, self.meta).await?;
+        // All parts but the last have at least 5 MiB: what does not fill one is read, and written with what follows.
+        let whole = kept / PART_BYTES * PART_BYTES;
+        let source = (self.key, object.etag.as_str());
+        let mut parts = copy_parts(&upload, source, whole, COPY_PART_BYTES.max(part_bytes(size))).await?;
+        let (mut number, mut at) = (parts.len() as u32, whole);
+        while at < size {
+            let end = (at + part_bytes(size)).min(size);
+            let mut body = BytesMut::new();
+            if at < kept {
+                body.extend_from_slice(&client.get(source.0, source.1, at..kept.min(end)).await?.1);
+            }
+            body.resize((end - at) as usize, 0);
+            number += 1;
+            parts.push(client.put_part(&upload.key, &upload.id, number, body.freeze()).await?);
+            at = end;
+        }
+        upload.complete(parts, self.meta, Wanted::Same(object).heeded(self.conditional.complete)).await
+    }
 }
 
 /// Takes the first `size` bytes of an object as the first parts of an upload.

@@ -158,10 +158,12 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Fa
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
+    let copies = if pool.capabilities().renames_copy { limits::POOL_COPY } else { policy.pool_deadline };
     let counted = Arc::new(Metrics::new(pool));
     let deadlines = Limits {
         metadata: policy.pool_deadline,
         data: limits::POOL_CALL,
+        copies,
         min_bytes_per_second: limits::POOL_BYTES_PER_SECOND,
     };
     Ok(Arc::new(Deadline::new(counted, deadlines)))

@@ -163,11 +163,19 @@ impl Inner {
     /// Whether what the pool has under a name is what was sent there.
     async fn arrived(&self, sent: &Sent, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let record = self.record_of(sent.ino)?;
-        let is_before = match name.pool {
-            Some(before) => self.record_of(before)?.version.is_some_and(|v| v.same_object(&stat.version)),
-            None => false,
+        let before = match name.pool {
+            Some(before) => self.record_of(before)?.version.map(|version| (before, version)),
+            None => None,
         };
+        let (mut is_before, mut is_unchanged) = (false, false);
+        if let Some((before, version)) = before {
+            is_before = version.same_object(&stat.version);
+            // A new file is another object; the same one, written anew, has another version. Sizes and times tell less:
+            // those of two files may well be the same.
+            is_unchanged = version == stat.version || (is_before && before != sent.ino);
+        }
         Ok(match &sent.what {
+            SentWhat::Content { .. } if is_unchanged => false,
             SentWhat::Content { size, mtime } => {
                 let granularity = self.pool.capabilities().time_granularity_ns;
                 stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
