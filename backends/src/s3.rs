@@ -43,7 +43,7 @@ use metadata::{Defaults, Meta, Object, implied_directory};
 use probe::{Conditional, Heeded, Wanted};
 
 /// Directories that are known to be there.
-const KNOWN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
+const KNOWN_DIRECTORIES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4_095);
 /// How long one counts as there after it was seen.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// What a store without a size says: 1 PiB.

@@ -235,6 +235,31 @@ pub struct Capabilities {
     pub read_only: bool,
 }
 
+impl Capabilities {
+    /// What they say, in words: for people and pages.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let word = |able: bool| if able { "yes" } else { "no" }.to_owned();
+        let conditional = match self.conditional_put {
+            ConditionalPut::Atomic => "atomic",
+            ConditionalPut::Checked => "checked",
+        };
+        vec![
+            ("symlinks", word(self.symlinks)),
+            ("symlinks keep times", word(self.symlink_times)),
+            ("hard links", word(self.hard_links)),
+            ("special files", word(self.special_files)),
+            ("extended attributes", word(self.xattrs)),
+            ("owners", word(self.owners)),
+            ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
+            ("exchange of names", word(self.rename_exchange)),
+            ("ranged writes", word(self.ranged_write)),
+            ("conditional changes", conditional.to_owned()),
+            ("directories have versions", word(self.directory_versions)),
+            ("longest name in bytes", self.name_max.to_string()),
+        ]
+    }
+}
+
 /// Sizes of the store behind a pool, in bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {

@@ -151,7 +151,7 @@ async fn a_rename_that_was_cut_off_is_finished() {
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let note = format!(
-        r#"{{"from":"from/","to":"to/","directory":true,"absent":false,"node":"{node}","pid":0,"since_secs":{}}}"#,
+        r#"{{"from":"from/","to":"to/","directory":true,"absent":false,"write":null,"node":"{node}","pid":0,"since_secs":{}}}"#,
         std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
     );
     let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
-use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode};
+use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
 use forebay_overlay::operator::{FlushRequest, Summary};
-use forebay_overlay::{Change, Ino, Options, Overlay, Policy, summary};
+use forebay_overlay::{Change, Ino, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -551,7 +551,7 @@ async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() 
 /// A file of three bytes whose times say nothing.
 async fn write_as_of_old(overlay: &Overlay, name: &str, content: &str) {
     write(overlay, name, content).await.unwrap();
-    let time = Time { secs: 1_000_000_000, nanos: 0 };
+    let time = SetTime::At(Time { secs: 1_000_000_000, nanos: 0 });
     let change = Change { atime: Some(time), mtime: Some(time), ..Change::default() };
     overlay.setattr(find(overlay, name).await, &change, CALLER).await.unwrap();
 }

@@ -1,13 +1,18 @@
 //! Pools behind real servers, through the mount.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use forebay_overlay::backends::Pool;
+use forebay_overlay::backends::dir::DirPool;
+use forebay_overlay::backends::nfs::NfsPool;
+use forebay_overlay::backends::s3::S3Pool;
 use forebay_tests::mount::{Mount, Options, alone, content};
 use forebay_tests::process::sh;
 use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
-use forebay_tests::servers::s3::Versitygw;
+use forebay_tests::servers::s3::{self, Rgw, Versitygw};
 use forebay_tests::sweep::{POLICY, sweep};
 
 fn nfs() -> NfsServer {
@@ -18,6 +23,8 @@ fn over(server: &dyn Server, options: Options) -> Mount {
     Mount::new(Options { remote: Some(server.remote()), ..options })
 }
 
+/// The longest that what was absorbed may take to arrive once the server is back: it is tried again now and then.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(120);
 /// Kills of the daemon, and of the server, for each kind of pool.
 const KILLS: u64 = 40;
 
@@ -35,6 +42,28 @@ fn nothing_is_lost_or_invented_by_kills_over_nfs() {
     let mut server = nfs();
     let mount = over(&server, Options::policy(POLICY));
     sweep(&mount, KILLS, true, Some(&mut server));
+}
+
+/// The table of what pools can do in docs/POOLS.md is what they say of themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_capabilities_are_those_of_the_pools() {
+    let (gateway, ceph, ganesha) = (Versitygw::start(), Rgw::start(), nfs());
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let attach = async |url: &str| S3Pool::attach(url, &s3::environment()).await.unwrap();
+    let pools: [(&str, Arc<dyn Pool>); 4] = [
+        ("directory on ext4", Arc::new(DirPool::open(dir.path()).unwrap())),
+        ("NFS, ganesha", Arc::new(NfsPool::open(&ganesha.url()).await.unwrap())),
+        ("S3, versitygw", Arc::new(attach(&gateway.url("")).await)),
+        ("S3, Ceph", Arc::new(attach(&ceph.url("")).await)),
+    ];
+    let columns = pools.each_ref().map(|(_, pool)| pool.capabilities().rows());
+    let mut table = format!("| | {} |\n|---|---|---|---|---|\n", pools.each_ref().map(|(name, _)| *name).join(" | "));
+    for (n, (name, _)) in columns[0].iter().enumerate() {
+        let values = columns.each_ref().map(|column| column[n].1.as_str());
+        table.push_str(&format!("| {name} | {} |\n", values.join(" | ")));
+    }
+    let page = include_str!("../../docs/POOLS.md");
+    assert!(page.contains(&table), "docs/POOLS.md should have this table:\n\n{table}");
 }
 
 /// What is written goes to the pool and comes back on another node, byte for byte.
@@ -102,8 +131,12 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
     assert!(mount.status().dirty_files > 0);
     server.start_again();
+    let since = Instant::now();
+    while std::fs::read(mount.pool("absorbed")).ok() != Some(content(2, 5 << 20)) {
+        assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
     mount.flush();
-    assert_eq!(std::fs::read(mount.pool("absorbed")).unwrap(), content(2, 5 << 20));
 }
 
 #[test]

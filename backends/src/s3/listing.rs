@@ -25,7 +25,7 @@ const PAGE_KEYS: usize = 1_000;
 /// Objects whose attributes are asked for at once.
 const ASKED_AT_ONCE: usize = 32;
 /// Objects whose attributes are remembered.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(16_384).unwrap();
+const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
 /// Servers tell times by the second; their clock and ours may differ a little.
 const YOUNG_SECS: i64 = 5;
 

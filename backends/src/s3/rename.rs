@@ -42,6 +42,8 @@ struct Move {
     directory: bool,
     /// The target must not have been there.
     absent: bool,
+    /// The last write of what is moved: the server's clock ticks in seconds, and something new may have its name.
+    write: Option<String>,
     node: String,
     pid: u32,
     since_secs: i64,
@@ -100,6 +102,10 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
         to,
         directory: from_directory,
         absent: matches!(there, Found::Nothing) && mode == RenameMode::NoReplace,
+        write: match &found {
+            Found::Object(object) | Found::Directory(Some(object)) => object.meta.write.clone(),
+            Found::Directory(None) | Found::Nothing => None,
+        },
         node: node(),
         pid: std::process::id(),
         since_secs: Time::now().secs,
@@ -122,6 +128,14 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
 
 fn node() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether a process of this machine is more than the remains of one.
+fn is_alive(pid: u32) -> bool {
+    // `PID (NAME) STATE ...`, where the name may hold anything.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    !stat.is_empty() && !matches!(state, Some('Z' | 'X'))
 }
 
 impl Bucket {
@@ -283,12 +297,16 @@ impl Bucket {
             }
         };
         let age = Time::now().secs.saturating_sub(what.since_secs);
-        let is_dead = what.node == node() && !std::path::Path::new(&format!("/proc/{}", what.pid)).exists();
+        let is_dead = what.node == node() && !is_alive(what.pid);
         if !is_dead && age < ABANDONED_AFTER.as_secs() as i64 {
             return Ok(());
         }
         tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
-        self.carry_out(&what, None, Some(note.last_modified)).await?;
+        let source = self.client.head(&what.from).await?;
+        let is_another = source.is_some_and(|source| what.write.is_some() && source.meta.write != what.write);
+        if !is_another {
+            self.carry_out(&what, None, Some(note.last_modified)).await?;
+        }
         self.client.delete(&note.key).await
     }
 }
@@ -316,12 +334,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_process_that_nobody_waited_for_is_dead() {
+        assert!(is_alive(std::process::id()) && !is_alive(0));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while is_alive(child.id()) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn what_is_written_down_is_read_again() {
         let what = Move {
             from: "a/".into(),
             to: "b/".into(),
             directory: true,
             absent: false,
+            write: None,
             node: "n".into(),
             pid: 7,
             since_secs: 5,

@@ -44,8 +44,8 @@ fn an_ordinary_user_does_not_pass_for_the_owner() {
     chown(&file, Some(USER + 1), Some(USER + 1)).unwrap();
     fs::create_dir(&other).unwrap();
     as_user(&server, async |pool| {
-        let version = pool.stat(&path("home/secret")).await.unwrap().version;
-        let refused = pool.read(&path("home/secret"), &version, 0..1).await.unwrap_err();
+        let version = pool.stat(&path("private/secret")).await.unwrap().version;
+        let refused = pool.read(&path("private/secret"), &version, 0..1).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
         let refused = put(&pool, "other/f", "x", &Expected::Absent).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
@@ -54,7 +54,7 @@ fn an_ordinary_user_does_not_pass_for_the_owner() {
 
 /// A directory and a file in it that none but their owner may use, made on the server.
 fn private_file(server: &NfsServer) -> PathBuf {
-    let (dir, file) = (server.export().join("home"), server.export().join("home/secret"));
+    let (dir, file) = (server.export().join("private"), server.export().join("private/secret"));
     fs::create_dir(&dir).unwrap();
     fs::write(&file, "of the user").unwrap();
     for (path, mode) in [(&file, 0o600), (&dir, 0o700)] {
@@ -69,21 +69,21 @@ async fn private_files_are_read_and_put_where_root_is_squashed() {
     let server = start(Squash::Root);
     let file = private_file(&server);
     let pool = open(&server).await;
-    let stat = pool.stat(&path("home/secret")).await.unwrap();
+    let stat = pool.stat(&path("private/secret")).await.unwrap();
     assert_eq!((stat.uid, stat.mode), (USER, 0o600));
-    assert_eq!(content(&pool, "home/secret").await, "of the user");
+    assert_eq!(content(&pool, "private/secret").await, "of the user");
     let attrs = Attrs { uid: USER, gid: USER, mode: 0o600, ..attrs() };
     let expected = Expected::Version(stat.version);
-    let put = pool.put(&path("home/secret"), 3, pieces(&[(0, "new")]), &attrs, &expected).await.unwrap();
+    let put = pool.put(&path("private/secret"), 3, pieces(&[(0, "new")]), &attrs, &expected).await.unwrap();
     assert_eq!((put.uid, put.gid, put.mode), (USER, USER, 0o600));
-    pool.put(&path("home/other"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
-    let dir = pool.mkdir(&path("home/dir"), &Attrs { mode: 0o700, ..attrs.clone() }).await.unwrap();
+    pool.put(&path("private/other"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
+    let dir = pool.mkdir(&path("private/dir"), &Attrs { mode: 0o700, ..attrs.clone() }).await.unwrap();
     assert_eq!((dir.uid, dir.mode), (USER, 0o700));
-    pool.rename(&path("home/other"), &path("home/dir/other"), RenameMode::Replace).await.unwrap();
-    assert_eq!(content(&pool, "home/dir/other").await, "abc");
-    pool.remove(&path("home/dir/other"), &Expected::Anything).await.unwrap();
-    pool.remove_dir(&path("home/dir")).await.unwrap();
-    let listed: Vec<_> = pool.list(&path("home")).await.unwrap().try_concat().await.unwrap();
+    pool.rename(&path("private/other"), &path("private/dir/other"), RenameMode::Replace).await.unwrap();
+    assert_eq!(content(&pool, "private/dir/other").await, "abc");
+    pool.remove(&path("private/dir/other"), &Expected::Anything).await.unwrap();
+    pool.remove_dir(&path("private/dir")).await.unwrap();
+    let listed: Vec<_> = pool.list(&path("private")).await.unwrap().try_concat().await.unwrap();
     assert_eq!(listed.into_iter().map(|entry| entry.name).collect::<Vec<_>>(), [b"secret"]);
     assert_eq!((fs::read(&file).unwrap(), fs::metadata(&file).unwrap().uid()), (b"new".to_vec(), USER));
     assert_eq!(unfinished(file.parent().unwrap()), Vec::<PathBuf>::new());
@@ -93,12 +93,12 @@ async fn private_files_are_read_and_put_where_root_is_squashed() {
 async fn a_private_directory_is_a_pool_where_root_is_squashed() {
     let server = start(Squash::Root);
     private_file(&server);
-    fs::create_dir(server.export().join("home/pool")).unwrap();
-    chown(server.export().join("home/pool"), Some(USER), Some(USER)).unwrap();
-    let pool = NfsPool::open(&server.url_of("/pool/home/pool")).await.unwrap();
+    fs::create_dir(server.export().join("private/pool")).unwrap();
+    chown(server.export().join("private/pool"), Some(USER), Some(USER)).unwrap();
+    let pool = NfsPool::open(&server.url_of("/pool/private/pool")).await.unwrap();
     let attrs = Attrs { uid: USER, gid: USER, ..attrs() };
     pool.put(&path("f"), 3, pieces(&[(0, "abc")]), &attrs, &Expected::Absent).await.unwrap();
-    assert_eq!(fs::read(server.export().join("home/pool/f")).unwrap(), b"abc");
+    assert_eq!(fs::read(server.export().join("private/pool/f")).unwrap(), b"abc");
 }
 
 #[tokio::test(flavor = "multi_thread")]
