@@ -213,6 +213,8 @@ impl Rgw {
             osd_pool_default_pg_num = 4
             osd_pool_default_pgp_num = 4
             mon_allow_pool_size_one = true
+            mon_data_avail_warn = 1
+            mon_data_avail_crit = 0
             mon_max_pg_per_osd = 1000
             osd_crush_chooseleaf_type = 0
             osd_objectstore = memstore

@@ -56,7 +56,7 @@ fn what_does_not_exist_is_named_with_a_remedy() {
     let failure = refused(MountConfig { pool: dirs.root.join("no").to_str().unwrap().into(), ..config(&dirs) });
     assert_eq!(failure.kind, FailureKind::PoolUnavailable);
     assert!(failure.to_string().contains(dirs.root.join("no").to_str().unwrap()), "{failure}");
-    assert_eq!(refused(MountConfig { pool: "s3://bucket".into(), ..config(&dirs) }).kind, FailureKind::Usage);
+    assert_eq!(refused(MountConfig { pool: "ftp://host/a".into(), ..config(&dirs) }).kind, FailureKind::Usage);
     assert_eq!(refused(MountConfig { fast: vec![], ..config(&dirs) }).kind, FailureKind::Usage);
 }
 
