@@ -13,6 +13,7 @@ mod pieces;
 mod pool;
 pub mod s3;
 mod types;
+mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use open::Location;

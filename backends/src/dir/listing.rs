@@ -5,12 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, Dir as Entries, unlinkat};
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 
+use crate::unfinished::{boot_id, is_alive, writer};
 use crate::{DirEntry, RESERVED_PREFIX, Result};
 
 use super::root::{Call, Root};
-use super::staging::{PUT_PREFIX, boot_id};
 use super::stat::{stat_name, stat_name_cached};
 
 /// Entries in one page.
@@ -89,12 +88,6 @@ fn sweep_where(root: &Root, call: Call<'_>, abandoned: impl Fn(&OwnedFd, &[u8]) 
     Ok(removed)
 }
 
-/// Boot and process of the writer that an unfinished file belongs to.
-fn writer(name: &[u8]) -> Option<(&str, i32)> {
-    let mut parts = std::str::from_utf8(name.strip_prefix(PUT_PREFIX)?).ok()?.split('-');
-    Some((parts.next()?, parts.next()?.parse().ok()?))
-}
-
 fn is_abandoned(name: &[u8]) -> bool {
     writer(name).is_some_and(|(boot, pid)| boot != boot_id() || !is_alive(pid))
 }
@@ -103,8 +96,4 @@ fn is_abandoned(name: &[u8]) -> bool {
 fn is_old(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     stat_name(dir, name)
         .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age))
-}
-
-fn is_alive(pid: i32) -> bool {
-    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }

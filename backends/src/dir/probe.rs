@@ -10,9 +10,9 @@ use rustix::fs::{
 use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
 
+use crate::unfinished::unique_name;
 use crate::{Capabilities, ConditionalPut};
 
-use super::staging::unique_name;
 use super::stat::stat_fd;
 
 /// `f_type` of file systems that answer from this machine.

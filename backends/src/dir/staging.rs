@@ -1,40 +1,18 @@
 //! The temporary file that a new object is written to before it takes its name.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::process;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, ftruncate, openat, unlinkat};
 use rustix::io::{Errno, pwrite};
 
+use crate::unfinished::unique_name;
 use crate::{Attrs, FileKind, Piece, Result, Stat};
 
 use super::attrs::Target;
 use super::root::{Call, Root};
 use super::stat::{stat_fd, stat_name};
 
-pub(super) const PUT_PREFIX: &[u8] = b".forebay~put-";
 const NAME_ATTEMPTS: u32 = 1_000;
-static COUNTER: AtomicU64 = AtomicU64::new(0);
-
-/// `.forebay~put-<boot>-<pid>-<counter>`: `boot` tells this machine's processes from those of other nodes.
-pub(super) fn unique_name() -> Vec<u8> {
-    let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let mut name = PUT_PREFIX.to_vec();
-    name.extend_from_slice(format!("{}-{}-{counter}", boot_id(), process::id()).as_bytes());
-    name
-}
-
-/// The first eight digits of the id that Linux draws at each boot.
-pub(super) fn boot_id() -> &'static str {
-    static ID: OnceLock<String> = OnceLock::new();
-    ID.get_or_init(|| {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let id: String = id.chars().filter(char::is_ascii_hexdigit).take(8).collect();
-        if id.is_empty() { "0".to_owned() } else { id }
-    })
-}
 
 /// Writes all of `data`; a short write goes on where it stopped.
 pub(super) fn write_all<Fd: AsFd>(file: Fd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {

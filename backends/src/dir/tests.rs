@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
 
+use crate::unfinished::boot_id;
 use crate::{Attrs, Time, conformance};
 
 use super::*;
@@ -68,9 +69,9 @@ async fn conforms_without_xattrs_links_and_devices() {
 async fn sweep_takes_what_dead_writers_left_and_nothing_else() {
     let root = tempfile::tempdir().unwrap();
     let pool = DirPool::open(root.path()).unwrap();
-    let dead = format!(".forebay~put-{}-{}-1", staging::boot_id(), i32::MAX);
+    let dead = format!(".forebay~put-{}-{}-1", boot_id(), i32::MAX);
     let elsewhere = ".forebay~put-otherone-1-1".to_owned();
-    let alive = format!(".forebay~put-{}-{}-1", staging::boot_id(), std::process::id());
+    let alive = format!(".forebay~put-{}-{}-1", boot_id(), std::process::id());
     let foreign = [".forebay~other".to_owned(), ".forebay~put-odd".to_owned(), "ordinary".to_owned()];
     for name in [&dead, &elsewhere, &alive].into_iter().chain(&foreign) {
         fs::write(root.path().join(name), "x").unwrap();

@@ -8,9 +8,8 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 
+use crate::unfinished::{boot_id, is_alive, writer};
 use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
 
 use super::attributes::{Found, option};
@@ -18,7 +17,6 @@ use super::failure::{Call, Failure, Outcome};
 use super::handles::Directory;
 use super::limits::{LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
 use super::session::{Session, Slot};
-use super::staging::{boot_id, writer};
 
 /// A name as a page has it, and its attributes where they came along.
 type RawEntry = (Vec<u8>, Option<fattr3>);
@@ -201,8 +199,4 @@ fn shown(mut page: Vec<DirEntry>) -> Vec<DirEntry> {
 /// By `ctime`, because a finished file has been given the times of the original.
 fn is_old(stat: &Stat, min_age: Duration) -> bool {
     SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age)
-}
-
-fn is_alive(process: i32) -> bool {
-    Pid::from_raw(process).is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
 }

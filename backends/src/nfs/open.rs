@@ -6,6 +6,7 @@ use nfs3_client::nfs3_types::nfs3::{
     nfstime3, sattr3, set_mtime, symlinkdata3,
 };
 
+use crate::unfinished::unique_name;
 use crate::{Capabilities, ConditionalPut, Error, ErrorKind, PoolPath, Result, Side};
 
 use super::attributes::{option, stat_of};
@@ -17,7 +18,6 @@ use super::handles::Directory;
 use super::limits::MAX_TRANSFER_BYTES;
 use super::mount::mount;
 use super::session::{Session, Sizes};
-use super::staging::unique_name;
 use super::url::Location;
 
 /// What a server is taken to allow that does not say.

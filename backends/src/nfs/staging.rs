@@ -1,10 +1,10 @@
 //! The temporary file that a new object is written to before it takes its name.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use nfs3_client::nfs3_types::nfs3::{CREATE3args, Nfs3Option, REMOVE3args, createhow3, nfs_fh3, nfsstat3, sattr3};
-use rand::Rng;
 
+use crate::unfinished::unique_name;
 use crate::{Attrs, PoolPath, Result, Stat};
 
 use super::attributes::{Found, Wanted, option};
@@ -13,30 +13,6 @@ use super::failure::{Call, Failure, Outcome};
 use super::limits::NAME_ATTEMPTS;
 use super::session::{Session, Slot};
 use super::upload::Upload;
-
-const PUT_PREFIX: &str = ".forebay~put-";
-
-/// `.forebay~put-<boot>-<pid>-<random>`: as a directory pool names them, which may be on the same file system by
-/// another way. The random part keeps processes of one number in different containers apart.
-pub(super) fn unique_name() -> Vec<u8> {
-    format!("{PUT_PREFIX}{}-{}-{:016x}", boot_id(), std::process::id(), rand::rng().random::<u64>()).into_bytes()
-}
-
-/// Boot and process of the writer that an unfinished file belongs to.
-pub(super) fn writer(name: &[u8]) -> Option<(&str, i32)> {
-    let mut parts = std::str::from_utf8(name.strip_prefix(PUT_PREFIX.as_bytes())?).ok()?.split('-');
-    Some((parts.next()?, parts.next()?.parse().ok()?))
-}
-
-/// The first eight digits of the id that Linux draws at each boot.
-pub(super) fn boot_id() -> &'static str {
-    static ID: OnceLock<String> = OnceLock::new();
-    ID.get_or_init(|| {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let id: String = id.chars().filter(char::is_ascii_hexdigit).take(8).collect();
-        if id.is_empty() { "0".to_owned() } else { id }
-    })
-}
 
 /// A file that has no public name yet. It is removed when this is dropped, unless it was given one.
 pub(super) struct Staging {

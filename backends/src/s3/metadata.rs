@@ -102,6 +102,13 @@ impl Meta {
         }
     }
 
+    /// Of the pool's own objects.
+    pub(super) fn scratch() -> Self {
+        let now = Time::now();
+        let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+        Self::new(FileKind::File, 0, &attrs, now)
+    }
+
     /// Changes are made as by `now`.
     pub(super) fn touch(&mut self, now: Time) {
         self.ctime = Some(now);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, Time};
+use crate::{ErrorKind, RESERVED_PREFIX};
 
 use super::api::Condition;
 use super::client::{Client, Refusal};
@@ -84,21 +84,21 @@ fn is_read_only(refusal: &Refusal) -> bool {
 }
 
 async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> {
-    let etag = client.put(key, Bytes::from_static(b"probe"), &meta(), Condition::None).await?;
+    let etag = client.put(key, Bytes::from_static(b"probe"), &Meta::scratch(), Condition::None).await?;
     let mut heeded = Conditional::default();
-    let put = async |condition| client.put(key, Bytes::from_static(b"probe"), &meta(), condition).await;
+    let put = async |condition| client.put(key, Bytes::from_static(b"probe"), &Meta::scratch(), condition).await;
     heeded.put = Heeded {
         absent: was_refused(put(Condition::Absent).await)?,
         etag: was_refused(put(Condition::Etag(NOBODYS_ETAG)).await)? && was_made(put(Condition::Etag(&etag)).await)?,
     };
-    let copy = async |condition| client.copy((key, &etag), key, &meta(), condition).await;
+    let copy = async |condition| client.copy((key, &etag), key, &Meta::scratch(), condition).await;
     heeded.copy = Heeded {
         absent: was_refused(copy(Condition::Absent).await)?,
         etag: was_refused(copy(Condition::Etag(NOBODYS_ETAG)).await)? && was_made(copy(Condition::Etag(&etag)).await)?,
     };
     // An upload of one part that is smaller than a part may be where it is the last.
     let upload = async |condition| {
-        let meta = meta();
+        let meta = Meta::scratch();
         let id = client.begin_upload(key, &meta).await?;
         let made = async {
             let part = client.put_part(key, &id, 1, Bytes::from_static(b"probe")).await?;
@@ -145,10 +145,4 @@ fn was_made(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
         }
         Err(refusal) => Err(refusal),
     }
-}
-
-fn meta() -> Meta {
-    let now = Time::now();
-    let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
-    Meta::new(FileKind::File, 0, &attrs, now)
 }

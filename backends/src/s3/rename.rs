@@ -15,7 +15,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attrs, ErrorKind, FileKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
+use crate::unfinished::is_alive;
+use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 
 use super::api::{Condition, Listed};
 use super::client::Refusal;
@@ -45,7 +46,7 @@ struct Move {
     /// The last write of what is moved: the server's clock ticks in seconds, and something new may have its name.
     write: Option<String>,
     node: String,
-    pid: u32,
+    pid: i32,
     since_secs: i64,
 }
 
@@ -107,7 +108,7 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
             Found::Directory(None) | Found::Nothing => None,
         },
         node: node(),
-        pid: std::process::id(),
+        pid: std::process::id().cast_signed(),
         since_secs: Time::now().secs,
     };
     let absent = what.absent;
@@ -130,14 +131,6 @@ fn node() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Whether a process of this machine is more than the remains of one.
-fn is_alive(pid: u32) -> bool {
-    // `PID (NAME) STATE ...`, where the name may hold anything.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-    !stat.is_empty() && !matches!(state, Some('Z' | 'X'))
-}
-
 impl Bucket {
     fn journal(&self) -> String {
         format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
@@ -146,10 +139,7 @@ impl Bucket {
     async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), Refusal> {
         let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
         let text = serde_json::to_vec(&what).map_err(|e| Refusal::local(ErrorKind::InvalidInput, e.to_string()))?;
-        let now = Time::now();
-        let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
-        let meta = Meta::new(FileKind::File, 0, &attrs, now);
-        self.client.put(&note, Bytes::from(text), &meta, Condition::None).await?;
+        self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await?;
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
         // A file that was not moved is where it was: there is nothing to finish.
         if done.is_ok() || !what.directory {
@@ -332,16 +322,6 @@ pub(super) async fn finish(bucket: &Arc<Bucket>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_that_nobody_waited_for_is_dead() {
-        assert!(is_alive(std::process::id()) && !is_alive(0));
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        while is_alive(child.id()) {
-            std::thread::yield_now();
-        }
-        child.wait().unwrap();
-    }
 
     #[test]
     fn what_is_written_down_is_read_again() {
