@@ -14,16 +14,26 @@ use tokio::time::{sleep, timeout};
 use super::connections::Connections;
 use super::credentials::{Credentials, Owner};
 use super::failure::{Cause, Failure, Outcome};
-use super::limits::{RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
+use super::limits::{RESEND_AFTER, RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
 use super::wire::Wire;
 
 pub(super) type Client<'a> = Nfs3Client<&'a mut Wire>;
 
+/// When a request may be sent again by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resend {
+    /// Done twice is another thing than done once.
+    Never,
+    /// Done twice is as if done once, where nothing else is done in between: after the connection broke.
+    Change,
+    /// It changes nothing: also where the server says nothing.
+    Look,
+}
+
 /// A procedure with its arguments.
 pub(super) trait Procedure: Send + Sync {
     type Answer: Send;
-    /// Done twice it is as if done once.
-    const REPEATABLE: bool;
+    const RESEND: Resend;
     fn send(
         &self,
         client: &mut Client<'_>,
@@ -31,10 +41,10 @@ pub(super) trait Procedure: Send + Sync {
 }
 
 macro_rules! procedures {
-    ($($args:ident $(<$life:lifetime>)? $method:ident $answer:ident $(<$borrowed:lifetime>)? $repeatable:literal;)*) => {$(
+    ($($args:ident $(<$life:lifetime>)? $method:ident $answer:ident $(<$borrowed:lifetime>)? $resend:ident;)*) => {$(
         impl Procedure for nfs3::$args $(<$life>)? {
             type Answer = nfs3::$answer $(<$borrowed>)?;
-            const REPEATABLE: bool = $repeatable;
+            const RESEND: Resend = Resend::$resend;
             async fn send(&self, client: &mut Client<'_>) -> Result<Result<Self::Answer, nfsstat3>, RpcError> {
                 Ok(match client.$method(self).await? {
                     Nfs3Result::Ok(answer) => Ok(answer),
@@ -46,30 +56,30 @@ macro_rules! procedures {
 }
 
 procedures! {
-    GETATTR3args getattr GETATTR3resok true;
-    SETATTR3args setattr SETATTR3resok true;
-    LOOKUP3args<'_> lookup LOOKUP3resok true;
-    READLINK3args readlink READLINK3resok<'static> true;
-    READ3args read READ3resok<'static> true;
-    WRITE3args<'_> write WRITE3resok true;
-    COMMIT3args commit COMMIT3resok true;
-    CREATE3args<'_> create CREATE3resok false;
-    MKDIR3args<'_> mkdir MKDIR3resok false;
-    SYMLINK3args<'_> symlink SYMLINK3resok false;
-    MKNOD3args<'_> mknod MKNOD3resok false;
-    REMOVE3args<'_> remove REMOVE3resok false;
-    RMDIR3args<'_> rmdir RMDIR3resok false;
-    LINK3args<'_> link LINK3resok false;
-    READDIR3args readdir READDIR3resok<'static> true;
-    READDIRPLUS3args readdirplus READDIRPLUS3resok<'static> true;
-    FSSTAT3args fsstat FSSTAT3resok true;
-    FSINFO3args fsinfo FSINFO3resok true;
-    PATHCONF3args pathconf PATHCONF3resok true;
+    GETATTR3args getattr GETATTR3resok Look;
+    SETATTR3args setattr SETATTR3resok Change;
+    LOOKUP3args<'_> lookup LOOKUP3resok Look;
+    READLINK3args readlink READLINK3resok<'static> Look;
+    READ3args read READ3resok<'static> Look;
+    WRITE3args<'_> write WRITE3resok Change;
+    COMMIT3args commit COMMIT3resok Change;
+    CREATE3args<'_> create CREATE3resok Never;
+    MKDIR3args<'_> mkdir MKDIR3resok Never;
+    SYMLINK3args<'_> symlink SYMLINK3resok Never;
+    MKNOD3args<'_> mknod MKNOD3resok Never;
+    REMOVE3args<'_> remove REMOVE3resok Never;
+    RMDIR3args<'_> rmdir RMDIR3resok Never;
+    LINK3args<'_> link LINK3resok Never;
+    READDIR3args readdir READDIR3resok<'static> Look;
+    READDIRPLUS3args readdirplus READDIRPLUS3resok<'static> Look;
+    FSSTAT3args fsstat FSSTAT3resok Look;
+    FSINFO3args fsinfo FSINFO3resok Look;
+    PATHCONF3args pathconf PATHCONF3resok Look;
 }
 
 impl Procedure for nfs3::RENAME3args<'_, '_> {
     type Answer = nfs3::RENAME3resok;
-    const REPEATABLE: bool = false;
+    const RESEND: Resend = Resend::Never;
     async fn send(&self, client: &mut Client<'_>) -> Result<Result<Self::Answer, nfsstat3>, RpcError> {
         Ok(match client.rename(self).await? {
             Nfs3Result::Ok(answer) => Ok(answer),
@@ -131,12 +141,20 @@ impl Calls {
     /// Makes a call as somebody.
     async fn call_as<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
         let mut patience = Patience::new();
+        // A server may drop a request without a word (nfs-ganesha does where a file is replaced under a READ, Linux's
+        // server where it has no memory), and it is the client who sends it again.
+        let mut limit = if P::RESEND == Resend::Look { RESEND_AFTER } else { RPC_TIMEOUT };
         loop {
-            let again = match self.attempt(args, identity).await {
+            let again = match self.attempt(args, identity, limit).await {
+                Err(Failure::Lost(cause)) if cause.is_silence() && limit < RPC_TIMEOUT => {
+                    limit = (limit * 2).min(RPC_TIMEOUT);
+                    self.retries.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
                 // The server is busy with something long and asks for another try; nothing was done.
                 Err(Failure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => Failure::Status(nfsstat3::NFS3ERR_JUKEBOX),
                 Err(Failure::Unsent(cause)) if cause.is_passing() => Failure::Unsent(cause),
-                Err(Failure::Lost(cause)) if cause.is_passing() && P::REPEATABLE => Failure::Lost(cause),
+                Err(Failure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => Failure::Lost(cause),
                 answer => return answer,
             };
             if !patience.pause().await {
@@ -146,11 +164,16 @@ impl Calls {
         }
     }
 
-    async fn attempt<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
+    async fn attempt<P: Procedure>(
+        &self,
+        args: &P,
+        identity: &opaque_auth<'static>,
+        limit: Duration,
+    ) -> Outcome<P::Answer> {
         let mut lease = self.connections.lease().await.map_err(Failure::Unsent)?;
         lease.wire.begin();
         let mut client = Nfs3Client::new_with_auth(&mut lease.wire, identity.clone(), opaque_auth::default());
-        let answer = timeout(RPC_TIMEOUT, args.send(&mut client)).await;
+        let answer = timeout(limit, args.send(&mut client)).await;
         drop(client);
         let cause = match answer {
             Ok(Ok(answer)) => {
@@ -159,7 +182,7 @@ impl Calls {
             }
             // After an answer that makes no sense the next one may not either: the connection is closed.
             Ok(Err(error)) => Cause::from(&error),
-            Err(_) => Cause::timeout(),
+            Err(_) => Cause::silence(limit),
         };
         let sent = lease.wire.was_sent();
         lease.broken();

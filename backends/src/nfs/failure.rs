@@ -1,12 +1,12 @@
 //! How a call fails, and how that is told.
 
+use std::time::Duration;
+
 use nfs3_client::RpcError;
 use nfs3_client::nfs3_types::nfs3::nfsstat3;
 use nfs3_client::nfs3_types::rpc::auth_stat;
 
 use crate::{Error, ErrorKind, PoolPath, Result, Side};
-
-use super::limits::RPC_TIMEOUT;
 
 /// The answer to one call or a few.
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
@@ -35,8 +35,13 @@ impl Cause {
         Self { kind, why: why.into() }
     }
 
-    pub(super) fn timeout() -> Self {
-        Self::new(ErrorKind::Timeout, format!("no answer within {} s", RPC_TIMEOUT.as_secs()))
+    /// The server said nothing for so long.
+    pub(super) fn silence(limit: Duration) -> Self {
+        Self::new(ErrorKind::Timeout, format!("no answer within {} s", limit.as_secs()))
+    }
+
+    pub(super) fn is_silence(&self) -> bool {
+        self.kind == ErrorKind::Timeout
     }
 
     /// Whether another attempt on another connection may succeed soon.

@@ -13,6 +13,9 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// From the first byte of a request to the last of its answer, and for a free connection. A server that has much to
 /// write to its disk may be long about a COMMIT.
 pub(super) const RPC_TIMEOUT: Duration = Duration::from_secs(30);
+/// After so long without an answer a request that changes nothing is sent again, on another connection; then after
+/// twice as long, up to [`RPC_TIMEOUT`]. Shorter than what callers of the mount are made to wait for an answer.
+pub(super) const RESEND_AFTER: Duration = Duration::from_secs(3);
 /// How long after the first failure a call may still be begun anew: as long as a server takes to restart.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(10);
 pub(super) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);

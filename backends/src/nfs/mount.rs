@@ -57,7 +57,7 @@ async fn mount_one(
         Ok(Ok(mounted)) => Ok(Ok(nfs_fh3 { data: mounted.fhandle.0 })),
         Ok(Err(MountError::Denied(status))) => Ok(Err(status)),
         Ok(Err(MountError::Rpc(error))) => Err(Cause::from(&error).told(what())),
-        Err(_) => Err(Cause::timeout().told(what())),
+        Err(_) => Err(Cause::silence(RPC_TIMEOUT).told(what())),
     }
 }
 
@@ -84,7 +84,7 @@ async fn mount_port(location: &Location) -> Result<u16> {
             let why = format!("{}: {error}; the server must offer NFS version 3 over TCP", what());
             Err(Error::new(ErrorKind::Unavailable, Side::Pool, why))
         }
-        Err(_) => Err(Cause::timeout().told(what())),
+        Err(_) => Err(Cause::silence(RPC_TIMEOUT).told(what())),
     }
 }
 

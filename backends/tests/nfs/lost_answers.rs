@@ -117,3 +117,25 @@ async fn of_what_can_be_repeated_are_asked_for_again() {
         .await;
     }
 }
+
+/// nfs-ganesha drops a READ of a file that is replaced at that moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn that_never_come_are_asked_for_again() {
+    let server = start(Squash::None);
+    fs::write(server.export().join("f"), "content").unwrap();
+    for procedure in [procedure::GETATTR, procedure::LOOKUP, procedure::READ, procedure::READDIRPLUS] {
+        let unreliable = Unreliable::start(server.nfs_port()).await;
+        let pool = NfsPool::open(&server.url_by("/pool", unreliable.port())).await.unwrap();
+        unreliable.lose(procedure, Loss::Silence);
+        let work = async {
+            assert_eq!(pool.stat(&PoolPath::root()).await.unwrap().kind, FileKind::Directory);
+            let version = pool.stat(&path("f")).await.unwrap().version;
+            assert_eq!(pool.read(&path("f"), &version, 0..7).await.unwrap(), "content");
+            let pages: Vec<_> = pool.list(&PoolPath::root()).await.unwrap().try_collect().await.unwrap();
+            assert_eq!(pages.concat().len(), 1);
+        };
+        // What a mount waits for an answer.
+        timeout(Duration::from_secs(10), work).await.unwrap();
+        assert!(unreliable.has_lost(), "procedure {procedure} was never called");
+    }
+}

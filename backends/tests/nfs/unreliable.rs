@@ -1,5 +1,5 @@
-//! Passes NFS calls on, but for one: that is lost, or its answer, together with the connection; or it is answered with
-//! a status that the server has no reason for.
+//! Passes NFS calls on, but for one: that is lost, or its answer, together with the connection; or it is dropped
+//! without a word; or it is answered with a status that the server has no reason for.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,9 @@ use tokio::task::JoinSet;
 
 /// Numbers of the protocol's procedures.
 pub mod procedure {
+    pub const GETATTR: u32 = 1;
     pub const SETATTR: u32 = 2;
+    pub const LOOKUP: u32 = 3;
     pub const READ: u32 = 6;
     pub const WRITE: u32 = 7;
     pub const CREATE: u32 = 8;
@@ -33,6 +35,8 @@ pub enum Loss {
     Call,
     /// The server does what it was asked for.
     Answer,
+    /// The server drops the call, and says nothing; the connection stays.
+    Silence,
     /// The server never gets the call; it is answered with this status and without attributes.
     Status(u32),
 }
@@ -119,6 +123,9 @@ async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Re
         let loss = plan.for_call_of(procedure);
         if let Some(Loss::Call) = loss {
             return Ok(());
+        }
+        if let Some(Loss::Silence) = loss {
+            continue;
         }
         if let Some(Loss::Status(status)) = loss {
             // Number of the call, an answer, accepted, no verifier, success, status, no attributes.
