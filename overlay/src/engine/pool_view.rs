@@ -219,8 +219,13 @@ impl Inner {
         self.find_in_pool(&dir, name).await
     }
 
+    /// An inode that is gone has no names.
     fn has_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<bool> {
-        Ok(self.node(ino)?.state.lock().record.links.iter().any(|(p, n)| (*p, &**n) == (parent, name)))
+        match self.node(ino) {
+            Ok(node) => Ok(node.state.lock().record.links.iter().any(|(p, n)| (*p, &**n) == (parent, name))),
+            Err(e) if e.is(ErrorKind::Stale) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// A name that the catalog does not have.

@@ -94,7 +94,11 @@ impl Inner {
             return Ok(());
         }
         let _moves = self.flusher.moves.read().await;
-        let nodes = self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool))?;
+        let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
+            // What was there is gone since: whoever sent it got the answer meanwhile.
+            Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
+            nodes => nodes?,
+        };
         let _locks = lock_all(&nodes).await;
         if self.catalog.name(parent, name)?.sent != record.sent {
             // Whoever sent it had the lock, and knows by now.
