@@ -1,5 +1,5 @@
 //! Pools around a pool: slower, faulty, with deadlines, counted. Each is an [`Around`]: one function that
-//! every call, every page of a listing and every piece of a `put` goes through.
+//! every call, every page of a listing and every piece of a stream or a `put` goes through.
 
 mod call;
 mod deadline;
@@ -17,8 +17,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, future, stream};
 
 use crate::{
-    Attrs, Capabilities, Expected, FileKind, Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs, Space,
-    Stat, Version,
+    Attrs, Capabilities, Content, Expected, FileKind, Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs,
+    Space, Stat, Version,
 };
 
 pub use call::{Answer, Call, CallKind};
@@ -76,6 +76,16 @@ fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing
     .boxed()
 }
 
+/// Sends each piece of a stream through the decorator.
+fn parts<A: Around>(around: Arc<A>, path: PoolPath, content: Content) -> Content {
+    stream::try_unfold((around, path, content), |(around, path, mut content)| async move {
+        let next = async { content.next().await.transpose() }.boxed();
+        let piece = around.around(Call { kind: CallKind::ReadPiece, path: &path, bytes: 0 }, next).await?;
+        Ok(piece.map(|piece| (piece, (around, path, content))))
+    })
+    .boxed()
+}
+
 /// Sends each piece of a `put` through the decorator, once its source has it.
 fn pieces<'a, A: Around>(around: &'a A, path: &'a PoolPath, content: Pieces<'a>) -> Pieces<'a> {
     content
@@ -109,6 +119,14 @@ impl<A: Around> Pool for Decorated<A> {
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let bytes = range.end.min(version.size()).saturating_sub(range.start);
         self.around(CallKind::Read, path, bytes, self.inner.read(path, version, range)).await
+    }
+
+    async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
+        // What is no stream comes with its first answer.
+        let at_once = if self.inner.capabilities().streams { 0 } else { u64::MAX };
+        let bytes = range.end.min(version.size()).saturating_sub(range.start).min(at_once);
+        let content = self.around(CallKind::Read, path, bytes, self.inner.stream(path, version, range)).await?;
+        Ok(parts(Arc::clone(&self.around), path.clone(), content))
     }
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {

@@ -78,6 +78,7 @@ impl MemoryPool {
             rename: true,
             rename_exchange: true,
             renames_copy: false,
+            streams: false,
             ranged_write: true,
             sparse: true,
             directory_versions: true,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
 
 use crate::Version;
 use crate::{
@@ -21,6 +22,9 @@ pub struct Piece {
 
 /// The content of an object: pieces in ascending order that do not overlap.
 pub type Pieces<'a> = BoxStream<'a, Result<Piece>>;
+
+/// A range of an object's content, in order, in pieces of any length but none.
+pub type Content = BoxStream<'static, Result<Bytes>>;
 
 /// The entries of a directory, in pages, in no particular order.
 pub type Listing = BoxStream<'static, Result<Vec<DirEntry>>>;
@@ -59,6 +63,13 @@ pub trait Pool: Send + Sync + 'static {
     /// Reads a range of one version: `Stale` where the object is, or becomes while it is read, another one.
     /// Shorter than asked for only at the end of the object.
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes>;
+
+    /// The same as [`Pool::read`], handed on as it comes where the pool can (capability `streams`). Before the end the
+    /// stream may fail as `read` does.
+    async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
+        let data = self.read(path, version, range).await?;
+        Ok(stream::iter((!data.is_empty()).then_some(Ok(data))).boxed())
+    }
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>>;
 

@@ -7,12 +7,13 @@
 
 mod api;
 mod attach;
+mod attributes;
 mod client;
-mod content;
 mod keys;
 mod listing;
 mod metadata;
 mod probe;
+mod reading;
 mod rename;
 mod upload;
 
@@ -29,8 +30,8 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Error, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
-    RenameMode, Result, SetAttrs, Side, Space, Stat, Time, Version,
+    Attrs, Capabilities, ConditionalPut, Content, Error, ErrorKind, Expected, FileKind, Listing, Pieces, Pool,
+    PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Time, Version,
 };
 
 pub use attach::{Environment, check, environment};
@@ -106,6 +107,7 @@ impl S3Pool {
             rename: true,
             rename_exchange: false,
             renames_copy: true,
+            streams: true,
             ranged_write: false,
             sparse: false,
             directory_versions: false,
@@ -381,6 +383,10 @@ impl Pool for S3Pool {
 
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
         self.op("read", path)?.read(version, range).await
+    }
+
+    async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
+        self.op("read", path)?.stream(version, range).await
     }
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {

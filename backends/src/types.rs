@@ -223,6 +223,8 @@ pub struct Capabilities {
     pub rename_exchange: bool,
     /// Renames and changes of attributes copy what they are about: they take time, and others see them half done.
     pub renames_copy: bool,
+    /// Bytes of a long range are handed on as they come: it takes no more memory than a short one.
+    pub streams: bool,
     pub ranged_write: bool,
     pub sparse: bool,
     pub conditional_put: ConditionalPut,
@@ -252,6 +254,7 @@ impl Capabilities {
             ("owners", word(self.owners)),
             ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
             ("exchange of names", word(self.rename_exchange)),
+            ("reads are streams", word(self.streams)),
             ("ranged writes", word(self.ranged_write)),
             ("conditional changes", conditional.to_owned()),
             ("directories have versions", word(self.directory_versions)),

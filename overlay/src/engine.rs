@@ -91,6 +91,7 @@ pub(crate) struct Inner {
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
     pub memory: Arc<Semaphore>,
+    pub pace: fetch::Pace,
     pub evictor: Mutex<Box<dyn Evictor>>,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
@@ -155,6 +156,7 @@ impl Overlay {
             namespace: Arc::default(),
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
+            pace: fetch::Pace::default(),
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             health: pool_view::Health::default(),

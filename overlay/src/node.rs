@@ -93,10 +93,20 @@ pub(crate) struct NodeState {
     pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
-    /// Where the last read through the daemon ended, and how many chunks are read ahead.
-    pub readahead: (u64, u32),
+    pub readahead: Readahead,
     /// The last failed attempt to flush it.
     pub flush_error: Option<String>,
+}
+
+/// What is brought in ahead of who reads one byte after the other.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Readahead {
+    /// Where the last read through the daemon ended.
+    pub end: u64,
+    /// What was asked for ahead ends there.
+    pub until: u64,
+    /// How far ahead, in bytes.
+    pub window_bytes: u64,
 }
 
 /// What changes with every write to a content file.
@@ -152,7 +162,7 @@ impl NodeState {
             clean_stamp: None,
             uploaded: None,
             page_cache_stale: false,
-            readahead: (0, 0),
+            readahead: Readahead::default(),
             flush_error: None,
         }
     }

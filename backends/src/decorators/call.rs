@@ -5,9 +5,9 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{DirEntry, Listing, Piece, PoolPath, Space, Stat};
+use crate::{Content, DirEntry, Listing, Piece, PoolPath, Space, Stat};
 
-/// The calls of a pool, and the two kinds of steps within one.
+/// The calls of a pool, and the kinds of steps within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallKind {
@@ -15,7 +15,10 @@ pub enum CallKind {
     List,
     /// One page of a listing.
     ListPage,
+    /// Of a stream its beginning.
     Read,
+    /// One piece of a stream.
+    ReadPiece,
     Readlink,
     Put,
     /// One piece on its way into a `put`.
@@ -37,11 +40,12 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Stat,
         Self::List,
         Self::ListPage,
         Self::Read,
+        Self::ReadPiece,
         Self::Readlink,
         Self::Put,
         Self::PutPiece,
@@ -67,6 +71,7 @@ impl CallKind {
             Self::List => "list",
             Self::ListPage => "list_page",
             Self::Read => "read",
+            Self::ReadPiece => "read_piece",
             Self::Readlink => "readlink",
             Self::Put => "put",
             Self::PutPiece => "put_piece",
@@ -89,7 +94,7 @@ impl CallKind {
 
     /// Whether it is a step within a call, and no call of its own to the pool.
     pub fn is_step(self) -> bool {
-        self == Self::PutPiece
+        matches!(self, Self::ReadPiece | Self::PutPiece)
     }
 
     /// Whether it changes the pool where it succeeds.
@@ -100,6 +105,7 @@ impl CallKind {
                 | Self::List
                 | Self::ListPage
                 | Self::Read
+                | Self::ReadPiece
                 | Self::Readlink
                 | Self::PutPiece
                 | Self::Xattrs
@@ -110,7 +116,7 @@ impl CallKind {
 
     /// Whether it moves content, so that its length decides how long it may take.
     pub fn moves_data(self) -> bool {
-        matches!(self, Self::Read | Self::Put | Self::WriteAt)
+        matches!(self, Self::Read | Self::ReadPiece | Self::Put | Self::WriteAt)
     }
 }
 
@@ -150,6 +156,13 @@ impl Answer for Bytes {
     }
 }
 
+impl Answer for Option<Bytes> {
+    fn content_bytes(&self) -> u64 {
+        self.as_ref().map_or(0, Answer::content_bytes)
+    }
+}
+
+impl Answer for Content {}
 impl Answer for Stat {}
 impl Answer for Listing {}
 impl Answer for Option<Vec<DirEntry>> {}

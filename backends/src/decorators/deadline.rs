@@ -20,7 +20,7 @@ pub type Deadline = Decorated<Limits>;
 pub struct Limits {
     /// For calls that move no content, and for each page of a listing.
     pub metadata: Duration,
-    /// For calls that move content and for syncs, in addition to what their bytes take.
+    /// For calls that move content, for each piece of a stream, and for syncs, in addition to what their bytes take.
     pub data: Duration,
     /// For renames and changes of attributes: some pools copy for them.
     pub copies: Duration,
@@ -54,7 +54,7 @@ impl Limits {
 
 impl Around for Limits {
     fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
-        if call.kind.is_step() {
+        if call.kind == CallKind::PutPiece {
             return inner;
         }
         async move {

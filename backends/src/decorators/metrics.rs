@@ -166,6 +166,18 @@ impl Around for Counters {
             self.of(CallKind::Put).bytes_written.fetch_add(call.bytes, Ordering::Relaxed);
             return inner;
         }
+        if call.kind == CallKind::ReadPiece {
+            return async move {
+                let answer = inner.await;
+                let counter = self.of(CallKind::Read);
+                match &answer {
+                    Ok(answer) => counter.bytes_read.fetch_add(answer.content_bytes(), Ordering::Relaxed),
+                    Err(_) => counter.errors.fetch_add(1, Ordering::Relaxed),
+                };
+                answer
+            }
+            .boxed();
+        }
         async move {
             let in_flight = InFlight::new(self, call.kind);
             let answer = inner.await;

@@ -61,6 +61,7 @@ pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
             rename: true,
             rename_exchange: local,
             renames_copy: false,
+            streams: false,
             ranged_write: true,
             sparse: true,
             directory_versions: true,

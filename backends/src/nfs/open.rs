@@ -179,6 +179,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         rename: true,
         rename_exchange: false,
         renames_copy: false,
+        streams: false,
         ranged_write: true,
         sparse: true,
         directory_versions: true,

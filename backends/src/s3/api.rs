@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ErrorKind, Time};
 
-use super::client::{Answer, Call, Client, PLAIN_IN_PATH, Refusal};
+use super::client::{Answer, Body, Call, Client, PLAIN_IN_PATH, Refusal};
 use super::metadata::{Meta, Object};
 
 const COPY_SOURCE: HeaderName = HeaderName::from_static("x-amz-copy-source");
@@ -131,22 +131,16 @@ impl Client {
     /// A range that lies within the object whose ETag is `etag`, and what the server says of the object; `Conflict` where
     /// it has another one by now.
     pub(super) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), Refusal> {
-        let mut call =
-            Call::new(Method::GET, key).header(header::RANGE, &format!("bytes={}-{}", range.start, range.end - 1))?;
-        if !etag.is_empty() {
-            call = call.header(header::IF_MATCH, etag)?;
-        }
+        let mut call = ranged(key, etag, &range)?;
         call.answer_bytes = Some(range.end - range.start);
         let answer = self.send(call).await?;
-        let begins = format!("bytes {}-", range.start);
-        let told = answer.headers.get(header::CONTENT_RANGE).and_then(|range| range.to_str().ok());
-        let object = object(&answer.headers)?;
-        // Without ranges a server sends all of it: right only where that was asked for.
-        match told {
-            Some(told) if told.starts_with(&begins) => Ok((object, answer.body)),
-            None if range == (0..object.size) => Ok((object, answer.body)),
-            _ => Err(garbled("another range than was asked for")),
-        }
+        Ok((object_of_range(&answer.headers, &range)?, answer.body))
+    }
+
+    /// The same as it comes. What breaks off is for the caller to go on with.
+    pub(super) async fn get_stream(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Body), Refusal> {
+        let (headers, body) = self.send_for_body(ranged(key, etag, &range)?).await?;
+        Ok((object_of_range(&headers, &range)?, body))
     }
 
     /// Keys that begin with `prefix`; those that have a slash behind it are only counted as a prefix where
@@ -324,6 +318,25 @@ fn on<'a>(call: Call<'a>, condition: Condition<'_>) -> Result<Call<'a>, Refusal>
         Condition::None => Ok(call),
         Condition::Absent => call.header(header::IF_NONE_MATCH, "*"),
         Condition::Etag(etag) => call.header(header::IF_MATCH, etag),
+    }
+}
+
+fn ranged<'a>(key: &'a str, etag: &str, range: &Range<u64>) -> Result<Call<'a>, Refusal> {
+    let call =
+        Call::new(Method::GET, key).header(header::RANGE, &format!("bytes={}-{}", range.start, range.end - 1))?;
+    if etag.is_empty() { Ok(call) } else { call.header(header::IF_MATCH, etag) }
+}
+
+/// What the server says of the object that it sends a range of.
+fn object_of_range(headers: &HeaderMap, range: &Range<u64>) -> Result<Object, Refusal> {
+    let begins = format!("bytes {}-", range.start);
+    let told = headers.get(header::CONTENT_RANGE).and_then(|range| range.to_str().ok());
+    let object = object(headers)?;
+    // Without ranges a server sends all of it: right only where that was asked for.
+    match told {
+        Some(told) if told.starts_with(&begins) => Ok(object),
+        None if *range == (0..object.size) => Ok(object),
+        _ => Err(garbled("another range than was asked for")),
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
-use futures::StreamExt;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::client::{HttpClient, HttpErrorKind, HttpRequestBody};
@@ -29,9 +30,12 @@ const RETRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest error message of a server that is read.
-const ERROR_BODY_BYTES: usize = 64 << 10;
+const ERROR_BODY_BYTES: u64 = 64 << 10;
 /// Longest answer that is read where the length is not known: a page of a listing with the longest keys has less.
 const ANSWER_BYTES: u64 = 16 << 20;
+
+/// The body of an answer.
+pub(super) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
 
 /// A bucket and the right to use it.
 #[derive(Debug)]
@@ -205,21 +209,8 @@ impl Client {
     /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
     /// number of times with growing, jittered pauses.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
-        let pauses = ExponentialBuilder::default()
-            .with_min_delay(FIRST_PAUSE)
-            .with_max_delay(LONGEST_PAUSE)
-            .with_max_times(RETRIES)
-            .with_jitter();
         let retries = AtomicU64::new(0);
-        let answer = (|| self.send_once(&call))
-            .retry(pauses)
-            .when(|refusal: &Refusal| refusal.again)
-            .notify(|refusal, pause| {
-                retries.fetch_add(1, Ordering::Relaxed);
-                self.retried.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(key = call.key, ?pause, code = refusal.code, "S3 request is sent again");
-            })
-            .await;
+        let answer = self.until_answered(call.key, &retries, || self.send_once(&call)).await;
         let retries = retries.into_inner();
         match answer {
             Ok(answer) => Ok(Answer { retries, ..answer }),
@@ -227,34 +218,33 @@ impl Client {
         }
     }
 
+    /// The same, until the answer begins.
+    pub(super) async fn send_for_body(&self, call: Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
+        self.until_answered(call.key, &AtomicU64::new(0), || self.begin(&call)).await
+    }
+
+    async fn until_answered<T, F>(&self, key: &str, retries: &AtomicU64, once: impl FnMut() -> F) -> Result<T, Refusal>
+    where
+        F: Future<Output = Result<T, Refusal>>,
+    {
+        once.retry(pauses())
+            .when(|refusal: &Refusal| refusal.again)
+            .notify(|refusal, pause| {
+                retries.fetch_add(1, Ordering::Relaxed);
+                self.note_retry(key, pause, refusal);
+            })
+            .await
+    }
+
+    /// Something is asked for again, after `pause`.
+    pub(super) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
+        self.retried.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "S3 request is sent again");
+    }
+
     async fn send_once(&self, call: &Call<'_>) -> Result<Answer, Refusal> {
-        let request = self.request(call).await?;
-        let response = self.http.execute(request).await.map_err(|error| {
-            let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
-            Refusal::local(kind, without_secrets(&chain(&error)))
-        })?;
-        let (parts, body) = response.into_parts();
-        let mut stream = body.bytes_stream();
-        let mut pieces: Vec<Bytes> = Vec::new();
-        let mut length = 0;
-        let good = parts.status.is_success();
-        while let Some(piece) = stream.next().await {
-            let piece =
-                piece.map_err(|error| Refusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error))))?;
-            length += piece.len();
-            pieces.push(piece);
-            let most = match call.answer_bytes {
-                _ if !good => ERROR_BODY_BYTES as u64,
-                Some(bytes) => bytes,
-                None => ANSWER_BYTES,
-            };
-            if length as u64 > most {
-                break;
-            }
-        }
-        if !good {
-            return Err(Refusal::of(parts.status, &join(pieces, length)));
-        }
+        let (headers, body) = self.begin(call).await?;
+        let (pieces, length) = collect(body, call.answer_bytes.unwrap_or(ANSWER_BYTES)).await?;
         if let Some(expected) = call.answer_bytes
             && expected != length as u64
         {
@@ -263,7 +253,24 @@ impl Client {
             let refusal = Refusal::local(kind, format!("{length} bytes came instead of {expected}"));
             return Err(Refusal { again: kind == ErrorKind::Unavailable, ..refusal });
         }
-        Ok(Answer { headers: parts.headers, body: join(pieces, length), retries: 0 })
+        Ok(Answer { headers, body: join(pieces, length), retries: 0 })
+    }
+
+    /// Sends a request once. A good answer is still to be read.
+    async fn begin(&self, call: &Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
+        let request = self.request(call).await?;
+        let response = self.http.execute(request).await.map_err(|error| {
+            let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
+            Refusal::local(kind, without_secrets(&chain(&error)))
+        })?;
+        let (parts, body) = response.into_parts();
+        let broken = |error| Refusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error)));
+        let body = body.bytes_stream().map_err(broken).boxed();
+        if parts.status.is_success() {
+            return Ok((parts.headers, body));
+        }
+        let (pieces, length) = collect(body, ERROR_BODY_BYTES).await?;
+        Err(Refusal::of(parts.status, &join(pieces, length)))
     }
 
     async fn request(&self, call: &Call<'_>) -> Result<Request<HttpRequestBody>, Refusal> {
@@ -299,6 +306,28 @@ impl Client {
         }
         Ok(request)
     }
+}
+
+/// Growing, jittered pauses, a bounded number of them.
+pub(super) fn pauses() -> ExponentialBuilder {
+    ExponentialBuilder::default()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_max_times(RETRIES)
+        .with_jitter()
+}
+
+/// Reads what comes, and stops where more than `most_bytes` did.
+async fn collect(mut body: Body, most_bytes: u64) -> Result<(Vec<Bytes>, usize), Refusal> {
+    let (mut pieces, mut length) = (Vec::new(), 0);
+    while let Some(piece) = body.try_next().await? {
+        length += piece.len();
+        pieces.push(piece);
+        if length as u64 > most_bytes {
+            break;
+        }
+    }
+    Ok((pieces, length))
 }
 
 fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {

@@ -1,6 +1,10 @@
 //! Bytes of the pool, brought into content files: each chunk once however many ask, within one budget of
 //! memory and one of space.
 
+mod pace;
+mod request;
+
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -11,22 +15,17 @@ use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use tokio::sync::watch;
 
 use super::pool_view::OWN_CHANGES;
-use super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
+use super::{Inner, Ino, Txn};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
 use crate::content::CHUNK_BYTES;
 use crate::node::{Flight, Node, NodeState};
 
-/// Chunks of one file that one request may have under way.
-const FLIGHTS_PER_REQUEST: usize = 16;
+pub(crate) use pace::Pace;
+use request::{Chunk, Request};
 
-/// One chunk to bring in.
-struct Chunk {
-    index: u64,
-    range: Range<u64>,
-    version: Version,
-    path: PoolPath,
-}
+/// Requests that one reader or stager may have under way.
+const REQUESTS_AT_ONCE: usize = 16;
 
 impl Inner {
     /// Makes a range of a file valid in its content file.
@@ -47,55 +46,54 @@ impl Inner {
 
     /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
     pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let mut under_way = VecDeque::new();
         let mut at = range.start;
         loop {
-            let end = range.end.min(at + FLIGHTS_PER_REQUEST as u64 * CHUNK_BYTES);
-            self.fetch_window(node, at..end).await?;
-            if end >= range.end {
-                return Ok(());
+            while at < range.end && under_way.len() < REQUESTS_AT_ONCE {
+                let end = range.end.min((at / CHUNK_BYTES * CHUNK_BYTES).saturating_add(self.request_bytes()));
+                let flights = self.begin_fetch(node, at..end)?;
+                if !flights.is_empty() {
+                    under_way.push_back(flights);
+                }
+                at = end;
             }
-            at = end;
+            let Some(flights) = under_way.pop_front() else { return Ok(()) };
+            for mut flight in flights {
+                let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
+                if let Some(Err(e)) = &*landed {
+                    return Err(Error::new(e.kind(), e.side(), e.to_string()));
+                }
+            }
         }
     }
 
-    async fn fetch_window(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+    /// Bytes that one request asks for: whole chunks.
+    pub fn request_bytes(&self) -> u64 {
+        if self.pool.capabilities().streams { self.pace.request_bytes() } else { CHUNK_BYTES }
+    }
+
+    /// Asks for the chunks of a range that are neither here nor under way. What is waited for then.
+    fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
         // Asked for before the inode is locked: paths lock inodes too.
         let path = match self.pool_path(node.ino) {
             Ok(path) => path,
-            Err(_) if node.state.lock().record.file.is_whole() => return Ok(()),
+            Err(_) if node.state.lock().record.file.is_whole() => return Ok(Vec::new()),
             Err(e) => return Err(e),
         };
-        let (flights, fresh) = self.plan(node, range, &path)?;
-        for (chunk, sender) in fresh {
+        let (flights, requests) = self.plan(node, range, &path)?;
+        for request in requests {
             let (inner, node) = (self.clone(), node.clone());
-            tokio::spawn(async move {
-                let index = chunk.index;
-                let result = inner.fetch_chunk(&node, chunk).await;
-                node.state.lock().flights.remove(&index);
-                let _ = sender.send(Some(result.map_err(Arc::new)));
-            });
+            tokio::spawn(async move { inner.answer(&node, request).await });
         }
-        for mut flight in flights {
-            let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
-            if let Some(Err(e)) = &*landed {
-                return Err(Error::new(e.kind(), e.side(), e.to_string()));
-            }
-        }
-        Ok(())
+        Ok(flights)
     }
 
-    /// Which chunks are missing: those under way already, and those to begin.
-    #[allow(clippy::type_complexity, reason = "a pair of lists that nothing else handles")]
-    fn plan(
-        &self,
-        node: &Arc<Node>,
-        range: Range<u64>,
-        path: &PoolPath,
-    ) -> Result<(Vec<Flight>, Vec<(Chunk, watch::Sender<Option<Result<(), Arc<Error>>>>)>)> {
+    /// Which chunks are missing: those under way already, and those to ask for.
+    fn plan(&self, node: &Node, range: Range<u64>, path: &PoolPath) -> Result<(Vec<Flight>, Vec<Request>)> {
         let mut state = node.state.lock();
         let (mut flights, mut fresh) = (Vec::new(), Vec::new());
         if state.record.file.is_whole() {
-            return Ok((flights, fresh));
+            return Ok((flights, Vec::new()));
         }
         let size = state.record.size;
         let Some(version) = state.record.version.clone() else {
@@ -116,40 +114,13 @@ impl Inner {
                     continue;
                 }
                 let range = index * CHUNK_BYTES..size.min((index + 1) * CHUNK_BYTES);
-                let (sender, receiver) = watch::channel(None);
+                let (waiting, receiver) = watch::channel(None);
                 state.flights.insert(index, receiver.clone());
                 flights.push(receiver);
-                fresh.push((Chunk { index, range, version: version.clone(), path: path.clone() }, sender));
+                fresh.push(Chunk { index, range, waiting });
             }
         }
-        Ok((flights, fresh))
-    }
-
-    async fn fetch_chunk(self: &Arc<Self>, node: &Arc<Node>, chunk: Chunk) -> Result<()> {
-        let bytes = chunk.range.end - chunk.range.start;
-        let units = bytes.div_ceil(MEMORY_UNIT_BYTES) as u32;
-        let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
-        let _space = self.reserve(bytes).await?;
-        let data = self.ask(self.pool.read(&chunk.path, &chunk.version, chunk.range.clone())).await;
-        let data = data.map_err(|e| e.context(&chunk.path))?;
-        if data.len() as u64 != bytes {
-            return Err(Error::new(
-                ErrorKind::Stale,
-                Side::Pool,
-                format!("{}: {} of {bytes} bytes at {}", chunk.path, data.len(), chunk.range.start),
-            ));
-        }
-        self.counters.fetches.fetch_add(1, Ordering::Relaxed);
-        self.counters.pool_read_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let Some((content, id)) = self.content_for_fetch(node, &chunk.version)? else {
-            return Err(changed(&chunk.path));
-        };
-        let checksum = crc32c::crc32c(&data);
-        // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
-        let skip = if data.iter().all(|byte| *byte == 0) { data.len().saturating_sub(1) } else { 0 };
-        let at = chunk.range.start + skip as u64;
-        self.io.write_at(content.file.clone(), at, data.slice(skip..)).await?;
-        self.landed(node, &chunk, id, &content, checksum)
+        Ok((flights, Request::of(path, &version, fresh)))
     }
 
     /// The content file that a version is fetched into; `None` where the inode is at another version by now.
@@ -199,12 +170,20 @@ impl Inner {
     }
 
     /// A chunk is in the content file: the record says so from now on.
-    fn landed(&self, node: &Arc<Node>, chunk: &Chunk, id: ContentId, content: &Content, checksum: u32) -> Result<()> {
+    fn landed(
+        &self,
+        node: &Arc<Node>,
+        path: &PoolPath,
+        chunk: &Chunk,
+        id: ContentId,
+        content: &Content,
+        checksum: u32,
+    ) -> Result<()> {
         let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
         if state.record.file.content() != Some(id) || !state.record.file.is_partial() {
-            return Err(changed(&chunk.path));
+            return Err(changed(path));
         }
         let size = state.record.size;
         let residency = self.residency(&mut state)?;

@@ -14,11 +14,13 @@ use rustix::io::{Errno, ReadWriteFlags};
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::Content;
 use crate::content::{CHUNK_BYTES, Reservation};
-use crate::node::Node;
+use crate::node::{Node, Readahead};
 use crate::policy::Flush;
 
-/// Chunks that are read ahead of a sequential reader at most.
-const READAHEAD_CHUNKS: u32 = 8;
+/// Requests to the pool that a sequential reader is ahead at most.
+const READAHEAD_REQUESTS: u64 = 8;
+/// Two reads are of a sequential reader where the second begins no further than this from where the first ended.
+const READAHEAD_GAP_BYTES: u64 = 2 << 20;
 
 impl Overlay {
     /// Reads up to `len` bytes; fewer only at the end of the file.
@@ -216,18 +218,29 @@ impl Inner {
 
     /// Brings in what a sequential reader of a partial file will ask for next.
     fn read_ahead(self: &Arc<Self>, node: &Arc<Node>, offset: u64, end: u64) {
+        let most = READAHEAD_REQUESTS * self.request_bytes();
+        // Where the fast pool is small it is not emptied for what may never be read.
+        let most = most.min(self.store.budget.limit() / 16).max(CHUNK_BYTES);
         let ahead = {
             let mut state = node.state.lock();
-            let (last_end, window) = state.readahead;
-            let sequential = offset >= last_end && offset <= last_end + CHUNK_BYTES;
-            let window = if sequential { (window * 2).clamp(1, READAHEAD_CHUNKS) } else { 0 };
-            state.readahead = (end, window);
-            let from = end.next_multiple_of(CHUNK_BYTES);
-            let to = state.record.size.min(from + u64::from(window) * CHUNK_BYTES);
-            let known = state.flights.contains_key(&(from / CHUNK_BYTES));
-            if window == 0 || from >= to || known || state.flights.len() >= READAHEAD_CHUNKS as usize {
+            let size = state.record.size;
+            let ahead = &mut state.readahead;
+            // The kernel's own readahead does not come in order.
+            if offset.abs_diff(ahead.end) > READAHEAD_GAP_BYTES {
+                *ahead = Readahead { end, ..Readahead::default() };
                 return;
             }
+            ahead.end = ahead.end.max(end);
+            if ahead.until >= ahead.end + ahead.window_bytes / 2 && ahead.until > ahead.end {
+                return;
+            }
+            ahead.window_bytes = (ahead.window_bytes * 2).clamp(CHUNK_BYTES, most);
+            let from = ahead.until.max(ahead.end.next_multiple_of(CHUNK_BYTES));
+            let to = (ahead.end + ahead.window_bytes).next_multiple_of(CHUNK_BYTES).min(size);
+            if from >= to {
+                return;
+            }
+            ahead.until = to;
             from..to
         };
         let (inner, node) = (self.clone(), node.clone());

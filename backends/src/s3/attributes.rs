@@ -1,10 +1,8 @@
-//! Reading contents, and changing attributes: the size too.
-
-use std::ops::Range;
+//! Changing attributes: the size too.
 
 use bytes::{Bytes, BytesMut};
 
-use crate::{Attrs, ErrorKind, FileKind, Result, SetAttrs, Stat, Time, Version};
+use crate::{Attrs, ErrorKind, FileKind, Result, SetAttrs, Stat, Time};
 
 use super::api::Condition;
 use super::client::Refusal;
@@ -17,72 +15,6 @@ use super::{Found, Op, directory_meta, upload};
 const REWRITTEN_BYTES: u64 = 16 << 20;
 
 impl Op<'_> {
-    /// A range of one version.
-    pub(super) async fn read(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
-        if range.start > range.end {
-            return Err(self.error(ErrorKind::InvalidInput));
-        }
-        let Version::Tag { etag, size, .. } = version else { return Err(self.error(ErrorKind::Stale)) };
-        let range = range.start..range.end.min(*size);
-        if range.start >= range.end {
-            // Nothing to ask for, but only of what is a file.
-            return match self.find().await? {
-                Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
-                found => self.readable(self.stat(&found).map(|stat| stat.kind)).map(|()| Bytes::new()),
-            };
-        }
-        match self.get(etag, range.clone()).await {
-            Ok((told, data)) => {
-                let stat = told.stat(false, &self.bucket.defaults);
-                self.readable(Some(stat.kind))?;
-                // Not every server looks at the condition and takes the bytes in one step.
-                if stat.version.same_content(version) { Ok(data) } else { Err(self.error(ErrorKind::Stale)) }
-            }
-            Err(refusal) if refusal.is(ErrorKind::Conflict) => self.read_copy(version, range).await,
-            Err(refusal) if refusal.code == "InvalidRange" => Err(self.error(ErrorKind::Stale)),
-            Err(refusal) if refusal.is(ErrorKind::NotFound) => match self.find().await? {
-                Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
-                _ => Err(self.error(ErrorKind::Stale)),
-            },
-            Err(refusal) => Err(self.refused(refusal)),
-        }
-    }
-
-    /// The same where the ETag is another one: of a copy with the same content.
-    async fn read_copy(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
-        let stale = || self.error(ErrorKind::Stale);
-        let found = self.bucket.client.head(&self.place.key).await.map_err(|refusal| self.refused(refusal))?;
-        let same = |object: &Object| object.stat(false, &self.bucket.defaults).version.same_content(version);
-        let object = found.filter(same).ok_or_else(stale)?;
-        match self.get(&object.etag, range).await {
-            Ok((told, data)) if same(&told) => Ok(data),
-            Ok(_) => Err(stale()),
-            Err(refusal) if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) => Err(stale()),
-            Err(refusal) => Err(self.refused(refusal)),
-        }
-    }
-
-    /// The whole of a small object.
-    pub(super) async fn content(&self, object: &Object) -> Result<Bytes> {
-        if object.size == 0 {
-            return Ok(Bytes::new());
-        }
-        let answer = self.get(&object.etag, 0..object.size).await;
-        let (told, data) = answer.map_err(|refusal| match refusal.is(ErrorKind::Conflict) {
-            true => self.error(ErrorKind::Stale),
-            false => self.refused(refusal),
-        })?;
-        if told.etag == object.etag { Ok(data) } else { Err(self.error(ErrorKind::Stale)) }
-    }
-
-    async fn get(&self, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), Refusal> {
-        self.bucket.client.get(&self.place.key, etag, range).await
-    }
-
-    fn readable(&self, kind: Option<FileKind>) -> Result<()> {
-        if kind == Some(FileKind::File) { Ok(()) } else { Err(self.error(ErrorKind::InvalidInput)) }
-    }
-
     pub(super) async fn set_attrs(&self, changes: &SetAttrs) -> Result<Stat> {
         let found = self.find().await?;
         let before = self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound))?;
@@ -164,7 +96,7 @@ impl Op<'_> {
         }
         let mut content = BytesMut::new();
         if kept > 0 {
-            content.extend_from_slice(&self.get(&object.etag, 0..kept).await?.1);
+            content.extend_from_slice(&client.get(key, &object.etag, 0..kept).await?.1);
         }
         content.resize(size as usize, 0);
         let condition = Wanted::Same(object).heeded(self.bucket.conditional.put);

@@ -1,0 +1,151 @@
+//! One request to the pool: chunks of a file that follow each other, each there for its readers as soon as it has come.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
+use futures::TryStreamExt;
+use tokio::sync::watch;
+
+use super::super::{Inner, MEMORY_UNIT_BYTES};
+use super::{changed, lost};
+use crate::content::CHUNK_BYTES;
+use crate::node::Node;
+
+/// One chunk to bring in, and who waits for it.
+pub(super) struct Chunk {
+    pub index: u64,
+    pub range: Range<u64>,
+    pub waiting: watch::Sender<Option<Result<(), Arc<Error>>>>,
+}
+
+/// What is asked for at once.
+pub(super) struct Request {
+    pub path: PoolPath,
+    pub version: Version,
+    /// They follow each other.
+    pub chunks: VecDeque<Chunk>,
+}
+
+impl Request {
+    /// Joins chunks that follow each other.
+    pub fn of(path: &PoolPath, version: &Version, chunks: Vec<Chunk>) -> Vec<Self> {
+        let mut requests: Vec<Self> = Vec::new();
+        for chunk in chunks {
+            let follows = |last: &&mut Self| last.chunks.back().is_some_and(|c| c.range.end == chunk.range.start);
+            match requests.last_mut().filter(follows) {
+                Some(last) => last.chunks.push_back(chunk),
+                None => {
+                    let (path, version) = (path.clone(), version.clone());
+                    requests.push(Self { path, version, chunks: VecDeque::from([chunk]) });
+                }
+            }
+        }
+        requests
+    }
+}
+
+/// A stream that is cut into chunks.
+struct Source {
+    stream: Content,
+    /// What came behind the end of the last chunk.
+    rest: Bytes,
+    asked: Instant,
+    latency: Option<Duration>,
+}
+
+impl Source {
+    /// The next `length` bytes; fewer where the object ends.
+    async fn next(&mut self, length: usize) -> Result<Bytes> {
+        let mut data = BytesMut::new();
+        loop {
+            if self.rest.is_empty() {
+                match self.stream.try_next().await? {
+                    Some(piece) => self.rest = piece,
+                    None => return Ok(data.freeze()),
+                }
+                self.latency.get_or_insert_with(|| self.asked.elapsed());
+            }
+            let missing = length - data.len();
+            if data.is_empty() && self.rest.len() >= length {
+                // A chunk that came in one piece is not copied.
+                return Ok(self.rest.split_to(length));
+            }
+            data.reserve(missing);
+            data.extend_from_slice(&self.rest.split_to(missing.min(self.rest.len())));
+            if data.len() == length {
+                return Ok(data.freeze());
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Brings in the chunks of a request, one after the other. Whoever waits for one is told.
+    pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: Request) {
+        let Err(error) = self.bring_in(node, &mut request).await else { return };
+        let error = Arc::new(error);
+        for chunk in request.chunks {
+            node.state.lock().flights.remove(&chunk.index);
+            chunk.waiting.send_replace(Some(Err(error.clone())));
+        }
+    }
+
+    async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut Request) -> Result<()> {
+        let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) else { return Ok(()) };
+        let range = first.range.start..last.range.end;
+        // What is no stream comes as a whole.
+        let streams = self.pool.capabilities().streams;
+        let held = if streams { CHUNK_BYTES } else { range.end - range.start };
+        let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
+        let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
+        let mut space = Some(self.reserve(first.range.end - first.range.start).await?);
+        let asked = Instant::now();
+        let stream = self.ask(self.pool.stream(&request.path, &request.version, range.clone())).await;
+        let stream = stream.map_err(|e| e.context(&request.path))?;
+        let mut source = Source { stream, rest: Bytes::new(), asked, latency: None };
+        while let Some(chunk) = request.chunks.front() {
+            let length = chunk.range.end - chunk.range.start;
+            let _space = match space.take() {
+                Some(space) => space,
+                None => self.reserve(length).await?,
+            };
+            let data = source.next(length as usize).await;
+            self.health.note(&data);
+            let data = data.map_err(|e| e.context(&request.path))?;
+            if data.len() as u64 != length {
+                let (came, at) = (data.len(), chunk.range.start);
+                let why = format!("{}: {came} of {length} bytes at {at}", request.path);
+                return Err(Error::new(ErrorKind::Stale, Side::Pool, why));
+            }
+            self.keep(node, request, chunk, data).await?;
+            if let Some(chunk) = request.chunks.pop_front() {
+                node.state.lock().flights.remove(&chunk.index);
+                chunk.waiting.send_replace(Some(Ok(())));
+            }
+        }
+        if let (true, Some(latency)) = (streams, source.latency) {
+            self.pace.note(latency, asked.elapsed().saturating_sub(latency), range.end - range.start);
+        }
+        Ok(())
+    }
+
+    /// Puts a chunk into the content file, and writes down that it is there.
+    async fn keep(self: &Arc<Self>, node: &Arc<Node>, request: &Request, chunk: &Chunk, data: Bytes) -> Result<()> {
+        self.counters.fetches.fetch_add(1, Ordering::Relaxed);
+        self.counters.pool_read_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let Some((content, id)) = self.content_for_fetch(node, &request.version)? else {
+            return Err(changed(&request.path));
+        };
+        let checksum = crc32c::crc32c(&data);
+        // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
+        let skip = if data.iter().all(|byte| *byte == 0) { data.len().saturating_sub(1) } else { 0 };
+        let at = chunk.range.start + skip as u64;
+        self.io.write_at(content.file.clone(), at, data.slice(skip..)).await?;
+        self.landed(node, &request.path, chunk, id, &content, checksum)
+    }
+}
