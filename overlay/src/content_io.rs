@@ -8,6 +8,7 @@ mod uring;
 
 use std::collections::TryReserveError;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -75,6 +76,19 @@ fn open_uring_or_plain(limits: Limits) -> (Arc<dyn ContentIo>, Option<String>) {
         Ok(uring) => (Arc::new(uring), None),
         Err(reason) => (Arc::new(Plain::new()), Some(reason)),
     }
+}
+
+/// What of a range is in the page cache, if all of it is, or the file ends there; without waiting for a device.
+pub(crate) fn read_now(file: &File, offset: u64, len: usize) -> Option<Bytes> {
+    let mut buffer = buffer_for(offset, len).ok()?;
+    let room = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
+    let at = libc::off_t::try_from(offset).ok()?;
+    // SAFETY: the room is `len` bytes that belong to `buffer`, which lives until the call is done.
+    let read = unsafe { libc::preadv2(file.as_raw_fd(), &room, 1, at, libc::RWF_NOWAIT) };
+    let read = usize::try_from(read).ok().filter(|read| *read == len || *read == 0)?;
+    // SAFETY: the kernel has filled so many, no more than there is room for.
+    unsafe { buffer.set_len(read) };
+    Some(Bytes::from(buffer))
 }
 
 /// Refuses writes that end past the largest offset. (An offset of -1 means "the file's position" to io_uring.)

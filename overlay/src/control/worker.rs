@@ -192,11 +192,21 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
     }
 }
 
-/// Lets the allocator give back what a burst took, such as the listing of a large directory: with an arena for each
-/// thread and a threshold that grows by itself it would keep twice as much.
+/// Arenas of the allocator: with one for each thread it would keep what a burst took in each.
+const ARENAS: i32 = 2;
+/// Longer buffers are mapped and unmapped one by one. Those of a chunk are not: the kernel would clear their pages each
+/// time, which takes longer than to fill them.
+const MAPPED_FROM_BYTES: i32 = 4 << 20;
+/// Free memory at the end of the heap that is kept for the next buffers.
+const KEPT_BYTES: i32 = 16 << 20;
+
+/// Lets the allocator give back what a burst took, such as the listing of a large directory, but not the buffers that
+/// are needed again at once.
 fn bound_heap() {
     #[cfg(target_env = "gnu")]
-    for (parameter, value) in [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, 128 << 10)] {
+    for (parameter, value) in
+        [(libc::M_ARENA_MAX, ARENAS), (libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES), (libc::M_TRIM_THRESHOLD, KEPT_BYTES)]
+    {
         // SAFETY: sets a number. It is called before other threads begin.
         unsafe { libc::mallopt(parameter, value) };
     }

@@ -7,13 +7,14 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::Content;
 use crate::content::{CHUNK_BYTES, Reservation};
+use crate::content_io;
 use crate::node::{Node, Readahead};
 use crate::policy::Flush;
 
@@ -205,14 +206,9 @@ impl Overlay {
 impl Inner {
     /// Reads from a content file: at once where the page cache has it, else by the content I/O.
     async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
-        let mut buffer = BytesMut::zeroed(len);
-        let mut slices = [std::io::IoSliceMut::new(&mut buffer)];
-        match rustix::io::preadv2(&*content.file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
-            Ok(n) if n == len || n == 0 => {
-                buffer.truncate(n);
-                Ok(buffer.freeze())
-            }
-            _ => self.io.read_at(content.file.clone(), offset, len).await,
+        match content_io::read_now(&content.file, offset, len) {
+            Some(data) => Ok(data),
+            None => self.io.read_at(content.file.clone(), offset, len).await,
         }
     }
 
