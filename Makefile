@@ -1,6 +1,7 @@
 # make demo    the main job on real files, with a table of times
 # make test    everything that a change must pass
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
+# make bench-pools   pools behind servers, to plain clients and to other programs
 # make help    the rest
 #
 # Each target installs what it needs and is missing. One profile (--release) for all, so that RocksDB is compiled
@@ -32,7 +33,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick bench lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick bench bench-pools lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -74,7 +75,11 @@ test-quick: lint
 bench: build
 	@packaging/deps test
 	@FOREBAY_PASSTHROUGH_HP=$$(benches/passthrough_hp.sh $(CACHE)/libfuse || true) \
-		timeout 7200 $(CARGO) bench -p forebay-benches -- $(ARGS)
+		timeout 7200 $(CARGO) bench -p forebay-benches --bench speed -- $(ARGS)
+
+bench-pools: build $(TOOLS)/$(VERSITYGW)
+	@packaging/deps test bench-pools
+	@timeout 7200 $(CARGO) bench -p forebay-benches --bench pools -- $(ARGS)
 
 nightly: test deny
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace

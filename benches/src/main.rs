@@ -34,7 +34,8 @@ fn run() -> Result<()> {
         } else {
             format!("cargo bench -p forebay-benches --{typed}")
         };
-        report::write(&args.document, &report::section(&bench.rows, &command, args.pairs, &facts)?)?;
+        let section = report::section("make bench", &bench.rows, &command, args.pairs, &facts)?;
+        report::write(&args.document, "make bench", &section)?;
         println!("\n{}", args.document.display());
     }
     Ok(())

@@ -21,16 +21,31 @@ pub fn program() -> Result<PathBuf> {
 pub struct Mount {
     program: PathBuf,
     point: PathBuf,
+    environment: Vec<(String, String)>,
 }
 
 impl Mount {
     /// Mounts `pool` at `point` with the fast pool `fast`.
     pub fn start(pool: &Path, point: &Path, fast: &Path, options: &[&str]) -> Result<Self> {
-        let mount = Self { program: program()?, point: point.into() };
-        for dir in [pool, point, fast] {
+        fs::create_dir_all(pool)?;
+        let url = pool.to_str().ok_or("a directory whose name is not UTF-8")?;
+        Self::start_url(url, point, fast, options, &[])
+    }
+
+    /// The same of any kind of pool; `environment`: what lets the program in.
+    pub fn start_url(
+        url: &str,
+        point: &Path,
+        fast: &Path,
+        options: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mount = Self { program: program()?, point: point.into(), environment };
+        for dir in [point, fast] {
             fs::create_dir_all(dir)?;
         }
-        mount.run(|forebay| forebay.arg("mount").arg(pool).arg(point).arg("--fast").arg(fast).args(options))?;
+        mount.run(|forebay| forebay.arg("mount").arg(url).arg(point).arg("--fast").arg(fast).args(options))?;
         Ok(mount)
     }
 
@@ -86,6 +101,7 @@ impl Mount {
 
     fn run(&self, arguments: impl FnOnce(&mut Command) -> &mut Command) -> Result<String> {
         let mut command = Command::new(&self.program);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         let output = arguments(&mut command).stdin(Stdio::null()).output()?;
         if !output.status.success() {
             return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into());

@@ -123,12 +123,15 @@ pub fn head() -> String {
     )
 }
 
-const BEGIN: &str = "<!-- begin: written by `make bench` -->";
-const END: &str = "<!-- end: written by `make bench` -->";
+/// Where in the document the table of a program stands that `make TARGET` runs.
+fn marks(target: &str) -> [String; 2] {
+    ["begin", "end"].map(|which| format!("<!-- {which}: written by `{target}` -->"))
+}
 
 /// What the document says of one run.
-pub fn section(rows: &[Row], command: &str, pairs: usize, facts: &[String]) -> Result<String> {
-    let mut text = format!("{BEGIN}\n\nMeasured on {} by `{command}`:\n\n", machine::today()?);
+pub fn section(target: &str, rows: &[Row], command: &str, pairs: usize, facts: &[String]) -> Result<String> {
+    let [begin, end] = marks(target);
+    let mut text = format!("{begin}\n\nMeasured on {} by `{command}`:\n\n", machine::today()?);
     for fact in facts {
         writeln!(text, "* {fact}")?;
     }
@@ -137,18 +140,19 @@ pub fn section(rows: &[Row], command: &str, pairs: usize, facts: &[String]) -> R
     for row in rows {
         writeln!(text, "| {} |", row.cells().join(" | "))?;
     }
-    write!(text, "\n{END}")?;
+    write!(text, "\n{end}")?;
     Ok(text)
 }
 
 /// Replaces what an earlier run wrote; what stands around it was written by hand and stays.
-pub fn write(document: &Path, section: &str) -> Result<()> {
-    let old = fs::read_to_string(document).unwrap_or_else(|_| format!("# Benchmarks\n\n{BEGIN}\n{END}\n"));
-    let marks = old.find(BEGIN).zip(old.find(END));
-    let Some((begin, end)) = marks.filter(|(begin, end)| begin < end) else {
+pub fn write(document: &Path, target: &str, section: &str) -> Result<()> {
+    let [begin, end] = marks(target);
+    let old = fs::read_to_string(document).unwrap_or_else(|_| format!("# Benchmarks\n\n{begin}\n{end}\n"));
+    let found = old.find(&begin).zip(old.find(&end));
+    let Some((from, to)) = found.filter(|(from, to)| from < to) else {
         return Err(format!("{}: the marks of the table are gone", document.display()).into());
     };
-    Ok(fs::write(document, format!("{}{section}{}", &old[..begin], &old[end + END.len()..]))?)
+    Ok(fs::write(document, format!("{}{section}{}", &old[..from], &old[to + end.len()..]))?)
 }
 
 #[cfg(test)]
@@ -176,10 +180,11 @@ mod tests {
     #[test]
     fn only_the_marked_part_of_the_document_is_replaced() {
         let path = std::env::temp_dir().join(format!("forebay-report-{}", std::process::id()));
-        fs::write(&path, format!("before\n{BEGIN}\nold\n{END}\nafter\n")).unwrap();
-        write(&path, &format!("{BEGIN}\nnew\n{END}")).unwrap();
+        let [begin, end] = marks("make x");
+        fs::write(&path, format!("before\n{begin}\nold\n{end}\nafter\n")).unwrap();
+        write(&path, "make x", &format!("{begin}\nnew\n{end}")).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        assert_eq!(text, format!("before\n{BEGIN}\nnew\n{END}\nafter\n"));
+        assert_eq!(text, format!("before\n{begin}\nnew\n{end}\nafter\n"));
     }
 }

@@ -75,6 +75,8 @@ pub(crate) enum Age {
     Metadata,
     /// As the policy says for `open`.
     Open,
+    /// Given since that moment.
+    Since(Instant),
     /// None: ask.
     Now,
 }
@@ -322,6 +324,7 @@ impl Inner {
             (_, Consistency::Immutable) => return Ok(()),
             (Age::Open, Consistency::CloseToOpen) if leased => policy.metadata_ttl,
             (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
+            (Age::Since(moment), _) => moment.elapsed(),
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
         };
@@ -336,7 +339,7 @@ impl Inner {
             }
             (self.asked(&state), state.record.pool_link().cloned())
         };
-        if age == Age::Metadata && self.listed_since(&node, allowed) {
+        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
             return Ok(());
         }
         if asked.is_quiet() {

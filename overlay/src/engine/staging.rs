@@ -127,6 +127,7 @@ impl Overlay {
 
     async fn stage_all(&self, request: &StageRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
+        let begun = Instant::now();
         let files = self.files_of(&request.paths, true, reporter).await?;
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
@@ -144,7 +145,7 @@ impl Overlay {
         let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
         stream::iter(files)
             .for_each_concurrent(CONCURRENCY, |ino| async move {
-                match self.stage_file(ino, &request.lease_owner, expires_unix).await {
+                match self.stage_file(ino, begun, &request.lease_owner, expires_unix).await {
                     Ok(bytes) => reporter.advanced(bytes),
                     Err(e) => reporter.failed(inner.display(ino), &e),
                 }
@@ -157,14 +158,14 @@ impl Overlay {
         Ok(())
     }
 
-    /// Returns the bytes that were not here.
-    async fn stage_file(&self, ino: Ino, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
+    /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
+    async fn stage_file(&self, ino: Ino, begun: Instant, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
         for _ in 0..ATTEMPTS {
-            inner.revalidate(ino, Age::Open).await?;
+            inner.revalidate(ino, Age::Since(begun)).await?;
             let size = inner.attr_of(&node)?.size;
             // The lease comes first: what was fetched for it cannot go while the rest comes in.
             inner.lease(ino, LeaseRecord { owner: owner.into(), expires_unix, bytes: size })?;

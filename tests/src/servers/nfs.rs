@@ -118,6 +118,10 @@ impl NfsServer {
         self.nfs_port
     }
 
+    pub fn mount_port(&self) -> u16 {
+        self.mount_port
+    }
+
     /// The directory that is exported, for changes behind the server's back.
     pub fn export(&self) -> PathBuf {
         self.dir.path().join("export")

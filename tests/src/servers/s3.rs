@@ -130,7 +130,16 @@ impl Versitygw {
     }
 
     pub fn url(&self, prefix: &str) -> String {
-        format!("s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{}", self.port)
+        self.url_by(prefix, self.port)
+    }
+
+    /// The same by another port, behind which something passes requests on.
+    pub fn url_by(&self, prefix: &str, port: u16) -> String {
+        format!("s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}")
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Sends a signed request for a key with curl. Returns what it prints.

@@ -1,0 +1,101 @@
+//! A line to a server that is as slow as it is told to be: all connections share its bandwidth, and every byte is late.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Result;
+
+/// What is read at once: small, so that connections share the bandwidth instead of queueing for it.
+const SLICE_BYTES: usize = 64 << 10;
+/// Slices of one direction of a connection that are on their way: more than bandwidth times latency.
+const SLICES_MAX: usize = 64;
+
+/// How slow.
+#[derive(Debug, Clone, Copy)]
+pub struct Slowness {
+    /// One way: a round trip takes twice as long.
+    pub latency: Duration,
+    /// In each direction; 0 is without a limit.
+    pub bytes_per_sec: u64,
+}
+
+/// A direction of the line.
+struct Lane {
+    slowness: Slowness,
+    free_at: Mutex<Instant>,
+}
+
+impl Lane {
+    fn new(slowness: Slowness) -> Arc<Self> {
+        Arc::new(Self { slowness, free_at: Mutex::new(Instant::now()) })
+    }
+
+    /// When bytes that are sent now have passed.
+    fn pass(&self, bytes: usize) -> Instant {
+        let now = Instant::now();
+        if self.slowness.bytes_per_sec == 0 {
+            return now + self.slowness.latency;
+        }
+        let takes = Duration::from_secs_f64(bytes as f64 / self.slowness.bytes_per_sec as f64);
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *free_at = free_at.max(now) + takes;
+        *free_at + self.slowness.latency
+    }
+}
+
+/// Listens for as long as the program runs. Returns the port from which all leads to `server_port`.
+///
+/// # Errors
+/// No port is free.
+pub fn start(server_port: u16, slowness: Slowness) -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let port = listener.local_addr()?.port();
+    let lanes = [Lane::new(slowness), Lane::new(slowness)];
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) else { continue };
+            let ends = [(&client, &server), (&server, &client)];
+            for ((from, to), lane) in ends.into_iter().zip(&lanes) {
+                if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
+                    carry(from, to, Arc::clone(lane));
+                }
+            }
+        }
+    });
+    Ok(port)
+}
+
+/// Carries what comes from one end to the other, until it ends.
+fn carry(mut from: TcpStream, to: TcpStream, lane: Arc<Lane>) {
+    let _ = to.set_nodelay(true);
+    let (sender, receiver) = sync_channel(SLICES_MAX);
+    thread::spawn(move || deliver(&receiver, to));
+    thread::spawn(move || {
+        loop {
+            let mut slice = vec![0; SLICE_BYTES];
+            match from.read(&mut slice) {
+                Ok(length) if length > 0 => {
+                    slice.truncate(length);
+                    if sender.send((lane.pass(length), slice)).is_err() {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+        }
+    });
+}
+
+fn deliver(slices: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
+    for (due, slice) in slices {
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        if to.write_all(&slice).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
