@@ -320,9 +320,9 @@ impl Inner {
         let policy = self.policy_of(&node);
         // Who leased a file asked for this version of it: it is confirmed like names are, not at every open.
         let leased = age == Age::Open && node.state.lock().lease_holds(unix_now());
+        let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
         let allowed = match (age, policy.consistency) {
             (_, Consistency::Immutable) => return Ok(()),
-            (Age::Open, Consistency::CloseToOpen) if leased => policy.metadata_ttl,
             (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
             (Age::Since(moment), _) => moment.elapsed(),
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
