@@ -11,21 +11,32 @@ mod directories;
 mod errors;
 mod links;
 mod renames;
+mod trial;
 
 use std::fmt;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 
-use crate::{Pool, PoolPath};
+use crate::{Capabilities, Pool, PoolPath};
 
 use context::{Context, Outcome};
+pub use trial::{Trial, Verdict};
 
 /// One promise of the [`Pool`] trait and the code that checks it.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
+    /// What the pool must be able to do for the case to be about more than a refusal.
+    needs: &'static [fn(&Capabilities) -> bool],
     check: fn(Context) -> BoxFuture<'static, Outcome>,
+}
+
+impl Case {
+    /// Whether the pool says that it can do what the case is about.
+    pub fn applies_to(&self, can: &Capabilities) -> bool {
+        self.needs.iter().all(|able| able(can))
+    }
 }
 
 /// How one case ended.
@@ -91,11 +102,12 @@ pub async fn run_case(pool: &Arc<dyn Pool>, scratch: &PoolPath, case: Case) -> R
     outcome.and(cleaned).map_err(|failure| failure.to_string())
 }
 
-/// A table entry for an async function.
+/// A table entry for an async function, and the capabilities that it is about.
 macro_rules! case {
-    ($function:ident) => {
+    ($function:ident $(, needs $($capability:ident),+)?) => {
         $crate::conformance::Case {
             name: stringify!($function),
+            needs: &[$($(|can| can.$capability),+)?],
             check: |context| ::futures::FutureExt::boxed($function(context)),
         }
     };

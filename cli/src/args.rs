@@ -58,14 +58,18 @@ pub enum Command {
         #[arg(short, long)]
         summarize: bool,
     },
-    /// Say what this machine allows, what a lack costs, and the command that grants it.
+    /// Say what this machine allows, what a lack costs, and the command that grants it; and whether a pool is fit.
     Doctor {
         /// A fast directory to look at.
         #[arg(long)]
         fast: Vec<PathBuf>,
-        /// A pool to look at.
-        #[arg(long)]
-        pool: Option<PathBuf>,
+        /// A pool to try: print what it can do, and run the conformance suite in a directory that is made in it and
+        /// removed again.
+        #[arg(long, value_name = "URL")]
+        pool: Option<String>,
+        /// Print what the pool can do, and leave the suite out.
+        #[arg(long, requires = "pool")]
+        dry_run: bool,
     },
     /// Check a fast pool: the catalog against the content.
     Fsck {

@@ -1,7 +1,8 @@
 //! One module for each command, or for a few that are alike.
 
-mod check;
+mod doctor;
 mod documents;
+mod fsck;
 mod listing;
 mod mount;
 mod options;
@@ -27,8 +28,8 @@ pub fn run(command: Command, output: &Output) -> Result<Exit, Failure> {
         Command::Dirty { path } => listing::dirty(path.as_deref(), output),
         Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
         Command::Du { path, summarize } => listing::du(&path, summarize, output),
-        Command::Doctor { fast, pool } => check::doctor(pool.as_deref(), &fast, output),
-        Command::Fsck { place, repair } => check::fsck(&place, repair, output),
+        Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
+        Command::Fsck { place, repair } => fsck::run(&place, repair, output),
         Command::Supervise => processes::supervise(),
         Command::Worker { runtime } => processes::worker(&runtime),
         Command::Man { dir } => documents::man(&dir),

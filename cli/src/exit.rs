@@ -18,10 +18,11 @@ pub enum Exit {
     Corrupt = 8,
     Missing = 9,
     Other = 10,
+    Unfit = 11,
 }
 
 impl Exit {
-    const ALL: [(Self, &str); 11] = [
+    const ALL: [(Self, &str); 12] = [
         (Self::Done, "everything that was asked for is done"),
         (Self::Incomplete, "something was not done: a file is short, or is not in the pool; the output names it"),
         (Self::Usage, "the command makes no sense as it was given"),
@@ -33,6 +34,7 @@ impl Exit {
         (Self::Corrupt, "stored data is not what was written"),
         (Self::Missing, "the machine lacks something that is needed (doctor)"),
         (Self::Other, "any other failure"),
+        (Self::Unfit, "the pool does not do what every pool must (doctor)"),
     ];
 }
 

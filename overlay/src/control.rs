@@ -47,8 +47,15 @@ pub mod limits {
     pub const ENTRIES_PER_REPLY: usize = 500;
     /// How long `mount` waits for the daemon: long enough for a catalog that must be recovered.
     pub const MOUNT: Duration = Duration::from_secs(120);
-    /// How long a check before the mount waits for a pool to answer.
+    /// How long a check before the mount, or `doctor`, waits for a pool to answer.
     pub const POOL_CHECK: Duration = Duration::from_secs(10);
+    /// How long `doctor` waits until a pool is attached: longer than the retries of each kind of pool.
+    pub const POOL_ATTACH: Duration = Duration::from_secs(120);
+    /// How long one case of the conformance suite may take on it: the one with the most requests, 25,000, on a server
+    /// that answers a hundred in a second.
+    pub const POOL_CASE: Duration = Duration::from_secs(300);
+    /// How long `doctor` waits for what a pool does in the background, such as giving up uploads that were cut off.
+    pub const POOL_REST: Duration = Duration::from_secs(10);
     /// Deadline of a call to the pool that moves content, apart from the time that its bytes take
     pub const POOL_CALL: Duration = Duration::from_secs(30);
     /// at this rate, below which a pool counts as not answering.

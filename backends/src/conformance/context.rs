@@ -11,6 +11,8 @@ use crate::{Attrs, Capabilities, DirEntry, Error, ErrorKind, Expected, FileKind,
 
 const REMOVE_ATTEMPTS: u32 = 200;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
+/// Files that are removed at once: a pool that is far away answers each only after a while.
+const REMOVED_AT_ONCE: usize = 16;
 
 /// Why a case failed.
 #[derive(Debug)]
@@ -150,34 +152,48 @@ impl Context {
 
     /// Removes the case's directory with all that is in it.
     pub(super) async fn remove_all(&self) -> Outcome {
-        let mut open = vec![self.dir.clone()];
-        let mut emptied = Vec::new();
-        while let Some(dir) = open.pop() {
-            for entry in self.list(&dir).await? {
-                let path = dir.join(&entry.name);
-                match entry.stat.kind {
-                    FileKind::Directory => open.push(path),
-                    _ => self.pool.remove(&path, &Expected::Anything).await?,
-                }
-            }
-            emptied.push(dir);
-        }
-        for dir in emptied.iter().rev() {
-            self.remove_emptied(dir).await?;
-        }
-        Ok(())
+        remove_tree(&self.pool, &self.dir).await.map_err(Failure::from)
     }
+}
 
-    /// What a dropped `put` has left may be cleared away by the pool a moment later.
-    async fn remove_emptied(&self, dir: &PoolPath) -> Outcome {
-        for _ in 0..REMOVE_ATTEMPTS {
-            match self.pool.remove_dir(dir).await {
-                Err(error) if error.is(ErrorKind::NotEmpty) => tokio::time::sleep(REMOVE_PAUSE).await,
-                answer => return Ok(answer?),
+/// Removes a directory with all that is in it.
+pub(super) async fn remove_tree(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
+    let mut open = vec![dir.clone()];
+    let mut emptied = Vec::new();
+    while let Some(dir) = open.pop() {
+        let pages: Vec<Vec<DirEntry>> = pool.list(&dir).await?.try_collect().await?;
+        let mut files = Vec::new();
+        for entry in pages.concat() {
+            let path = dir.join(&entry.name);
+            match entry.stat.kind {
+                FileKind::Directory => open.push(path),
+                _ => files.push(path),
             }
         }
-        Ok(self.pool.remove_dir(dir).await?)
+        let removing = stream::iter(files).map(|path| async move {
+            match pool.remove(&path, &Expected::Anything).await {
+                Err(error) if !error.is(ErrorKind::NotFound) => Err(error),
+                _ => Ok(()),
+            }
+        });
+        removing.buffer_unordered(REMOVED_AT_ONCE).try_collect::<()>().await?;
+        emptied.push(dir);
     }
+    for dir in emptied.iter().rev() {
+        remove_emptied(pool, dir).await?;
+    }
+    Ok(())
+}
+
+/// What a dropped `put` has left may be cleared away by the pool a moment later.
+async fn remove_emptied(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
+    for _ in 0..REMOVE_ATTEMPTS {
+        match pool.remove_dir(dir).await {
+            Err(error) if error.is(ErrorKind::NotEmpty) => tokio::time::sleep(REMOVE_PAUSE).await,
+            answer => return answer,
+        }
+    }
+    pool.remove_dir(dir).await
 }
 
 /// Fails where a call did not fail, or failed in another way.

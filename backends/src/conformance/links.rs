@@ -6,13 +6,13 @@ use super::context::{Context, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
-    case!(hard_links_name_one_file),
-    case!(put_keeps_hard_links_together),
+    case!(hard_links_name_one_file, needs hard_links),
+    case!(put_keeps_hard_links_together, needs hard_links),
     case!(put_over_a_name_leaves_the_other_names_alone),
-    case!(links_are_refused_where_they_cannot_be),
-    case!(symlinks_are_objects_of_their_own),
-    case!(no_path_goes_through_a_symlink),
-    case!(special_files_are_made),
+    case!(links_are_refused_where_they_cannot_be, needs hard_links),
+    case!(symlinks_are_objects_of_their_own, needs symlinks),
+    case!(no_path_goes_through_a_symlink, needs symlinks),
+    case!(special_files_are_made, needs special_files),
 ];
 
 async fn hard_links_name_one_file(t: Context) -> Outcome {

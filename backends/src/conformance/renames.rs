@@ -6,12 +6,12 @@ use super::context::{Context, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
-    case!(rename_moves_files_and_trees),
-    case!(rename_replaces_files_and_empty_directories),
-    case!(rename_without_replacing_refuses_what_exists),
-    case!(exchange_swaps_two_objects),
-    case!(impossible_renames_are_refused),
-    case!(renaming_a_link_onto_its_file_changes_nothing),
+    case!(rename_moves_files_and_trees, needs rename),
+    case!(rename_replaces_files_and_empty_directories, needs rename),
+    case!(rename_without_replacing_refuses_what_exists, needs rename),
+    case!(exchange_swaps_two_objects, needs rename_exchange),
+    case!(impossible_renames_are_refused, needs rename),
+    case!(renaming_a_link_onto_its_file_changes_nothing, needs hard_links, rename),
 ];
 
 impl Context {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+pub mod pool;
 mod probes;
 pub use probes::{machine, places};
 

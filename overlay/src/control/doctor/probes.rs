@@ -24,9 +24,9 @@ pub fn machine() -> Vec<Check> {
     checks
 }
 
-/// The directories that a mount would use.
-pub fn places(pool: Option<&Path>, fast: &[PathBuf]) -> Vec<Check> {
-    fast.iter().map(|dir| fast_dir(dir)).chain(pool.map(pool_dir)).collect()
+/// The fast directories that a mount would use.
+pub fn places(fast: &[PathBuf]) -> Vec<Check> {
+    fast.iter().map(|dir| fast_dir(dir)).collect()
 }
 
 fn kernel() -> Check {
@@ -198,7 +198,8 @@ fn fast_dir(dir: &Path) -> Check {
     }
 }
 
-fn pool_dir(dir: &Path) -> Check {
+/// A pool that is a directory. Asked on another thread: one that is down may never answer.
+pub(super) fn pool_dir(dir: &Path) -> Check {
     const NAME: &str = "pool";
     let known = mounts::list().unwrap_or_default();
     let mount = known.iter().filter(|m| dir.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len());

@@ -1,8 +1,7 @@
-//! `forebay doctor` and `fsck`.
+//! `forebay fsck`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use forebay_overlay::control::doctor::{self, Check, Verdict};
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, FailureKind, client, offline};
@@ -12,37 +11,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::values::{bytes, files, shown};
 
-pub fn doctor(pool: Option<&Path>, fast: &[PathBuf], output: &Output) -> Result<Exit, Failure> {
-    let mut exit = Exit::Done;
-    for check in doctor::machine().into_iter().chain(doctor::places(pool, fast)) {
-        if check.verdict == Verdict::Needed {
-            exit = Exit::Missing;
-        }
-        if output.json {
-            output.json(&check);
-        } else {
-            show(&check, output);
-        }
-    }
-    Ok(exit)
-}
-
-fn show(check: &Check, output: &Output) {
-    let verdict = match check.verdict {
-        Verdict::Ok => "ok",
-        Verdict::Missing => "missing",
-        Verdict::Needed => "NEEDED",
-    };
-    output.line(format!("{verdict:<8} {:<16} {}", check.name, check.found));
-    if let Some(costs) = check.costs {
-        output.line(format!("{:25} costs: {costs}", ""));
-    }
-    if let Some(remedy) = &check.remedy {
-        output.line(format!("{:25} try: {remedy}", ""));
-    }
-}
-
-pub fn fsck(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
+pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
     let report = match user_of(place) {
         Some(entry) => online(&entry, repair)?,
         None => {

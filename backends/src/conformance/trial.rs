@@ -1,0 +1,120 @@
+//! The suite on a pool that is in use: in a directory of its own, with an end to every case, and with nothing left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::decorators::{Fault, Metrics};
+use crate::{Attrs, Error, ErrorKind, Pool, PoolPath, Result, Side, Time};
+
+use super::context::remove_tree;
+use super::{Case, run_case};
+
+/// How long the removal of the scratch directory may take.
+const CLEAR_LIMIT: Duration = Duration::from_secs(120);
+/// How long calls that are under way when a case is stopped are waited for.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+const STOP_PAUSE: Duration = Duration::from_millis(10);
+
+/// How a case ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Passed,
+    /// It is about something that the pool says it cannot do, and the pool refused that as it must.
+    NotApplicable,
+    /// Why it failed.
+    Failed(String),
+}
+
+/// A scratch directory below the root of a pool.
+pub struct Trial {
+    pool: Arc<dyn Pool>,
+    scratch: PoolPath,
+}
+
+impl Trial {
+    /// The name that the scratch directory of a trial gets, another one each time.
+    pub fn unique_name() -> PoolPath {
+        let name = format!("forebay-doctor-{}-{:016x}", std::process::id(), rand::random::<u64>());
+        PoolPath::root().join(name.as_bytes())
+    }
+
+    /// Makes the scratch directory, which must not be there.
+    ///
+    /// # Errors
+    /// Those of [`Pool::mkdir`]; `ReadOnly` where the pool says that it is.
+    pub async fn begin(pool: Arc<dyn Pool>, scratch: PoolPath) -> Result<Self> {
+        if pool.capabilities().read_only {
+            let context = format!("make {scratch} in {}", pool.url());
+            return Err(Error::new(ErrorKind::ReadOnly, Side::Pool, context));
+        }
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (atime, mtime) = (Time::now(), Time::now());
+        let attrs = Attrs { mode: 0o755, uid, gid, atime, mtime, xattrs: Vec::new() };
+        match pool.mkdir(&scratch, &attrs).await {
+            Ok(_) => Ok(Self { pool, scratch }),
+            // It is somebody else's, however improbable that is.
+            Err(error) if error.is(ErrorKind::Exists) => Err(error),
+            Err(error) => {
+                // It may have been made all the same. What failed is told, and not what this says.
+                let _ = pool.remove_dir(&scratch).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs a case for no longer than `limit`, or until `stop` is done: `None` where that came first.
+    ///
+    /// Where a case is cut off, nothing of it reaches the pool any more after this returns, unless the pool leaves a
+    /// call without an answer for too long.
+    pub async fn run(&self, case: Case, limit: Duration, stop: impl Future<Output = ()>) -> Option<Verdict> {
+        let calls = Arc::new(Metrics::new(Arc::clone(&self.pool)));
+        let gate = Arc::new(Fault::new(Arc::clone(&calls) as Arc<dyn Pool>, 0));
+        let gated = Arc::clone(&gate) as Arc<dyn Pool>;
+        let scratch = self.scratch.clone();
+        // A pool in a directory may block the thread that asks it.
+        let mut work = tokio::spawn(async move { run_case(&gated, &scratch, case).await });
+        let ended = tokio::select! {
+            ended = &mut work => Ok(ended),
+            () = tokio::time::sleep(limit) => Err(Some(Verdict::Failed(format!("it had not ended after {limit:?}")))),
+            () = stop => Err(None),
+        };
+        match ended {
+            Ok(Ok(Ok(()))) if case.applies_to(self.pool.capabilities()) => Some(Verdict::Passed),
+            Ok(Ok(Ok(()))) => Some(Verdict::NotApplicable),
+            Ok(Ok(Err(why))) => Some(Verdict::Failed(why)),
+            Ok(Err(error)) => Some(Verdict::Failed(format!("it broke off: {error}"))),
+            Err(verdict) => {
+                // The case may have begun tasks of its own: they find the pool gone.
+                gate.set_down(true);
+                work.abort();
+                let quiet = async {
+                    tokio::time::sleep(STOP_PAUSE).await;
+                    while calls.in_flight() > 0 {
+                        tokio::time::sleep(STOP_PAUSE).await;
+                    }
+                };
+                // Longer than that nobody waits; the removal will say what it found.
+                let _ = tokio::time::timeout(STOP_LIMIT, quiet).await;
+                verdict
+            }
+        }
+    }
+
+    /// Removes the scratch directory and all that is in it.
+    ///
+    /// # Errors
+    /// The pool's; `Timeout` where it takes longer than two minutes.
+    pub async fn clear(&self) -> Result<()> {
+        let (pool, scratch) = (Arc::clone(&self.pool), self.scratch.clone());
+        let work = tokio::spawn(async move { remove_tree(&pool, &scratch).await });
+        let failed = |kind, why: String| {
+            Error::new(kind, Side::Pool, format!("remove {} from {}: {why}", self.scratch, self.pool.url()))
+        };
+        match tokio::time::timeout(CLEAR_LIMIT, work).await {
+            Ok(Ok(Err(error))) if error.is(ErrorKind::NotFound) => Ok(()),
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => Err(failed(ErrorKind::Os(libc::EIO), error.to_string())),
+            Err(_) => Err(failed(ErrorKind::Timeout, format!("not done after {CLEAR_LIMIT:?}"))),
+        }
+    }
+}

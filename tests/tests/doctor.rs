@@ -1,0 +1,194 @@
+//! `forebay doctor --pool`: what is said of a pool, and that nothing of it stays.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::Place;
+use forebay_tests::process::{Answer, forebay, run, wait};
+use forebay_tests::servers::Server;
+use forebay_tests::servers::nfs::{NfsServer, Squash};
+use forebay_tests::servers::s3::Versitygw;
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(600);
+const DONE: i32 = 0;
+const INCOMPLETE: i32 = 1;
+const USAGE: i32 = 2;
+const UNAVAILABLE: i32 = 4;
+const DENIED: i32 = 7;
+const MISSING: i32 = 9;
+const UNFIT: i32 = 11;
+const NOBODY: u32 = 65_534;
+const CASES: usize = 40;
+
+fn doctor(url: &str, environment: &BTreeMap<String, String>, words: &[&str]) -> Answer {
+    run(Command::new(forebay()).args(["doctor", "--pool", url]).args(words).envs(environment), LIMIT)
+}
+
+fn on_dir(dir: &Path, words: &[&str]) -> Answer {
+    doctor(dir.to_str().unwrap(), &BTreeMap::new(), words)
+}
+
+/// The lines of `--json` that have this step.
+fn steps(answer: &Answer, step: &str) -> Vec<Value> {
+    let lines = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["step"] == step).collect()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != ".sgwtmp");
+    names.sort();
+    names
+}
+
+/// A pool with somebody's files passes, and has them, and nothing else, afterwards.
+fn passes_and_is_left_as_it_was(url: &str, environment: &BTreeMap<String, String>, tree: &Path) -> Answer {
+    fs::create_dir(tree.join("theirs")).unwrap();
+    fs::write(tree.join("theirs/file"), "kept").unwrap();
+    fs::write(tree.join("forebay-doctor-1-0"), "another's").unwrap();
+    let dry = doctor(url, environment, &["--dry-run"]).ok();
+    assert!(dry.out.contains("would make /forebay-doctor-") && dry.out.contains("conditional changes"), "{dry}");
+    assert_eq!(names(tree), ["forebay-doctor-1-0", "theirs"]);
+    let answer = doctor(url, environment, &["--json"]).ok();
+    let (attached, ended, done) = (steps(&answer, "attached"), steps(&answer, "ended"), steps(&answer, "done"));
+    assert_eq!((attached.len(), done.len()), (1, 1), "{answer}");
+    assert!(ended.len() > CASES, "{answer}");
+    assert!(ended.iter().all(|end| end["result"] != "failed" && end["reason"].is_null()), "{answer}");
+    let not_applicable = ended.iter().filter(|end| end["result"] == "not_applicable").count();
+    assert_eq!(done[0]["passed"], ended.len() - not_applicable, "{answer}");
+    assert_eq!((&done[0]["not_run"], &done[0]["left_behind"]), (&0.into(), &Value::Null), "{answer}");
+    assert_eq!(names(tree), ["forebay-doctor-1-0", "theirs"]);
+    assert_eq!(names(&tree.join("theirs")), ["file"]);
+    assert_eq!(fs::read(tree.join("theirs/file")).unwrap(), b"kept");
+    assert_eq!(fs::read(tree.join("forebay-doctor-1-0")).unwrap(), b"another's");
+    answer
+}
+
+#[test]
+fn a_directory_passes_and_is_left_as_it_was() {
+    let place = Place::new();
+    let url = place.pool().to_str().unwrap().to_owned();
+    let answer = passes_and_is_left_as_it_was(&url, &BTreeMap::new(), &place.pool());
+    assert_eq!(steps(&answer, "attached")[0]["capabilities"]["hard_links"], true);
+    let shown = on_dir(&place.pool(), &[]).ok();
+    for words in ["hard links", "ok       hard_links_name_one_file", " passed, 0 failed, 0 not applicable"] {
+        assert!(shown.out.contains(words), "it does not say {words}: {shown}");
+    }
+}
+
+#[test]
+fn s3_passes_and_is_left_as_it_was() {
+    let server = Versitygw::start();
+    let remote = server.remote();
+    let answer = passes_and_is_left_as_it_was(&remote.url, &remote.environment, &remote.tree);
+    let links = steps(&answer, "ended").into_iter().find(|end| end["case"] == "hard_links_name_one_file").unwrap();
+    assert_eq!(links["result"], "not_applicable", "{answer}");
+    let wrong = [("AWS_ACCESS_KEY_ID", "forebay"), ("AWS_SECRET_ACCESS_KEY", "wrong")];
+    let wrong = wrong.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    doctor(&remote.url, &wrong, &[]).refused(DENIED, &["AWS_SECRET_ACCESS_KEY"]);
+}
+
+#[test]
+fn nfs_passes_and_is_left_as_it_was() {
+    let mut server = NfsServer::start(Path::new("/var/tmp"), Squash::None);
+    let remote = Server::remote(&server);
+    passes_and_is_left_as_it_was(&remote.url, &remote.environment, &remote.tree);
+    server.kill();
+    doctor(&remote.url, &remote.environment, &[]).refused(UNAVAILABLE, &["does not answer", "check that"]);
+}
+
+#[test]
+fn who_is_not_root_can_try_a_directory_too() {
+    let place = Place::new();
+    place.give_to(NOBODY);
+    let mut command = Command::new(place.lend(&forebay()));
+    command.args(["doctor", "--json", "--pool"]).arg(place.pool()).uid(NOBODY).gid(NOBODY);
+    let answer = run(&mut command, LIMIT);
+    let done = steps(&answer, "done");
+    // What the machine denies to users is told by this code, apart from the pool.
+    assert!(matches!(answer.code, Some(DONE | MISSING)), "{answer}");
+    assert_eq!(done[0]["failed"], 0, "{answer}");
+    assert!(done[0]["not_applicable"].as_u64() > Some(0), "{answer}");
+    assert!(names(&place.pool()).is_empty());
+}
+
+#[test]
+fn a_case_that_fails_has_an_exit_code_and_a_reason() {
+    let place = Place::new();
+    let dir = place.small_disk("small", "tmpfs", 16);
+    fs::write(dir.join("theirs"), "kept").unwrap();
+    let answer = on_dir(&dir, &["--json"]);
+    assert_eq!(answer.code, Some(UNFIT), "{answer}");
+    let ended = steps(&answer, "ended");
+    let failed: Vec<_> = ended.iter().filter(|end| end["result"] == "failed").collect();
+    let large =
+        failed.iter().find(|end| end["case"] == "files_of_64_mib_come_back").unwrap_or_else(|| panic!("{answer}"));
+    assert!(large["reason"].as_str().unwrap().contains("No space left"), "{answer}");
+    // The others are run all the same.
+    assert!(ended.len() > CASES && failed.len() < ended.len() / 2, "{answer}");
+    assert_eq!(names(&dir), ["theirs"]);
+    on_dir(&dir, &[]).refused(UNFIT, &["FAILED", "files_of_64_mib_come_back", "No space left"]);
+}
+
+#[test]
+fn what_cannot_be_written_to_is_described_and_left_alone() {
+    let place = Place::new();
+    let dir = place.small_disk("fixed", "tmpfs", 16);
+    let remount = Command::new("mount").args(["-o", "remount,ro"]).arg(&dir).status().unwrap();
+    assert!(remount.success());
+    on_dir(&dir, &[]).refused(INCOMPLETE, &["symlinks", "is read-only", "the suite needs to write", "--dry-run"]);
+    on_dir(&dir, &["--dry-run"]).ok();
+    // A directory that only its owner may write to.
+    let mut command = Command::new(place.lend(&forebay()));
+    command.args(["doctor", "--pool"]).arg(place.pool()).uid(NOBODY).gid(NOBODY);
+    run(&mut command, LIMIT).refused(DENIED, &["symlinks", "forebay-doctor-", "Permission denied"]);
+}
+
+#[test]
+fn what_is_no_pool_is_refused_with_what_is_wrong() {
+    for (url, code, words) in [
+        ("ftp://host/a", USAGE, "known"),
+        ("s3://bucket?colour=red", USAGE, "unknown option colour"),
+        ("nfs:///a", USAGE, "names no server"),
+    ] {
+        let answer = doctor(url, &BTreeMap::new(), &[]).refused(code, &[words]);
+        assert!(answer.out.is_empty(), "a refusal is no output: {answer}");
+    }
+    doctor("/no/such/place", &BTreeMap::new(), &[]).refused(MISSING, &["/no/such/place", "mount the pool first"]);
+    let answer = run(Command::new(forebay()).args(["doctor", "--dry-run"]), LIMIT);
+    answer.refused(USAGE, &["--pool"]);
+}
+
+/// Whoever asks it to end gets a pool without the scratch directory.
+#[test]
+fn a_trial_that_is_interrupted_is_cleared_away() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let server = Versitygw::start();
+        let remote = server.remote();
+        fs::write(remote.tree.join("theirs"), "kept").unwrap();
+        let mut command = Command::new(forebay());
+        command.args(["doctor", "--pool", &remote.url]).envs(&remote.environment);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let since = Instant::now();
+        // In the middle of the case with the most files.
+        let many = || {
+            let scratch = names(&remote.tree).into_iter().find(|name| name.starts_with("forebay-doctor-"))?;
+            fs::read_dir(remote.tree.join(scratch).join("three_thousand_entries_are_listed_once_each")).ok()
+        };
+        while many().is_none_or(|entries| entries.count() < 50) {
+            assert!(since.elapsed() < LIMIT && child.try_wait().unwrap().is_none(), "it never came so far");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: a plain system call on our own child, which was not waited for.
+        unsafe { libc::kill(child.id().cast_signed(), signal) };
+        let status = wait(&mut child, LIMIT).expect("it ends");
+        assert_eq!(status.code(), Some(INCOMPLETE));
+        assert_eq!(names(&remote.tree), ["theirs"]);
+    }
+}
