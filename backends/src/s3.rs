@@ -210,7 +210,8 @@ impl Op<'_> {
         let wanted = match (expected, there) {
             (Expected::Absent, None) => Wanted::Absent,
             (Expected::Version(_) | Expected::Name(_), Some(object)) => Wanted::Same(object),
-            _ => Wanted::Anything,
+            // Whatever is there: but what somebody else makes of it afterwards is theirs.
+            _ => return Condition::Seen(there),
         };
         wanted.heeded(heeded)
     }
@@ -465,11 +466,9 @@ impl Pool for S3Pool {
             Err(error) if error.is(ErrorKind::NotFound) && *expected == Expected::Absent => return Ok(()),
             answer => answer?,
         };
-        if matches!(found, Found::Directory(_)) {
-            return Err(op.error(ErrorKind::IsDirectory));
-        }
+        let Found::Object(object) = &found else { return Err(op.error(ErrorKind::IsDirectory)) };
         op.check(expected, &found)?;
-        self.bucket.client.delete(&op.place.key).await.map_err(refused)
+        self.bucket.client.delete(&op.place.key, Some(object)).await.map_err(refused)
     }
 
     async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
@@ -477,9 +476,7 @@ impl Pool for S3Pool {
         if path.is_root() {
             return Err(op.error(ErrorKind::Busy));
         }
-        if !matches!(op.find().await?, Found::Directory(_)) {
-            return Err(op.error(ErrorKind::NotDirectory));
-        }
+        let Found::Directory(marker) = op.find().await? else { return Err(op.error(ErrorKind::NotDirectory)) };
         let (directory, refused) = (op.place.directory(), |refusal| op.refused(refusal));
         let below = self.bucket.client.list(&directory, false, None, 2).await.map_err(refused)?.objects;
         if below.iter().any(|listed| listed.key != directory || listed.size > 0) {
@@ -487,7 +484,7 @@ impl Pool for S3Pool {
         }
         self.bucket.keep_directory_of(&directory).await.map_err(refused)?;
         self.bucket.forget_directory(&directory);
-        self.bucket.client.delete(&directory).await.map_err(refused)
+        self.bucket.client.delete(&directory, marker.as_ref()).await.map_err(refused)
     }
 
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {

@@ -22,11 +22,21 @@ const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-crc32c");
 const CHECKSUM_ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
 
 /// What must hold of a key for a change to be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Condition<'a> {
     None,
     Absent,
     Etag(&'a str),
+    /// Nothing is sent: this is what was seen there. Where the answer is lost it must still be there for the request to
+    /// be sent again.
+    Seen(Option<&'a Object>),
+}
+
+impl Condition<'_> {
+    /// Whether the server looks at it.
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(self, Self::Absent | Self::Etag(_))
+    }
 }
 
 /// One page of a listing, in the order of the keys' bytes.
@@ -215,10 +225,14 @@ impl Client {
             .await
     }
 
-    /// Removes a key, if it is there.
-    pub(super) async fn delete(&self, key: &str) -> Result<(), Refusal> {
-        match self.send(Call::new(Method::DELETE, key)).await {
+    /// Removes a key, if it is there. Of an object that is known, no other one is removed where the answer is lost.
+    pub(super) async fn delete(&self, key: &str, known: Option<&Object>) -> Result<(), Refusal> {
+        let mut call = Call::new(Method::DELETE, key);
+        call.over = known.map(Some);
+        match self.send(call).await {
             Ok(_) => Ok(()),
+            // What was to go is gone.
+            Err(refusal) if refusal.is_moved_on() => Ok(()),
             Err(refusal) if refusal.is(ErrorKind::NotFound) && refusal.code != "NoSuchBucket" => Ok(()),
             Err(refusal) => Err(refusal),
         }
@@ -313,9 +327,10 @@ impl Client {
     }
 }
 
-fn on<'a>(call: Call<'a>, condition: Condition<'_>) -> Result<Call<'a>, Refusal> {
+fn on<'a>(call: Call<'a>, condition: Condition<'a>) -> Result<Call<'a>, Refusal> {
     match condition {
         Condition::None => Ok(call),
+        Condition::Seen(seen) => Ok(Call { over: Some(seen), ..call }),
         Condition::Absent => call.header(header::IF_NONE_MATCH, "*"),
         Condition::Etag(etag) => call.header(header::IF_MATCH, etag),
     }
@@ -367,7 +382,7 @@ fn etag_of(headers: &HeaderMap) -> Result<String, Refusal> {
     etag.map(str::to_owned).ok_or_else(|| garbled("no ETag"))
 }
 
-fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
+pub(super) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let length = match text(header::CONTENT_RANGE) {
         // `bytes FROM-TO/SIZE`

@@ -61,7 +61,7 @@ impl Op<'_> {
                 });
                 changed(&mut meta);
                 let key = self.place.marker();
-                let etag = client.put(&key, Bytes::new(), &meta, Condition::None).await.map_err(refused)?;
+                let etag = client.put(&key, Bytes::new(), &meta, Condition::Seen(None)).await.map_err(refused)?;
                 (Object::written_now(etag, 0, meta), true)
             }
             Found::Object(object) => {

@@ -20,7 +20,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{Error, ErrorKind, Side};
 
+use super::api;
 use super::keys::is_unspeakable;
+use super::metadata::Object;
 
 /// What a key's bytes may be in a URL, by AWS's rules for signatures.
 const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -68,12 +70,15 @@ pub(super) struct Call<'a> {
     pub(super) body: Bytes,
     /// The number of bytes of the answer, where it is known.
     pub(super) answer_bytes: Option<u64>,
+    /// What was seen at the key before a change without a condition, where the change is no other's business: it is
+    /// sent again only while that is there.
+    pub(super) over: Option<Option<&'a Object>>,
 }
 
 impl<'a> Call<'a> {
     pub(super) fn new(method: Method, key: &'a str) -> Self {
         let (query, headers) = (Vec::new(), HeaderMap::new());
-        Self { method, key, query, headers, body: Bytes::new(), answer_bytes: None }
+        Self { method, key, query, headers, body: Bytes::new(), answer_bytes: None, over: None }
     }
 
     pub(super) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -113,6 +118,9 @@ pub(super) struct Refusal {
     kind: ErrorKind,
     again: bool,
 }
+
+/// Our code for an answer that was lost, where the key is by now as neither the request nor what was before it says.
+const MOVED_ON: &str = "MovedOn";
 
 /// The body of an error.
 #[derive(Debug, Default, Deserialize)]
@@ -166,6 +174,16 @@ impl Refusal {
         self.kind == kind
     }
 
+    fn moved_on() -> Self {
+        let message = "the answer was lost, and by now there is something else".to_owned();
+        Self { code: MOVED_ON.to_owned(), ..Self::local(ErrorKind::Conflict, message) }
+    }
+
+    /// Whether a request was not sent again, because of what is at the key now.
+    pub(super) fn is_moved_on(&self) -> bool {
+        self.code == MOVED_ON
+    }
+
     /// As the pool tells it; `what` names the operation and the path.
     pub(super) fn into_error(self, what: impl Into<String>) -> Error {
         let mut context = what.into();
@@ -207,10 +225,11 @@ impl Client {
     }
 
     /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
-    /// number of times with growing, jittered pauses.
+    /// number of times with growing, jittered pauses. A change that may have been made already is not made again over
+    /// what came afterwards.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
         let retries = AtomicU64::new(0);
-        let answer = self.until_answered(call.key, &retries, || self.send_once(&call)).await;
+        let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
         let retries = retries.into_inner();
         match answer {
             Ok(answer) => Ok(Answer { retries, ..answer }),
@@ -240,6 +259,26 @@ impl Client {
     pub(super) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
         self.retried.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "S3 request is sent again");
+    }
+
+    /// Sends a change, again only where nobody made another one since.
+    async fn send_safely(&self, call: &Call<'_>, retries: &AtomicU64) -> Result<Answer, Refusal> {
+        if let Some(seen) = call.over
+            && retries.load(Ordering::Relaxed) > 0
+            && !self.is_still(call.key, seen).await?
+        {
+            return Err(Refusal::moved_on());
+        }
+        self.send_once(call).await
+    }
+
+    /// Whether what is at a key is what was seen there.
+    async fn is_still(&self, key: &str, seen: Option<&Object>) -> Result<bool, Refusal> {
+        match self.send_once(&Call::new(Method::HEAD, key)).await {
+            Ok(answer) => Ok(seen.is_some_and(|seen| api::object(&answer.headers).is_ok_and(|now| now.is(seen)))),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) => Ok(seen.is_none()),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     async fn send_once(&self, call: &Call<'_>) -> Result<Answer, Refusal> {

@@ -194,7 +194,13 @@ impl Object {
 
     /// That it is still this one.
     pub(super) fn condition(&self) -> Condition<'_> {
-        if self.etag.is_empty() { Condition::None } else { Condition::Etag(&self.etag) }
+        if self.etag.is_empty() { Condition::Seen(Some(self)) } else { Condition::Etag(&self.etag) }
+    }
+
+    /// Whether nobody has written since.
+    pub(super) fn is(&self, seen: &Self) -> bool {
+        let told = |object: &Self| (object.etag.clone(), object.size, object.last_modified);
+        told(self) == told(seen) && self.meta.write == seen.meta.write
     }
 
     /// When it was written by the server's clock, with the nanoseconds of who wrote it.

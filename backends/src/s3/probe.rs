@@ -44,7 +44,9 @@ impl<'a> Wanted<'a> {
         match self {
             Self::Absent if by.absent => Condition::Absent,
             Self::Same(object) if by.etag => object.condition(),
-            _ => Condition::None,
+            Self::Absent => Condition::Seen(None),
+            Self::Same(object) => Condition::Seen(Some(object)),
+            Self::Anything => Condition::None,
         }
     }
 }
@@ -70,7 +72,7 @@ pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal
     let key = format!("{root}{name}probe-{:016x}", rand::random::<u64>());
     let probed = conditions(client, &key).await;
     if !matches!(&probed, Err(refusal) if is_read_only(refusal)) {
-        client.delete(&key).await?;
+        client.delete(&key, None).await?;
     }
     match probed {
         Ok(conditional) => Ok(Probed { conditional, read_only: false }),

@@ -143,7 +143,7 @@ impl Bucket {
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
         // A file that was not moved is where it was: there is nothing to finish.
         if done.is_ok() || !what.directory {
-            self.client.delete(&note).await?;
+            self.client.delete(&note, None).await?;
         }
         done
     }
@@ -214,7 +214,7 @@ impl Bucket {
         // Directories are the same by their names.
         let same = copy.is_copy_of(&source) || (from.ends_with('/') && source.size == 0);
         if !others && same {
-            self.client.delete(from).await?;
+            self.client.delete(from, Some(&source)).await?;
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ impl Bucket {
         if !is_another {
             self.carry_out(&what, None, Some(note.last_modified)).await?;
         }
-        self.client.delete(&note.key).await
+        self.client.delete(&note.key, None).await
     }
 }
 

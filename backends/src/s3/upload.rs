@@ -150,6 +150,8 @@ impl Op<'_> {
         let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
         let mut parts = Parts::new(content, size);
         let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
+            // Nothing was expected: the same call finds what somebody else wrote while the answer was lost.
+            true if *expected == Expected::Anything => self.error(ErrorKind::Busy),
             true => self.error(ErrorKind::Conflict),
             false => self.refused(refusal),
         };
@@ -162,7 +164,7 @@ impl Op<'_> {
             let upload = Upload::begin(&self.bucket.client, &self.place.key, &meta).await.map_err(refused)?;
             let sent = self.send_parts(&upload, parts, part_bytes(size)).await?;
             let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.complete);
-            if condition == Condition::None {
+            if !condition.is_sent() {
                 let now = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
                 self.check(expected, &now)?;
             }
