@@ -12,6 +12,7 @@ mod errors;
 mod links;
 mod renames;
 mod trial;
+pub mod troubled;
 
 use std::fmt;
 use std::sync::Arc;

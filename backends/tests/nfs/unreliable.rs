@@ -1,11 +1,16 @@
-//! Passes NFS calls on, but for one: that is lost, or its answer, together with the connection; or it is dropped
-//! without a word; or it is answered with a status that the server has no reason for.
+//! Passes NFS calls on, but for one, or for some by chance: such a call is lost, or its answer, together with the
+//! connection; or it is dropped without a word; or it is answered with a status that the server has no reason for; or it
+//! is late; or a READ gives less than was asked for; or an answer breaks off.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use forebay_backends::conformance::troubled::Trouble;
 use parking_lot::Mutex;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -39,10 +44,40 @@ pub enum Loss {
     Silence,
     /// The server never gets the call; it is answered with this status and without attributes.
     Status(u32),
+    /// The server gets the call late.
+    Late,
+    /// The server is asked for less, and says that there is more. Of READ only.
+    Short,
+    /// Half of the answer comes.
+    Cut,
 }
+
+/// One call of so many goes wrong in a storm.
+const ODDS: f64 = 0.05;
+/// What goes wrong then. A silence takes seconds: it is the rarest.
+const IN_STORMS: [Loss; 15] = [
+    Loss::Call,
+    Loss::Call,
+    Loss::Answer,
+    Loss::Answer,
+    Loss::Answer,
+    Loss::Late,
+    Loss::Late,
+    Loss::Late,
+    Loss::Short,
+    Loss::Short,
+    Loss::Short,
+    Loss::Short,
+    Loss::Cut,
+    Loss::Cut,
+    Loss::Silence,
+];
+const LATENESS: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 struct Plan {
+    storm: Mutex<Option<ChaCha8Rng>>,
+    happened: AtomicU64,
     next: Mutex<Option<Planned>>,
     lost: AtomicBool,
 }
@@ -56,6 +91,20 @@ struct Planned {
 
 impl Plan {
     fn for_call_of(&self, procedure: u32) -> Option<Loss> {
+        let loss = self.in_storm().or_else(|| self.appointed(procedure));
+        let loss = loss.filter(|loss| !matches!(loss, Loss::Short) || procedure == self::procedure::READ);
+        self.happened.fetch_add(u64::from(loss.is_some()), Ordering::Relaxed);
+        loss
+    }
+
+    fn in_storm(&self) -> Option<Loss> {
+        let mut storm = self.storm.lock();
+        let random = storm.as_mut()?;
+        let (happens, which) = (random.random_bool(ODDS), random.random_range(0..IN_STORMS.len()));
+        happens.then_some(IN_STORMS[which])
+    }
+
+    fn appointed(&self, procedure: u32) -> Option<Loss> {
         let mut next = self.next.lock();
         let planned = next.as_mut().filter(|planned| planned.procedure == procedure)?;
         if let Some(before) = planned.before.checked_sub(1) {
@@ -114,10 +163,31 @@ impl Unreliable {
     }
 }
 
+impl Trouble for Unreliable {
+    fn begin(&self, seed: u64) {
+        *self.plan.storm.lock() = Some(ChaCha8Rng::seed_from_u64(seed));
+    }
+
+    fn end(&self) {
+        *self.plan.storm.lock() = None;
+    }
+
+    fn happened(&self) -> u64 {
+        self.plan.happened.load(Ordering::Relaxed)
+    }
+}
+
+/// Halves the count of bytes that a READ asks for: its last argument.
+fn shorten(call: &mut [u8]) {
+    let at = call.len() - 4;
+    let count = u32::from_be_bytes(call[at..].try_into().unwrap());
+    call[at..].copy_from_slice(&count.div_ceil(2).to_be_bytes());
+}
+
 async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
     let mut server = TcpStream::connect(("127.0.0.1", server_port)).await?;
     loop {
-        let call = record(&mut client).await?;
+        let mut call = record(&mut client).await?;
         // After the length: number of the call, direction, versions, program, its version, procedure.
         let procedure = u32::from_be_bytes(call[24..28].try_into().unwrap());
         let loss = plan.for_call_of(procedure);
@@ -134,10 +204,18 @@ async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Re
             client.write_all(&words.map(u32::to_be_bytes).concat()).await?;
             continue;
         }
+        match loss {
+            Some(Loss::Late) => tokio::time::sleep(LATENESS).await,
+            Some(Loss::Short) => shorten(&mut call),
+            _ => {}
+        }
         server.write_all(&call).await?;
         let answer = record(&mut server).await?;
         if let Some(Loss::Answer) = loss {
             return Ok(());
+        }
+        if let Some(Loss::Cut) = loss {
+            return client.write_all(&answer[..answer.len() / 2]).await;
         }
         client.write_all(&answer).await?;
     }

@@ -84,6 +84,16 @@ fn curl(arguments: &[&str], url: &str) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
+/// Sends a signed request for a key to the server at a port with curl. Returns what it prints.
+pub fn curl_at(port: u16, arguments: &[&str], key: &str) -> String {
+    curl(arguments, format!("http://127.0.0.1:{port}/{BUCKET}/{key}").trim_end_matches('/'))
+}
+
+/// The pool at a port: of a server, or of what stands before one.
+pub fn url_at(port: u16) -> String {
+    format!("s3://{BUCKET}/?endpoint=http://127.0.0.1:{port}")
+}
+
 /// A versitygw whose buckets are directories below a temporary one.
 pub struct Versitygw {
     dir: TempDir,
@@ -142,9 +152,13 @@ impl Versitygw {
         self.port
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Sends a signed request for a key with curl. Returns what it prints.
     pub fn curl(&self, arguments: &[&str], key: &str) -> String {
-        curl(arguments, format!("http://127.0.0.1:{}/{BUCKET}/{key}", self.port).trim_end_matches('/'))
+        curl_at(self.port, arguments, key)
     }
 
     /// Where the objects of the bucket are files.
@@ -188,6 +202,10 @@ impl Rgw {
         wait_until("radosgw", &log, || answers(port).is_some());
         server.curl(&["-X", "PUT"], "");
         server
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     pub fn url(&self, prefix: &str) -> String {

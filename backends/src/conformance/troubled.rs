@@ -1,0 +1,218 @@
+//! The suite for bad times: work on a pool while the way to it fails, checked by a way that does not.
+//!
+//! Nothing that was answered may be lost and nothing may be there that nobody wrote; bytes are those of one version; an
+//! error says that trying again may help, or tells what others did, and is never told where nobody did anything; no call
+//! goes on for ever. When the trouble is over the pool works, and nothing unfinished keeps a directory from going.
+
+mod directories;
+mod files;
+mod ledger;
+mod listings;
+mod races;
+mod reads;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{StreamExt, TryStreamExt, stream};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{Attrs, DirEntry, Error, ErrorKind, Expected, Piece, Pool, PoolPath, Result, Retry, Side, Stat, Time};
+
+use super::context::{Failure, Outcome, pattern, remove_tree};
+use super::{CaseResult, Report, ensure};
+
+/// How long a call may take, with all that it tries again.
+const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// How long the sound way to the pool may fail: the server itself may be away at times.
+const SOUND_LIMIT: Duration = Duration::from_secs(60);
+const SOUND_PAUSE: Duration = Duration::from_millis(20);
+/// The largest content, in bytes: what S3 takes in parts is larger than what it takes in one request.
+const CONTENT_BYTES_MAX: usize = 9 << 20;
+/// One content of so many is that large; the others have at most [`SMALL_BYTES_MAX`].
+const LARGE_EVERY: u64 = 23;
+const SMALL_BYTES_MAX: u64 = 200_000;
+
+/// What goes wrong on the way to a pool.
+pub trait Trouble: Send + Sync {
+    /// It begins; what happens when is drawn from `seed`.
+    fn begin(&self, seed: u64);
+
+    /// All is well again.
+    fn end(&self);
+
+    /// How often something went wrong so far.
+    fn happened(&self) -> u64;
+}
+
+/// A pool in trouble.
+#[derive(Clone)]
+pub struct Setting {
+    /// The way that fails.
+    pub troubled: Arc<dyn Pool>,
+    /// The same pool by a way that does not.
+    pub sound: Arc<dyn Pool>,
+    pub trouble: Arc<dyn Trouble>,
+    pub seed: u64,
+    /// How much each case does.
+    pub rounds: u32,
+}
+
+/// One case and its directory.
+#[derive(Clone)]
+struct Stage {
+    setting: Setting,
+    dir: PoolPath,
+    owner: (u32, u32),
+}
+
+type Work = fn(Stage) -> BoxFuture<'static, Outcome>;
+
+const CASES: [(&str, Work); 5] = [
+    ("what_was_answered_is_there_and_nothing_else", |stage| Box::pin(files::work(stage))),
+    ("of_racing_writers_none_wins_that_was_refused", |stage| Box::pin(races::work(stage))),
+    ("reads_give_one_version_or_an_error", |stage| Box::pin(reads::work(stage))),
+    ("listings_are_whole_or_an_error", |stage| Box::pin(listings::work(stage))),
+    ("directories_are_made_and_removed_once", |stage| Box::pin(directories::work(stage))),
+];
+
+/// Runs every case in a directory of its own beneath `scratch`, which is there, and prints its name and result, with the
+/// seed, to standard output.
+pub async fn run(setting: Setting, scratch: PoolPath) -> Report {
+    let pool = setting.troubled.url();
+    let mut results = Vec::new();
+    for (name, work) in CASES {
+        let before = setting.trouble.happened();
+        let failure = run_case(&setting, &scratch, name, work).await.err().map(String::from);
+        let happened = setting.trouble.happened() - before;
+        let seed = setting.seed;
+        println!("{pool}, seed {seed}, {happened} faults: {name} ... {}", failure.as_deref().unwrap_or("ok"));
+        results.push(CaseResult { name, failure });
+    }
+    Report { pool: format!("{pool} in trouble, seed {}", setting.seed), results }
+}
+
+async fn run_case(setting: &Setting, scratch: &PoolPath, name: &str, work: Work) -> Outcome {
+    let owner = setting.sound.stat(scratch).await?;
+    let stage = Stage { setting: setting.clone(), dir: scratch.join(name.as_bytes()), owner: (owner.uid, owner.gid) };
+    setting.sound.mkdir(&stage.dir, &stage.attrs()).await?;
+    let outcome = work(stage.clone()).await;
+    setting.trouble.end();
+    outcome?;
+    stage.works_again().await?;
+    remove_tree(&setting.sound, &stage.dir).await?;
+    Ok(())
+}
+
+impl Stage {
+    fn path(&self, name: &str) -> PoolPath {
+        self.dir.join(name.as_bytes())
+    }
+
+    fn attrs(&self) -> Attrs {
+        let time = Time { secs: 1_500_000_000, nanos: 987_654_321 };
+        Attrs { mode: 0o755, uid: self.owner.0, gid: self.owner.1, atime: time, mtime: time, xattrs: Vec::new() }
+    }
+
+    fn random(&self, part: u64) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(self.setting.seed.wrapping_mul(1_000_003).wrapping_add(part))
+    }
+
+    /// From here on things go wrong.
+    fn trouble(&self, part: u64) {
+        self.setting.trouble.begin(self.random(part).random());
+    }
+
+    /// A call by the way that fails: it must end.
+    async fn call<T>(&self, what: &str, call: impl Future<Output = Result<T>>) -> Outcome<Result<T>> {
+        let ended = tokio::time::timeout(CALL_LIMIT, call).await;
+        ended.map_err(|_| Failure::new(format!("{what} had not ended after {CALL_LIMIT:?}")))
+    }
+
+    async fn put(&self, path: &PoolPath, content: u64, expected: &Expected) -> Outcome<Result<Stat>> {
+        let data = content_of(content);
+        let put = put(&self.setting.troubled, path, data, self.attrs(), expected);
+        self.call(&format!("put {path}"), put).await
+    }
+
+    /// What `call` answers by the way that does not fail, apart from when the server is away.
+    async fn soundly<T, F>(&self, call: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let since = Instant::now();
+        loop {
+            match call().await {
+                Err(error) if error.retry() == Retry::Later && since.elapsed() < SOUND_LIMIT => {
+                    tokio::time::sleep(SOUND_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// What is really there: the bytes and attributes of one moment, or nothing.
+    async fn truth(&self, path: &PoolPath) -> Outcome<Option<(Stat, Bytes)>> {
+        Ok(self.soundly(|| content_at(&*self.setting.sound, path)).await?)
+    }
+
+    /// When the trouble is over the pool does what it is asked for.
+    async fn works_again(&self) -> Outcome {
+        let (path, pool) = (self.path("afterwards"), &self.setting.troubled);
+        let content = 7;
+        // What is left of the trouble, such as a connection that broke, may be met once.
+        let put = match self.put(&path, content, &Expected::Anything).await? {
+            Err(error) if error.retry() == Retry::Later => self.put(&path, content, &Expected::Anything).await?,
+            answer => answer,
+        };
+        put?;
+        let found = self.call("read", content_at(&**pool, &path)).await??;
+        ensure!(found.is_some_and(|(_, data)| data == content_of(content)), "afterwards: other bytes than were put");
+        self.call("remove", pool.remove(&path, &Expected::Anything)).await??;
+        Ok(())
+    }
+}
+
+/// The content of that number; no two are alike.
+fn content_of(number: u64) -> Bytes {
+    let mut random = ChaCha8Rng::seed_from_u64(number);
+    let length = match number % LARGE_EVERY {
+        0 => CONTENT_BYTES_MAX,
+        _ => 8 + random.random_range(0..SMALL_BYTES_MAX) as usize,
+    };
+    pattern(number, length)
+}
+
+async fn put(pool: &Arc<dyn Pool>, path: &PoolPath, data: Bytes, attrs: Attrs, expected: &Expected) -> Result<Stat> {
+    let size = data.len() as u64;
+    pool.put(path, size, stream::iter([Ok(Piece { offset: 0, data })]).boxed(), &attrs, expected).await
+}
+
+/// The whole content and its attributes; `None` where there is nothing.
+async fn content_at(pool: &dyn Pool, path: &PoolPath) -> Result<Option<(Stat, Bytes)>> {
+    loop {
+        let stat = match pool.stat(path).await {
+            Err(error) if error.is(ErrorKind::NotFound) => return Ok(None),
+            stat => stat?,
+        };
+        match pool.read(path, &stat.version, 0..stat.size).await {
+            Err(error) if error.is(ErrorKind::Stale) => {}
+            data => return Ok(Some((stat, data?))),
+        }
+    }
+}
+
+async fn list(pool: &dyn Pool, path: &PoolPath) -> Result<Vec<DirEntry>> {
+    let pages: Vec<Vec<DirEntry>> = pool.list(path).await?.try_collect().await?;
+    Ok(pages.concat())
+}
+
+/// Fails where an error is not what trouble on the way excuses.
+fn excused(what: &str, error: &Error) -> Outcome {
+    let clear = error.retry() == Retry::Later && error.side() == Side::Pool;
+    ensure!(clear, "{what}: {:?} is no error of a way that fails: {error}", error.kind());
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Directories of one worker.
+
+use crate::conformance::context::Outcome;
+use crate::conformance::ensure;
+use crate::{Error, ErrorKind, FileKind};
+
+use super::{Stage, excused};
+
+pub(super) async fn work(stage: Stage) -> Outcome {
+    stage.trouble(500);
+    for round in 0..stage.setting.rounds.div_ceil(2) {
+        let path = stage.path(&format!("directory-{round}"));
+        let pool = &stage.setting.troubled;
+        let made = stage.call("mkdir", pool.mkdir(&path, &stage.attrs())).await?;
+        let there = is_there(&stage, &path).await?;
+        match made {
+            Ok(stat) => ensure!(there && stat.kind == FileKind::Directory, "{path} was made, and is not there"),
+            Err(error) => alone("mkdir", &error)?,
+        }
+        if !there {
+            continue;
+        }
+        let removed = stage.call("remove_dir", pool.remove_dir(&path)).await?;
+        let there = is_there(&stage, &path).await?;
+        match removed {
+            Ok(()) => ensure!(!there, "{path} was removed, and is there"),
+            Err(error) => alone("remove_dir", &error)?,
+        }
+    }
+    Ok(())
+}
+
+/// Nobody else makes or removes anything here.
+fn alone(what: &str, error: &Error) -> Outcome {
+    let others = [ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::NotEmpty];
+    ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");
+    excused(what, error)
+}
+
+async fn is_there(stage: &Stage, path: &crate::PoolPath) -> Outcome<bool> {
+    match stage.soundly(|| stage.setting.sound.stat(path)).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is(ErrorKind::NotFound) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,167 @@
+//! Files that one worker each writes, renames and removes.
+
+use futures::future::try_join_all;
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::conformance::context::{Failure, Outcome};
+use crate::conformance::ensure;
+use crate::{Error, ErrorKind, Expected, PoolPath, RenameMode, Stat};
+
+use super::ledger::{Ledger, State};
+use super::{Stage, content_at, content_of, excused};
+
+const WORKERS: u64 = 4;
+/// Contents of one worker have numbers from a multiple of this on.
+const NUMBERS: u64 = 1 << 20;
+
+struct Worker {
+    stage: Stage,
+    names: [PoolPath; 2],
+    ledger: Ledger,
+    random: ChaCha8Rng,
+    /// Of the last content that was put.
+    number: u64,
+}
+
+pub(super) async fn work(stage: Stage) -> Outcome {
+    let workers = (0..WORKERS).map(|n| Worker {
+        names: [stage.path(&format!("{n}-a")), stage.path(&format!("{n}-b"))],
+        ledger: Ledger::empty(),
+        random: stage.random(n),
+        number: (n + 1) * NUMBERS,
+        stage: stage.clone(),
+    });
+    stage.trouble(100);
+    let running = workers.map(|worker| tokio::spawn(worker.run()));
+    let done = try_join_all(running).await?;
+    stage.setting.trouble.end();
+    for worker in done {
+        worker?.check().await?;
+    }
+    Ok(())
+}
+
+impl Worker {
+    async fn run(mut self) -> Outcome<Self> {
+        for _ in 0..self.stage.setting.rounds {
+            let Some(state) = self.look().await? else { continue };
+            let name = self.random.random_range(0..2);
+            match (self.random.random_range(0..10), state[name]) {
+                (0..2, Some(_)) => self.remove(name, state).await?,
+                (2..4, Some(_)) => self.rename(name, state).await?,
+                _ => self.put(name, state).await?,
+            }
+        }
+        Ok(self)
+    }
+
+    /// What is there; `None` where the trouble is such that nobody can tell now.
+    async fn look(&mut self) -> Outcome<Option<State>> {
+        if let Some(state) = self.ledger.known() {
+            return Ok(Some(state));
+        }
+        let mut state = [None, None];
+        for (name, path) in self.names.iter().enumerate() {
+            let what = format!("look at {path}");
+            match self.stage.call(&what, content_at(&*self.stage.setting.troubled, path)).await? {
+                Ok(found) => state[name] = self.number_of(name, found.map(|(_, data)| data))?,
+                Err(error) => {
+                    excused(&what, &error)?;
+                    return Ok(None);
+                }
+            }
+        }
+        ensure!(self.ledger.allows(state), "{}: {state:?} is not among {:?}", self.names[0], self.ledger);
+        self.ledger.is(state);
+        Ok(Some(state))
+    }
+
+    /// Which of the contents that may be under a name was found there.
+    fn number_of(&self, name: usize, found: Option<bytes::Bytes>) -> Outcome<Option<u64>> {
+        let Some(data) = found else { return Ok(None) };
+        let known = self.ledger.contents(name).into_iter().flatten().find(|number| content_of(*number) == data);
+        let path = &self.names[name];
+        let unknown = || {
+            let possible = self.ledger.contents(name);
+            Failure::new(format!("{path} has {} bytes that are none of {possible:?}", data.len()))
+        };
+        known.map(Some).ok_or_else(unknown)
+    }
+
+    /// The version that is there, for a condition.
+    async fn expected(&self, name: usize, state: State) -> Outcome<Option<Expected>> {
+        if state[name].is_none() {
+            return Ok(Some(Expected::Absent));
+        }
+        let (path, what) = (&self.names[name], format!("stat {}", self.names[name]));
+        match self.stage.call(&what, self.stage.setting.troubled.stat(path)).await? {
+            Ok(stat) => Ok(Some(Expected::Version(stat.version))),
+            Err(error) => excused(&what, &error).map(|()| None),
+        }
+    }
+
+    async fn put(&mut self, name: usize, state: State) -> Outcome {
+        let Some(mut expected) = self.expected(name, state).await? else { return Ok(()) };
+        if self.random.random_bool(0.3) {
+            expected = Expected::Anything;
+        }
+        self.number += 1;
+        let mut after = state;
+        after[name] = Some(self.number);
+        let answer = self.stage.put(&self.names[name].clone(), self.number, &expected).await?;
+        let size = content_of(self.number).len() as u64;
+        if let Ok(Stat { size: told, .. }) = &answer {
+            ensure!(*told == size, "put {}: {told} bytes were told, {size} put", self.names[name]);
+        }
+        self.settle("put", name, answer.map(drop), &[after])
+    }
+
+    async fn remove(&mut self, name: usize, state: State) -> Outcome {
+        let Some(expected) = self.expected(name, state).await? else { return Ok(()) };
+        let mut after = state;
+        after[name] = None;
+        let removal = self.stage.setting.troubled.remove(&self.names[name], &expected);
+        let answer = self.stage.call("remove", removal).await?;
+        self.settle("remove", name, answer, &[after])
+    }
+
+    async fn rename(&mut self, name: usize, state: State) -> Outcome {
+        let other = 1 - name;
+        let mut after = state;
+        (after[name], after[other]) = (None, state[name]);
+        let mut both = state;
+        both[other] = state[name];
+        let pool = &self.stage.setting.troubled;
+        let rename = pool.rename(&self.names[name], &self.names[other], RenameMode::Replace);
+        let answer = self.stage.call("rename", rename).await?;
+        // A copy that was made, and an original that was not removed.
+        let half = pool.capabilities().renames_copy.then_some(both);
+        self.settle("rename", name, answer.map(drop), &[&[after][..], half.as_slice()].concat())
+    }
+
+    /// `afters`: what there may be afterwards, the first of them if it succeeded.
+    fn settle(&mut self, what: &str, name: usize, answer: Result<(), Error>, afters: &[State]) -> Outcome {
+        let what = format!("{what} {}", self.names[name]);
+        match answer {
+            Ok(()) => self.ledger.is(afters[0]),
+            Err(error) => {
+                // Nobody else writes here.
+                let others = [ErrorKind::Conflict, ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::Stale];
+                ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");
+                excused(&what, &error)?;
+                afters.iter().for_each(|after| self.ledger.may_be(*after));
+            }
+        }
+        Ok(())
+    }
+
+    async fn check(self) -> Outcome {
+        let mut state = [None, None];
+        for (name, path) in self.names.iter().enumerate() {
+            state[name] = self.number_of(name, self.stage.truth(path).await?.map(|(_, data)| data))?;
+        }
+        ensure!(self.ledger.allows(state), "{}: {state:?} is not among {:?}", self.names[0], self.ledger);
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! Writers of one version at the same time.
+
+use futures::future::join_all;
+
+use crate::conformance::context::{Failure, Outcome};
+use crate::conformance::ensure;
+use crate::{ConditionalPut, ErrorKind, Expected};
+
+use super::{Stage, content_of, excused};
+
+const WRITERS: u64 = 6;
+/// Contents of one round have numbers from a multiple of this on.
+const NUMBERS: u64 = 100;
+/// Rounds are few where each is many calls.
+const ROUNDS_DIVISOR: u32 = 4;
+
+pub(super) async fn work(stage: Stage) -> Outcome {
+    let path = stage.path("raced-for");
+    stage.trouble(200);
+    let mut before = None;
+    for round in 1..=u64::from(stage.setting.rounds.div_ceil(ROUNDS_DIVISOR)) {
+        let expected = match stage.truth(&path).await? {
+            Some((stat, _)) => Expected::Version(stat.version),
+            None => Expected::Absent,
+        };
+        let numbers = (1..=WRITERS).map(|n| round * NUMBERS + n);
+        let writing = numbers.clone().map(|number| {
+            let (stage, path, expected) = (stage.clone(), path.clone(), expected.clone());
+            tokio::spawn(async move { stage.put(&path, number, &expected).await })
+        });
+        let (mut won, mut refused) = (Vec::new(), Vec::new());
+        for (number, answer) in numbers.zip(join_all(writing).await) {
+            match answer?? {
+                Ok(_) => won.push(number),
+                Err(error) if error.is(ErrorKind::Conflict) => refused.push(number),
+                Err(error) => excused("put", &error)?,
+            }
+        }
+        let found = stage.truth(&path).await?.map(|(_, data)| data);
+        let candidates = (1..=WRITERS).map(|n| Some(round * NUMBERS + n)).chain([before]);
+        let is = |number: &Option<u64>| number.map(content_of) == found;
+        let now = candidates.into_iter().find(is).ok_or_else(|| Failure::new("the content is nobody's"))?;
+        let atomic = stage.setting.troubled.capabilities().conditional_put == ConditionalPut::Atomic;
+        ensure!(!atomic || won.len() <= 1, "{won:?} won in round {round}");
+        ensure!(!atomic || won.is_empty() || won.first().copied() == now, "{won:?} won, and {now:?} is there");
+        ensure!(won.is_empty() || now != before, "{won:?} won, and nothing changed");
+        ensure!(now.is_none_or(|now| !refused.contains(&now)), "{now:?} is there, and was told of a conflict");
+        before = now;
+    }
+    Ok(())
+}

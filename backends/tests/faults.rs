@@ -1,0 +1,47 @@
+//! Pools in bad times: the suite for them, and the single things that can go wrong, with real servers.
+
+mod common;
+#[path = "faults/decorated.rs"]
+mod decorated;
+#[path = "faults/http.rs"]
+mod http;
+#[path = "faults/nfs.rs"]
+mod nfs;
+#[path = "../../tests/src/servers/nfs.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod nfs_server;
+#[path = "faults/restarts.rs"]
+mod restarts;
+#[path = "nfs/unreliable.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod rpc;
+#[path = "faults/s3.rs"]
+mod s3;
+#[path = "../../tests/src/servers/s3.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod s3_server;
+
+use std::sync::Arc;
+
+use forebay_backends::conformance::troubled::{self, Setting, Trouble};
+use forebay_backends::{Attrs, Pool};
+
+use common::{attrs, path};
+
+/// The default seed; `FOREBAY_SEED` takes another one.
+const SEED: u64 = 1;
+
+fn seed() -> u64 {
+    std::env::var("FOREBAY_SEED").map_or(SEED, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
+}
+
+/// Fails where a case does, where nothing went wrong on the way, and where something is left.
+async fn assert_endures(troubled: Arc<dyn Pool>, sound: Arc<dyn Pool>, trouble: Arc<dyn Trouble>, rounds: u32) {
+    let scratch = path("scratch");
+    sound.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
+    let setting = Setting { troubled, sound: Arc::clone(&sound), trouble: Arc::clone(&trouble), seed: seed(), rounds };
+    let report = troubled::run(setting, scratch.clone()).await;
+    assert!(report.passed(), "{report}");
+    assert!(trouble.happened() > 0, "nothing went wrong on the way");
+    sound.remove_dir(&scratch).await.unwrap();
+}

@@ -1,0 +1,296 @@
+//! Passes HTTP requests on to an S3 server, and lets some of them go wrong.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use forebay_backends::conformance::troubled::Trouble;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wrong {
+    /// It arrives late.
+    Late,
+    /// The connection breaks before it reaches the server.
+    ResetBefore,
+    /// The connection breaks after the server has done it.
+    ResetAfter,
+    /// 503 SlowDown; the server never gets it.
+    SlowDown,
+    /// 500 InternalError, after the server has done it.
+    FailedAfter,
+    /// The body of the answer ends half-way.
+    CutShort,
+    /// A GET's answer has the ETag of something else.
+    OtherEtag,
+    /// 403 RequestTimeTooSkewed.
+    Skewed,
+}
+
+/// Those that pass.
+const PASSING: [Wrong; 7] = [
+    Wrong::Late,
+    Wrong::ResetBefore,
+    Wrong::ResetAfter,
+    Wrong::SlowDown,
+    Wrong::FailedAfter,
+    Wrong::CutShort,
+    Wrong::OtherEtag,
+];
+/// One request of so many goes wrong.
+const ODDS: f64 = 0.1;
+const LATENESS_MS_MAX: u64 = 150;
+
+/// What others do before an answer is lost.
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+struct Planned {
+    method: &'static str,
+    wrong: Wrong,
+    times: u32,
+    meanwhile: Option<Meanwhile>,
+}
+
+#[derive(Default)]
+struct Plan {
+    random: Mutex<Option<ChaCha8Rng>>,
+    next: Mutex<Option<Planned>>,
+    happened: AtomicU64,
+}
+
+impl Plan {
+    fn decide(&self, request: &Message) -> (Option<Wrong>, Option<Meanwhile>, u64) {
+        let method = request.head.split(' ').next().unwrap();
+        let (mut wrong, mut meanwhile, mut late_ms) = (None, None, 0);
+        if let Some(random) = self.random.lock().as_mut() {
+            let (happens, which) = (random.random_bool(ODDS), random.random_range(0..PASSING.len()));
+            late_ms = random.random_range(0..LATENESS_MS_MAX);
+            wrong = happens.then_some(PASSING[which]);
+        }
+        let mut next = self.next.lock();
+        if let Some(planned) = next.as_mut().filter(|planned| planned.method == method) {
+            wrong = Some(planned.wrong);
+            meanwhile = planned.meanwhile.take();
+            planned.times -= 1;
+            if planned.times == 0 {
+                *next = None;
+            }
+        }
+        // An ETag of something else is one of a content.
+        let wrong = wrong.filter(|wrong| *wrong != Wrong::OtherEtag || method == "GET" && !request.head.contains('?'));
+        self.happened.fetch_add(u64::from(wrong.is_some()), Ordering::Relaxed);
+        (wrong, meanwhile, late_ms)
+    }
+}
+
+/// A way to a server that is not to be relied on. It ends with this value.
+pub struct Unreliable {
+    port: u16,
+    plan: Arc<Plan>,
+    _tasks: JoinSet<()>,
+}
+
+impl Unreliable {
+    pub async fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let plan = Arc::new(Plan::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn({
+            let plan = Arc::clone(&plan);
+            async move {
+                let mut connections = JoinSet::new();
+                while let Ok((client, _)) = listener.accept().await {
+                    let plan = Arc::clone(&plan);
+                    // It ends as connections do, by an error.
+                    connections.spawn(async move { pass_on(client, server_port, &plan).await.err() });
+                }
+            }
+        });
+        Self { port, plan, _tasks: tasks }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next `times` requests of a method go wrong.
+    pub fn next(&self, method: &'static str, wrong: Wrong, times: u32) {
+        *self.plan.next.lock() = Some(Planned { method, wrong, times, meanwhile: None });
+    }
+
+    /// The next one does, and others do something before the client learns of it.
+    pub fn next_while(&self, method: &'static str, wrong: Wrong, meanwhile: impl FnOnce() + Send + 'static) {
+        *self.plan.next.lock() = Some(Planned { method, wrong, times: 1, meanwhile: Some(Box::new(meanwhile)) });
+    }
+}
+
+impl Trouble for Unreliable {
+    fn begin(&self, seed: u64) {
+        *self.plan.random.lock() = Some(ChaCha8Rng::seed_from_u64(seed));
+    }
+
+    fn end(&self) {
+        *self.plan.random.lock() = None;
+    }
+
+    fn happened(&self) -> u64 {
+        self.plan.happened.load(Ordering::Relaxed)
+    }
+}
+
+async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
+    let mut client = Peer::new(client);
+    let mut server: Option<Peer> = None;
+    loop {
+        let request = client.message(true).await?;
+        let (wrong, meanwhile, late_ms) = plan.decide(&request);
+        match wrong {
+            Some(Wrong::ResetBefore) => return Ok(()),
+            Some(Wrong::SlowDown) => {
+                client.refuse("503 Service Unavailable", "SlowDown", "Please reduce your request rate.").await?;
+                continue;
+            }
+            Some(Wrong::Skewed) => {
+                let message = "The difference between the request time and the server's time is too large.";
+                client.refuse("403 Forbidden", "RequestTimeTooSkewed", message).await?;
+                continue;
+            }
+            Some(Wrong::Late) => tokio::time::sleep(Duration::from_millis(late_ms)).await,
+            _ => {}
+        }
+        if server.is_none() {
+            server = Some(Peer::new(TcpStream::connect(("127.0.0.1", server_port)).await?));
+        }
+        let Some(peer) = server.as_mut() else { return Ok(()) };
+        peer.stream.write_all(request.head.as_bytes()).await?;
+        peer.stream.write_all(&request.body).await?;
+        let mut answer = peer.message(!request.head.starts_with("HEAD ")).await?;
+        if let Some(meanwhile) = meanwhile {
+            tokio::task::block_in_place(meanwhile);
+        }
+        match wrong {
+            Some(Wrong::ResetAfter) => return Ok(()),
+            Some(Wrong::FailedAfter) => {
+                client
+                    .refuse("500 Internal Server Error", "InternalError", "We encountered an internal error.")
+                    .await?;
+                continue;
+            }
+            Some(Wrong::CutShort) => {
+                client.stream.write_all(answer.head.as_bytes()).await?;
+                client.stream.write_all(&answer.body[..answer.body.len() / 2]).await?;
+                return Ok(());
+            }
+            Some(Wrong::OtherEtag) => answer.change_etag(),
+            _ => {}
+        }
+        client.stream.write_all(answer.head.as_bytes()).await?;
+        client.stream.write_all(&answer.body).await?;
+        if answer.value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
+            return Ok(());
+        }
+    }
+}
+
+/// A request or an answer.
+struct Message {
+    /// With the empty line at its end.
+    head: String,
+    /// As it is sent, chunks and all.
+    body: Vec<u8>,
+}
+
+impl Message {
+    fn value(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.split("\r\n").filter_map(|line| line.split_once(':'));
+        lines.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+
+    fn change_etag(&mut self) {
+        let Some(etag) = self.value("etag").map(str::to_owned) else { return };
+        self.head = self.head.replace(&etag, "\"0123456789abcdef0123456789abcdef\"");
+    }
+}
+
+/// One end of the way, and what it has sent too early.
+struct Peer {
+    stream: TcpStream,
+    ahead: Vec<u8>,
+}
+
+impl Peer {
+    fn new(stream: TcpStream) -> Self {
+        // Small messages must not wait for each other.
+        let _ = stream.set_nodelay(true);
+        Self { stream, ahead: Vec::new() }
+    }
+
+    async fn more(&mut self) -> io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        match self.stream.read(&mut buffer).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            length => {
+                self.ahead.extend_from_slice(&buffer[..length]);
+                Ok(())
+            }
+        }
+    }
+
+    async fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
+        loop {
+            if let Some(at) = self.ahead.windows(end.len()).position(|window| window == end) {
+                return Ok(self.ahead.drain(..at + end.len()).collect());
+            }
+            self.more().await?;
+        }
+    }
+
+    async fn exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        while self.ahead.len() < length {
+            self.more().await?;
+        }
+        Ok(self.ahead.drain(..length).collect())
+    }
+
+    async fn message(&mut self, with_body: bool) -> io::Result<Message> {
+        let head = String::from_utf8_lossy(&self.until(b"\r\n\r\n").await?).into_owned();
+        let mut message = Message { head, body: Vec::new() };
+        if !with_body {
+            return Ok(message);
+        }
+        if let Some(length) = message.value("content-length").and_then(|value| value.parse().ok()) {
+            message.body = self.exactly(length).await?;
+        } else if message.value("transfer-encoding").is_some() {
+            loop {
+                let line = self.until(b"\r\n").await?;
+                let length = std::str::from_utf8(&line)
+                    .ok()
+                    .and_then(|line| usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16).ok());
+                let length = length.ok_or(io::ErrorKind::InvalidData)?;
+                message.body.extend(line);
+                message.body.extend(self.exactly(length + 2).await?);
+                if length == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(message)
+    }
+
+    async fn refuse(&mut self, status: &str, code: &str, message: &str) -> io::Result<()> {
+        let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
+        let length = body.len();
+        let answer =
+            format!("HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {length}\r\n\r\n{body}");
+        self.stream.write_all(answer.as_bytes()).await
+    }
+}

@@ -1,0 +1,57 @@
+//! NFS: connections that break, calls that are dropped, short reads, records that break off, servers that die.
+
+use std::path::Path;
+
+use forebay_backends::nfs::NfsPool;
+
+use super::nfs_server::{NfsServer, Squash};
+use super::restarts::Restarts;
+use super::rpc::{Loss, Unreliable, procedure};
+use super::*;
+
+const ROUNDS: u32 = 60;
+
+fn start() -> NfsServer {
+    NfsServer::start(Path::new(env!("CARGO_TARGET_TMPDIR")), Squash::None)
+}
+
+/// The pool's own unfinished files.
+fn unfinished(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nfs_endures_a_way_that_fails() {
+    let server = start();
+    let way = Arc::new(Unreliable::start(server.nfs_port()).await);
+    let troubled = NfsPool::open(&server.url_by("/pool", way.port())).await.unwrap();
+    let sound = NfsPool::open(&server.url()).await.unwrap();
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
+    assert_eq!(unfinished(&server.export()), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nfs_endures_a_server_that_is_killed_and_started_again() {
+    let restarts =
+        Restarts::of(start, NfsServer::kill, NfsServer::start_again, |server| (server.url(), server.export()));
+    let (url, export) = restarts.place().clone();
+    let (troubled, sound) = (NfsPool::open(&url).await.unwrap(), NfsPool::open(&url).await.unwrap());
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS).await;
+    assert_eq!(unfinished(&export), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_short_read_leaves_out_is_asked_for() {
+    let server = start();
+    let data: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
+    std::fs::write(server.export().join("f"), &data).unwrap();
+    for wrong in [Loss::Short, Loss::Cut, Loss::Late] {
+        let way = Unreliable::start(server.nfs_port()).await;
+        let pool = NfsPool::open(&server.url_by("/pool", way.port())).await.unwrap();
+        let version = pool.stat(&path("f")).await.unwrap().version;
+        way.lose(procedure::READ, wrong);
+        let read = pool.read(&path("f"), &version, 0..u64::MAX).await.unwrap();
+        assert!(way.has_lost() && read == data, "{wrong:?}: {} bytes", read.len());
+    }
+}

@@ -1,0 +1,170 @@
+//! S3: breaking connections, errors before and after the server did what it was asked for, answers that break off or are
+//! about something else, clocks, and servers that die.
+
+use bytes::Bytes;
+use forebay_backends::s3::S3Pool;
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, Result, Retry, Stat, Version};
+
+use super::common::pieces;
+use super::http::{Unreliable, Wrong};
+use super::restarts::Restarts;
+use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
+use super::*;
+
+const ROUNDS: u32 = 60;
+/// Ceph's gateway answers some hundred requests in a second here.
+const ROUNDS_ON_CEPH: u32 = 12;
+
+async fn attach(port: u16) -> S3Pool {
+    S3Pool::attach(&url_at(port), &environment()).await.unwrap()
+}
+
+/// A server, a way to it that is not to be relied on, and the pool at its end.
+async fn troubled() -> (Versitygw, Unreliable, S3Pool) {
+    let server = Versitygw::start();
+    let way = Unreliable::start(server.port()).await;
+    let pool = attach(way.port()).await;
+    (server, way, pool)
+}
+
+async fn put(pool: &S3Pool, data: &'static str, expected: &Expected) -> Result<Stat> {
+    pool.put(&path("f"), data.len() as u64, pieces(&[(0, data)]), &attrs(), expected).await
+}
+
+async fn read(pool: &S3Pool, version: &Version) -> Result<Bytes> {
+    pool.read(&path("f"), version, 0..u64::MAX).await
+}
+
+async fn content(pool: &S3Pool) -> Bytes {
+    let version = pool.stat(&path("f")).await.unwrap().version;
+    read(pool, &version).await.unwrap()
+}
+
+/// What somebody else writes without asking.
+fn theirs(port: u16) -> impl FnOnce() + Send + 'static {
+    move || drop(curl_at(port, &["-X", "PUT", "-d", "theirs"], "f"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_on_versitygw_endures_a_way_that_fails() {
+    let server = Versitygw::start();
+    let way = Arc::new(Unreliable::start(server.port()).await);
+    let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_on_ceph_endures_a_way_that_fails() {
+    let server = Rgw::start();
+    let way = Arc::new(Unreliable::start(server.port()).await);
+    let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS_ON_CEPH).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_endures_a_server_that_is_killed_and_started_again() {
+    let restarts = Restarts::of(Versitygw::start, Versitygw::kill, Versitygw::resume, Versitygw::port);
+    let (troubled, sound) = (attach(*restarts.place()).await, attach(*restarts.place()).await);
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS).await;
+}
+
+const LOST: [Wrong; 2] = [Wrong::ResetAfter, Wrong::FailedAfter];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_whose_answer_is_lost_is_made_once() {
+    let (_server, way, pool) = troubled().await;
+    for wrong in LOST.into_iter().chain([Wrong::ResetBefore, Wrong::SlowDown]) {
+        for expected in [Expected::Absent, Expected::Anything] {
+            way.next("PUT", wrong, 1);
+            let version =
+                put(&pool, "ours", &expected).await.unwrap_or_else(|error| panic!("{wrong:?}: {error}")).version;
+            assert_eq!(pool.stat(&path("f")).await.unwrap().version, version);
+            way.next("DELETE", wrong, 1);
+            pool.remove(&path("f"), &Expected::Version(version)).await.unwrap();
+            assert!(pool.stat(&path("f")).await.unwrap_err().is(ErrorKind::NotFound));
+        }
+        way.next("PUT", wrong, 1);
+        assert_eq!(pool.mkdir(&path("d"), &attrs()).await.unwrap().kind, FileKind::Directory);
+        way.next("DELETE", wrong, 1);
+        pool.remove_dir(&path("d")).await.unwrap();
+    }
+    assert!(pool.retried_requests() >= 24, "{}", pool.retried_requests());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_writes_while_the_answer_of_a_removal_is_lost_stays() {
+    let (server, way, pool) = troubled().await;
+    for wrong in LOST {
+        let version = put(&pool, "ours", &Expected::Anything).await.unwrap().version;
+        way.next_while("DELETE", wrong, theirs(server.port()));
+        pool.remove(&path("f"), &Expected::Version(version)).await.unwrap();
+        assert_eq!(content(&pool).await, "theirs", "{wrong:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_writes_while_the_answer_of_a_put_is_lost_stays() {
+    let (server, way, pool) = troubled().await;
+    for wrong in LOST {
+        for before in [None, Some("before")] {
+            if let Some(before) = before {
+                put(&pool, before, &Expected::Anything).await.unwrap();
+            }
+            way.next_while("PUT", wrong, theirs(server.port()));
+            let error = put(&pool, "ours", &Expected::Anything).await.unwrap_err();
+            assert_eq!((error.kind(), error.retry()), (ErrorKind::Busy, Retry::Later), "{error}");
+            assert_eq!(content(&pool).await, "theirs", "{wrong:?}");
+            // Who still wants it says so again.
+            put(&pool, "ours", &Expected::Anything).await.unwrap();
+            assert_eq!(content(&pool).await, "ours");
+            pool.remove(&path("f"), &Expected::Anything).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_breaks_off_is_asked_for_again() {
+    let (_server, way, pool) = troubled().await;
+    let version = put(&pool, "all of it", &Expected::Absent).await.unwrap().version;
+    way.next("GET", Wrong::CutShort, 2);
+    assert_eq!(read(&pool, &version).await.unwrap(), "all of it");
+    assert_eq!(pool.retried_requests(), 2);
+}
+
+/// A server that answers with another version's ETag is not believed, and what it sent is not given out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_with_another_etag_is_not_taken_for_the_version() {
+    let (_server, way, pool) = troubled().await;
+    let version = put(&pool, "content", &Expected::Absent).await.unwrap().version;
+    way.next("GET", Wrong::OtherEtag, 1);
+    let error = read(&pool, &version).await.unwrap_err();
+    assert!(error.is(ErrorKind::Stale), "{error}");
+    assert_eq!(read(&pool, &version).await.unwrap(), "content");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_wrong_is_named() {
+    let (_server, way, pool) = troubled().await;
+    let version = put(&pool, "content", &Expected::Absent).await.unwrap().version;
+    let named = |error: Error| {
+        assert_eq!((error.kind(), error.retry()), (ErrorKind::PermissionDenied, Retry::Never), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("clock") && text.contains("RequestTimeTooSkewed"), "{text}");
+    };
+    way.next("GET", Wrong::Skewed, 1);
+    named(read(&pool, &version).await.unwrap_err());
+    way.next("PUT", Wrong::Skewed, 1);
+    named(put(&pool, "other", &Expected::Version(version)).await.unwrap_err());
+    assert_eq!(pool.retried_requests(), 0, "the clock is no better a moment later");
+    way.next("GET", Wrong::Skewed, 1);
+    named(S3Pool::attach(&url_at(way.port()), &environment()).await.unwrap_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stays_busy_is_told_of_within_the_retries() {
+    let (_server, way, pool) = troubled().await;
+    way.next("PUT", Wrong::SlowDown, u32::MAX);
+    let error = put(&pool, "content", &Expected::Absent).await.unwrap_err();
+    assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Later), "{error}");
+    assert!(error.to_string().contains("SlowDown"), "{error}");
+}
