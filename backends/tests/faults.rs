@@ -28,6 +28,8 @@ use forebay_backends::{Attrs, Pool};
 
 use common::{attrs, path};
 
+/// What goes wrong in each case, at least.
+const FAULTS_EACH: u64 = 4;
 /// The default seed; `FOREBAY_SEED` takes another one.
 const SEED: u64 = 1;
 
@@ -39,7 +41,9 @@ fn seed() -> u64 {
 async fn assert_endures(troubled: Arc<dyn Pool>, sound: Arc<dyn Pool>, trouble: Arc<dyn Trouble>, rounds: u32) {
     let scratch = path("scratch");
     sound.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
-    let setting = Setting { troubled, sound: Arc::clone(&sound), trouble: Arc::clone(&trouble), seed: seed(), rounds };
+    let (sound_too, trouble_too) = (Arc::clone(&sound), Arc::clone(&trouble));
+    let setting =
+        Setting { troubled, sound: sound_too, trouble: trouble_too, seed: seed(), rounds, faults: FAULTS_EACH };
     let report = troubled::run(setting, scratch.clone()).await;
     assert!(report.passed(), "{report}");
     assert!(trouble.happened() > 0, "nothing went wrong on the way");

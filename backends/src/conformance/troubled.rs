@@ -30,6 +30,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(120);
 /// How long the sound way to the pool may fail: the server itself may be away at times.
 const SOUND_LIMIT: Duration = Duration::from_secs(60);
 const SOUND_PAUSE: Duration = Duration::from_millis(20);
+/// Where little goes wrong, a case has at most so many times its rounds.
+const ROUNDS_FACTOR_MAX: u32 = 100;
 /// The largest content, in bytes: what S3 takes in parts is larger than what it takes in one request.
 const CONTENT_BYTES_MAX: usize = 9 << 20;
 /// One content of so many is that large; the others have at most [`SMALL_BYTES_MAX`].
@@ -57,8 +59,10 @@ pub struct Setting {
     pub sound: Arc<dyn Pool>,
     pub trouble: Arc<dyn Trouble>,
     pub seed: u64,
-    /// How much each case does.
+    /// How much each case does at least.
     pub rounds: u32,
+    /// How much must go wrong before a case ends.
+    pub faults: u64,
 }
 
 /// One case and its directory.
@@ -67,6 +71,8 @@ struct Stage {
     setting: Setting,
     dir: PoolPath,
     owner: (u32, u32),
+    /// What had gone wrong before.
+    before: u64,
 }
 
 type Work = fn(Stage) -> BoxFuture<'static, Outcome>;
@@ -97,7 +103,12 @@ pub async fn run(setting: Setting, scratch: PoolPath) -> Report {
 
 async fn run_case(setting: &Setting, scratch: &PoolPath, name: &str, work: Work) -> Outcome {
     let owner = setting.sound.stat(scratch).await?;
-    let stage = Stage { setting: setting.clone(), dir: scratch.join(name.as_bytes()), owner: (owner.uid, owner.gid) };
+    let stage = Stage {
+        setting: setting.clone(),
+        dir: scratch.join(name.as_bytes()),
+        owner: (owner.uid, owner.gid),
+        before: setting.trouble.happened(),
+    };
     setting.sound.mkdir(&stage.dir, &stage.attrs()).await?;
     let outcome = work(stage.clone()).await;
     setting.trouble.end();
@@ -124,6 +135,13 @@ impl Stage {
     /// From here on things go wrong.
     fn trouble(&self, part: u64) {
         self.setting.trouble.begin(self.random(part).random());
+    }
+
+    /// Whether there is more to do after so many rounds.
+    fn goes_on(&self, rounds: u32) -> bool {
+        let most = self.setting.rounds.saturating_mul(ROUNDS_FACTOR_MAX);
+        let few = self.setting.trouble.happened() - self.before < self.setting.faults;
+        rounds < self.setting.rounds || few && rounds < most
     }
 
     /// A call by the way that fails: it must end.

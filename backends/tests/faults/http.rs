@@ -48,6 +48,9 @@ const PASSING: [Wrong; 7] = [
 /// One request of so many goes wrong.
 const ODDS: f64 = 0.1;
 const LATENESS_MS_MAX: u64 = 150;
+/// One request of so many begins a gust: after it so many go wrong that callers hear of it.
+const GUST_ODDS: f64 = 0.003;
+const GUST_REQUESTS: u32 = 40;
 
 /// What others do before an answer is lost.
 type Meanwhile = Box<dyn FnOnce() + Send>;
@@ -59,9 +62,25 @@ struct Planned {
     meanwhile: Option<Meanwhile>,
 }
 
+struct Storm {
+    random: ChaCha8Rng,
+    /// Requests that are left of a gust.
+    gust: u32,
+}
+
+impl Storm {
+    /// What becomes of the next request, and how late it is if it is late.
+    fn next(&mut self) -> (Option<Wrong>, u64) {
+        let (happens, which) = (self.random.random_bool(ODDS), self.random.random_range(0..PASSING.len()));
+        let (begins, late_ms) = (self.random.random_bool(GUST_ODDS), self.random.random_range(0..LATENESS_MS_MAX));
+        self.gust = if begins { GUST_REQUESTS } else { self.gust.saturating_sub(1) };
+        ((happens || self.gust > 0).then_some(PASSING[which]), late_ms)
+    }
+}
+
 #[derive(Default)]
 struct Plan {
-    random: Mutex<Option<ChaCha8Rng>>,
+    storm: Mutex<Option<Storm>>,
     next: Mutex<Option<Planned>>,
     happened: AtomicU64,
 }
@@ -69,12 +88,8 @@ struct Plan {
 impl Plan {
     fn decide(&self, request: &Message) -> (Option<Wrong>, Option<Meanwhile>, u64) {
         let method = request.head.split(' ').next().unwrap();
-        let (mut wrong, mut meanwhile, mut late_ms) = (None, None, 0);
-        if let Some(random) = self.random.lock().as_mut() {
-            let (happens, which) = (random.random_bool(ODDS), random.random_range(0..PASSING.len()));
-            late_ms = random.random_range(0..LATENESS_MS_MAX);
-            wrong = happens.then_some(PASSING[which]);
-        }
+        let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
+        let mut meanwhile = None;
         let mut next = self.next.lock();
         if let Some(planned) = next.as_mut().filter(|planned| planned.method == method) {
             wrong = Some(planned.wrong);
@@ -135,11 +150,11 @@ impl Unreliable {
 
 impl Trouble for Unreliable {
     fn begin(&self, seed: u64) {
-        *self.plan.random.lock() = Some(ChaCha8Rng::seed_from_u64(seed));
+        *self.plan.storm.lock() = Some(Storm { random: ChaCha8Rng::seed_from_u64(seed), gust: 0 });
     }
 
     fn end(&self) {
-        *self.plan.random.lock() = None;
+        *self.plan.storm.lock() = None;
     }
 
     fn happened(&self) -> u64 {

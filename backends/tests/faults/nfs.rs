@@ -37,8 +37,11 @@ async fn nfs_endures_a_server_that_is_killed_and_started_again() {
         Restarts::of(start, NfsServer::kill, NfsServer::start_again, |server| (server.url(), server.export()));
     let (url, export) = restarts.place().clone();
     let (troubled, sound) = (NfsPool::open(&url).await.unwrap(), NfsPool::open(&url).await.unwrap());
-    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS).await;
+    let restarts = Arc::new(restarts);
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::clone(&restarts) as Arc<dyn Trouble>, ROUNDS).await;
+    // The server's files are there for as long as it is.
     assert_eq!(unfinished(&export), [""; 0]);
+    drop(restarts);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// How long the server is left alone between two kills, in milliseconds, at most.
-const ALONE_MS_MAX: u64 = 900;
+const ALONE_MS_MAX: u64 = 700;
 /// How long it is away before it is started again.
 const AWAY_MS_MAX: u64 = 300;
 

@@ -54,8 +54,10 @@ pub enum Loss {
 
 /// One call of so many goes wrong in a storm.
 const ODDS: f64 = 0.05;
-/// What goes wrong then. A silence takes seconds: it is the rarest.
-const IN_STORMS: [Loss; 15] = [
+/// One call of so many is dropped, which takes the client seconds to notice.
+const SILENCE_ODDS: f64 = 0.001;
+/// What goes wrong otherwise.
+const IN_STORMS: [Loss; 14] = [
     Loss::Call,
     Loss::Call,
     Loss::Answer,
@@ -70,7 +72,6 @@ const IN_STORMS: [Loss; 15] = [
     Loss::Short,
     Loss::Cut,
     Loss::Cut,
-    Loss::Silence,
 ];
 const LATENESS: Duration = Duration::from_millis(100);
 
@@ -101,6 +102,9 @@ impl Plan {
         let mut storm = self.storm.lock();
         let random = storm.as_mut()?;
         let (happens, which) = (random.random_bool(ODDS), random.random_range(0..IN_STORMS.len()));
+        if random.random_bool(SILENCE_ODDS) {
+            return Some(Loss::Silence);
+        }
         happens.then_some(IN_STORMS[which])
     }
 

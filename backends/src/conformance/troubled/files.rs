@@ -1,5 +1,7 @@
 //! Files that one worker each writes, renames and removes.
 
+use std::collections::VecDeque;
+
 use futures::future::try_join_all;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -22,7 +24,12 @@ struct Worker {
     random: ChaCha8Rng,
     /// Of the last content that was put.
     number: u64,
+    /// What was done last, and what came of it: for who has to find out what went wrong.
+    history: VecDeque<String>,
 }
+
+/// Calls that a failure tells of.
+const HISTORY: usize = 8;
 
 pub(super) async fn work(stage: Stage) -> Outcome {
     let workers = (0..WORKERS).map(|n| Worker {
@@ -30,6 +37,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
         ledger: Ledger::empty(),
         random: stage.random(n),
         number: (n + 1) * NUMBERS,
+        history: VecDeque::new(),
         stage: stage.clone(),
     });
     stage.trouble(100);
@@ -44,7 +52,16 @@ pub(super) async fn work(stage: Stage) -> Outcome {
 
 impl Worker {
     async fn run(mut self) -> Outcome<Self> {
-        for _ in 0..self.stage.setting.rounds {
+        match self.rounds().await {
+            Ok(()) => Ok(self),
+            Err(failure) => Err(Failure::new(format!("{failure}, after {:#?}", self.history))),
+        }
+    }
+
+    async fn rounds(&mut self) -> Outcome {
+        let mut rounds = 0;
+        while self.stage.goes_on(rounds) {
+            rounds += 1;
             let Some(state) = self.look().await? else { continue };
             let name = self.random.random_range(0..2);
             match (self.random.random_range(0..10), state[name]) {
@@ -53,7 +70,7 @@ impl Worker {
                 _ => self.put(name, state).await?,
             }
         }
-        Ok(self)
+        Ok(())
     }
 
     /// What is there; `None` where the trouble is such that nobody can tell now.
@@ -74,7 +91,15 @@ impl Worker {
         }
         ensure!(self.ledger.allows(state), "{}: {state:?} is not among {:?}", self.names[0], self.ledger);
         self.ledger.is(state);
+        self.note(format!("found {state:?}"));
         Ok(Some(state))
+    }
+
+    fn note(&mut self, what: String) {
+        self.history.push_back(what);
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
     }
 
     /// Which of the contents that may be under a name was found there.
@@ -143,6 +168,8 @@ impl Worker {
     /// `afters`: what there may be afterwards, the first of them if it succeeded.
     fn settle(&mut self, what: &str, name: usize, answer: Result<(), Error>, afters: &[State]) -> Outcome {
         let what = format!("{what} {}", self.names[name]);
+        let said = answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned());
+        self.note(format!("{what} to {:?}: {said}", afters[0]));
         match answer {
             Ok(()) => self.ledger.is(afters[0]),
             Err(error) => {

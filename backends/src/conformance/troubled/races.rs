@@ -11,14 +11,17 @@ use super::{Stage, content_of, excused};
 const WRITERS: u64 = 6;
 /// Contents of one round have numbers from a multiple of this on.
 const NUMBERS: u64 = 100;
-/// Rounds are few where each is many calls.
-const ROUNDS_DIVISOR: u32 = 4;
+/// What a round counts for: it is many calls.
+const CALLS_EACH: u32 = 4;
 
 pub(super) async fn work(stage: Stage) -> Outcome {
     let path = stage.path("raced-for");
     stage.trouble(200);
     let mut before = None;
-    for round in 1..=u64::from(stage.setting.rounds.div_ceil(ROUNDS_DIVISOR)) {
+    let mut rounds = 0;
+    while stage.goes_on(rounds * CALLS_EACH) {
+        rounds += 1;
+        let round = u64::from(rounds);
         let expected = match stage.truth(&path).await? {
             Some((stat, _)) => Expected::Version(stat.version),
             None => Expected::Absent,

@@ -26,7 +26,10 @@ pub(super) async fn work(stage: Stage) -> Outcome {
     let known = Known::default();
     write(&stage, &known, 0).await?;
     stage.trouble(300);
-    for round in 1..=u64::from(stage.setting.rounds.div_ceil(READS_EACH)) {
+    let mut rounds = 0;
+    while stage.goes_on(rounds * READS_EACH) {
+        rounds += 1;
+        let round = u64::from(rounds);
         let readers = (0..READERS).map(|n| {
             let (stage, known) = (stage.clone(), Arc::clone(&known));
             tokio::spawn(async move { read(stage, known, round * READERS + n).await })
