@@ -175,7 +175,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__doctor)
-            opts="-h --fast --pool --json --help"
+            opts="-h --fast --pool --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
