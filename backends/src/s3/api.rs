@@ -293,8 +293,18 @@ impl Client {
             .map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
         let call = Call::new(Method::POST, key).query("uploadId", upload).body(body.into());
         let answer = self.send(on(call, condition)?).await;
-        self.or_arrived(key, meta, answer.and_then(|answer| tagged(&answer).map(|tagged| (answer.retries, tagged.0))))
-            .await
+        match answer.and_then(|answer| tagged(&answer).map(|tagged| (answer.retries, tagged.0))) {
+            // Of an upload whose completion was cut off, by the death of the server for one, versitygw says that it is
+            // complete: only the object itself tells.
+            Ok((retries, _)) if retries > 0 => match self.head(key).await? {
+                Some(found) if found.meta.write.is_some() && found.meta.write == meta.write => Ok(found.etag),
+                _ => Err(Refusal::local(
+                    ErrorKind::Unavailable,
+                    "the server says that the upload is complete, and it is not there".to_owned(),
+                )),
+            },
+            answer => self.or_arrived(key, meta, answer).await,
+        }
     }
 
     pub(super) async fn abort_upload(&self, key: &str, upload: &str) -> Result<(), Refusal> {

@@ -33,6 +33,8 @@ pub enum Wrong {
     OtherEtag,
     /// 403 RequestTimeTooSkewed.
     Skewed,
+    /// An upload in parts is said to be complete, which it is not; before, the connection breaks.
+    Pretended,
 }
 
 /// Those that pass.
@@ -91,10 +93,15 @@ impl Plan {
         let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
         let mut meanwhile = None;
         let mut next = self.next.lock();
-        if let Some(planned) = next.as_mut().filter(|planned| planned.method == method) {
-            wrong = Some(planned.wrong);
-            meanwhile = planned.meanwhile.take();
+        // Of an upload in parts it is the last request.
+        let meant = |planned: &&mut Planned| {
+            planned.method == method && (method != "POST" || request.head.contains("uploadId="))
+        };
+        if let Some(planned) = next.as_mut().filter(meant) {
             planned.times -= 1;
+            let first = planned.wrong == Wrong::Pretended && planned.times > 0;
+            wrong = Some(if first { Wrong::ResetBefore } else { planned.wrong });
+            meanwhile = planned.meanwhile.take();
             if planned.times == 0 {
                 *next = None;
             }
@@ -177,6 +184,12 @@ async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result
             Some(Wrong::Skewed) => {
                 let message = "The difference between the request time and the server's time is too large.";
                 client.refuse("403 Forbidden", "RequestTimeTooSkewed", message).await?;
+                continue;
+            }
+            Some(Wrong::Pretended) => {
+                let body = "<CompleteMultipartUploadResult><ETag>\"0123-2\"</ETag></CompleteMultipartUploadResult>";
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                client.stream.write_all(answer.as_bytes()).await?;
                 continue;
             }
             Some(Wrong::Late) => tokio::time::sleep(Duration::from_millis(late_ms)).await,

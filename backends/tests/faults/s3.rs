@@ -122,6 +122,21 @@ async fn what_somebody_writes_while_the_answer_of_a_put_is_lost_stays() {
     }
 }
 
+/// As versitygw says of one that was completed when it was killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_that_is_said_to_be_complete_and_is_not_is_an_error() {
+    let (_server, way, pool) = troubled().await;
+    let large: &'static str = "0123456789abcdef".repeat(600 << 10).leak();
+    way.next("POST", Wrong::Pretended, 2);
+    let error = put(&pool, large, &Expected::Absent).await.unwrap_err();
+    assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Later), "{error}");
+    assert!(pool.stat(&path("f")).await.unwrap_err().is(ErrorKind::NotFound));
+    // One that was completed, and whose answer was lost, is.
+    way.next("POST", Wrong::ResetAfter, 1);
+    let version = put(&pool, large, &Expected::Absent).await.unwrap().version;
+    assert_eq!(read(&pool, &version).await.unwrap(), large);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_breaks_off_is_asked_for_again() {
     let (_server, way, pool) = troubled().await;

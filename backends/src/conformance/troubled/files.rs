@@ -122,6 +122,10 @@ impl Worker {
         let (path, what) = (&self.names[name], format!("stat {}", self.names[name]));
         match self.stage.call(&what, self.stage.setting.troubled.stat(path)).await? {
             Ok(stat) => Ok(Some(Expected::Version(stat.version))),
+            Err(error) if error.is(ErrorKind::NotFound) => {
+                let really = self.stage.truth(path).await?.map(|(stat, _)| stat);
+                Err(Failure::new(format!("{what}: nothing, where {state:?} should be; by the sound way {really:?}")))
+            }
             Err(error) => excused(&what, &error).map(|()| None),
         }
     }
