@@ -17,8 +17,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, future, stream};
 
 use crate::{
-    Attrs, Capabilities, Content, Expected, FileKind, Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs,
-    Space, Stat, Version,
+    Attrs, Capabilities, Content, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolPath, RenameMode, Result,
+    SetAttrs, Space, Stat, Version,
 };
 
 pub use call::{Answer, Call, CallKind};
@@ -201,5 +201,9 @@ impl<A: Around> Pool for Decorated<A> {
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
         self.around.around(Call { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await
+    }
+
+    async fn layout(&self, path: &PoolPath) -> Result<Option<Layout>> {
+        self.around(CallKind::Layout, path, 0, self.inner.layout(path)).await
     }
 }

@@ -22,12 +22,14 @@ mod publish;
 mod root;
 mod staging;
 mod stat;
+mod stripes;
 #[cfg(test)]
 mod tests;
+mod upload;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,9 +43,8 @@ use rustix::fs::{OFlags, fstatvfs, fsync, ftruncate, readlinkat};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use crate::pieces::PieceOrder;
 use crate::{
-    Attrs, Capabilities, Error, ErrorKind, Expected, FileKind, Listing, Piece, Pieces, Pool, PoolPath, RenameMode,
+    Attrs, Capabilities, Error, ErrorKind, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolPath, RenameMode,
     Result, SetAttrs, Side, Space, Stat, Version,
 };
 
@@ -55,11 +56,11 @@ use publish::Publish;
 use root::{Call, Root};
 use staging::Staging;
 use stat::{stat_fd, stat_name};
+pub use stripes::Striped;
+use stripes::{Kernel, Stripes, SystemCalls};
 
 /// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
 pub const MAX_BLOCKING_CALLS: usize = 64;
-/// Content is written in batches of about this size.
-const WRITE_BATCH_BYTES: usize = 1 << 20;
 /// An unfinished file younger than this may belong to a writer on another node that still lives.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 const PUBLISH_LOCKS: usize = 64;
@@ -75,6 +76,7 @@ pub struct DirPool {
 struct Shared {
     root: Root,
     abilities: Abilities,
+    stripes: Stripes,
     files: Arc<OpenFiles>,
     /// Writers of one name within this process take turns, by the hash of the path.
     publishing: [Mutex<()>; PUBLISH_LOCKS],
@@ -90,13 +92,26 @@ impl DirPool {
     /// Opens the directory `root` and finds out what its file system can do; for that two small files are made
     /// in it for a moment, where it may be written to. May block.
     pub fn open(root: &Path) -> Result<Self> {
+        Self::with_calls(root, None, Box::new(Kernel))
+    }
+
+    /// The same, of a directory that must be on this kind of file system.
+    pub fn open_striped(root: &Path, kind: Striped) -> Result<Self> {
+        Self::with_calls(root, Some(kind), Box::new(Kernel))
+    }
+
+    fn with_calls(root: &Path, kind: Option<Striped>, calls: Box<dyn SystemCalls>) -> Result<Self> {
         let root = Root::open(root)?;
-        let abilities = probe::probe(root.fd()).map_err(|errno| {
+        let stripes = Stripes::detect(calls, root.fd());
+        if let Some(kind) = kind {
+            stripes.require(kind, root.fd(), root.path())?;
+        }
+        let abilities = probe::probe(root.fd(), stripes.kind).map_err(|errno| {
             let what = format!("find out what the file system of {} can do", root.path().display());
             Error::os(errno.raw_os_error(), Side::Pool, what)
         })?;
         let publishing = std::array::from_fn(|_| Mutex::new(()));
-        let shared = Shared { root, abilities, files: Arc::new(OpenFiles::new()), publishing };
+        let shared = Shared { root, abilities, stripes, files: Arc::new(OpenFiles::new()), publishing };
         Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(MAX_BLOCKING_CALLS)) })
     }
 
@@ -245,20 +260,6 @@ impl Shared {
     }
 }
 
-/// The next pieces of a `put`, about [`WRITE_BATCH_BYTES`] of them; `true` where the stream has ended.
-async fn next_batch(content: &mut Pieces<'_>, order: &mut PieceOrder) -> Result<(Vec<Piece>, bool)> {
-    let mut batch = Vec::new();
-    let mut bytes = 0;
-    while bytes < WRITE_BATCH_BYTES {
-        let Some(piece) = content.next().await else { return Ok((batch, true)) };
-        let piece = piece?;
-        order.check(&piece)?;
-        bytes += piece.data.len();
-        batch.push(piece);
-    }
-    Ok((batch, false))
-}
-
 #[async_trait]
 impl Pool for DirPool {
     fn capabilities(&self) -> &Capabilities {
@@ -331,36 +332,11 @@ impl Pool for DirPool {
         &self,
         path: &PoolPath,
         size: u64,
-        mut content: Pieces<'_>,
+        content: Pieces<'_>,
         attrs: &Attrs,
         expected: &Expected,
     ) -> Result<Stat> {
-        let mut order = PieceOrder::new(size);
-        let mut staging: Option<Staging> = None;
-        // A small object takes one trip to a blocking thread.
-        loop {
-            let (batch, last) = next_batch(&mut content, &mut order).await?;
-            let (path, attrs, expected) = (path.clone(), attrs.clone(), self.shared.inward_expected(expected));
-            let started = staging.take();
-            let step = self.blocking(move |pool| {
-                let call = pool.root.call("put", &path);
-                pool.check_new(call, &attrs)?;
-                let staging = match started {
-                    Some(staging) => staging,
-                    None => Staging::create(&pool.root, call, !pool.abilities.public.local)?,
-                };
-                staging.write(call, &batch)?;
-                if !last {
-                    return Ok(ControlFlow::Continue(staging));
-                }
-                let stat = pool.publish(staging, &path, size, &attrs, &expected)?;
-                Ok(ControlFlow::Break(pool.outward(stat)))
-            });
-            match step.await? {
-                ControlFlow::Continue(started) => staging = Some(started),
-                ControlFlow::Break(stat) => return Ok(stat),
-            }
-        }
+        self.upload(path, size, content, attrs, expected).await
     }
 
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
@@ -532,6 +508,18 @@ impl Pool for DirPool {
                 total_files: vfs.f_files,
                 free_files: vfs.f_ffree,
             })
+        })
+        .await
+    }
+    async fn layout(&self, path: &PoolPath) -> Result<Option<Layout>> {
+        if self.shared.stripes.kind.is_none() {
+            return Ok(None);
+        }
+        let path = path.clone();
+        self.blocking(move |pool| {
+            let call = pool.root.call("ask for the layout of", &path);
+            call.check_names()?;
+            pool.stripes.layout(&pool.root, call)
         })
         .await
     }

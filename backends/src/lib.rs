@@ -20,5 +20,6 @@ pub use open::Location;
 pub use path::PoolPath;
 pub use pool::{Content, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark};
 pub use types::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, RenameMode, SetAttrs, Space, Stat, Time, Version,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Layout, RenameMode, SetAttrs, Space, Stat,
+    Stripe, Time, Version,
 };

@@ -82,6 +82,7 @@ impl MemoryPool {
             ranged_write: true,
             sparse: true,
             directory_versions: true,
+            layouts: false,
             conditional_put: ConditionalPut::Atomic,
             time_granularity_ns: 1,
             name_max: 255,

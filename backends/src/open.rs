@@ -1,18 +1,22 @@
 //! From a URL to a pool.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::dir::DirPool;
+use crate::dir::{DirPool, Striped};
 use crate::nfs::{self, NfsPool};
 use crate::s3::{self, S3Pool};
 use crate::{Error, ErrorKind, Pool, Result, Side};
+
+const KNOWN: &str = "/path, file:///path, beegfs:///path, lustre:///path, nfs://server/export, s3://bucket/prefix";
 
 /// What a URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// `/path` or `file:///path`: a directory, which is how NFS, BeeGFS and Lustre are pools where they are mounted.
     Directory(PathBuf),
+    /// `beegfs:///path` or `lustre:///path`: a directory that is refused where it is on anything else.
+    Striped(Striped, PathBuf),
     /// `nfs://SERVER/EXPORT[?nfsport=N&mountport=N]`
     Nfs(String),
     /// `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
@@ -26,6 +30,8 @@ impl Location {
         match url.split_once("://") {
             None => Ok(Self::Directory(PathBuf::from(url))),
             Some(("file", path)) if path.starts_with('/') => Ok(Self::Directory(PathBuf::from(path))),
+            Some(("beegfs", path)) if path.starts_with('/') => Ok(Self::Striped(Striped::BeeGfs, PathBuf::from(path))),
+            Some(("lustre", path)) if path.starts_with('/') => Ok(Self::Striped(Striped::Lustre, PathBuf::from(path))),
             Some(("nfs", _)) => {
                 nfs::check(url)?;
                 Ok(Self::Nfs(url.to_owned()))
@@ -34,13 +40,28 @@ impl Location {
                 s3::check(url, &s3::environment())?;
                 Ok(Self::S3(url.to_owned()))
             }
-            Some((scheme, _)) => Err(Error::new(
+            Some(_) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 Side::Application,
-                format!(
-                    "no kind of pool is known for `{scheme}://`; known: /path, file:///path, nfs://server/export, s3://bucket/prefix"
-                ),
+                format!("no kind of pool is known for `{url}`; known: {KNOWN}"),
             )),
+        }
+    }
+
+    /// The directory that it names; `None` of what is no directory of this machine.
+    pub fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::Directory(path) | Self::Striped(_, path) => Some(path),
+            Self::Nfs(_) | Self::S3(_) => None,
+        }
+    }
+
+    /// The URL of another directory that the same is asked of; a path alone where nothing is asked.
+    pub fn url_of(&self, directory: &str) -> String {
+        match self {
+            Self::Striped(Striped::BeeGfs, _) => format!("beegfs://{directory}"),
+            Self::Striped(Striped::Lustre, _) => format!("lustre://{directory}"),
+            _ => directory.to_owned(),
         }
     }
 
@@ -51,6 +72,7 @@ impl Location {
     pub async fn open(&self) -> Result<Arc<dyn Pool>> {
         Ok(match self {
             Self::Directory(path) => Arc::new(DirPool::open(path)?),
+            Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
             Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
             Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
         })
@@ -67,7 +89,9 @@ mod tests {
         assert_eq!(parse("/a b"), Ok(Location::Directory("/a b".into())));
         assert_eq!(parse("file:///a"), Ok(Location::Directory("/a".into())));
         assert_eq!(parse("s3://bucket/a"), Ok(Location::S3("s3://bucket/a".into())));
-        for url in ["file://host/a", "ftp://host/a"] {
+        assert_eq!(parse("beegfs:///a"), Ok(Location::Striped(Striped::BeeGfs, "/a".into())));
+        assert_eq!(Location::parse("lustre:///a").unwrap().url_of("/b"), "lustre:///b");
+        for url in ["file://host/a", "beegfs://host/a", "ftp://host/a"] {
             assert!(parse(url).unwrap_err().contains("no kind of pool is known"), "{url}");
         }
         assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(Location::Nfs("nfs://host/a?nfsport=7".into())));

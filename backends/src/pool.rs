@@ -9,7 +9,8 @@ use futures::{StreamExt, stream};
 
 use crate::Version;
 use crate::{
-    Attrs, Capabilities, DirEntry, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Space, Stat, Time,
+    Attrs, Capabilities, DirEntry, Expected, FileKind, Layout, PoolPath, RenameMode, Result, SetAttrs, Space, Stat,
+    Time,
 };
 
 /// A piece of an object's content. Between pieces are holes, which read as zeros.
@@ -120,4 +121,9 @@ pub trait Pool: Send + Sync + 'static {
     async fn sync_dir(&self, path: &PoolPath) -> Result<()>;
 
     async fn space(&self) -> Result<Space>;
+
+    /// Where the content of a file is kept, or goes that is made in a directory; `None` where the pool does not tell.
+    async fn layout(&self, _path: &PoolPath) -> Result<Option<Layout>> {
+        Ok(None)
+    }
 }

@@ -111,6 +111,7 @@ impl S3Pool {
             ranged_write: false,
             sparse: false,
             directory_versions: false,
+            layouts: false,
             conditional_put: match probed.conditional.all() {
                 true => ConditionalPut::Atomic,
                 false => ConditionalPut::Checked,

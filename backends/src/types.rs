@@ -230,6 +230,8 @@ pub struct Capabilities {
     pub conditional_put: ConditionalPut,
     /// A directory's version is another one after a name in it was made or removed.
     pub directory_versions: bool,
+    /// It may tell the [`Layout`] of objects.
+    pub layouts: bool,
     /// Nanoseconds between distinguishable timestamps.
     pub time_granularity_ns: u32,
     /// Longest name in bytes.
@@ -258,6 +260,7 @@ impl Capabilities {
             ("ranged writes", word(self.ranged_write)),
             ("conditional changes", conditional.to_owned()),
             ("directories have versions", word(self.directory_versions)),
+            ("stripes and storage pools", word(self.layouts)),
             ("longest name in bytes", self.name_max.to_string()),
         ]
     }
@@ -271,4 +274,21 @@ pub struct Space {
     pub available_bytes: u64,
     pub total_files: u64,
     pub free_files: u64,
+}
+
+/// Where a pool keeps content, as far as it tells. Of a directory: where the content of new files in it goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    pub stripe: Option<Stripe>,
+    /// The part of the pool that holds it: BeeGFS' storage pool, by number, or Lustre's pool of targets, by name.
+    pub storage_pool: Option<String>,
+}
+
+/// Content in chunks that go round several targets, which can be read and written at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stripe {
+    /// Not 0, and a multiple of 64 KiB.
+    pub chunk_bytes: u64,
+    /// At least 1.
+    pub targets: u32,
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Content, DirEntry, Listing, Piece, PoolPath, Space, Stat};
+use crate::{Content, DirEntry, Layout, Listing, Piece, PoolPath, Space, Stat};
 
 /// The calls of a pool, and the kinds of steps within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,10 +37,11 @@ pub enum CallKind {
     RemoveXattr,
     SyncDir,
     Space,
+    Layout,
 }
 
 impl CallKind {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Stat,
         Self::List,
         Self::ListPage,
@@ -63,6 +64,7 @@ impl CallKind {
         Self::RemoveXattr,
         Self::SyncDir,
         Self::Space,
+        Self::Layout,
     ];
 
     pub fn name(self) -> &'static str {
@@ -89,6 +91,7 @@ impl CallKind {
             Self::RemoveXattr => "remove_xattr",
             Self::SyncDir => "sync_dir",
             Self::Space => "space",
+            Self::Layout => "layout",
         }
     }
 
@@ -111,6 +114,7 @@ impl CallKind {
                 | Self::Xattrs
                 | Self::SyncDir
                 | Self::Space
+                | Self::Layout
         )
     }
 
@@ -170,4 +174,5 @@ impl Answer for Vec<u8> {}
 impl Answer for Vec<(Vec<u8>, Vec<u8>)> {}
 impl Answer for Piece {}
 impl Answer for Space {}
+impl Answer for Option<Layout> {}
 impl Answer for () {}

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, StatVfsMountFlags, Timespec, Timestamps, Uid, XattrFlags, fchown,
-    fsetxattr, fstatfs, fstatvfs, ftruncate, futimens, linkat, makedev, mknodat, openat, renameat_with, symlinkat,
-    unlinkat,
+    fsetxattr, fstatfs, fstatvfs, ftruncate, futimens, linkat, makedev, mkdirat, mknodat, openat, renameat_with,
+    symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
@@ -13,7 +13,8 @@ use rustix::process::geteuid;
 use crate::unfinished::unique_name;
 use crate::{Capabilities, ConditionalPut};
 
-use super::stat::stat_fd;
+use super::stat::{stat_fd, stat_name};
+use super::stripes::Striped;
 
 /// `f_type` of file systems that answer from this machine.
 const LOCAL_FILE_SYSTEMS: [u64; 15] = [
@@ -35,6 +36,8 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
 ];
 /// A sparse file of this size tells whether holes take space.
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
+/// BeeGFS keeps times in whole seconds.
+const BEEGFS_TIME_NS: u32 = 1_000_000_000;
 const PROBE_NANOS: u32 = 123_456_789;
 
 /// What the trait tells its callers, and what only this pool needs to know.
@@ -44,7 +47,7 @@ pub(super) struct Abilities {
     pub(super) rename_noreplace: bool,
 }
 
-pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
+pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::io::Result<Abilities> {
     let vfs = fstatvfs(root)?;
     // The kernel's types differ between machines; the magic numbers have 32 bits.
     let magic = fstatfs(root)?.f_type as u64 & 0xffff_ffff;
@@ -65,8 +68,9 @@ pub(super) fn probe(root: BorrowedFd<'_>) -> rustix::io::Result<Abilities> {
             ranged_write: true,
             sparse: true,
             directory_versions: true,
+            layouts: striped.is_some(),
             conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
-            time_granularity_ns: tick_ns(),
+            time_granularity_ns: if striped == Some(Striped::BeeGfs) { BEEGFS_TIME_NS } else { tick_ns() },
             name_max: u32::try_from(vfs.f_namemax).ok().filter(|max| *max > 0).unwrap_or(255),
             read_only: vfs.f_flag.contains(StatVfsMountFlags::RDONLY),
         },
@@ -117,7 +121,7 @@ impl<'a> Probe<'a> {
         public.rename_exchange = exchanged.is_ok();
         let refused = renameat_with(self.root, &first[..], self.root, &second[..], RenameFlags::NOREPLACE);
         abilities.rename_noreplace = refused == Err(Errno::EXIST);
-        public.hard_links = self.with_third(|name| linkat(self.root, &first[..], self.root, name, AtFlags::empty()));
+        public.hard_links = self.links_are_hard()?;
         public.symlinks = self.with_third(|name| symlinkat(c"x", self.root, name));
         public.special_files =
             self.with_third(|name| mknodat(self.root, name, FileType::CharacterDevice, Mode::RUSR, makedev(1, 3)));
@@ -128,6 +132,22 @@ impl<'a> Probe<'a> {
         let atomic = public.rename_exchange && (abilities.rename_noreplace || public.hard_links);
         public.conditional_put = if atomic { ConditionalPut::Atomic } else { ConditionalPut::Checked };
         Ok(())
+    }
+
+    /// Some file systems link within one directory alone, or make a symlink of it.
+    fn links_are_hard(&self) -> rustix::io::Result<bool> {
+        let (dir, name) = (unique_name(), &self.names[0][..]);
+        mkdirat(self.root, &dir[..], Mode::RWXU)?;
+        let linked = openat(self.root, &dir[..], OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|dir| {
+                linkat(self.root, name, &dir, c"link", AtFlags::empty())?;
+                let same = stat_name(self.root, name)
+                    .and_then(|original| Ok(stat_name(&dir, b"link")?.version.same_object(&original.version)));
+                unlinkat(&dir, c"link", AtFlags::empty())?;
+                same
+            });
+        let _ = unlinkat(self.root, &dir[..], AtFlags::REMOVEDIR);
+        Ok(linked.unwrap_or(false))
     }
 
     fn with_third(&self, attempt: impl FnOnce(&[u8]) -> rustix::io::Result<()>) -> bool {
