@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::pieces::PieceOrder;
 use crate::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, Listing, Pieces, Pool,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, Layout, Listing, Pieces, Pool,
     PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version,
 };
 
@@ -34,6 +34,7 @@ const XATTR_NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"sys
 pub struct MemoryPool {
     tree: Mutex<Tree>,
     capabilities: Capabilities,
+    layouts: Mutex<BTreeMap<PoolPath, Layout>>,
 }
 
 /// What [`MemoryPool::snapshot`] says of one object.
@@ -63,7 +64,7 @@ impl MemoryPool {
 
     /// A pool that can less. What it cannot is refused with `Unsupported`, or `ReadOnly`.
     pub fn with_capabilities(capabilities: Capabilities) -> Self {
-        Self { tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)), capabilities }
+        Self { tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)), capabilities, layouts: Mutex::default() }
     }
 
     pub fn all_capabilities() -> Capabilities {
@@ -93,6 +94,11 @@ impl MemoryPool {
     /// Bytes of content that fit from now on; what is more is refused with `NoSpace`.
     pub fn set_capacity_bytes(&self, bytes: u64) {
         self.tree.lock().capacity_bytes = bytes;
+    }
+
+    /// What it says of the layout of what is at a path or below it: told where it has the capability.
+    pub fn set_layout(&self, path: &PoolPath, layout: Layout) {
+        self.layouts.lock().insert(path.clone(), layout);
     }
 
     /// The whole tree but for its root, sorted by path.
@@ -400,5 +406,14 @@ impl Pool for MemoryPool {
             total_files: u64::from(u32::MAX),
             free_files: u64::from(u32::MAX).saturating_sub(tree.len()),
         })
+    }
+
+    async fn layout(&self, path: &PoolPath) -> Result<Option<Layout>> {
+        if !self.capabilities.layouts {
+            return Ok(None);
+        }
+        self.with("ask for the layout of", path, |tree| tree.lookup(path))?;
+        let layouts = self.layouts.lock();
+        Ok(layouts.iter().rfind(|(at, _)| path.starts_with(at)).map(|(_, layout)| layout.clone()))
     }
 }

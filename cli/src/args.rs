@@ -95,7 +95,8 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Mount {
-    /// The pool: `/path`, `file:///path`, `nfs://server/export` or `s3://bucket/prefix`.
+    /// The pool: `/path`, `file:///path`, `beegfs:///path`, `lustre:///path`, `nfs://server/export` or
+    /// `s3://bucket/prefix`.
     pub url: String,
     /// The directory where the pool appears.
     pub mountpoint: PathBuf,

@@ -9,6 +9,7 @@ mod fetch;
 mod files;
 mod flush;
 mod fsck;
+mod layout;
 mod names;
 pub mod operator;
 mod paths;
@@ -96,6 +97,7 @@ pub(crate) struct Inner {
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     pub health: pool_view::Health,
+    pub layouts: layout::Layouts,
     pub counters: status::Counts,
     /// Inodes whose count is not in the catalog yet, though nobody writes them any more.
     pub uncounted: Mutex<HashSet<Ino>>,
@@ -160,6 +162,7 @@ impl Overlay {
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             health: pool_view::Health::default(),
+            layouts: layout::Layouts::default(),
             counters: status::Counts::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
@@ -274,7 +277,11 @@ impl Inner {
     pub fn policy_of(&self, node: &Node) -> PathPolicy {
         match self.policy.uniform() {
             Some(policy) => policy,
-            None => self.policy.for_path(&self.overlay_path(node.ino).unwrap_or_default()),
+            None => {
+                let path = self.overlay_path(node.ino).unwrap_or_default();
+                let pool = self.policy.asks_storage_pool().then(|| self.known_storage_pool(node)).flatten();
+                self.policy.for_path(&path, pool.as_deref())
+            }
         }
     }
 }

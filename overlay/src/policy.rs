@@ -1,6 +1,7 @@
 //! The rules that say how paths are read, written, flushed and kept. Every behaviour of this kind is decided
 //! here and nowhere else.
 
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -74,6 +75,8 @@ pub struct SpacePolicy {
 pub struct Policy {
     default: PathPolicy,
     rules: Vec<Rule>,
+    /// What people call the storage pools that the pool has only numbers for.
+    storage_pool_names: BTreeMap<String, String>,
     pub space: SpacePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
@@ -88,7 +91,10 @@ pub struct Policy {
 
 #[derive(Debug, Clone)]
 struct Rule {
+    /// Empty: every path.
     paths: Vec<GlobMatcher>,
+    /// `None`: every storage pool, and what is in none.
+    storage_pool: Option<String>,
     settings: Settings,
 }
 
@@ -135,6 +141,8 @@ struct File {
     #[serde(default)]
     cpu: CpuSettings,
     #[serde(default)]
+    storage_pools: BTreeMap<String, String>,
+    #[serde(default)]
     rule: Vec<toml::Table>,
 }
 
@@ -143,6 +151,7 @@ impl Default for Policy {
         Self {
             default: PathPolicy::default(),
             rules: Vec::new(),
+            storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
             evictor: "s3fifo".into(),
             pool_deadline: Duration::from_secs(10),
@@ -196,26 +205,41 @@ impl Policy {
         if let Some(name) = file.space.evictor {
             policy.evictor = name;
         }
+        policy.storage_pool_names = file.storage_pools;
         for table in file.rule {
             policy.rules.push(Rule::parse(table)?);
         }
         Ok(policy)
     }
 
-    /// What holds for a path: the default, changed by every rule that matches, in the file's order.
-    pub fn for_path(&self, path: &PoolPath) -> PathPolicy {
+    /// What holds for a path: the default, changed by every rule that matches, in the file's order. Of what is in no
+    /// storage pool, or in one that is not known, rules that name one say nothing.
+    pub fn for_path(&self, path: &PoolPath, storage_pool: Option<&str>) -> PathPolicy {
         let mut result = self.default;
         if self.rules.is_empty() {
             return result;
         }
         let path = std::path::Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
+        let is_in =
+            |wanted: &String| storage_pool.is_some_and(|pool| pool == wanted || self.storage_pool_name(pool) == wanted);
         for rule in &self.rules {
-            if rule.paths.iter().any(|glob| glob.is_match(path)) {
+            let by_path = rule.paths.is_empty() || rule.paths.iter().any(|glob| glob.is_match(path));
+            if by_path && rule.storage_pool.as_ref().is_none_or(is_in) {
                 // Checked when the rule was read.
                 let _ = rule.settings.apply(&mut result);
             }
         }
         result
+    }
+
+    /// Whether a rule is about a storage pool, so that it must be known where things are.
+    pub fn asks_storage_pool(&self) -> bool {
+        self.rules.iter().any(|rule| rule.storage_pool.is_some())
+    }
+
+    /// What people call a storage pool.
+    pub fn storage_pool_name<'a>(&'a self, pool: &'a str) -> &'a str {
+        self.storage_pool_names.get(pool).map_or(pool, String::as_str)
     }
 
     /// The same for every path: paths need not be known to ask.
@@ -226,10 +250,20 @@ impl Policy {
 
 impl Rule {
     fn parse(mut table: toml::Table) -> Result<Self> {
-        let Some(paths) = table.remove("paths") else {
-            return Err(invalid("a [[rule]] needs paths = [\"GLOB\", ...]"));
-        };
-        let paths: Vec<String> = paths.try_into().map_err(|e| invalid(format!("rule.paths: {e}")))?;
+        let (paths, storage_pool) = (table.remove("paths"), table.remove("storage-pool"));
+        if paths.is_none() && storage_pool.is_none() {
+            return Err(invalid("a [[rule]] needs paths = [\"GLOB\", ...] or storage-pool = \"NAME\""));
+        }
+        let paths: Option<Vec<String>> =
+            paths.map(toml::Value::try_into).transpose().map_err(|e| invalid(format!("rule.paths: {e}")))?;
+        if paths.as_ref().is_some_and(Vec::is_empty) {
+            return Err(invalid("rule.paths: no path is named"));
+        }
+        let storage_pool = storage_pool
+            .map(toml::Value::try_into)
+            .transpose()
+            .map_err(|e| invalid(format!("rule.storage-pool: {e}")))?;
+        let paths = paths.unwrap_or_default();
         let settings: Settings =
             toml::Value::Table(table).try_into().map_err(|e| invalid(format!("rule for {paths:?}: {e}")))?;
         settings.apply(&mut PathPolicy::default())?;
@@ -237,7 +271,7 @@ impl Rule {
             let matcher = GlobBuilder::new(glob.trim_start_matches('/')).literal_separator(true).build();
             matcher.map(|g| g.compile_matcher()).map_err(|e| invalid(format!("rule.paths: {e}")))
         };
-        Ok(Self { paths: paths.iter().map(compile).collect::<Result<_>>()?, settings })
+        Ok(Self { paths: paths.iter().map(compile).collect::<Result<_>>()?, storage_pool, settings })
     }
 }
 
@@ -306,11 +340,29 @@ mod tests {
              [[rule]]\npaths = [\"out/*.tmp\"]\nflush = \"idle:1m\"\n",
         )
         .unwrap();
-        let at = |path: &str| policy.for_path(&PoolPath::parse(path).unwrap());
+        let at = |path: &str| policy.for_path(&PoolPath::parse(path).unwrap(), None);
         assert_eq!(at("in/a").flush, Flush::Manual);
         assert_eq!(at("out/x/y").flush, Flush::OnClose);
         assert_eq!(at("out/a.tmp").flush, Flush::Idle(Duration::from_secs(60)));
         assert_eq!(at("out/a.tmp").whole_file_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn rules_hold_for_a_storage_pool_by_its_number_or_its_name() {
+        let policy = Policy::parse(
+            "[storage-pools]\n2 = \"fast\"\n\
+             [[rule]]\nstorage-pool = \"fast\"\nflush = \"manual\"\n\
+             [[rule]]\nstorage-pool = \"2\"\npaths = [\"out/**\"]\nflush = \"on-close\"\n",
+        )
+        .unwrap();
+        let at = |path: &str, pool| policy.for_path(&PoolPath::parse(path).unwrap(), pool).flush;
+        assert!(policy.asks_storage_pool() && policy.uniform().is_none());
+        assert_eq!(at("a", Some("2")), Flush::Manual);
+        assert_eq!(at("out/a", Some("2")), Flush::OnClose);
+        for elsewhere in [Some("1"), None] {
+            assert_eq!(at("out/a", elsewhere), PathPolicy::default().flush);
+        }
+        assert_eq!((policy.storage_pool_name("2"), policy.storage_pool_name("3")), ("fast", "3"));
     }
 
     #[test]
@@ -328,6 +380,8 @@ mod tests {
             ("[default]\nconsistency = \"ttl:x\"", "duration"),
             ("[default]\nflsh = \"manual\"", "flsh"),
             ("[[rule]]\nflush = \"manual\"", "paths"),
+            ("[[rule]]\npaths = []\nflush = \"manual\"", "rule.paths"),
+            ("[[rule]]\nstorage-pool = 2\nflush = \"manual\"", "rule.storage-pool"),
             ("[cpu]\nwakeup-latency = \"soon\"", "cpu.wakeup-latency"),
             ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "low-watermark"),
         ] {

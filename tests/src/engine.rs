@@ -31,7 +31,11 @@ impl Default for Fixture {
 
 impl Fixture {
     pub fn new() -> Self {
-        let memory = Arc::new(MemoryPool::new());
+        Self::over(MemoryPool::new())
+    }
+
+    pub fn over(memory: MemoryPool) -> Self {
+        let memory = Arc::new(memory);
         let fault = Arc::new(Fault::new(memory.clone(), 1));
         fault.set_error(ErrorKind::Os(libc::EIO));
         let metrics = Arc::new(Metrics::new(fault.clone()));

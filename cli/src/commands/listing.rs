@@ -45,13 +45,20 @@ pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure
             .iter()
             .map(|f| {
                 let lease = f.lease_owner.as_ref().map_or(String::new(), |o| format!("  leased by {}", shown(o)));
+                let pool = f.storage_pool.as_ref().map_or(String::new(), |p| format!("  in storage pool {}", shown(p)));
                 let (size, resident) = if f.kind == "directory" {
                     ("-".into(), String::new())
                 } else {
                     (bytes(f.size), share(f.resident_bytes, f.size))
                 };
                 let when = moment(u64::try_from(f.mtime_unix).unwrap_or(0));
-                vec![f.state.clone(), resident, size, when, format!("{}{lease}", shown(f.path.trim_start_matches('/')))]
+                vec![
+                    f.state.clone(),
+                    resident,
+                    size,
+                    when,
+                    format!("{}{pool}{lease}", shown(f.path.trim_start_matches('/'))),
+                ]
             })
             .collect();
         output.table(&rows);

@@ -33,7 +33,8 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     config.mountpoint = mountpoint;
     let pool = pool_dir(&config)?;
     if let Some(pool) = &pool {
-        config.pool = pool.to_str().map(String::from).ok_or_else(|| not_utf8(pool))?;
+        let url = Location::parse(&config.pool)?;
+        config.pool = url.url_of(pool.to_str().ok_or_else(|| not_utf8(pool))?);
         not_ours("the pool", pool)?;
         apart("the mountpoint", &config.mountpoint, "the pool", pool)?;
     }
@@ -122,10 +123,9 @@ fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
 /// The pool's directory; `None` where it is none: then only its URL is looked at. Asked on another thread, because a
 /// mounted pool that is down may never answer.
 fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
-    let Location::Directory(dir) = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))? else {
-        return Ok(None);
-    };
-    let dir = paths::absolute(&dir).map_err(|e| Failure::io("pool", &e))?;
+    let location = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
+    let Some(dir) = location.directory() else { return Ok(None) };
+    let dir = paths::absolute(dir).map_err(|e| Failure::io("pool", &e))?;
     let place = dir.display().to_string();
     let (answer, answers) = mpsc::channel();
     std::thread::spawn(move || {

@@ -205,6 +205,9 @@ impl Inner {
             Intent::Name(parent, name) => Some(self.catalog.name(*parent, name)?.here_ino().unwrap_or(*parent)),
         };
         let Some(node) = subject.map(|ino| self.node(ino)).transpose()? else { return Ok(false) };
+        if self.policy.asks_storage_pool() && !self.knows_storage_pool(&node) {
+            return Ok(false);
+        }
         let idle = match self.policy_of(&node).flush {
             Flush::Manual => return Ok(false),
             _ if pressed => Duration::ZERO,

@@ -101,6 +101,7 @@ impl Overlay {
             return Ok(());
         }
         let node = self.inner.node(ino)?;
+        self.inner.learn_storage_pool(&node).await;
         if self.inner.policy_of(&node).flush == Flush::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }

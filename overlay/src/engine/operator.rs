@@ -136,6 +136,9 @@ pub struct Listed {
     pub lease_owner: Option<String>,
     pub mtime_unix: i64,
     pub mode: u32,
+    /// The part of the pool that holds it, or new files in it, where the pool tells.
+    #[serde(default)]
+    pub storage_pool: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

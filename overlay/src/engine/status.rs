@@ -63,21 +63,22 @@ impl Overlay {
     pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<Listed>> {
         let root = self.resolve(path).await?;
         let inner = &self.inner;
-        let mut listed = Vec::new();
         let is_dir = inner.node(root)?.state.lock().record.kind == FileKind::Directory;
-        if !is_dir {
-            listed.push(inner.listed(root)?);
-            return Ok(listed);
-        }
-        let inos: Vec<Ino> = if recursive {
+        let inos: Vec<Ino> = if !is_dir {
+            vec![root]
+        } else if recursive {
             inner.tree(root, true).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
         } else {
             inner.ensure_listed(root).await?;
             inner.entries(root)?.into_iter().map(|e| e.ino).collect()
         };
-        for ino in inos {
-            if let Ok(entry) = inner.listed(ino) {
-                listed.push(entry);
+        let pools = inner.storage_pools(&inos).await;
+        let mut listed = Vec::with_capacity(inos.len());
+        for (ino, storage_pool) in inos.into_iter().zip(pools) {
+            match inner.listed(ino) {
+                Ok(entry) => listed.push(Listed { storage_pool, ..entry }),
+                Err(e) if !is_dir => return Err(e),
+                Err(_) => {}
             }
         }
         Ok(listed)
@@ -252,6 +253,7 @@ impl Inner {
             lease_owner: lease.map(|l| l.owner.clone()),
             mtime_unix: attr.mtime.secs,
             mode: attr.mode,
+            storage_pool: None,
         })
     }
 }

@@ -48,6 +48,7 @@ impl Overlay {
             inner.check_writable()?;
         }
         let node = inner.file_node(ino)?;
+        inner.learn_storage_pool(&node).await;
         inner.revalidate(ino, Age::Open).await?;
         if flags & libc::O_TRUNC != 0 {
             inner.truncate_to_zero(&node).await?;

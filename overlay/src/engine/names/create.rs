@@ -76,6 +76,7 @@ impl Overlay {
     ) -> Result<(Entry, Opened)> {
         let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
+        self.inner.learn_storage_pool(&*self.inner.node(ino)?).await;
         self.opened(ino, flags)
     }
 

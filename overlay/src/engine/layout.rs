@@ -1,0 +1,151 @@
+//! Where the pool keeps things: its stripes and storage pools. Asked for once and remembered for a while; pools that tell
+//! nothing of it are never asked.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_backends::{ErrorKind, FileKind, Layout, Result, Version};
+use futures::future::join_all;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use super::{Inner, Ino};
+use crate::node::Node;
+
+/// Layouts that are remembered.
+const REMEMBERED: NonZeroUsize = match NonZeroUsize::new(65_536) {
+    Some(layouts) => layouts,
+    None => NonZeroUsize::MIN,
+};
+/// Files are moved between storage pools, and directories given another one, behind everybody's back.
+const HOLDS_FOR: Duration = Duration::from_secs(600);
+/// Objects that the pool is asked about at the same time for one listing.
+const ASKED_AT_ONCE: usize = 16;
+/// As deep as the tree is walked up to what the pool has.
+const MAX_DEPTH: usize = 4096;
+
+/// What was asked for lately.
+pub(crate) struct Layouts {
+    known: Mutex<LruCache<Ino, Known>>,
+}
+
+struct Known {
+    /// Another object of the same name may be elsewhere.
+    object: Option<Version>,
+    layout: Option<Arc<Layout>>,
+    asked: Instant,
+}
+
+impl Default for Layouts {
+    fn default() -> Self {
+        Self { known: Mutex::new(LruCache::new(REMEMBERED)) }
+    }
+}
+
+/// The object of the pool that tells where an inode's content is, or will go.
+struct Subject {
+    ino: Ino,
+    object: Option<Version>,
+}
+
+impl Inner {
+    /// Where the content of a file is in the pool, or goes when it is flushed; of a directory, where that of new files
+    /// goes. `None` where it is not known. Asks the pool if it has not of late.
+    pub async fn layout_of(&self, node: &Node) -> Option<Arc<Layout>> {
+        self.ask_layout(node).await.unwrap_or(None)
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// `Timeout` and `Unavailable`: it may be known later.
+    pub(super) async fn ask_layout(&self, node: &Node) -> Result<Option<Arc<Layout>>> {
+        let Some(subject) = self.layout_subject(node) else { return Ok(None) };
+        if let Some(known) = self.known_layout(&subject) {
+            return Ok(known);
+        }
+        let Ok(path) = self.pool_path(subject.ino) else { return Ok(None) };
+        let layout = match self.ask(self.pool.layout(&path)).await {
+            Ok(layout) => layout.map(Arc::new),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
+            Err(error) => {
+                tracing::debug!(%path, %error, "the pool does not tell the layout");
+                None
+            }
+        };
+        let known = Known { object: subject.object, layout: layout.clone(), asked: Instant::now() };
+        self.layouts.known.lock().put(subject.ino, known);
+        Ok(layout)
+    }
+
+    /// Makes sure that the policy of an inode can be told, where rules ask for its storage pool. What cannot be found
+    /// out now is in none.
+    pub async fn learn_storage_pool(&self, node: &Node) {
+        if self.policy.asks_storage_pool() {
+            let _ = self.ask_layout(node).await;
+        }
+    }
+
+    /// Asks for the storage pool of an inode if it is not known; `false` where the pool does not answer. Not for threads
+    /// that must not wait.
+    pub fn knows_storage_pool(&self, node: &Node) -> bool {
+        if self.layout_subject(node).is_none_or(|subject| self.known_layout(&subject).is_some()) {
+            return true;
+        }
+        tokio::runtime::Handle::try_current().is_ok_and(|runtime| runtime.block_on(self.ask_layout(node)).is_ok())
+    }
+
+    /// The storage pool as far as it is known without asking.
+    pub fn known_storage_pool(&self, node: &Node) -> Option<String> {
+        self.known_layout(&self.layout_subject(node)?)??.storage_pool.clone()
+    }
+
+    /// The storage pools of many inodes, by the names that people have for them.
+    pub async fn storage_pools(&self, inos: &[Ino]) -> Vec<Option<String>> {
+        if !self.pool.capabilities().layouts {
+            return vec![None; inos.len()];
+        }
+        let mut pools = Vec::with_capacity(inos.len());
+        for some in inos.chunks(ASKED_AT_ONCE) {
+            pools.extend(join_all(some.iter().map(|ino| self.storage_pool(*ino))).await);
+        }
+        pools
+    }
+
+    async fn storage_pool(&self, ino: Ino) -> Option<String> {
+        let node = self.node(ino).ok()?;
+        if !matches!(node.state.lock().record.kind, FileKind::File | FileKind::Directory) {
+            return None;
+        }
+        let layout = self.layout_of(&node).await?;
+        layout.storage_pool.as_deref().map(|pool| self.policy.storage_pool_name(pool).to_owned())
+    }
+
+    fn known_layout(&self, subject: &Subject) -> Option<Option<Arc<Layout>>> {
+        let mut known = self.layouts.known.lock();
+        let known = known.get(&subject.ino)?;
+        let same = match (&known.object, &subject.object) {
+            (Some(then), Some(now)) => then.same_object(now),
+            (then, now) => then.is_none() && now.is_none(),
+        };
+        (same && known.asked.elapsed() < HOLDS_FOR).then(|| known.layout.clone())
+    }
+
+    /// What was made here and is not in the pool yet goes where its directory says.
+    fn layout_subject(&self, node: &Node) -> Option<Subject> {
+        if !self.pool.capabilities().layouts {
+            return None;
+        }
+        let mut ino = node.ino;
+        for _ in 0..MAX_DEPTH {
+            let node = self.node(ino).ok()?;
+            let state = node.state.lock();
+            if ino == Ino::ROOT || state.record.in_pool() {
+                return Some(Subject { ino, object: state.record.version.clone() });
+            }
+            ino = state.record.links.first()?.0;
+        }
+        None
+    }
+}

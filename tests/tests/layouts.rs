@@ -1,0 +1,135 @@
+//! Storage pools of a pool that tells them: in listings, and in the policy.
+
+use std::time::Duration;
+
+use forebay_overlay::backends::decorators::{CallKind, Odds};
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::backends::{Capabilities, ErrorKind, Layout, PoolPath, Stripe};
+use forebay_overlay::{Options, Overlay, Policy};
+use forebay_tests::engine::*;
+
+/// A pool whose root is in storage pool 1, and whose directory `quick` is in storage pool 2.
+async fn fixture() -> Fixture {
+    let capabilities = Capabilities { layouts: true, ..MemoryPool::all_capabilities() };
+    let fixture = Fixture::over(MemoryPool::with_capabilities(capabilities));
+    fixture.mkdir("quick").await;
+    for (path, pool) in [(PoolPath::root(), "1"), (pool_path("quick"), "2")] {
+        let stripe = Some(Stripe { chunk_bytes: 1 << 20, targets: 4 });
+        fixture.memory.set_layout(&path, Layout { stripe, storage_pool: Some(pool.into()) });
+    }
+    fixture
+}
+
+async fn open(fixture: &Fixture, policy: &str) -> Overlay {
+    let policy = Policy::parse(policy).unwrap();
+    Overlay::open(Options { policy, ..fixture.options() }).await.unwrap()
+}
+
+/// How often the pool was asked for a layout.
+fn asked(fixture: &Fixture) -> u64 {
+    fixture.metrics.snapshot().of(CallKind::Layout).count
+}
+
+const BY_POOL: &str = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
+                       [storage-pools]\n2 = \"fast\"\n\
+                       [[rule]]\nstorage-pool = \"fast\"\nflush = \"on-close\"\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_by_storage_pool_holds_for_what_is_in_it_and_what_is_made_there() {
+    let fixture = fixture().await;
+    fixture.put("quick/old", b"old").await;
+    fixture.put("old", b"old").await;
+    let overlay = open(&fixture, BY_POOL).await;
+    for path in ["quick/old", "quick/new", "old", "new"] {
+        write(&overlay, path, "ours").await.unwrap();
+    }
+    let dirty: Vec<String> = overlay.dirty().await.unwrap().into_iter().map(|d| d.path).collect();
+    assert_eq!(dirty.iter().filter(|path| path.contains("quick/")).count(), 0, "{dirty:?}");
+    assert!(dirty.contains(&"/old".into()) && dirty.contains(&"/new".into()), "{dirty:?}");
+    let before = asked(&fixture);
+    for _ in 0..5 {
+        write(&overlay, "old", "ours again").await.unwrap();
+    }
+    assert_eq!(asked(&fixture), before, "the same thing was asked for again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_new_here_is_in_the_storage_pool_of_the_one_above_it() {
+    let fixture = fixture().await;
+    let overlay = open(&fixture, BY_POOL).await;
+    let parent = find(&overlay, "quick").await;
+    overlay.mkdir(parent, b"d", 0o755, 0, CALLER).await.unwrap();
+    write(&overlay, "quick/d/f", "ours").await.unwrap();
+    assert!(fixture.pooled().contains(&("/quick/d/f".into(), "ours".into())), "{:?}", fixture.pooled());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_flushed_by_the_default_while_its_storage_pool_is_not_known() {
+    let mut fixture = fixture().await;
+    let policy = |idle: &str| {
+        format!(
+            "[default]\nflush = \"{idle}\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
+             [[rule]]\nstorage-pool = \"2\"\nflush = \"manual\"\n"
+        )
+    };
+    let overlay = open(&fixture, &policy("manual")).await;
+    write(&overlay, "quick/f", "ours").await.unwrap();
+    write(&overlay, "f", "ours").await.unwrap();
+    let after = tempfile::tempdir().unwrap();
+    overlay.shutdown().await.unwrap();
+    image(fixture.fast.path(), after.path());
+    fixture.fast = after;
+    // A daemon that has just begun knows of no storage pool yet.
+    let overlay = open(&fixture, &policy("idle:0s")).await;
+    for _ in 0..100 {
+        if fixture.pooled().contains(&("/f".into(), "ours".into())) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(fixture.pooled(), pairs(&[("/f", "ours"), ("/quick/", "")]));
+    drop(overlay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_show_the_storage_pool_by_the_name_that_it_was_given() {
+    let fixture = fixture().await;
+    fixture.put("quick/f", b"x").await;
+    fixture.put("g", b"x").await;
+    let overlay = open(&fixture, BY_POOL).await;
+    let listed = async |path: &str, recursive| {
+        let listed = overlay.list_residency(&PoolPath::parse(path).unwrap(), recursive).await.unwrap();
+        listed.into_iter().map(|l| (l.path, l.storage_pool)).collect::<Vec<_>>()
+    };
+    let in_pool = |path: &str, pool: &str| (path.to_owned(), Some(pool.to_owned()));
+    let expected = [in_pool("/g", "1"), in_pool("/quick", "fast"), in_pool("/quick/f", "fast")];
+    let mut all = listed("", true).await;
+    all.sort();
+    assert_eq!(all, expected);
+    assert_eq!(listed("g", false).await, expected[..1]);
+    assert_eq!(asked(&fixture), 3, "once for each");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_fails_to_tell_has_files_like_any_other() {
+    let fixture = fixture().await;
+    fixture.put("quick/f", b"x").await;
+    let overlay = open(&fixture, BY_POOL).await;
+    find(&overlay, "quick/f").await;
+    fixture.fault.set_error(ErrorKind::PermissionDenied);
+    fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
+    let listed = overlay.list_residency(&pool_path("quick"), false).await.unwrap();
+    assert_eq!(listed.iter().map(|l| l.storage_pool.clone()).collect::<Vec<_>>(), [None]);
+    assert_eq!(read(&overlay, "quick/f").await.unwrap(), "x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_tells_no_layouts_is_never_asked() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"x").await;
+    let overlay = open(&fixture, BY_POOL).await;
+    write(&overlay, "f", "ours").await.unwrap();
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    assert_eq!(listed[0].storage_pool, None);
+    assert_eq!(asked(&fixture), 0);
+}
