@@ -152,10 +152,6 @@ impl Versitygw {
         self.port
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     /// Sends a signed request for a key with curl. Returns what it prints.
     pub fn curl(&self, arguments: &[&str], key: &str) -> String {
         curl_at(self.port, arguments, key)

@@ -10,7 +10,7 @@ use super::super::{Inner, Ino, Txn};
 use super::{Age, Asked};
 use crate::catalog::{Link, Listing, NameRecord, unmatched};
 
-/// A directory that changed this recently may change again without its timestamps showing it.
+/// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
 /// Names that are taken over in one change: what a large directory has would be in memory twice over.
 const NAMES_AT_ONCE: u32 = 1_000;
@@ -169,7 +169,10 @@ impl Inner {
                 }
             }
         }
-        let racy = racy(stat.mtime) || racy(stat.ctime);
+        // Of times in whole seconds the whole second is recent.
+        let tick = Duration::from_nanos(self.pool.capabilities().time_granularity_ns.into());
+        let recent = RACY + tick + began.elapsed();
+        let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
         let record = txn.record(dir)?;
         let made_meanwhile = record.dir_nlink.wrapping_sub(links_before);
         record.take_attrs(stat);
@@ -215,7 +218,7 @@ impl Inner {
     }
 }
 
-fn racy(time: Time) -> bool {
+fn is_younger(time: Time, than: Duration) -> bool {
     let time = SystemTime::from(time);
-    SystemTime::now().duration_since(time).map_or(true, |age| age < RACY)
+    SystemTime::now().duration_since(time).map_or(true, |age| age < than)
 }
