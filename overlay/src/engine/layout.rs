@@ -1,7 +1,6 @@
 //! Where the pool keeps things: its stripes and storage pools. Asked for once and remembered for a while; pools that tell
 //! nothing of it are never asked.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,10 +13,7 @@ use super::{Inner, Ino};
 use crate::node::Node;
 
 /// Layouts that are remembered.
-const REMEMBERED: NonZeroUsize = match NonZeroUsize::new(65_536) {
-    Some(layouts) => layouts,
-    None => NonZeroUsize::MIN,
-};
+const REMEMBERED: usize = 16_384;
 /// Files are moved between storage pools, and directories given another one, behind everybody's back.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
 /// Objects that the pool is asked about at the same time for one listing.
@@ -39,7 +35,7 @@ struct Known {
 
 impl Default for Layouts {
     fn default() -> Self {
-        Self { known: Mutex::new(LruCache::new(REMEMBERED)) }
+        Self { known: Mutex::new(LruCache::unbounded()) }
     }
 }
 
@@ -75,7 +71,11 @@ impl Inner {
             }
         };
         let known = Known { object: subject.object, layout: layout.clone(), asked: Instant::now() };
-        self.layouts.known.lock().put(subject.ino, known);
+        let mut all = self.layouts.known.lock();
+        all.put(subject.ino, known);
+        if all.len() > REMEMBERED {
+            all.pop_lru();
+        }
         Ok(layout)
     }
 
