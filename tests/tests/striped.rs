@@ -1,14 +1,17 @@
 //! The calls that tell of BeeGFS' stripes, through the kernel: a file system in user space answers them.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use forebay_backends::{Layout, Location, Pool, PoolPath, Stripe};
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, IoctlFlags, MountOption, ReplyAttr,
-    ReplyEntry, ReplyIoctl, Request,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, IoctlFlags,
+    ReplyAttr, ReplyEntry, ReplyIoctl, Request, Session, SessionACL,
 };
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 const TTL: Duration = Duration::from_secs(1);
 const DIRECTORY: INodeNo = INodeNo(2);
@@ -96,19 +99,38 @@ impl Filesystem for StandIn {
     }
 }
 
+/// A mount of the stand-in, by the type that BeeGFS' mounts have behind the dot.
+struct Mounted {
+    dir: tempfile::TempDir,
+    _session: BackgroundSession,
+}
+
+impl Mounted {
+    fn new(stand_in: StandIn) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = CString::new(options).unwrap();
+        let mounted = mount("stand-in", dir.path(), "fuse.beegfs", MountFlags::RDONLY, options.as_c_str());
+        mounted.expect("a mount by root");
+        let session = Session::from_fd(stand_in, device.into(), SessionACL::default(), Config::default());
+        Self { dir, _session: session.unwrap().spawn().unwrap() }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(self.dir.path(), UnmountFlags::DETACH);
+    }
+}
+
 async fn layouts(recent: bool) -> [Option<Layout>; 2] {
-    let dir = tempfile::tempdir().unwrap();
-    let mut config = fuser::Config::default();
-    config.mount_options = vec![MountOption::Subtype("beegfs".into()), MountOption::RO];
-    let session = fuser::spawn_mount(StandIn { recent }, dir.path(), &config).unwrap();
-    let url = format!("beegfs://{}", dir.path().display());
+    let mounted = Mounted::new(StandIn { recent });
+    let url = format!("beegfs://{}", mounted.dir.path().display());
     let pool: Arc<dyn Pool> = Location::parse(&url).unwrap().open().await.unwrap();
     assert!(pool.capabilities().layouts && pool.capabilities().read_only);
     let of = async |path: &str| pool.layout(&PoolPath::parse(path).unwrap()).await.unwrap();
-    let found = [of("d").await, of("d/f").await];
-    drop(pool);
-    drop(session);
-    found
+    [of("d").await, of("d/f").await]
 }
 
 fn layout(chunk_bytes: u64, targets: u32, storage_pool: Option<&str>) -> Option<Layout> {
