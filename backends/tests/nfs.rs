@@ -10,6 +10,7 @@ mod restarts;
 #[path = "nfs/rights.rs"]
 mod rights;
 #[path = "../../tests/src/servers/nfs.rs"]
+#[allow(dead_code, reason = "some calls are for benches alone")]
 mod server;
 #[path = "nfs/third_parties.rs"]
 mod third_parties;

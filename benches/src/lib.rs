@@ -12,7 +12,6 @@ pub mod machine;
 pub mod mount;
 pub mod pairs;
 pub mod place;
-pub mod pools;
 pub mod report;
 pub mod rows;
 pub mod work;

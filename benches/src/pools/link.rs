@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Result;
+use forebay_benches::Result;
 
 /// What is read at once: small, so that connections share the bandwidth instead of queueing for it.
 const SLICE_BYTES: usize = 64 << 10;

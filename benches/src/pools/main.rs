@@ -1,10 +1,21 @@
 //! Measures every row of the table of pools in docs/BENCHMARKS.md.
 
+mod link;
+#[path = "../../../tests/src/servers/nfs.rs"]
+#[allow(dead_code, reason = "some calls are for tests alone")]
+mod nfs_server;
+mod others;
+mod plain;
+mod rows;
+#[path = "../../../tests/src/servers/s3.rs"]
+#[allow(dead_code, reason = "some calls are for tests alone")]
+mod s3_server;
+
 use std::process::ExitCode;
 
 use forebay_benches::args::Args;
-use forebay_benches::pools::rows::Bench;
 use forebay_benches::{Result, interrupt, machine, report};
+use rows::Bench;
 
 fn main() -> ExitCode {
     match run() {

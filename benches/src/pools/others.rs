@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Result;
+use forebay_benches::Result;
 
 const MOUNTED_WITHIN: Duration = Duration::from_secs(20);
 

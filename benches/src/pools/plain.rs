@@ -14,7 +14,7 @@ use object_store::path::Path;
 use object_store::{ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 
-use crate::Result;
+use forebay_benches::Result;
 
 /// What most object stores advise: ranges of this length.
 const GET_BYTES: u64 = 8 << 20;

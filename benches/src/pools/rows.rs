@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::caches::{self, Drop};
-use crate::mount::Mount;
-use crate::pairs::{self, Side};
-use crate::report::{Outcome, Row, Target, Unit};
-use crate::{Result, work};
+use forebay_benches::caches::{self, Drop};
+use forebay_benches::mount::Mount;
+use forebay_benches::pairs::{self, Side};
+use forebay_benches::report::{Outcome, Row, Target, Unit};
+use forebay_benches::{Result, work};
 
-use super::link::{self, Slowness};
-use super::nfs_server::{NfsServer, Squash};
-use super::others::{Bucket, Other, Program};
-use super::plain::{self, Plain};
-use super::s3_server::{ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw};
+use crate::link::{self, Slowness};
+use crate::nfs_server::{NfsServer, Squash};
+use crate::others::{Bucket, Other, Program};
+use crate::plain::{self, Plain};
+use crate::s3_server::{ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw};
 
 const BIG_BYTES: u64 = 1 << 30;
 const SMALL_FILES: usize = 10_000;
@@ -183,7 +183,6 @@ fn s3_small(bench: &mut Bench) -> Result<()> {
             let mount = bench.cold(&url)?;
             let begin = Instant::now();
             mount.stage(&mount.path().join("small"))?;
-            eprintln!("staged {:?}", begin.elapsed());
             for name in &names {
                 if fs::read(mount.path().join(name))?.len() != SMALL_BYTES {
                     return Err(format!("{name}: not all of it").into());
