@@ -310,6 +310,27 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    for n in 0..50 {
+        fixture.put(&format!("d/{n}"), b"content").await;
+    }
+    let overlay = fixture.open().await;
+    find(&overlay, "d").await;
+    let asked = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+    let before = asked();
+    let (staged, failed) = stage(&overlay, "d").await;
+    assert_eq!((staged.files, failed), (50, Vec::new()));
+    assert!(asked() - before < 10, "{} questions", asked() - before);
+    // What others changed since is found by the next.
+    fixture.put("d/7", b"changed").await;
+    let (_, failed) = stage(&overlay, "d").await;
+    assert_eq!(failed, Vec::new());
+    assert_eq!(read(&overlay, "d/7").await.unwrap(), "changed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_file_and_byte_is_counted_once() {
     let fixture = Fixture::new();
     let overlay = fixture.open().await;

@@ -133,3 +133,18 @@ async fn a_pool_that_tells_no_layouts_is_never_asked() {
     assert_eq!(listed[0].storage_pool, None);
     assert_eq!(asked(&fixture), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_striped_file_is_fetched_by_whole_stripes() {
+    let fixture = fixture().await;
+    let content: Vec<u8> = (0..(7 << 20) + 5).map(|n| (n % 251) as u8).collect();
+    fixture.put("striped", &content).await;
+    let stripe = Some(Stripe { chunk_bytes: 2 << 20, targets: 4 });
+    fixture.memory.set_layout(&pool_path("striped"), Layout { stripe, storage_pool: None });
+    let overlay = open(&fixture, BY_POOL).await;
+    let before = fixture.metrics.snapshot().of(CallKind::Read).count;
+    let (staged, failed) = stage(&overlay, "striped").await;
+    assert_eq!((staged.bytes, failed), (content.len() as u64, Vec::new()));
+    assert_eq!(fixture.metrics.snapshot().of(CallKind::Read).count - before, 4, "requests for four stripes");
+    assert_eq!(read(&overlay, "striped").await.unwrap().len(), String::from_utf8_lossy(&content).len());
+}

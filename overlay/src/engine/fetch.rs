@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Stripe, Version};
 use tokio::sync::watch;
 
 use super::pool_view::OWN_CHANGES;
@@ -26,6 +26,10 @@ use request::{Chunk, Request};
 
 /// Requests that one reader or stager may have under way.
 const REQUESTS_AT_ONCE: usize = 16;
+/// The same where a file is striped over more targets than that.
+const MOST_AT_ONCE: usize = 32;
+/// The longest request to a striped file.
+const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
 
 impl Inner {
     /// Makes a range of a file valid in its content file.
@@ -46,11 +50,14 @@ impl Inner {
 
     /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
     pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let stripe = self.layout_of(node).await.and_then(|layout| layout.stripe);
+        let at_once = stripe.map_or(REQUESTS_AT_ONCE, |s| (s.targets as usize).clamp(REQUESTS_AT_ONCE, MOST_AT_ONCE));
         let mut under_way = VecDeque::new();
         let mut at = range.start;
         loop {
-            while at < range.end && under_way.len() < REQUESTS_AT_ONCE {
-                let end = range.end.min((at / CHUNK_BYTES * CHUNK_BYTES).saturating_add(self.request_bytes()));
+            while at < range.end && under_way.len() < at_once {
+                let bytes = stripe.map_or_else(|| self.request_bytes(), in_stripe);
+                let end = range.end.min((at / bytes + 1).saturating_mul(bytes));
                 let flights = self.begin_fetch(node, at..end)?;
                 if !flights.is_empty() {
                     under_way.push_back(flights);
@@ -310,6 +317,12 @@ impl Inner {
         self.keep_open(ino);
         Ok(content)
     }
+}
+
+/// Bytes of one request to a striped file: whole chunks of ours in whole chunks of the pool, so that each asks as few
+/// targets as can be.
+fn in_stripe(stripe: Stripe) -> u64 {
+    stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
 }
 
 fn io_failed(error: std::io::Error) -> Error {

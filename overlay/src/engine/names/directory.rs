@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use forebay_backends::{ErrorKind, FileKind, Result};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use super::super::{DirSnapshot, Dirent, Inner, Ino, Overlay};
+
+/// Directories of one tree that are listed at the same time.
+const LISTED_AT_ONCE: usize = 8;
 
 impl Overlay {
     /// Makes sure that all names of a directory are known. `true`: what the kernel has cached of the listing
@@ -53,21 +57,28 @@ impl Inner {
     pub async fn tree(&self, root: Ino, ask: bool) -> Result<Vec<(Ino, FileKind)>> {
         let kind = self.node(root)?.state.lock().record.kind;
         let mut found = vec![(root, kind)];
-        let mut next = 0;
-        while next < found.len() {
-            let (ino, kind) = found[next];
-            next += 1;
-            if kind != FileKind::Directory {
-                continue;
-            }
+        let mut level = 0..1;
+        while !level.is_empty() {
+            let dirs =
+                found[level.clone()].iter().filter(|(_, kind)| *kind == FileKind::Directory).map(|(ino, _)| *ino);
+            let mut dirs: Vec<Ino> = dirs.collect();
             if ask {
-                match self.ensure_listed(ino).await {
-                    Err(e) if e.is(ErrorKind::Stale) || e.is(ErrorKind::NotFound) => continue,
-                    other => other?,
-                }
+                let listed = stream::iter(dirs).map(|ino| self.listed_if_there(ino)).buffered(LISTED_AT_ONCE);
+                dirs = listed.try_filter_map(|listed| async move { Ok(listed) }).try_collect().await?;
             }
-            found.extend(self.entries(ino)?.into_iter().map(|e| (e.ino, e.kind)));
+            for ino in dirs {
+                found.extend(self.entries(ino)?.into_iter().map(|e| (e.ino, e.kind)));
+            }
+            level = level.end..found.len();
         }
         Ok(found)
+    }
+
+    /// Lists a directory that was not; `None` where it is gone.
+    async fn listed_if_there(&self, ino: Ino) -> Result<Option<Ino>> {
+        match self.ensure_listed(ino).await {
+            Err(e) if e.is(ErrorKind::Stale) || e.is(ErrorKind::NotFound) => Ok(None),
+            other => other.map(|()| Some(ino)),
+        }
     }
 }
