@@ -96,10 +96,15 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// The pool: `/path`, `file:///path`, `beegfs:///path`, `lustre:///path`, `nfs://server/export` or
-    /// `s3://bucket/prefix`.
-    pub url: String,
+    /// `s3://bucket/prefix`. Left out with --config.
+    #[arg(required_unless_present = "config")]
+    pub url: Option<String>,
     /// The directory where the pool appears.
-    pub mountpoint: PathBuf,
+    #[arg(required_unless_present = "config")]
+    pub mountpoint: Option<PathBuf>,
+    /// Mount the pools that this file describes ([[pool]]), each as a directory of the mountpoint (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR")]
     pub fast: Vec<PathBuf>,
@@ -127,7 +132,7 @@ pub struct Mount {
     /// Threads that answer the kernel; one for each two cores, at most 8, if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Options as in fstab: fast=, limit=, policy=, throttle=, ro, immutable, allow_other, ...
+    /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, ro, immutable, allow_other, ...
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Check everything and mount nothing.
@@ -137,7 +142,7 @@ pub struct Mount {
 
 #[derive(Debug, Args)]
 pub struct Umount {
-    /// The directory that the pool is mounted at.
+    /// The directory that the pool is mounted at; of a mixed root all pools are unmounted, or none.
     pub mountpoint: PathBuf,
     /// Detach at once; those who use the mount may finish.
     #[arg(long)]

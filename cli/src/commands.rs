@@ -4,6 +4,7 @@ mod doctor;
 mod documents;
 mod fsck;
 mod listing;
+mod mixed;
 mod mount;
 mod options;
 mod processes;

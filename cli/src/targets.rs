@@ -5,10 +5,13 @@ use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::mixed::{self, Place};
+use forebay_overlay::control::registry::{self, Entry, Located};
 use forebay_overlay::control::{Failure, FailureKind};
 
 use crate::args::Paths;
+use crate::exit::Exit;
+use crate::output::Output;
 
 /// A mount and paths under it, as the daemon takes them.
 #[derive(Debug)]
@@ -21,10 +24,11 @@ pub struct Target {
 pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
     let mut targets: Vec<Target> = Vec::new();
     for path in expand(paths)? {
-        let located = registry::locate(Path::new(&path))?;
-        match targets.iter_mut().find(|t| t.entry.mountpoint() == located.entry.mountpoint()) {
-            Some(target) => target.paths.push(located.inner),
-            None => targets.push(Target { entry: located.entry, paths: vec![located.inner] }),
+        for place in mixed::places(Path::new(&path))? {
+            match targets.iter_mut().find(|t| t.entry.mountpoint() == place.entry.mountpoint()) {
+                Some(target) => target.paths.push(place.inner),
+                None => targets.push(Target { entry: place.entry, paths: vec![place.inner] }),
+            }
         }
     }
     if targets.is_empty() {
@@ -33,20 +37,44 @@ pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
     Ok(targets)
 }
 
-/// The mount of a path, or the only mount there is.
-pub fn one(path: Option<&Path>) -> Result<registry::Located, Failure> {
+/// The mounts that a path means, or all of the only root there is, mixed or not.
+pub fn meant(path: Option<&Path>) -> Result<Vec<Place>, Failure> {
     if let Some(path) = path {
-        return registry::locate(path);
+        return mixed::places(path);
     }
     let mut entries = registry::entries();
+    if let [root] = mixed::all().as_slice()
+        && entries.iter().all(|e| e.mountpoint().parent() == Some(&root.mountpoint))
+    {
+        return root.places();
+    }
     match (entries.pop(), entries.is_empty()) {
-        (Some(entry), true) => Ok(registry::Located { entry, inner: String::new() }),
+        (Some(entry), true) => Ok(vec![Located { entry, inner: String::new() }.into()]),
         (None, _) => Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount")
             .remedy("forebay mount URL MOUNTPOINT --fast DIR")),
         (Some(_), false) => {
             Err(Failure::usage("there are several mounts").remedy("name one; `forebay status` lists them"))
         }
     }
+}
+
+/// Does something with each of them. Of several, one whose daemon is away is no reason to leave the others alone: the
+/// failure is shown, and the exit code is its own.
+pub fn each<T>(all: Vec<T>, output: &Output, mut act: impl FnMut(T) -> Result<Exit, Failure>) -> Result<Exit, Failure> {
+    let several = all.len() > 1;
+    let mut exit = Exit::Done;
+    for one in all {
+        match act(one) {
+            Ok(Exit::Done) => {}
+            Ok(other) => exit = other,
+            Err(failure) if several => {
+                output.failure(&failure);
+                exit = Exit::from(failure.kind);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(exit)
 }
 
 /// Reads the lists among the paths.

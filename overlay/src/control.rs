@@ -11,6 +11,7 @@ pub mod client;
 pub mod config;
 pub mod doctor;
 mod failure;
+pub mod mixed;
 pub mod mounts;
 pub mod offline;
 pub mod paths;
@@ -19,6 +20,7 @@ pub mod protocol;
 pub mod registry;
 pub mod server;
 pub mod supervisor;
+pub mod unmount;
 pub mod worker;
 
 pub use failure::{Failure, FailureKind};
@@ -64,6 +66,12 @@ pub mod limits {
     pub const POOL_COPY: Duration = Duration::from_secs(3_600);
     /// How long `umount` waits for the daemon to write its catalog and end.
     pub const STOP: Duration = Duration::from_secs(60);
+    /// After a lazy unmount the daemon may have users for long; it is given this time to end where it has none.
+    pub const STOP_LAZY: Duration = Duration::from_secs(2);
+    /// Pools of one mixed root: each is two processes and a catalog.
+    pub const MIXED_POOLS: usize = 64;
+    /// Bytes of the directory of a mixed root, which holds nothing but names.
+    pub const MIXED_ROOT_BYTES: u64 = 1 << 20;
     /// A worker that dies younger than this counts as a rapid crash.
     pub const RAPID_CRASH: Duration = Duration::from_secs(30);
     /// Rapid crashes in a row after which the mount is called failing.

@@ -175,7 +175,18 @@ impl Policy {
     /// # Errors
     /// `InvalidInput` that names the line or the setting and what is allowed there.
     pub fn parse(text: &str) -> Result<Self> {
-        let file: File = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;
+        Self::of(toml::from_str(text).map_err(|e| invalid(e.to_string()))?)
+    }
+
+    /// The same from a table that was read already.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], without lines.
+    pub fn from_table(table: toml::Table) -> Result<Self> {
+        Self::of(toml::Value::Table(table).try_into().map_err(|e| invalid(e.to_string()))?)
+    }
+
+    fn of(file: File) -> Result<Self> {
         let mut policy = Self::default();
         file.default.apply(&mut policy.default)?;
         if let Some(text) = &file.pool.deadline {

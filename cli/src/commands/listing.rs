@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use forebay_overlay::control::mixed::Place;
 use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::{self, Located};
 use forebay_overlay::control::{Failure, client};
 use forebay_overlay::operator::Listed;
 
@@ -14,10 +14,14 @@ use crate::targets;
 use crate::values::{bytes, moment, shown};
 
 pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let Located { entry, inner } = targets::one(path)?;
-    for reply in client::call(&entry, &Request::Dirty)? {
+    targets::each(targets::meant(path)?, output, |place| not_in_pool(&place, output))
+}
+
+fn not_in_pool(Place { entry, inner, prefix }: &Place, output: &Output) -> Result<Exit, Failure> {
+    for reply in client::call(entry, &Request::Dirty)? {
         let Reply::Dirty(files) = reply? else { continue };
-        let wanted: Vec<_> = files.into_iter().filter(|f| is_below(&f.path, &inner)).collect();
+        let mut wanted: Vec<_> = files.into_iter().filter(|f| is_below(&f.path, inner)).collect();
+        wanted.iter_mut().for_each(|f| f.path = prefixed(prefix, &f.path));
         if output.json {
             wanted.iter().for_each(|f| output.json(f));
             continue;
@@ -36,7 +40,7 @@ pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 }
 
 pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure> {
-    listed(path, recursive, |files| {
+    listed(targets::meant(Some(path))?, recursive, output, |files| {
         if output.json {
             files.iter().for_each(|f| output.json(f));
             return;
@@ -86,10 +90,11 @@ impl Sum {
 }
 
 pub fn du(path: &Path, summarize: bool, output: &Output) -> Result<Exit, Failure> {
-    let base = registry::locate(path)?.inner;
+    let places = targets::meant(Some(path))?;
+    let base = places.first().map_or(String::new(), |place| place.inner.clone());
     let mut children: BTreeMap<String, Sum> = BTreeMap::new();
     let mut total = Sum::default();
-    listed(path, true, |files| {
+    let exit = listed(places, true, output, |files| {
         for file in files.iter().filter(|f| f.kind != "directory") {
             total.add(file);
             if !summarize {
@@ -115,17 +120,29 @@ pub fn du(path: &Path, summarize: bool, output: &Output) -> Result<Exit, Failure
     if !output.json {
         output.table(&rows);
     }
-    Ok(Exit::Done)
+    Ok(exit)
 }
 
-fn listed(path: &Path, recursive: bool, mut each: impl FnMut(Vec<Listed>)) -> Result<Exit, Failure> {
-    let Located { entry, inner } = registry::locate(path)?;
-    for reply in client::call(&entry, &Request::Ls { path: inner, recursive })? {
-        if let Reply::Listed(files) = reply? {
-            each(files);
+fn listed(
+    places: Vec<Place>,
+    recursive: bool,
+    output: &Output,
+    mut each: impl FnMut(Vec<Listed>),
+) -> Result<Exit, Failure> {
+    targets::each(places, output, |Place { entry, inner, prefix }| {
+        for reply in client::call(&entry, &Request::Ls { path: inner, recursive })? {
+            if let Reply::Listed(mut files) = reply? {
+                files.iter_mut().for_each(|f| f.path = prefixed(&prefix, &f.path));
+                each(files);
+            }
         }
-    }
-    Ok(Exit::Done)
+        Ok(Exit::Done)
+    })
+}
+
+/// A path of a mount, as it is shown below a mixed root.
+fn prefixed(prefix: &str, path: &str) -> String {
+    if prefix.is_empty() { path.to_string() } else { format!("{prefix}{}", path.trim_start_matches('/')) }
 }
 
 /// The first component of `path` below `base`.

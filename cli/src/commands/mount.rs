@@ -9,7 +9,7 @@ use forebay_overlay::control::preflight::{self, Plan};
 use forebay_overlay::control::supervisor::{self, Ready};
 use forebay_overlay::control::{Failure, worker};
 
-use super::{options, processes};
+use super::{mixed, options, processes};
 use crate::args;
 use crate::exit::Exit;
 use crate::output::Output;
@@ -18,6 +18,10 @@ use crate::values;
 pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
     let kernel_options = options::apply(&mut args)?;
     let (foreground, dry_run) = (args.foreground, args.dry_run);
+    if let Some(file) = args.config.take() {
+        let common = config(mixed::without_url(args)?, kernel_options)?;
+        return mixed::run(&file, &common, foreground, dry_run, output);
+    }
     let config = config(args, kernel_options)?;
     worker::policy(&config)?;
     let plan = preflight::check(config)?;
@@ -49,8 +53,8 @@ fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig,
         Ok::<_, Failure>(text)
     });
     Ok(MountConfig {
-        pool: args.url,
-        mountpoint: args.mountpoint,
+        pool: args.url.unwrap_or_default(),
+        mountpoint: args.mountpoint.unwrap_or_default(),
         fast: args.fast,
         limit_bytes: args.limit.map(|l| l.as_u64()),
         policy: policy.transpose()?,
@@ -64,7 +68,7 @@ fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig,
     })
 }
 
-fn told(ready: &Ready, output: &Output) {
+pub(super) fn told(ready: &Ready, output: &Output) {
     if output.json {
         let Ready { mountpoint, pid, passthrough, dirty_files, .. } = ready;
         output.json(&serde_json::json!({
@@ -80,7 +84,7 @@ fn told(ready: &Ready, output: &Output) {
     }
 }
 
-fn show(plan: &Plan, output: &Output) {
+pub(super) fn show(plan: &Plan, output: &Output) {
     if output.json {
         output.json(&serde_json::json!({
             "config": plan.config, "create": plan.to_create, "detach_dead_mount": plan.stale_mount,
@@ -101,7 +105,7 @@ fn show(plan: &Plan, output: &Output) {
 }
 
 /// Tells systemd that a unit of `Type=notify` is ready.
-fn notify_systemd() {
+pub(super) fn notify_systemd() {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.to_str().and_then(|n| n.strip_prefix('@')) {
         Some(name) => SocketAddr::from_abstract_name(name),

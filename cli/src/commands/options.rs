@@ -42,6 +42,7 @@ pub fn apply(args: &mut Mount) -> Result<Vec<String>, Failure> {
             "fast" => args.fast.extend(value.split(':').map(Into::into)),
             "limit" => args.limit = Some(value.parse().map_err(|e| bad(&e))?),
             "memory" => args.memory = Some(value.parse().map_err(|e| bad(&e))?),
+            "config" => args.config = Some(value.into()),
             "policy" => args.policy = Some(value.into()),
             "throttle" => args.throttle = Some(values::pace(value).map_err(|e| bad(&e))?),
             "threads" => args.threads = Some(value.parse().map_err(|e| bad(&e))?),
@@ -52,7 +53,7 @@ pub fn apply(args: &mut Mount) -> Result<Vec<String>, Failure> {
             _ if IGNORED.contains(&key) || key.starts_with("x-") || key.starts_with("comment") => {}
             _ => {
                 return Err(Failure::usage(format!("mount option `{option}` is not known")).remedy(
-                    "fast=DIR[:DIR], limit=, policy=, throttle=RATE:LATENCY, memory=, threads=, ro, immutable, allow_other",
+                    "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, ro, immutable, allow_other",
                 ));
             }
         }

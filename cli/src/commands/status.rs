@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_overlay::control::mixed::Root;
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, client};
 use forebay_overlay::operator::Status;
@@ -12,9 +13,11 @@ use crate::targets;
 use crate::values::{bytes, files, moment, shown, span};
 
 pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let entries = match path {
-        Some(_) => vec![targets::one(path)?.entry],
-        None => registry::entries(),
+    let root = path.and_then(Root::meant_by);
+    let entries: Vec<Entry> = match (&root, path) {
+        (Some(root), _) => root.mounts().into_iter().filter_map(|(_, entry)| entry).collect(),
+        (None, Some(_)) => targets::meant(path)?.into_iter().map(|place| place.entry).collect(),
+        (None, None) => registry::entries(),
     };
     let unknown = if path.is_none() { registry::foreign_mounts(&entries) } else { Vec::new() };
     if entries.is_empty() && unknown.is_empty() && !output.json {
@@ -31,6 +34,10 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
             (Ok(status), false) => show(entry, status, output),
             (Err(failure), false) => show_dead(entry, failure, output),
         }
+    }
+    for (name, _) in root.iter().flat_map(Root::mounts).filter(|(_, entry)| entry.is_none()) {
+        exit = Exit::NoDaemon;
+        root.iter().for_each(|root| show_missing(root, name, output));
     }
     for mountpoint in unknown {
         // It may be another user's and well: no reason to fail.
@@ -51,6 +58,16 @@ fn as_json(entry: &Entry, status: &Result<Status, Failure>, output: &Output) {
         "status": status.as_ref().ok(),
         "error": status.as_ref().err(),
     }));
+}
+
+fn show_missing(root: &Root, name: &str, output: &Output) {
+    let failure = root.lacks(name);
+    if output.json {
+        output.json(&serde_json::json!({ "mountpoint": root.path_of(name), "status": null, "error": failure }));
+    } else {
+        output.line(format!("{}  NOT MOUNTED", root.path_of(name).display()));
+        output.line(format!("  {failure}"));
+    }
 }
 
 fn show_dead(entry: &Entry, failure: &Failure, output: &Output) {

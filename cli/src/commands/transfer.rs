@@ -46,18 +46,21 @@ fn on_each(
     output: &Output,
     request: impl Fn(Vec<String>) -> Request,
 ) -> Result<Exit, Failure> {
-    let mut exit = Exit::Done;
-    for Target { entry, paths } in targets::of(paths)? {
+    let targets = targets::of(paths)?;
+    let several = targets.len() > 1;
+    targets::each(targets, output, |Target { entry, paths }| {
+        if several && !output.json {
+            output.line(format!("{}:", entry.mountpoint().display()));
+        }
         let summary = progress::follow(&entry, &request(paths), verb, output)?;
         progress::summarise(&summary, verb, dry_run, output);
-        exit = match summary.refused {
+        Ok(match summary.refused {
             Some(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => Exit::Incomplete,
             Some(errno) => Exit::from(Failure::io("refused", &std::io::Error::from_raw_os_error(errno)).kind),
             None if summary.failed > 0 => Exit::Incomplete,
-            None => exit,
-        };
-    }
-    Ok(exit)
+            None => Exit::Done,
+        })
+    })
 }
 
 /// Whose lease it is when nobody says: the job's, or else the user's.

@@ -1,13 +1,14 @@
 //! `forebay umount`
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
+use forebay_overlay::control::mixed::Root;
 use forebay_overlay::control::protocol::Request;
 use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client, limits, mounts, paths, supervisor};
+use forebay_overlay::control::{Failure, FailureKind, client, mounts, paths, unmount};
 use forebay_overlay::operator::{FlushRequest, Status};
 
+use super::mixed;
 use super::transfer::FLUSH;
 use crate::args::Umount;
 use crate::exit::Exit;
@@ -16,6 +17,9 @@ use crate::{progress, values};
 
 pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
     let place = paths::absolute(&args.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
+    if let Some(root) = Root::meant_by(&place) {
+        return mixed::take_away(&root, args, output);
+    }
     let entry = match registry::locate(&place) {
         Ok(found) if found.inner.is_empty() => Some(found.entry),
         Ok(found) => {
@@ -34,15 +38,15 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
         tell(&mountpoint, status.as_ref(), true, output);
         return Ok(Exit::Done);
     }
-    mounts::unmount(&mountpoint, args.lazy).map_err(|e| supervisor::refused(&mountpoint, e))?;
+    unmount::detach(&mountpoint, args.lazy)?;
     if let Some(entry) = &entry {
-        settle(entry, args.lazy)?;
+        unmount::settle(entry, args.lazy)?;
     }
     tell(&mountpoint, status.as_ref(), false, output);
     Ok(Exit::Done)
 }
 
-fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
+pub(super) fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
     let request = Request::Flush(FlushRequest { paths: Vec::new(), wait: true, dry_run });
     let summary = progress::follow(entry, &request, FLUSH, output)?;
     progress::summarise(&summary, FLUSH, dry_run, output);
@@ -56,31 +60,7 @@ fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
     Err(Failure::new(FailureKind::Incomplete, what).remedy("`forebay dirty` says why; without --flush it unmounts"))
 }
 
-/// Waits until the daemon has written its catalog and ended, so that the fast pool can be used again at once.
-fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
-    const PAUSE: Duration = Duration::from_millis(20);
-    /// After a lazy unmount the daemon may have users for long; it is given the time to end where it has none.
-    const LAZY: Duration = Duration::from_secs(2);
-    let deadline = Instant::now() + if lazy { LAZY } else { limits::STOP };
-    while entry.supervisor_alive() || entry.worker_alive() {
-        if Instant::now() >= deadline {
-            if lazy {
-                return Ok(());
-            }
-            let pid = entry.state.supervisor.pid;
-            return Err(Failure::new(
-                FailureKind::Busy,
-                format!("unmounted, but the daemon (pid {pid}) has not ended yet"),
-            )
-            .remedy(format!("its log says more: {}", entry.runtime.log().display())));
-        }
-        std::thread::sleep(PAUSE);
-    }
-    entry.runtime.remove();
-    Ok(())
-}
-
-fn tell(mountpoint: &Path, status: Option<&Status>, dry_run: bool, output: &Output) {
+pub(super) fn tell(mountpoint: &Path, status: Option<&Status>, dry_run: bool, output: &Output) {
     let place = mountpoint.display();
     if output.json {
         output.json(&serde_json::json!({

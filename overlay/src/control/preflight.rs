@@ -10,7 +10,7 @@ use forebay_backends::Location;
 
 use super::config::MountConfig;
 use super::registry::{self, Entry};
-use super::{Failure, FailureKind, limits, mounts, paths};
+use super::{Failure, FailureKind, limits, mixed, mounts, paths};
 
 /// What a mount would do, as far as it can be told beforehand.
 #[derive(Debug, Clone)]
@@ -31,7 +31,14 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     let stale_mount = existing_mount(&text)?;
     let (mountpoint, hides_files) = if stale_mount { (text, false) } else { mountpoint(&text)? };
     config.mountpoint = mountpoint;
-    let pool = pool_dir(&config)?;
+    let to_create = storage(&mut config)?;
+    Ok(Plan { config, to_create, stale_mount, hides_files })
+}
+
+/// Checks pool, fast directories and limit, makes their paths canonical, and returns the fast directories that do not
+/// exist yet. They must lie apart from `config.mountpoint`, which is not looked at.
+pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure> {
+    let pool = pool_dir(config)?;
     if let Some(pool) = &pool {
         let url = Location::parse(&config.pool)?;
         config.pool = url.url_of(pool.to_str().ok_or_else(|| not_utf8(pool))?);
@@ -59,9 +66,9 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
         }
     }
-    not_shared(&config, &registry::entries())?;
-    space(&config)?;
-    Ok(Plan { config, to_create, stale_mount, hides_files })
+    not_shared(config, &registry::entries())?;
+    space(config)?;
+    Ok(to_create)
 }
 
 /// Does what the check found to be missing: makes directories and detaches a dead mount.
@@ -83,7 +90,10 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
 }
 
 /// Whether a dead mount of ours lies at the mountpoint. A live one is refused.
-fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
+pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
+    if let Some(root) = mixed::Root::at(mountpoint) {
+        return Err(root.is_here());
+    }
     let known = registry::entries().into_iter().find(|e| e.mountpoint() == mountpoint);
     let alive = known.as_ref().is_some_and(|e| e.supervisor_alive() || e.worker_alive());
     let mounted = mounts::is_ours(mountpoint);
@@ -103,7 +113,8 @@ fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
     }
 }
 
-fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
+/// The canonical path of a directory to mount at, and whether it holds anything.
+pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
     let place = text.display();
     let meta = std::fs::metadata(text).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOENT) => Failure::usage(format!("mountpoint {place} does not exist"))
@@ -168,7 +179,7 @@ fn existing_ancestor(path: &Path) -> PathBuf {
     path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/")).to_path_buf()
 }
 
-fn apart(what: &str, a: &Path, other: &str, b: &Path) -> Result<(), Failure> {
+pub(super) fn apart(what: &str, a: &Path, other: &str, b: &Path) -> Result<(), Failure> {
     let (a_text, b_text) = (a.display(), b.display());
     let how = if a == b {
         "is the same directory as"
@@ -230,14 +241,14 @@ fn tempfile_in(dir: &Path) -> io::Result<()> {
 }
 
 /// A device of the fast pool, as `statvfs` sees it.
-struct Device {
-    dev: u64,
+pub(super) struct Device {
+    pub(super) dev: u64,
     dir: PathBuf,
-    total_bytes: u64,
+    pub(super) total_bytes: u64,
     free_bytes: u64,
 }
 
-fn device(dir: &Path) -> Result<Device, Failure> {
+pub(super) fn device(dir: &Path) -> Result<Device, Failure> {
     let dir = existing_ancestor(dir);
     let failed = |e: io::Error| Failure::io(format!("fast directory {}", dir.display()), &e);
     let dev = dir.metadata().map_err(failed)?.dev();

@@ -208,20 +208,22 @@ impl Entry {
     }
 }
 
-/// All registered mounts, sorted by mountpoint: this user's, and root's where they may be read.
-pub fn entries() -> Vec<Entry> {
+/// All runtime directories: this user's, and root's where they may be read.
+pub(super) fn runtimes() -> impl Iterator<Item = Runtime> {
     let mut roots = vec![own_root(), PathBuf::from("/run/forebay")];
     roots.dedup();
-    let mut found: Vec<Entry> = roots
+    roots
         .into_iter()
         .filter(|root| is_trusted(root))
         .filter_map(|root| std::fs::read_dir(root).ok())
         .flat_map(|dir| dir.flatten())
-        .filter_map(|dir| {
-            let runtime = Runtime(dir.path());
-            runtime.load().ok().map(|state| Entry { runtime, state })
-        })
-        .collect();
+        .map(|dir| Runtime(dir.path()))
+}
+
+/// All registered mounts, sorted by mountpoint: this user's, and root's where they may be read.
+pub fn entries() -> Vec<Entry> {
+    let mut found: Vec<Entry> =
+        runtimes().filter_map(|runtime| runtime.load().ok().map(|state| Entry { runtime, state })).collect();
     found.sort_by(|a, b| a.mountpoint().cmp(b.mountpoint()));
     found
 }

@@ -355,10 +355,12 @@ pub(super) fn stop(mountpoint: &Path, lazy: bool) {
 
 /// Why an unmount was refused, and by whom.
 pub fn refused(mountpoint: &Path, error: Error) -> Failure {
+    if error.is(ErrorKind::Busy) { in_use(mountpoint) } else { error.into() }
+}
+
+/// Says who uses what lies below a mountpoint.
+pub(super) fn in_use(mountpoint: &Path) -> Failure {
     const SHOWN: usize = 5;
-    if !error.is(ErrorKind::Busy) {
-        return error.into();
-    }
     let place = mountpoint.display();
     let holders: Vec<String> = mounts::holders(mountpoint, SHOWN).iter().map(ToString::to_string).collect();
     let who = if holders.is_empty() { "a process that this user may not see".into() } else { holders.join(", ") };

@@ -1,0 +1,99 @@
+//! `forebay mount --config`, and `forebay umount` of what it made.
+
+use std::path::{Path, PathBuf};
+
+use forebay_overlay::control::config::MountConfig;
+use forebay_overlay::control::mixed::{self, Plan, Root};
+use forebay_overlay::control::{Failure, client};
+
+use super::{mount, processes, umount};
+use crate::args;
+use crate::exit::Exit;
+use crate::output::Output;
+
+/// What fstab has in the place of a URL.
+const NO_URL: &str = "none";
+
+/// The arguments of a mount whose pools are in a file: the one word, or the last, is the mountpoint.
+pub fn without_url(mut args: args::Mount) -> Result<args::Mount, Failure> {
+    args.mountpoint = match (args.url.take(), args.mountpoint.take()) {
+        (Some(place), None) => Some(PathBuf::from(place)),
+        (Some(url), place) if url == NO_URL => place,
+        (None, place) => place,
+        (Some(url), _) => {
+            return Err(Failure::usage(format!("both the pool {url} and a file of pools were given"))
+                .remedy("forebay mount --config FILE MOUNTPOINT"));
+        }
+    };
+    if args.mountpoint.is_none() {
+        return Err(Failure::usage("no mountpoint was given").remedy("forebay mount --config FILE MOUNTPOINT"));
+    }
+    if args.policy.is_some() {
+        return Err(Failure::usage("both --policy and --config were given")
+            .remedy("put the policy into the file beside its [[pool]] tables, or as policy = \"FILE\" into one"));
+    }
+    Ok(args)
+}
+
+pub fn run(
+    file: &Path,
+    common: &MountConfig,
+    foreground: bool,
+    dry_run: bool,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let plan = mixed::check(&common.mountpoint, file, mixed::read(file, common)?)?;
+    if dry_run {
+        show(&plan, output);
+        return Ok(Exit::Done);
+    }
+    for place in &plan.dead_mounts {
+        output.note(format!("a dead mount at {} is detached", place.display()));
+    }
+    if foreground {
+        processes::log();
+        mixed::keep(&plan, |ready| {
+            ready.iter().for_each(|one| mount::told(one, output));
+            mount::notify_systemd();
+        })?;
+    } else {
+        let (_, ready) = mixed::mount(&plan)?;
+        ready.iter().for_each(|one| mount::told(one, output));
+    }
+    Ok(Exit::Done)
+}
+
+fn show(plan: &Plan, output: &Output) {
+    for pool in &plan.pools {
+        mount::show(pool, output);
+    }
+    if output.json {
+        return;
+    }
+    for place in &plan.dead_mounts {
+        output.line(format!("would detach the dead mount at {}", place.display()));
+    }
+    if plan.hides_files {
+        output.line(format!("would hide the files in {}", plan.root.mountpoint.display()));
+    }
+}
+
+/// Unmounts a mixed root: all of it or nothing.
+pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Exit, Failure> {
+    if !args.lazy {
+        mixed::refuse_in_use(root)?;
+    }
+    let mounts: Vec<_> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
+    if args.flush {
+        mounts.iter().try_for_each(|entry| umount::flush(entry, args.dry_run, output))?;
+    }
+    let status = |entry| client::status(entry).ok();
+    let statuses: Vec<_> = mounts.iter().map(|e| e.worker_alive().then(|| status(e)).flatten()).collect();
+    if !args.dry_run {
+        mixed::umount(root, args.lazy)?;
+    }
+    for (entry, status) in mounts.iter().zip(&statuses) {
+        umount::tell(entry.mountpoint(), status.as_ref(), args.dry_run, output);
+    }
+    Ok(Exit::Done)
+}

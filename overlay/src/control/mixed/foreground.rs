@@ -1,0 +1,54 @@
+//! A mixed root that is kept by one process in the foreground, as a service wants it.
+
+use std::io;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::super::registry::Process;
+use super::super::supervisor::{Ready, Signals};
+use super::super::{Failure, FailureKind};
+use super::{Plan, Root, directory, mount, umount};
+
+/// Mounts, and returns when all pools are unmounted. `on_ready` is called once, when they serve. The first signal to end
+/// unmounts all of them, unless one is in use, which the log says; the second detaches them.
+pub fn keep(plan: &Plan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::io("cannot stay in the foreground", &e);
+    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    rt.block_on(async {
+        // Before the first daemon is started, so that no end of one is missed and no signal leaves half a root.
+        let mut ends = signal(SignalKind::child()).map_err(failed)?;
+        let mut signals = Signals::new().map_err(failed)?;
+        let plan = plan.clone();
+        let mounting = tokio::task::spawn_blocking(move || mount(&plan));
+        let (root, ready) =
+            mounting.await.map_err(|e| Failure::new(FailureKind::Other, format!("mounting panicked: {e}")))??;
+        let supervisors: Vec<Process> = ready.iter().map(|r| Process::of(r.pid)).collect();
+        // A working directory would keep its file system busy for as long as the mount lives.
+        std::env::set_current_dir("/").map_err(failed)?;
+        on_ready(&ready);
+        let mut asked = 0;
+        while supervisors.iter().any(Process::is_alive) {
+            tokio::select! {
+                _ = ends.recv() => {}
+                () = signals.stop() => {
+                    asked += 1;
+                    let (root, lazy) = (root.clone(), asked > 1);
+                    tokio::task::spawn_blocking(move || end(&root, lazy));
+                }
+            }
+        }
+        // Where the pools were unmounted one by one, the root is still there.
+        if Root::at(&root.mountpoint).is_some() {
+            directory::remove(&root, asked > 1)?;
+            root.runtime().remove();
+        }
+        Ok(())
+    })
+}
+
+fn end(root: &Root, lazy: bool) {
+    match umount(root, lazy) {
+        Ok(()) => tracing::info!("{} is unmounted", root.mountpoint.display()),
+        Err(failure) => tracing::error!("{failure}"),
+    }
+}

@@ -1,0 +1,54 @@
+//! Makes a mixed root: all of its pools are mounted, or none.
+
+use std::thread;
+
+use super::super::supervisor::{self, Ready};
+use super::super::{Failure, FailureKind};
+use super::check::{label, prepare};
+use super::table::within;
+use super::{Plan, Root, directory, umount};
+
+/// Mounts all pools at the same time, since each may have to wait for its own server, and returns when all of them
+/// serve. Where one fails the others are unmounted again.
+///
+/// # Errors
+/// Why the first pool failed, by the order of the file, with its name; nothing is mounted.
+pub fn mount(plan: &Plan) -> Result<(Root, Vec<Ready>), Failure> {
+    prepare(plan)?;
+    let mut root = plan.root.clone();
+    if !directory::is_own_mount() {
+        root.made = root.pools.iter().filter(|name| !root.path_of(name).exists()).cloned().collect();
+    }
+    let runtime = root.runtime();
+    let lock = runtime.claim()?;
+    runtime.clear();
+    // Before anything is mounted: who is cut off leaves what `forebay umount` can take away.
+    let outcome = root
+        .save()
+        .map_err(|e| Failure::io(format!("cannot write down the mixed root in {}", runtime.dir().display()), &e))
+        .and_then(|()| directory::make(&root))
+        .and_then(|()| all_or_the_first_failure(plan));
+    if outcome.is_err() {
+        umount::give_up(&root);
+    }
+    drop(lock);
+    outcome.map(|ready| (root, ready))
+}
+
+fn all_or_the_first_failure(plan: &Plan) -> Result<Vec<Ready>, Failure> {
+    let named: Vec<_> = plan.root.pools.iter().zip(&plan.pools).collect();
+    thread::scope(|scope| {
+        let launched: Vec<_> =
+            named.iter().map(|(name, pool)| (name, scope.spawn(|| supervisor::launch(&pool.config)))).collect();
+        // All are waited for, so that none is still on its way when the others are unmounted.
+        let outcomes: Vec<_> = launched
+            .into_iter()
+            .map(|(name, thread)| {
+                let outcome =
+                    thread.join().unwrap_or_else(|_| Err(Failure::new(FailureKind::Other, "a thread panicked")));
+                outcome.map_err(|failure| within(&label(&plan.root.file, name), failure))
+            })
+            .collect();
+        outcomes.into_iter().collect()
+    })
+}
