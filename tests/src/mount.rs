@@ -157,6 +157,8 @@ impl Drop for Place {
         for (mountpoint, _) in self.mounted() {
             detach(&mountpoint);
         }
+        // The record of a mixed root that was not unmounted.
+        Runtime::of(&self.mnt()).remove();
         if thread::panicking() && std::env::var_os("FOREBAY_KEEP").is_some() {
             self.root.disable_cleanup(true);
             eprintln!("kept: {}", self.root.path().display());
@@ -170,7 +172,8 @@ fn detach(mountpoint: &Path) {
     unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
 }
 
-fn kill(process: Process) {
+/// `kill -9`; returns when the process has ended.
+pub fn kill(process: Process) {
     if process.is_alive() {
         // SAFETY: a plain system call on a process that was started for this place.
         unsafe { libc::kill(process.pid.cast_signed(), libc::SIGKILL) };
@@ -340,7 +343,8 @@ impl Mount {
     }
 }
 
-fn program_as(place: &Place, user: Option<u32>) -> Command {
+/// The program under test, as a user with no privileges or as root.
+pub fn program_as(place: &Place, user: Option<u32>) -> Command {
     as_user(place, &process::forebay(), user)
 }
 

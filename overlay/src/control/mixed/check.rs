@@ -140,8 +140,8 @@ pub(super) fn prepare(plan: &Plan) -> Result<(), Failure> {
             directory::remove(&plan.root, true)?;
         } else {
             mounts::unmount(place, true).map_err(|e| e.context(format!("the dead mount at {}", place.display())))?;
+            registry::Runtime::of(place).remove();
         }
-        registry::Runtime::of(place).remove();
     }
     for (name, pool) in plan.root.pools.iter().zip(&plan.pools) {
         preflight::prepare(pool).map_err(|f| within(&label(&plan.root.file, name), f))?;

@@ -14,14 +14,18 @@ use super::{Plan, Root, directory, umount};
 /// # Errors
 /// Why the first pool failed, by the order of the file, with its name; nothing is mounted.
 pub fn mount(plan: &Plan) -> Result<(Root, Vec<Ready>), Failure> {
-    prepare(plan)?;
     let mut root = plan.root.clone();
+    let runtime = root.runtime();
+    let lock = runtime.claim()?;
+    // Another may have been quicker since the check.
+    if root.is_served() {
+        return Err(root.is_here());
+    }
+    prepare(plan).inspect_err(|_| runtime.remove())?;
+    runtime.clear();
     if !directory::is_own_mount() {
         root.made = root.pools.iter().filter(|name| !root.path_of(name).exists()).cloned().collect();
     }
-    let runtime = root.runtime();
-    let lock = runtime.claim()?;
-    runtime.clear();
     // Before anything is mounted: who is cut off leaves what `forebay umount` can take away.
     let outcome = root
         .save()
