@@ -143,6 +143,9 @@ pub(super) fn prepare(plan: &Plan) -> Result<(), Failure> {
             registry::Runtime::of(place).remove();
         }
     }
+    if let Ok(left) = Root::load(&plan.root.runtime()) {
+        directory::remove(&left, true)?;
+    }
     for (name, pool) in plan.root.pools.iter().zip(&plan.pools) {
         preflight::prepare(pool).map_err(|f| within(&label(&plan.root.file, name), f))?;
     }
