@@ -1,6 +1,7 @@
 //! Printing: lines for people, or JSON for programs.
 
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::Path;
 
 use forebay_overlay::control::Failure;
 use serde::Serialize;
@@ -31,6 +32,15 @@ impl Output {
         match serde_json::to_string(value) {
             Ok(text) => self.line(text),
             Err(error) => self.note(format!("cannot be shown as JSON: {error}")),
+        }
+    }
+
+    /// Says which mount the lines that follow are about.
+    pub fn heading(&self, mountpoint: &Path) {
+        if self.json {
+            self.json(&serde_json::json!({ "mountpoint": mountpoint }));
+        } else {
+            self.line(format!("{}:", mountpoint.display()));
         }
     }
 

@@ -254,6 +254,7 @@ fn commands_on_the_root_act_on_all_pools() {
     let places: Vec<_> = status.iter().map(|s| s["mountpoint"].as_str().unwrap().to_owned()).collect();
     assert_eq!(places, [mixed.path("a"), mixed.path("b")].map(|p| p.display().to_string()));
     assert!(status.iter().all(|s| s["status"]["resident_files"] == 0), "{status:?}");
+    mixed.forebay(["fsck"], "").ok();
     mixed.forebay(["status"], "c").refused(NO_DAEMON, &["mixed root", "a, b"]);
     mixed.forebay(["umount"], "a").ok();
     mixed.forebay(["status"], "").refused(NO_DAEMON, &["mnt/a  NOT MOUNTED", "mnt/b"]);

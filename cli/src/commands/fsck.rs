@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_overlay::control::mixed::Root;
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, FailureKind, client, offline};
@@ -9,9 +10,16 @@ use forebay_overlay::operator::FsckReport;
 
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::targets;
 use crate::values::{bytes, files, shown};
 
 pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
+    if let Some(root) = Root::meant_by(place) {
+        return targets::each(root.places()?, output, |place| {
+            output.heading(place.entry.mountpoint());
+            Ok(told(&online(&place.entry, repair)?, output))
+        });
+    }
     let report = match user_of(place) {
         Some(entry) => online(&entry, repair)?,
         None => {
@@ -19,13 +27,17 @@ pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure>
             offline::fsck(&offline::recall(&fast)?, repair)?
         }
     };
+    Ok(told(&report, output))
+}
+
+fn told(report: &FsckReport, output: &Output) -> Exit {
     if output.json {
-        output.json(&report);
+        output.json(report);
     } else {
-        summarise(&report, output);
+        summarise(report, output);
     }
     let left = report.problems.len() as u64 > report.repaired;
-    Ok(if left { Exit::Corrupt } else { Exit::Done })
+    if left { Exit::Corrupt } else { Exit::Done }
 }
 
 /// The mount that is at this place or that uses it as a fast directory.

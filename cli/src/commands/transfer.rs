@@ -49,8 +49,8 @@ fn on_each(
     let targets = targets::of(paths)?;
     let several = targets.len() > 1;
     targets::each(targets, output, |Target { entry, paths }| {
-        if several && !output.json {
-            output.line(format!("{}:", entry.mountpoint().display()));
+        if several {
+            output.heading(entry.mountpoint());
         }
         let summary = progress::follow(&entry, &request(paths), verb, output)?;
         progress::summarise(&summary, verb, dry_run, output);
