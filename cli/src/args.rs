@@ -102,9 +102,6 @@ pub struct Mount {
     /// The directory where the pool appears.
     #[arg(required_unless_present = "config")]
     pub mountpoint: Option<PathBuf>,
-    /// Mount the pools that this file describes ([[pool]]), each as a directory of the mountpoint (TOML).
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR")]
     pub fast: Vec<PathBuf>,
@@ -114,6 +111,9 @@ pub struct Mount {
     /// How paths are read, written, flushed and kept (TOML).
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Mount the pools that this file describes ([[pool]]), each as a directory of the mountpoint (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Stay in the foreground.
     #[arg(short, long)]
     pub foreground: bool,

@@ -141,7 +141,8 @@ fn files_of_each_pool_are_there_and_nothing_is_renamed_across() {
     assert_eq!(mixed.forebay(["dirty"], "").ok().out, "");
     let read = |at: usize, name: &str| fs::read_to_string(pools[at].1.join(name)).unwrap_or_default();
     assert_eq!((read(0, "from"), read(2, "moved"), read(1, "copied")), (String::new(), "a".into(), "far away".into()));
-    drop(mixed);
+    mixed.forebay(["umount"], "").ok();
+    mixed.nothing_is_left();
 }
 
 /// SEMANTICS 39: "Of several pools in one mount each keeps its own limit."
@@ -264,6 +265,19 @@ fn commands_on_the_root_act_on_all_pools() {
 }
 
 #[test]
+fn df_shows_the_space_of_each_pool() {
+    const SMALL_MIB: u64 = 64;
+    let place = Place::new();
+    place.small_disk("small", "tmpfs", SMALL_MIB);
+    let mixed = Mixed { place, user: None };
+    mixed.describe(&TWO.replace("native", "small"));
+    mixed.mount().ok();
+    let total = |path: PathBuf| rustix::fs::statvfs(&path).map(|s| s.f_blocks * s.f_frsize).unwrap();
+    assert_eq!(total(mixed.path("a")), total(mixed.place.pool()));
+    assert_eq!(total(mixed.path("b")), SMALL_MIB << 20);
+}
+
+#[test]
 fn a_root_whose_daemons_were_killed_is_mounted_again() {
     let mixed = Mixed::new(&format!("{MANUAL}{TWO}"));
     fs::write(mixed.path("b/x"), "1").unwrap();
@@ -332,7 +346,7 @@ fn a_file_that_makes_no_sense_is_refused_before_anything_is_mounted() {
         (second("b", "native", "fast = [\"fast/a\"]"), USAGE, &["[[pool]] \"b\"", "the same directory"]),
         (second("b", "native", "fast = [\"pool/fast\"]"), USAGE, &["[[pool]] \"b\"", "lies inside", "\"a\""]),
         (second("b", "native", "limit = \"5\""), USAGE, &["[[pool]] \"b\"", "5 B", "500G"]),
-        (second("b", "native", "limit = \"900P\""), NO_SPACE, &["[[pool]] \"b\"", "900"]),
+        (second("b", "native", "limit = \"900P\""), NO_SPACE, &["[[pool]] \"b\"", "PiB", "or less"]),
         (second("b", "mnt/below", ""), POOL_UNAVAILABLE, &["[[pool]] \"b\""]),
         (format!("[pool]\n{TWO}"), USAGE, &["forebay.toml"]),
         (format!("[defult]\n{TWO}"), USAGE, &["defult"]),
