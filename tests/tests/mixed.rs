@@ -324,6 +324,9 @@ fn who_has_no_privileges_mounts_in_a_directory_of_their_own() {
     assert_eq!(sh(&mixed.place.mnt(), &read, SHELL).out, "1");
     mixed.forebay(["umount"], "").ok();
     assert_eq!(fs::read_dir(mixed.place.mnt()).unwrap().count(), 0);
+    mixed.mount().ok();
+    ["a", "b", ""].iter().for_each(|pool| drop(mixed.forebay(["umount"], pool).ok()));
+    assert_eq!(fs::read_dir(mixed.place.mnt()).unwrap().count(), 0);
 }
 
 #[test]
@@ -370,6 +373,7 @@ fn a_file_that_makes_no_sense_is_refused_before_anything_is_mounted() {
     forebay("mount --config forebay.toml --fast fast").refused(USAGE, &["no mountpoint"]);
     forebay("mount --config forebay.toml none --fast fast --limit 1G").refused(USAGE, &["none does not exist"]);
     forebay("mount --config forebay.toml mnt --policy forebay.toml").refused(USAGE, &["--policy", "--config"]);
+    forebay("mount pool mnt --fast fast --policy forebay.toml").refused(USAGE, &["forebay.toml", "--config"]);
     mixed.nothing_is_left();
     assert_eq!(fs::read_dir(mixed.place.fast()).unwrap().count(), 0, "something was made all the same");
     let planned = forebay("mount none mnt -o config=forebay.toml,fast=fast,limit=1G --dry-run").ok();

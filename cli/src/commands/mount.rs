@@ -49,7 +49,11 @@ fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig,
     let policy = args.policy.map(|file| {
         let text =
             std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
-        Policy::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
+        Policy::parse(&text).map_err(|e| {
+            let failure = Failure::usage(format!("{}: {e}", file.display()));
+            // A table of that name is the policy's; a list of them is another kind of file.
+            if text.contains("[[pool]]") { failure.remedy("forebay mount --config FILE MOUNTPOINT") } else { failure }
+        })?;
         Ok::<_, Failure>(text)
     });
     Ok(MountConfig {

@@ -134,10 +134,14 @@ impl Root {
         runtime.replace(&runtime.dir().join(RECORD), &text)
     }
 
-    /// Whether anything of it is left: its directory, a mount or a daemon.
+    /// Whether anything of it is left: its directory, a mount, a daemon or, where nothing is mounted any more that could
+    /// keep us waiting, a directory that was made for a name.
     fn is_left(&self) -> bool {
         let mounted = |name: &String| mounts::is_ours(&self.path_of(name));
-        directory::is_mounted(&self.mountpoint) || self.pools.iter().any(mounted) || self.is_served()
+        directory::is_mounted(&self.mountpoint)
+            || self.pools.iter().any(mounted)
+            || self.is_served()
+            || self.made.iter().any(|name| self.path_of(name).is_dir())
     }
 
     /// Whether one of its pools has a daemon.

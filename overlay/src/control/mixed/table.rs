@@ -1,5 +1,6 @@
 //! `forebay.toml`: the pools of a mixed root, each in a `[[pool]]` table, and the policy that they share.
 
+use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -32,7 +33,7 @@ struct Table {
     fast: Vec<PathBuf>,
     limit: Option<String>,
     memory: Option<String>,
-    threads: Option<u8>,
+    threads: Option<NonZeroU8>,
     /// A policy file of its own, instead of what the pools share.
     policy: Option<PathBuf>,
     deadline: Option<String>,
@@ -124,7 +125,7 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
         policy,
         read_only: table.read_only.unwrap_or(common.read_only),
         immutable,
-        threads: table.threads.map(usize::from).or(common.threads),
+        threads: table.threads.map(|n| usize::from(n.get())).or(common.threads),
         memory_bytes: bytes("memory", table.memory.as_deref())?.or(common.memory_bytes),
         ..common.clone()
     };

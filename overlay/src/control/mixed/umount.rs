@@ -38,10 +38,12 @@ pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
         refuse_in_use(root)?;
     }
     let entries: Vec<Entry> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
+    let mut gone: Vec<&str> = Vec::new();
     for name in root.pools.iter().rev() {
         let place = root.path_of(name);
         if mounts::is_ours(&place) {
-            unmount::detach(&place, lazy)?;
+            unmount::detach(&place, lazy).map_err(|failure| after(&gone, failure))?;
+            gone.push(name);
         }
     }
     for entry in &entries {
@@ -50,6 +52,14 @@ pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
     directory::remove(root, lazy)?;
     root.runtime().remove();
     Ok(())
+}
+
+/// The failure, with the pools that were unmounted before it.
+fn after(gone: &[&str], failure: Failure) -> Failure {
+    match gone {
+        [] => nothing_was_done(failure),
+        gone => Failure { what: format!("{}; unmounted before it: {}", failure.what, gone.join(", ")), ..failure },
+    }
 }
 
 /// Takes away what was made of a root that cannot be made as a whole.

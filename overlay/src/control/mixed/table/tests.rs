@@ -92,6 +92,7 @@ fn what_is_wrong_is_named_with_the_file_and_the_table_and_what_to_do() {
         (&pool("colour = \"red\""), &["[[pool]] 1 (\"a\")", "colour", "read-only"]),
         (&pool("limit = \"much\""), &["limit = \"much\"", "500G"]),
         (&pool("limit = 5"), &["limit"]),
+        (&pool("threads = 0"), &["threads"]),
         (&pool("deadline = \"soon\""), &["deadline", "soon"]),
         (&pool("policy = \"/none.toml\""), &["/none.toml"]),
         (&format!("[defult]\n{}", pool("")), &["defult"]),
