@@ -519,7 +519,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__mount)
-            opts="-f -o -h --fast --limit --policy --foreground --immutable --read-only --throttle --memory --threads --dry-run --json --help"
+            opts="-f -o -h --fast --limit --policy --config --foreground --immutable --read-only --throttle --memory --threads --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -534,6 +534,10 @@ _forebay() {
                     return 0
                     ;;
                 --policy)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

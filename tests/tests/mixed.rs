@@ -317,8 +317,8 @@ fn who_has_no_privileges_mounts_in_a_directory_of_their_own() {
     fs::write(mixed.path("stray"), "").unwrap();
     mixed.mount().refused(USAGE, &["not empty", "stray"]);
     fs::remove_file(mixed.path("stray")).unwrap();
-    mixed.mount().ok();
     fs::write(mixed.place.pool().join("x"), "1").unwrap();
+    mixed.mount().ok();
     sh(&mixed.place.mnt(), "! findmnt -no FSTYPE -M . && findmnt -no FSTYPE -M a | grep -q forebay", SHELL);
     let read = format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups cat a/x");
     assert_eq!(sh(&mixed.place.mnt(), &read, SHELL).out, "1");
