@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use forebay_overlay::control::config::MountConfig;
 use forebay_overlay::control::mixed::{self, Plan, Root};
+use forebay_overlay::control::registry::Entry;
 use forebay_overlay::control::{Failure, client};
+use forebay_overlay::operator::Status;
 
 use super::{mount, processes, umount};
 use crate::args;
@@ -87,8 +89,7 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
     if args.flush {
         mounts.iter().try_for_each(|entry| umount::flush(entry, args.dry_run, output))?;
     }
-    let status = |entry| client::status(entry).ok();
-    let statuses: Vec<_> = mounts.iter().map(|e| e.worker_alive().then(|| status(e)).flatten()).collect();
+    let statuses = statuses(&mounts);
     if !args.dry_run {
         mixed::umount(root, args.lazy)?;
     }
@@ -96,4 +97,13 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
         umount::tell(entry.mountpoint(), status.as_ref(), args.dry_run, output);
     }
     Ok(Exit::Done)
+}
+
+/// What each daemon says, asked at the same time, since one that hangs is waited for. `None`: nothing.
+fn statuses(mounts: &[Entry]) -> Vec<Option<Status>> {
+    let ask = |entry: &Entry| entry.worker_alive().then(|| client::status(entry).ok()).flatten();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = mounts.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
+        asked.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+    })
 }

@@ -46,10 +46,10 @@ pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
             gone.push(name);
         }
     }
+    directory::remove(root, lazy)?;
     for entry in &entries {
         unmount::settle(entry, lazy)?;
     }
-    directory::remove(root, lazy)?;
     root.runtime().remove();
     Ok(())
 }
