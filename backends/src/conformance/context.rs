@@ -9,8 +9,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{Attrs, Capabilities, DirEntry, Error, ErrorKind, Expected, FileKind, Piece, Pool, PoolPath, Stat, Time};
 
-const REMOVE_ATTEMPTS: u32 = 200;
-const REMOVE_PAUSE: Duration = Duration::from_millis(10);
+const REMOVE_ATTEMPTS: u32 = 300;
+const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 /// Files that are removed at once: a pool that is far away answers each only after a while.
 const REMOVED_AT_ONCE: usize = 16;
 

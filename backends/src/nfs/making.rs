@@ -10,7 +10,7 @@ use crate::{Attrs, ErrorKind, FileKind, PoolPath, Result, Stat};
 use super::attributes::{Found, Wanted, option, specdata};
 use super::calls::Patience;
 use super::credentials::Owner;
-use super::failure::{Call, Failure, Outcome};
+use super::failure::{Call, Cause, Failure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
 use super::session::{Session, Slot};
 
@@ -73,6 +73,11 @@ impl Session {
                 match self.look(slot).await {
                     Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if lost => continue,
                     Ok(found) if self.is_as_asked(&found, new, wanted).await? => return Ok(found),
+                    // A server that is killed may have made it without its attributes: whose it is, nobody knows.
+                    Ok(found) if found.stat.kind == new.kind() => {
+                        let why = "the answer was lost, and what is there now may be ours, half made";
+                        return Err(Failure::Lost(Cause::new(ErrorKind::Unavailable, why)));
+                    }
                     Ok(_) => return Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)),
                     Err(failure) => return Err(failure),
                 }

@@ -8,6 +8,7 @@ use crate::unfinished::unique_name;
 use crate::{Attrs, PoolPath, Result, Stat};
 
 use super::attributes::{Found, Wanted, option};
+use super::calls::Patience;
 use super::credentials::Owner;
 use super::failure::{Call, Failure, Outcome};
 use super::limits::NAME_ATTEMPTS;
@@ -31,9 +32,7 @@ impl Drop for Staging {
         // What cannot be removed now is left to a sweep.
         if let (true, Ok(runtime)) = (self.owned, tokio::runtime::Handle::try_current()) {
             let (session, temp, owner) = (Arc::clone(&self.session), self.temp.clone(), self.owner);
-            runtime.spawn(async move {
-                let _ = session.calls.call(&REMOVE3args { object: temp.args() }, &[owner, temp.dir.owner]).await;
-            });
+            runtime.spawn(async move { session.remove_temporary(&temp, owner).await });
         }
     }
 }
@@ -81,6 +80,20 @@ impl Staging {
 }
 
 impl Session {
+    /// Removes a name that nobody else has: where the answer is lost, once more.
+    async fn remove_temporary(&self, temp: &Slot, owner: Owner) {
+        let mut patience = Patience::new();
+        loop {
+            match self.calls.call(&REMOVE3args { object: temp.args() }, &[owner, temp.dir.owner]).await {
+                Err(Failure::Lost(cause) | Failure::Unsent(cause)) if cause.is_passing() => {}
+                _ => return,
+            }
+            if !patience.pause().await {
+                return;
+            }
+        }
+    }
+
     /// An empty file beside what `place` names.
     async fn create_temporary(&self, place: Slot, owner: Owner) -> Outcome<(Slot, Found)> {
         let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
@@ -92,7 +105,7 @@ impl Session {
                 Ok(made) => made,
                 // Another name is tried. If the file was made, nobody else has this name.
                 Err(Failure::Lost(cause)) if cause.is_passing() => {
-                    let _ = self.calls.call(&REMOVE3args { object: temp.args() }, &[owner, place.dir.owner]).await;
+                    self.remove_temporary(&temp, owner).await;
                     last = Failure::Lost(cause);
                     continue;
                 }
