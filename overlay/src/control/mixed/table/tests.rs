@@ -63,13 +63,13 @@ fn the_policy_beside_the_pools_is_that_of_each() {
     let policy = |at: usize| Policy::parse(pools[at].config.policy.as_deref().unwrap()).unwrap();
     let path = |text: &str| forebay_backends::PoolPath::parse(text).unwrap();
     for policy in [policy(0), policy(1)] {
-        assert_eq!(policy.for_path(&path("x")).flush, Flush::OnClose);
-        assert_eq!(policy.for_path(&path("tmp/x")).flush, Flush::Manual);
+        assert_eq!(policy.for_path(&path("x"), None).flush, Flush::OnClose);
+        assert_eq!(policy.for_path(&path("tmp/x"), None).flush, Flush::Manual);
     }
     assert_eq!(policy(0).pool_deadline.as_secs(), 3);
     assert_ne!(policy(1).pool_deadline.as_secs(), 3);
-    assert_eq!(policy(0).for_path(&path("x")).consistency, Consistency::CloseToOpen);
-    assert_eq!(policy(1).for_path(&path("x")).consistency, Consistency::Immutable);
+    assert_eq!(policy(0).for_path(&path("x"), None).consistency, Consistency::CloseToOpen);
+    assert_eq!(policy(1).for_path(&path("x"), None).consistency, Consistency::Immutable);
 }
 
 #[test]
