@@ -7,8 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
 use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
-use forebay_overlay::operator::{FlushRequest, Summary};
-use forebay_overlay::{Change, Ino, Options, Overlay, Policy, SetTime, summary};
+use forebay_overlay::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,89 +268,6 @@ async fn a_pool_that_hangs_does_not_hang_what_is_local() {
     overlay.status().await;
     fixture.fault.set_hanging(false);
     flushed(&overlay).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn many_readers_of_a_cold_file_fetch_each_byte_once() {
-    let fixture = Fixture::new();
-    let size = 5 << 20;
-    fixture.put("a", &vec![b'x'; size]).await;
-    let overlay = fixture.open().await;
-    let ino = find(&overlay, "a").await;
-    let readers = (0..64).map(|_| {
-        let overlay = overlay.clone();
-        tokio::spawn(async move {
-            overlay.open_file(ino, RDONLY).await.unwrap();
-            let mut at = 0;
-            while at < size as u64 {
-                let bytes = overlay.read(ino, at, 128 << 10).await.unwrap();
-                assert!(!bytes.is_empty() && bytes.iter().all(|b| *b == b'x'));
-                at += bytes.len() as u64;
-            }
-            overlay.release(ino, RDONLY);
-        })
-    });
-    for reader in readers.collect::<Vec<_>>() {
-        reader.await.unwrap();
-    }
-    assert_eq!(fixture.metrics.snapshot().bytes_read(), size as u64);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
-    let fixture = Fixture::new();
-    fixture.put("a", &vec![1; 3 << 20]).await;
-    let overlay = fixture.limited(2 << 20).await;
-    let (done, _) = stage(&overlay, "a").await;
-    assert!(done.failed > 0);
-    let message = done.message.unwrap();
-    assert!(message.contains("3145728") && message.contains("2097152"), "{message}");
-    assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
-    let fixture = Fixture::new();
-    fixture.mkdir("d").await;
-    for n in 0..50 {
-        fixture.put(&format!("d/{n}"), b"content").await;
-    }
-    let overlay = fixture.open().await;
-    find(&overlay, "d").await;
-    let asked = || fixture.metrics.snapshot().of(CallKind::Stat).count;
-    let before = asked();
-    let (staged, failed) = stage(&overlay, "d").await;
-    assert_eq!((staged.files, failed), (50, Vec::new()));
-    assert!(asked() - before < 10, "{} questions", asked() - before);
-    // What others changed since is found by the next.
-    fixture.put("d/7", b"changed").await;
-    let (_, failed) = stage(&overlay, "d").await;
-    assert_eq!(failed, Vec::new());
-    assert_eq!(read(&overlay, "d/7").await.unwrap(), "changed");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn each_file_and_byte_is_counted_once() {
-    let fixture = Fixture::new();
-    let overlay = fixture.open().await;
-    let counts = |summary: &Summary| (summary.files, summary.bytes);
-    let flush = || async { summary(overlay.flush(FlushRequest { wait: true, ..Default::default() })).await.0 };
-    write(&overlay, "a", "four").await.unwrap();
-    write(&overlay, "b", "sixsix").await.unwrap();
-    overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
-    assert_eq!(counts(&flush().await), (3, 10));
-    assert_eq!(counts(&flush().await), (0, 0));
-    write(&overlay, "a", "five!").await.unwrap();
-    rename(&overlay, "b", "c").await.unwrap();
-    // The new name, and that the old one is gone.
-    assert_eq!(counts(&flush().await), (3, 5));
-    assert_eq!(evict(&overlay, false).await.files, 2);
-    assert_eq!(counts(&stage(&overlay, "a").await.0), (1, 5));
-    assert_eq!(counts(&stage(&overlay, "").await.0), (2, 6));
-    assert_eq!(counts(&stage(&overlay, "").await.0), (2, 0));
-    let kept = evict(&overlay, false).await;
-    assert_eq!((counts(&kept), kept.skipped), ((0, 0), 2));
-    assert!(kept.message.unwrap().contains("2 leased: --release-leases"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
