@@ -116,6 +116,11 @@ impl<A: Around> Pool for Decorated<A> {
         Ok(pages(Arc::clone(&self.around), path.clone(), listing))
     }
 
+    async fn list_with_contents(&self, path: &PoolPath, bytes: u64) -> Result<Listing> {
+        let listing = self.around(CallKind::List, path, 0, self.inner.list_with_contents(path, bytes)).await?;
+        Ok(pages(Arc::clone(&self.around), path.clone(), listing))
+    }
+
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let bytes = range.end.min(version.size()).saturating_sub(range.start);
         self.around(CallKind::Read, path, bytes, self.inner.read(path, version, range)).await

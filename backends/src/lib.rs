@@ -18,7 +18,9 @@ mod unfinished;
 pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use open::Location;
 pub use path::PoolPath;
-pub use pool::{Content, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark};
+pub use pool::{
+    Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark,
+};
 pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Layout, RenameMode, SetAttrs, Space, Stat,
     Stripe, Time, Version,

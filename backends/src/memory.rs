@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use crate::pieces::PieceOrder;
 use crate::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, Layout, Listing, Pieces, Pool,
-    PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, Layout,
+    Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version,
 };
 
 use content::Content;
@@ -80,6 +80,7 @@ impl MemoryPool {
             rename_exchange: true,
             renames_copy: false,
             streams: false,
+            listed_contents: true,
             ranged_write: true,
             sparse: true,
             directory_versions: true,
@@ -194,9 +195,24 @@ impl Pool for MemoryPool {
     }
 
     async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        self.list_with_contents(path, 0).await
+    }
+
+    async fn list_with_contents(&self, path: &PoolPath, bytes: u64) -> Result<Listing> {
+        let mut left = bytes;
         let entries = self.with("list", path, |tree| {
-            let entries = tree.entries(tree.lookup(path)?)?;
-            entries.iter().map(|(name, ino)| Ok(DirEntry { name: name.clone(), stat: tree.stat(*ino)? })).collect()
+            let entries = tree.entries(tree.lookup(path)?)?.iter().map(|(name, ino)| {
+                let stat = tree.stat(*ino)?;
+                let content = match &tree.node(*ino)?.body {
+                    Body::File(content) if bytes > 0 && stat.size <= left.min(LISTED_CONTENT_BYTES) => {
+                        Some(content.read(0..stat.size))
+                    }
+                    _ => None,
+                };
+                left -= content.as_ref().map_or(0, |content| content.len() as u64);
+                Ok(DirEntry { name: name.clone(), stat, content })
+            });
+            entries.collect()
         })?;
         let entries: Vec<DirEntry> = entries;
         let pages: Vec<_> = entries.chunks(PAGE_ENTRIES).map(|page| Ok(page.to_vec())).collect();

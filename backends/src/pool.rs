@@ -34,6 +34,10 @@ pub type Listing = BoxStream<'static, Result<Vec<DirEntry>>>;
 /// [`Pool`] callers may not use them.
 pub const RESERVED_PREFIX: &[u8] = b".forebay~";
 
+/// The largest file whose content comes along with a listing: so many bytes take no longer on their way than an answer
+/// without any.
+pub const LISTED_CONTENT_BYTES: u64 = 16 << 10;
+
 /// Marks a file with several names that is being written in place, and whose bytes are not all those of one version. The
 /// value says what it is to become: [`unfinished_mark`]. It goes when all is written.
 pub const UNFINISHED_XATTR: &[u8] = b"user.forebay.unfinished";
@@ -60,6 +64,12 @@ pub trait Pool: Send + Sync + 'static {
 
     /// The entries of a directory, each with its attributes. An entry that vanishes meanwhile is left out.
     async fn list(&self, path: &PoolPath) -> Result<Listing>;
+
+    /// The same, with the contents of small files, at most `bytes` of them in all, where the pool can (capability
+    /// `listed_contents`).
+    async fn list_with_contents(&self, path: &PoolPath, _bytes: u64) -> Result<Listing> {
+        self.list(path).await
+    }
 
     /// Reads a range of one version: `Stale` where the object is, or becomes while it is read, another one.
     /// Shorter than asked for only at the end of the object.

@@ -108,6 +108,7 @@ impl S3Pool {
             rename_exchange: false,
             renames_copy: true,
             streams: true,
+            listed_contents: true,
             ranged_write: false,
             sparse: false,
             directory_versions: false,
@@ -376,9 +377,15 @@ impl Pool for S3Pool {
     }
 
     async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        self.list_with_contents(path, 0).await
+    }
+
+    async fn list_with_contents(&self, path: &PoolPath, bytes: u64) -> Result<Listing> {
         let op = self.op("list", path)?;
         match op.find().await? {
-            Found::Directory(_) => Ok(listing::list(Arc::clone(&self.bucket), op.place.directory(), op.context())),
+            Found::Directory(_) => {
+                Ok(listing::list(Arc::clone(&self.bucket), op.place.directory(), bytes, op.context()))
+            }
             _ => Err(op.error(ErrorKind::NotDirectory)),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -151,6 +152,14 @@ pub struct Stat {
 pub struct DirEntry {
     pub name: Vec<u8>,
     pub stat: Stat,
+    /// All bytes of that version of a file, where they came along.
+    pub content: Option<Bytes>,
+}
+
+impl DirEntry {
+    pub fn new(name: Vec<u8>, stat: Stat) -> Self {
+        Self { name, stat, content: None }
+    }
 }
 
 /// The attributes that a new object is given.
@@ -225,6 +234,8 @@ pub struct Capabilities {
     pub renames_copy: bool,
     /// Bytes of a long range are handed on as they come: it takes no more memory than a short one.
     pub streams: bool,
+    /// Small files come along with a listing for as much as their attributes alone cost.
+    pub listed_contents: bool,
     pub ranged_write: bool,
     pub sparse: bool,
     pub conditional_put: ConditionalPut,
@@ -257,6 +268,7 @@ impl Capabilities {
             ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
             ("exchange of names", word(self.rename_exchange)),
             ("reads are streams", word(self.streams)),
+            ("listings bring small files", word(self.listed_contents)),
             ("ranged writes", word(self.ranged_write)),
             ("conditional changes", conditional.to_owned()),
             ("directories have versions", word(self.directory_versions)),

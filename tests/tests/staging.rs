@@ -39,6 +39,31 @@ async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn small_files_come_along_with_the_listing() {
+    let fixture = Fixture::new();
+    for dir in ["d", "globbed"] {
+        fixture.mkdir(dir).await;
+        fixture.put(&format!("{dir}/empty"), b"").await;
+        fixture.put(&format!("{dir}/large"), &vec![b'l'; 1 << 20]).await;
+        for n in 0..50 {
+            fixture.put(&format!("{dir}/{n}"), b"content").await;
+        }
+    }
+    let overlay = fixture.open().await;
+    let reads = || fixture.metrics.snapshot().of(CallKind::Read).count;
+    let (staged, failed) = stage(&overlay, "d").await;
+    assert_eq!((staged.files, staged.bytes, failed), (52, 350 + (1 << 20), Vec::new()));
+    assert_eq!(reads(), 1);
+    // What a glob leaves out is not brought in.
+    let (staged, _) = stage(&overlay, "globbed/4*").await;
+    assert_eq!((staged.files, staged.bytes, reads()), (11, 77, 12));
+    fixture.fault.set_down(true);
+    for n in 0..50 {
+        assert_eq!(read(&overlay, &format!("d/{n}")).await.unwrap(), "content");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_file_and_byte_is_counted_once() {
     let fixture = Fixture::new();
     let overlay = fixture.open().await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::{ErrorKind, Expected, FileKind, PoolPath, RESERVED_PREFIX};
+use crate::{ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, PoolPath, RESERVED_PREFIX};
 
 use super::context::{Context, Failure, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
@@ -14,6 +14,7 @@ pub(super) const CASES: &[Case] = &[
     case!(root_is_a_directory),
     case!(only_empty_directories_are_removed),
     case!(listing_has_every_entry_with_its_attributes),
+    case!(contents_that_come_along_are_those_of_their_versions),
     case!(three_thousand_entries_are_listed_once_each),
     case!(entries_that_vanish_while_listing_are_left_out),
     case!(odd_names_are_kept_byte_for_byte),
@@ -66,6 +67,39 @@ async fn listing_has_every_entry_with_its_attributes(t: Context) -> Outcome {
     ensure_eq!(entries.len(), if t.can().symlinks { 3 } else { 2 }, "number of entries");
     for entry in entries {
         ensure_eq!(entry.stat, t.stat(&entry.name).await?, "attributes of {}", entry.name.escape_ascii());
+    }
+    Ok(())
+}
+
+async fn contents_that_come_along_are_those_of_their_versions(t: Context) -> Outcome {
+    let most = LISTED_CONTENT_BYTES as usize;
+    let sizes = [0, 1, 100, most - 1, most, most + 1];
+    for size in sizes {
+        t.put(format!("{size}"), format!("{size:0size$}")).await?;
+    }
+    t.mkdir("dir").await?;
+    if t.can().symlinks {
+        t.pool.symlink(&t.path("link"), b"nowhere", &t.attrs(0o777)).await?;
+    }
+    let plain = t.list(&t.dir).await?;
+    ensure!(plain.iter().all(|entry| entry.content.is_none()), "contents come along unasked");
+    let enough = most as u64 * 3;
+    for bytes in [enough, 101] {
+        let pages: Vec<_> = t.pool.list_with_contents(&t.dir, bytes).await?.try_collect().await?;
+        let mut entries = pages.concat();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        let came: u64 =
+            entries.iter().filter_map(|entry| entry.content.as_ref()).map(|content| content.len() as u64).sum();
+        ensure!(came <= bytes, "{came} bytes came along, of {bytes}");
+        if t.can().listed_contents && bytes == enough {
+            ensure_eq!(came, (1 + 100 + 2 * most - 1) as u64, "bytes that came along");
+        }
+        for entry in &mut entries {
+            let Some(content) = entry.content.take() else { continue };
+            ensure_eq!(entry.stat.kind, FileKind::File, "kind of {}", entry.name.escape_ascii());
+            ensure_eq!(content, t.content(&entry.name).await?, "content of {}", entry.name.escape_ascii());
+        }
+        ensure_eq!(entries, plain, "entries with contents and without");
     }
     Ok(())
 }

@@ -166,10 +166,15 @@ impl Answer for Option<Bytes> {
     }
 }
 
+impl Answer for Option<Vec<DirEntry>> {
+    fn content_bytes(&self) -> u64 {
+        self.iter().flatten().filter_map(|entry| entry.content.as_ref()).map(Answer::content_bytes).sum()
+    }
+}
+
 impl Answer for Content {}
 impl Answer for Stat {}
 impl Answer for Listing {}
-impl Answer for Option<Vec<DirEntry>> {}
 impl Answer for Vec<u8> {}
 impl Answer for Vec<(Vec<u8>, Vec<u8>)> {}
 impl Answer for Piece {}

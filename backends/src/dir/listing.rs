@@ -39,7 +39,7 @@ impl OpenListing {
             }
             let dir = self.entries.fd().map_err(|errno| call.failed(errno))?;
             match stat_name_cached(dir, name) {
-                Ok(stat) => page.push(DirEntry { name: name.to_vec(), stat }),
+                Ok(stat) => page.push(DirEntry::new(name.to_vec(), stat)),
                 Err(Errno::NOENT | Errno::STALE) => {}
                 Err(errno) => return Err(call.failed(errno).context(format!("stat {}", name.escape_ascii()))),
             }

@@ -82,7 +82,7 @@ impl Pages {
                         Some(raw) => Some(session.stat_of(&raw)),
                         None => session.look_if_there(&slot).await?,
                     };
-                    Ok(stat.map(|stat| DirEntry { name: slot.name, stat }))
+                    Ok(stat.map(|stat| DirEntry::new(slot.name, stat)))
                 }
             });
             let entries = stream::iter(completing).buffered(MAX_PARALLEL_TRANSFERS);

@@ -179,6 +179,11 @@ impl Refusal {
         Self { code: MOVED_ON.to_owned(), ..Self::local(ErrorKind::Conflict, message) }
     }
 
+    /// Whether an object was shorter than the range that was asked for.
+    pub(super) fn is_out_of_range(&self) -> bool {
+        self.code == "InvalidRange"
+    }
+
     /// Whether a request was not sent again, because of what is at the key now.
     pub(super) fn is_moved_on(&self) -> bool {
         self.code == MOVED_ON

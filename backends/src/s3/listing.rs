@@ -2,17 +2,18 @@
 //!
 //! A listing says of an object its size and ETag, not its attributes: each is asked for, many at once. What was asked
 //! for once is not asked for again while size, ETag and time stay, unless the time is so young that a change since
-//! may have left it.
+//! may have left it. Who wants contents too gets small ones in the same answers as their attributes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::{DirEntry, Listing, Result, Time};
+use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Time};
 
 use super::Bucket;
 use super::api::Listed;
@@ -53,8 +54,15 @@ impl Remembered {
 
 /// What is to become an entry.
 enum Child {
-    Object(Vec<u8>, Listed),
+    Object(Vec<u8>, Listed, Wanted),
     Directory(Vec<u8>, String),
+}
+
+/// What of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Attributes,
+    Content,
 }
 
 /// A directory that is being listed.
@@ -64,14 +72,16 @@ struct Walk {
     directory: String,
     context: String,
     token: Option<String>,
+    /// Bytes of contents that may still come along.
+    contents_bytes: u64,
     /// Objects, by the part of their key, whose name a directory that was not listed yet may turn out to have.
     waiting: BTreeMap<String, Listed>,
     done: bool,
 }
 
 /// `context` names what is listed, for errors.
-pub(super) fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Listing {
-    let walk = Walk { bucket, directory, context, token: None, waiting: BTreeMap::new(), done: false };
+pub(super) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
+    let walk = Walk { bucket, directory, context, token: None, contents_bytes, waiting: BTreeMap::new(), done: false };
     stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
             return Ok(None);
@@ -122,14 +132,26 @@ impl Walk {
         }
         for (part, listed) in std::mem::take(&mut self.waiting) {
             if directories.contains(&part) {
-                self.show(&part, keys::shadowed_name(&part), |name| Child::Object(name, listed), &mut children);
+                let wanted = self.wanted(&listed);
+                self.show(&part, keys::shadowed_name(&part), |name| Child::Object(name, listed, wanted), &mut children);
             } else if self.done || reached > format!("{}{part}/", self.directory) {
-                self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed), &mut children);
+                let wanted = self.wanted(&listed);
+                self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed, wanted), &mut children);
             } else {
                 self.waiting.insert(part, listed);
             }
         }
         Ok(children)
+    }
+
+    /// An empty object has no content that could be asked for.
+    fn wanted(&mut self, listed: &Listed) -> Wanted {
+        let fits = (1..=self.contents_bytes.min(LISTED_CONTENT_BYTES)).contains(&listed.size);
+        if !fits || keys::is_unspeakable(&listed.key) {
+            return Wanted::Attributes;
+        }
+        self.contents_bytes -= listed.size;
+        Wanted::Content
     }
 
     fn show(&self, part: &str, name: Option<Vec<u8>>, child: impl FnOnce(Vec<u8>) -> Child, to: &mut Vec<Child>) {
@@ -158,28 +180,56 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
                 Some(marker) => marker.stat(true, &bucket.defaults),
                 None => implied_directory(&bucket.defaults),
             };
-            Ok(Some(DirEntry { name, stat }))
+            Ok(Some(DirEntry::new(name, stat)))
         }
-        Child::Object(name, listed) => {
-            let object = match bucket.remembered.get(&listed) {
-                Some(object) => Some(object),
-                // What a URL cannot name can only be shown.
-                None if keys::is_unspeakable(&listed.key) => Some(Object {
-                    etag: listed.etag,
-                    size: listed.size,
-                    last_modified: listed.last_modified,
-                    asked_at_secs: 0,
-                    meta: Meta::default(),
-                }),
-                None => {
-                    let asked = bucket.client.head(&listed.key).await?;
-                    if let Some(object) = &asked {
-                        bucket.remembered.put(&listed.key, object);
-                    }
-                    asked
-                }
-            };
-            Ok(object.map(|object| DirEntry { name, stat: object.stat(false, &bucket.defaults) }))
+        Child::Object(name, listed, Wanted::Content) => match with_content(bucket, &listed).await? {
+            Some((object, content)) => {
+                let stat = object.stat(false, &bucket.defaults);
+                // What a symlink points to is no file's content.
+                let content = (stat.kind == FileKind::File).then_some(content);
+                Ok(Some(DirEntry { name, stat, content }))
+            }
+            None => Ok(object(bucket, listed)
+                .await?
+                .map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults)))),
+        },
+        Child::Object(name, listed, Wanted::Attributes) => {
+            Ok(object(bucket, listed).await?.map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults))))
         }
     }
+}
+
+/// `None` where it is another one by now.
+async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object, Bytes)>, Refusal> {
+    match bucket.client.get(&listed.key, &listed.etag, 0..listed.size).await {
+        // Not every server looks at the condition.
+        Ok((object, content)) if (&object.etag, object.size) == (&listed.etag, listed.size) => {
+            bucket.remembered.put(&listed.key, &object);
+            Ok(Some((object, content)))
+        }
+        Ok(_) => Ok(None),
+        Err(refusal)
+            if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) || refusal.is_out_of_range() =>
+        {
+            Ok(None)
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// `None` where it is gone.
+async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refusal> {
+    if let Some(object) = bucket.remembered.get(&listed) {
+        return Ok(Some(object));
+    }
+    if keys::is_unspeakable(&listed.key) {
+        // What a URL cannot name can only be shown.
+        let Listed { etag, size, last_modified, .. } = listed;
+        return Ok(Some(Object { etag, size, last_modified, asked_at_secs: 0, meta: Meta::default() }));
+    }
+    let asked = bucket.client.head(&listed.key).await?;
+    if let Some(object) = &asked {
+        bucket.remembered.put(&listed.key, object);
+    }
+    Ok(asked)
 }

@@ -74,7 +74,7 @@ impl Op<'_> {
                 (told.etag, body)
             }
             Err(refusal) if refusal.is(ErrorKind::Conflict) => self.copy(version, range.clone()).await?,
-            Err(refusal) if refusal.code == "InvalidRange" => return Err(self.error(ErrorKind::Stale)),
+            Err(refusal) if refusal.is_out_of_range() => return Err(self.error(ErrorKind::Stale)),
             Err(refusal) if refusal.is(ErrorKind::NotFound) => {
                 return match self.find().await? {
                     Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),

@@ -78,6 +78,8 @@ impl Other {
                 command
             }
         };
+        // Their certificates are not needed here; rclone refuses to start with some.
+        command.env_remove("AWS_CA_BUNDLE");
         let log = fs::File::create(dir.join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().map_err(|error| format!("{}: {error}", program.name()))?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Stripe, Version};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
 use tokio::sync::watch;
 
 use super::pool_view::OWN_CHANGES;
@@ -72,6 +72,27 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Makes a file whole of bytes that came without being asked for, where it has none yet. Whether they were of use.
+    pub async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
+        let path = self.pool_path(node.ino)?;
+        {
+            let state = node.state.lock();
+            let fits = state.record.kind == FileKind::File && state.record.size == content.len() as u64;
+            if !fits || !state.record.file.is_absent() || state.record.version.as_ref() != Some(&version) {
+                return Ok(false);
+            }
+        }
+        let (_, requests) = self.plan(node, 0..content.len() as u64, &path)?;
+        for request in requests {
+            // Of another version since that look, or some of it under way: as if nothing had come.
+            match request.is_all_of(&version, content.len() as u64) {
+                true => self.answer_with(node, request, content.clone()).await,
+                false => self.answer(node, request).await,
+            }
+        }
+        Ok(node.state.lock().record.file.is_whole())
     }
 
     /// Bytes that one request asks for: whole chunks.

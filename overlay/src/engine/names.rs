@@ -6,6 +6,8 @@ mod directory;
 mod remove;
 mod rename;
 
+pub use directory::{Arrivals, Ask};
+
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
 
 use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};

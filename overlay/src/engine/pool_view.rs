@@ -258,7 +258,7 @@ impl Inner {
             state.single_lookups > SINGLE_LOOKUPS && state.record.listing == Listing::Partly
         };
         if list_whole {
-            self.list(dir.ino).await?;
+            self.list(dir.ino, None).await?;
             return Ok(self.catalog.name(dir.ino, name)?.here_ino());
         }
         loop {

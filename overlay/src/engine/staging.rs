@@ -12,6 +12,7 @@ use globset::GlobBuilder;
 
 use super::eviction::Kept;
 use super::flush::Plan;
+use super::names::{Arrivals, Ask};
 use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
@@ -128,7 +129,10 @@ impl Overlay {
     async fn stage_all(&self, request: &StageRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
         let begun = Instant::now();
-        let files = self.files_of(&request.paths, true, reporter).await?;
+        let arrivals = Arrivals::default();
+        let ask = if request.dry_run { Ask::Names } else { Ask::Contents(&arrivals) };
+        let files = self.files_of(&request.paths, ask, reporter).await?;
+        let arrived = &arrivals.0.into_inner();
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             let node = inner.node(*ino)?;
@@ -136,7 +140,8 @@ impl Overlay {
             total += size;
             missing += size.saturating_sub(inner.resident_bytes(&node, size)?);
         }
-        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing });
+        let came = files.iter().filter_map(|ino| arrived.get(ino)).sum::<u64>();
+        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing + came });
         inner.check_fits(missing, total)?;
         if request.dry_run {
             reporter.planned(files.len() as u64, missing);
@@ -146,7 +151,7 @@ impl Overlay {
         stream::iter(files)
             .for_each_concurrent(CONCURRENCY, |ino| async move {
                 match self.stage_file(ino, begun, &request.lease_owner, expires_unix).await {
-                    Ok(bytes) => reporter.advanced(bytes),
+                    Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
                     Err(e) => reporter.failed(inner.display(ino), &e),
                 }
             })
@@ -243,7 +248,7 @@ impl Overlay {
 
     async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
-        let files = self.files_of(&request.paths, false, reporter).await?;
+        let files = self.files_of(&request.paths, Ask::Nothing, reporter).await?;
         let mut reasons = BTreeMap::new();
         for ino in files {
             let node = inner.node(ino)?;
@@ -280,7 +285,7 @@ impl Overlay {
     }
 
     /// The regular files that paths and globs name, each once. What cannot be found is reported as failed.
-    async fn files_of(&self, paths: &[String], ask: bool, reporter: &Reporter) -> Result<Vec<Ino>> {
+    async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
         let mut seen = std::collections::HashSet::new();
         let mut files = Vec::new();
         for typed in paths {
@@ -292,7 +297,7 @@ impl Overlay {
         Ok(files)
     }
 
-    async fn expand(&self, typed: &str, ask: bool) -> Result<Vec<Ino>> {
+    async fn expand(&self, typed: &str, ask: Ask<'_>) -> Result<Vec<Ino>> {
         let inner = &self.inner;
         let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
         let (root, glob) = match typed.split('/').position(is_glob) {
@@ -308,6 +313,11 @@ impl Overlay {
             None => (parse(typed)?, None),
         };
         let root = self.resolve(&root).await?;
+        let ask = match ask {
+            // What a glob leaves out is not wanted.
+            Ask::Contents(_) if glob.is_some() => Ask::Names,
+            ask => ask,
+        };
         let tree = inner.tree(root, ask).await?;
         let mut files = Vec::new();
         let mut matched_dirs = Vec::new();

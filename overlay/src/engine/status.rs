@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{FileKind, PoolPath, Result};
 
+use super::names::Ask;
 use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
 use super::{Inner, Ino, Overlay};
 use crate::catalog::{Intent, Listing};
@@ -67,7 +68,7 @@ impl Overlay {
         let inos: Vec<Ino> = if !is_dir {
             vec![root]
         } else if recursive {
-            inner.tree(root, true).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
+            inner.tree(root, Ask::Names).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
         } else {
             inner.ensure_listed(root).await?;
             inner.entries(root)?.into_iter().map(|e| e.ino).collect()

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, future, stream};
 use tokio::sync::watch;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES};
 use super::{changed, lost};
-use crate::content::CHUNK_BYTES;
+use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;
 
 /// One chunk to bring in, and who waits for it.
@@ -32,6 +32,13 @@ pub(super) struct Request {
 }
 
 impl Request {
+    pub fn is_all_of(&self, version: &Version, bytes: u64) -> bool {
+        let (first, last) = (self.chunks.front(), self.chunks.back());
+        self.version == *version
+            && first.is_some_and(|c| c.range.start == 0)
+            && last.is_some_and(|c| c.range.end == bytes)
+    }
+
     /// Joins chunks that follow each other.
     pub fn of(path: &PoolPath, version: &Version, chunks: Vec<Chunk>) -> Vec<Self> {
         let mut requests: Vec<Self> = Vec::new();
@@ -59,6 +66,10 @@ struct Source {
 }
 
 impl Source {
+    fn of(stream: Content) -> Self {
+        Self { stream, rest: Bytes::new(), asked: Instant::now(), latency: None }
+    }
+
     /// The next `length` bytes; fewer where the object ends.
     async fn next(&mut self, length: usize) -> Result<Bytes> {
         let mut data = BytesMut::new();
@@ -88,6 +99,17 @@ impl Inner {
     /// Brings in the chunks of a request, one after the other. Whoever waits for one is told.
     pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: Request) {
         let Err(error) = self.bring_in(node, &mut request).await else { return };
+        self.fail(node, request, error);
+    }
+
+    /// All that was asked for has come already.
+    pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: Request, content: Bytes) {
+        let mut source = Source::of(stream::once(future::ready(Ok(content))).boxed());
+        let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
+        self.fail(node, request, error);
+    }
+
+    fn fail(&self, node: &Node, request: Request, error: Error) {
         let error = Arc::new(error);
         for chunk in request.chunks {
             node.state.lock().flights.remove(&chunk.index);
@@ -103,11 +125,26 @@ impl Inner {
         let held = if streams { CHUNK_BYTES } else { range.end - range.start };
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
-        let mut space = Some(self.reserve(first.range.end - first.range.start).await?);
+        let space = Some(self.reserve(first.range.end - first.range.start).await?);
         let asked = Instant::now();
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range.clone())).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
-        let mut source = Source { stream, rest: Bytes::new(), asked, latency: None };
+        let mut source = Source { asked, ..Source::of(stream) };
+        self.pour(node, request, &mut source, space).await?;
+        if let (true, Some(latency)) = (streams, source.latency) {
+            self.pace.note(latency, asked.elapsed().saturating_sub(latency), range.end - range.start);
+        }
+        Ok(())
+    }
+
+    /// Puts what comes into the chunks of a request; `space` is there for the first.
+    async fn pour(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        request: &mut Request,
+        source: &mut Source,
+        mut space: Option<Reservation>,
+    ) -> Result<()> {
         while let Some(chunk) = request.chunks.front() {
             let length = chunk.range.end - chunk.range.start;
             let _space = match space.take() {
@@ -127,9 +164,6 @@ impl Inner {
                 node.state.lock().flights.remove(&chunk.index);
                 chunk.waiting.send_replace(Some(Ok(())));
             }
-        }
-        if let (true, Some(latency)) = (streams, source.latency) {
-            self.pace.note(latency, asked.elapsed().saturating_sub(latency), range.end - range.start);
         }
         Ok(())
     }

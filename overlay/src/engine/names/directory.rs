@@ -1,14 +1,29 @@
 //! Directories, listed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
 
 use super::super::{DirSnapshot, Dirent, Inner, Ino, Overlay};
 
 /// Directories of one tree that are listed at the same time.
 const LISTED_AT_ONCE: usize = 8;
+
+/// The bytes of each file that came along with a listing.
+#[derive(Debug, Default)]
+pub struct Arrivals(pub Mutex<HashMap<Ino, u64>>);
+
+/// What the pool is asked for, of what nobody asked for yet.
+#[derive(Debug, Clone, Copy)]
+pub enum Ask<'a> {
+    Nothing,
+    Names,
+    /// Small files too, where they come along.
+    Contents(&'a Arrivals),
+}
 
 impl Overlay {
     /// Makes sure that all names of a directory are known. `true`: what the kernel has cached of the listing
@@ -53,8 +68,8 @@ impl Inner {
     }
 
     /// Every inode below a directory, and itself; directories come before what is in them. What the pool has
-    /// and nobody asked for yet is listed first where `ask`.
-    pub async fn tree(&self, root: Ino, ask: bool) -> Result<Vec<(Ino, FileKind)>> {
+    /// and nobody asked for yet is asked for first.
+    pub async fn tree(self: &Arc<Self>, root: Ino, ask: Ask<'_>) -> Result<Vec<(Ino, FileKind)>> {
         let kind = self.node(root)?.state.lock().record.kind;
         let mut found = vec![(root, kind)];
         let mut level = 0..1;
@@ -62,8 +77,8 @@ impl Inner {
             let dirs =
                 found[level.clone()].iter().filter(|(_, kind)| *kind == FileKind::Directory).map(|(ino, _)| *ino);
             let mut dirs: Vec<Ino> = dirs.collect();
-            if ask {
-                let listed = stream::iter(dirs).map(|ino| self.listed_if_there(ino)).buffered(LISTED_AT_ONCE);
+            if !matches!(ask, Ask::Nothing) {
+                let listed = stream::iter(dirs).map(|ino| self.listed_if_there(ino, ask)).buffered(LISTED_AT_ONCE);
                 dirs = listed.try_filter_map(|listed| async move { Ok(listed) }).try_collect().await?;
             }
             for ino in dirs {
@@ -75,8 +90,12 @@ impl Inner {
     }
 
     /// Lists a directory that was not; `None` where it is gone.
-    async fn listed_if_there(&self, ino: Ino) -> Result<Option<Ino>> {
-        match self.ensure_listed(ino).await {
+    async fn listed_if_there(self: &Arc<Self>, ino: Ino, ask: Ask<'_>) -> Result<Option<Ino>> {
+        let listed = match ask {
+            Ask::Contents(arrivals) => self.ensure_listed_with_contents(ino, arrivals).await,
+            Ask::Nothing | Ask::Names => self.ensure_listed(ino).await,
+        };
+        match listed {
             Err(e) if e.is(ErrorKind::Stale) || e.is(ErrorKind::NotFound) => Ok(None),
             other => other.map(|()| Some(ino)),
         }

@@ -1,12 +1,15 @@
 //! Whole directories of the pool, merged into the catalog.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, Result, Side, Stat, Time};
+use bytes::Bytes;
+use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, Result, Side, Stat, Time, Version};
 use futures::TryStreamExt;
 
-use super::super::{Inner, Ino, Txn};
+use super::super::names::Arrivals;
+use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::{Age, Asked};
 use crate::catalog::{Link, Listing, NameRecord, unmatched};
 
@@ -14,12 +17,42 @@ use crate::catalog::{Link, Listing, NameRecord, unmatched};
 const RACY: Duration = Duration::from_millis(50);
 /// Names that are taken over in one change: what a large directory has would be in memory twice over.
 const NAMES_AT_ONCE: u32 = 1_000;
+/// Contents that may come along with one listing: a share of the memory for fetches, which several listings have.
+const CONTENTS_BYTES: u64 = 2 << 20;
 /// How often a listing is begun anew because our own flushes changed the directory meanwhile.
 const ATTEMPTS: u32 = 60;
+
+/// Files of a directory that came along with its listing: name, version, all bytes.
+type Contents = Vec<(Vec<u8>, Version, Bytes)>;
 
 impl Inner {
     /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
     pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
+        self.ensure(dir, None).await
+    }
+
+    /// The same. Where the pool must be asked and small files come along for nothing, they are kept.
+    pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, arrivals: &Arrivals) -> Result<()> {
+        let able = self.pool.capabilities().listed_contents;
+        let units = (CONTENTS_BYTES / MEMORY_UNIT_BYTES) as u32;
+        let Some(_memory) = able.then(|| self.memory.try_acquire_many(units).ok()).flatten() else {
+            return self.ensure_listed(dir).await;
+        };
+        let mut contents = Contents::new();
+        self.ensure(dir, Some(&mut contents)).await?;
+        for (name, version, content) in contents {
+            let Some(ino) = self.catalog.name(dir, &name)?.here_ino() else { continue };
+            let Ok(node) = self.node(ino) else { continue };
+            let bytes = content.len() as u64;
+            // What does not fit here now is fetched when it is its turn, or fails then.
+            if matches!(self.take_in(&node, version, content).await, Ok(true)) {
+                *arrivals.0.lock().entry(ino).or_default() += bytes;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ensure(&self, dir: Ino, contents: Option<&mut Contents>) -> Result<()> {
         let node = self.node(dir)?;
         if node.state.lock().record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
@@ -40,7 +73,7 @@ impl Inner {
                 return Ok(());
             }
         }
-        match self.list(dir).await {
+        match self.list(dir, contents).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                 // What is known is better than nothing where all of it was known once.
                 let complete = matches!(node.state.lock().record.listing, Listing::Complete(_));
@@ -51,7 +84,7 @@ impl Inner {
     }
 
     /// Reads a directory of the pool and merges it.
-    pub async fn list(&self, dir: Ino) -> Result<()> {
+    pub async fn list(&self, dir: Ino, mut contents: Option<&mut Contents>) -> Result<()> {
         let node = self.node(dir)?;
         let since = Instant::now();
         let _listing = node.listing.lock().await;
@@ -65,10 +98,14 @@ impl Inner {
             let path = self.pool_path(dir)?;
             let read = async {
                 let stat = self.pool.stat(&path).await?;
-                let pages: Vec<Vec<DirEntry>> = self.pool.list(&path).await?.try_collect().await?;
+                let listing = match contents {
+                    Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
+                    None => self.pool.list(&path).await?,
+                };
+                let pages: Vec<Vec<DirEntry>> = listing.try_collect().await?;
                 Ok((stat, pages))
             };
-            let (stat, pages) = match self.ask(read).await {
+            let (stat, mut pages) = match self.ask(read).await {
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     self.missing(dir, asked).await?;
                     if !node.state.lock().record.in_pool() {
@@ -85,6 +122,13 @@ impl Inner {
             }
             if changed {
                 continue;
+            }
+            if let Some(contents) = contents.as_deref_mut() {
+                contents.clear();
+                for entry in pages.iter_mut().flatten() {
+                    let content = entry.content.take().filter(|content| !content.is_empty());
+                    contents.extend(content.map(|it| (entry.name.clone(), entry.stat.version.clone(), it)));
+                }
             }
             if self.merge(dir, &stat, pages.into_iter().flatten(), asked, began)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
