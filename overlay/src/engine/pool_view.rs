@@ -19,6 +19,8 @@ use crate::policy::Consistency;
 
 /// Names that are asked for one by one before a directory is listed whole.
 const SINGLE_LOOKUPS: u32 = 4;
+/// The same where a listing takes a request for each name, which pays only for who wants many of them.
+const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// How long the pool may take to confirm what is here: then what is here is shown, confirmed or not.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
@@ -255,7 +257,9 @@ impl Inner {
                 return Ok(None);
             }
             state.single_lookups += 1;
-            state.single_lookups > SINGLE_LOOKUPS && state.record.listing == Listing::Partly
+            let dear = self.pool.capabilities().listed_contents;
+            let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
+            state.single_lookups > enough && state.record.listing == Listing::Partly
         };
         if list_whole {
             self.list(dir.ino, None).await?;

@@ -12,7 +12,7 @@ use crate::catalog::ContentId;
 use crate::clock::unix_now;
 use crate::content::is_held;
 use crate::node::{Node, NodeState, Stamp};
-use crate::policy::Flush;
+use crate::policy::{Flush, PathPolicy};
 
 /// Content files that the daemon keeps open when nobody uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: u64 = 16 << 10;
@@ -36,6 +36,14 @@ fn idle_open_contents() -> usize {
     })
 }
 
+/// Whether an open asks for all of the file's bytes: the pool gives those of the version that is known, or says that there
+/// is another one, so that it need not be asked for its version before. What others asked for already may be older.
+fn is_fetched_whole(node: &Node, policy: &PathPolicy) -> bool {
+    let state = node.state.lock();
+    let fits = (1..=policy.whole_file_bytes).contains(&state.record.size);
+    fits && state.record.file.is_absent() && state.flights.is_empty()
+}
+
 impl Overlay {
     /// Opens a regular file by the access mode and `O_TRUNC` of `flags`.
     ///
@@ -49,11 +57,14 @@ impl Overlay {
         }
         let node = inner.file_node(ino)?;
         inner.learn_storage_pool(&node).await;
-        inner.revalidate(ino, Age::Open).await?;
-        if flags & libc::O_TRUNC != 0 {
+        let policy = inner.policy_of(&node);
+        let truncates = flags & libc::O_TRUNC != 0;
+        if truncates || !is_fetched_whole(&node, &policy) {
+            inner.revalidate(ino, Age::Open).await?;
+        }
+        if truncates {
             inner.truncate_to_zero(&node).await?;
         }
-        let policy = inner.policy_of(&node);
         let no_flush = !write || policy.flush != Flush::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
@@ -66,7 +77,7 @@ impl Overlay {
                 inner.complete_empty(&node)?;
             } else if !whole && size <= policy.whole_file_bytes {
                 match inner.fetch(&node, 0..size).await {
-                    Err(e) if e.is(ErrorKind::NoSpace) => {}
+                    Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
                     Err(e) if e.is(ErrorKind::Stale) => {
                         inner.revalidate(ino, Age::Now).await?;
                         continue;
