@@ -93,6 +93,10 @@ pub(crate) struct NodeState {
     pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
+    /// Requests for its attributes whose answer is not put together yet.
+    pub answering: u32,
+    /// The kernel was not told of news that those answers have.
+    pub news_withheld: bool,
     pub readahead: Readahead,
     /// The last failed attempt to flush it.
     pub flush_error: Option<String>,
@@ -162,6 +166,8 @@ impl NodeState {
             clean_stamp: None,
             uploaded: None,
             page_cache_stale: false,
+            answering: 0,
+            news_withheld: false,
             readahead: Readahead::default(),
             flush_error: None,
         }

@@ -4,11 +4,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, Place, attempt, content};
-use forebay_tests::process::sh;
+use forebay_tests::process::{run, sh};
 
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
@@ -22,6 +24,22 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The permission is decided by the answer to a question that finds others' change.
+#[test]
+fn users_are_not_refused_because_others_change_the_directory() {
+    let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"0s\"\n"));
+    fs::write(mount.pool("a"), "content").unwrap();
+    for round in 0..40 {
+        if round % 8 == 0 {
+            // The kernel knows nothing of the root but that it is a directory.
+            mount.umount();
+            mount.mount();
+        }
+        fs::write(mount.pool(&format!("new-{round}")), "").unwrap();
+        run(Command::new("cat").arg(mount.path("a")).uid(1234).gid(1234), SHELL).ok();
     }
 }
 

@@ -12,16 +12,52 @@ use crate::acl::{self, Acl};
 use crate::clock::stamp_now;
 use crate::node::{Node, NodeState, Stamp};
 
+/// The kernel waits for attributes of an inode: news of them need not be told to it beside the answer.
+struct Answering<'a> {
+    inner: &'a Inner,
+    node: Arc<Node>,
+    ended: bool,
+}
+
+impl<'a> Answering<'a> {
+    fn begin(inner: &'a Inner, node: Arc<Node>) -> Self {
+        node.state.lock().answering += 1;
+        Self { inner, node, ended: false }
+    }
+
+    /// The answer is put together from what is known now.
+    fn end(mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        let withheld = {
+            let mut state = self.node.state.lock();
+            state.answering -= 1;
+            if state.answering == 0 { std::mem::take(&mut state.news_withheld) } else { false }
+        };
+        if withheld && !self.ended {
+            // There is no answer: it failed, or nobody waits for it any more.
+            self.inner.tell_kernel_inode(self.node.ino, true);
+        }
+    }
+}
+
 impl Overlay {
     /// The attributes of an inode, and how long the kernel may keep them.
     pub async fn getattr(&self, ino: Ino) -> Result<(Attr, Duration)> {
         let inner = &self.inner;
+        let answering = Answering::begin(inner, inner.node(ino)?);
         match inner.revalidate(ino, Age::Metadata).await {
             // Removed in the pool while open here: what was last known.
             Err(e) if e.is(ErrorKind::Stale) && inner.table.peek(ino).is_some() => {}
             other => other?,
         }
         let node = inner.node(ino)?;
+        // What comes from here on may come too late for this answer.
+        answering.end();
         Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
     }
 

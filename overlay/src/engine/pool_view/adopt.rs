@@ -174,8 +174,19 @@ impl Inner {
         }
         self.take_news(&mut txn, ino, stat)?;
         txn.commit()?;
-        self.tell_kernel_inode(ino, true);
+        if !(stat.kind == FileKind::Directory && self.is_answered_anyway(ino)) {
+            self.tell_kernel_inode(ino, true);
+        }
         Ok(())
+    }
+
+    /// Whether the kernel waits for attributes of an inode and will get the present ones. To be told to forget those
+    /// that it has would make it throw away that answer, and decide on permissions by what was before.
+    fn is_answered_anyway(&self, ino: Ino) -> bool {
+        let Some(node) = self.table.peek(ino) else { return false };
+        let mut state = node.state.lock();
+        state.news_withheld |= state.answering > 0;
+        state.answering > 0
     }
 
     /// The name of an inode now stands for another object, or for a version that those who have the old one
