@@ -90,8 +90,8 @@ pub enum Version {
     /// A file system's: every change of content or attributes changes at least `ctime`.
     Inode { dev: u64, ino: u64, mtime: Time, ctime: Time, size: u64 },
     /// An object store's. The seconds of `mtime` are the store's, which may not tell more; its nanoseconds are of who
-    /// wrote the object, if that left a time. `etag` is empty where the store has none.
-    Tag { etag: String, size: u64, mtime: Time },
+    /// wrote the object, if that left a time. `etag` is empty where the store has none, `id` where it keeps no versions.
+    Tag { etag: String, id: String, size: u64, mtime: Time },
 }
 
 impl Version {
@@ -122,8 +122,10 @@ impl Version {
         match (self, other) {
             (Self::Inode { dev, ino, .. }, Self::Inode { dev: dev2, ino: ino2, .. }) => (dev, ino) == (dev2, ino2),
             // An object store replaces whole objects: another content is another object.
-            (Self::Tag { etag, size, mtime }, Self::Tag { etag: etag2, size: size2, mtime: mtime2 }) => {
-                (etag, size) == (etag2, size2) && (!etag.is_empty() || mtime == mtime2)
+            (Self::Tag { etag, id, size, mtime }, Self::Tag { etag: etag2, id: id2, size: size2, mtime: mtime2 }) => {
+                // What a store tells only now and then is no difference where it says nothing.
+                let ids = id == id2 || id.is_empty() || id2.is_empty();
+                ids && (etag, size) == (etag2, size2) && (!etag.is_empty() || mtime == mtime2)
             }
             _ => false,
         }

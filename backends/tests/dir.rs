@@ -86,7 +86,12 @@ mod vanishing {
         assert_eq!(kind(pool.remove(&path("none"), &Expected::Anything).await), ErrorKind::Unavailable);
         assert_eq!(kind(pool.remove(&path("none"), &Expected::Absent).await), ErrorKind::Unavailable);
         let version = pool.stat(&PoolPath::root()).await.map(|stat| stat.version);
-        let version = version.unwrap_or(Version::Tag { etag: String::new(), size: 0, mtime: Default::default() });
+        let version = version.unwrap_or(Version::Tag {
+            etag: String::new(),
+            id: String::new(),
+            size: 0,
+            mtime: Default::default(),
+        });
         assert_eq!(kind(pool.read(&path("none"), &version, 0..1).await.map(drop)), ErrorKind::Unavailable);
         let expected = Expected::Version(version);
         assert_eq!(kind(put(pool, "none", "x", &expected).await.map(drop)), ErrorKind::Unavailable);

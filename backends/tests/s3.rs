@@ -73,6 +73,56 @@ async fn s3_pool_on_ceph_conforms() {
     common::assert_conforms(Arc::new(pool)).await;
 }
 
+const VERSIONED: &str = "<VersioningConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+                         <Status>Enabled</Status></VersioningConfiguration>";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_pool_on_a_versioned_bucket_of_ceph_conforms() {
+    let server = Rgw::start();
+    server.curl(&["-X", "PUT", "-d", VERSIONED], "?versioning=");
+    let pool = S3Pool::attach(&server.url(""), &server::environment()).await.unwrap();
+    common::assert_conforms(Arc::new(pool)).await;
+}
+
+#[tokio::test]
+async fn the_version_id_tells_versions_apart() {
+    let server = Versitygw::start();
+    server.curl(&["-X", "PUT", "-d", "the same"], "before");
+    server.curl(&["-X", "PUT", "-d", VERSIONED], "?versioning=");
+    let pool = attach(&server, "").await;
+    let id = |version: &Version| match version {
+        Version::Tag { id, .. } => id.clone(),
+        Version::Inode { .. } => unreachable!(),
+    };
+    assert_eq!(id(&pool.stat(&path("before")).await.unwrap().version), "");
+    // By others, with the same content, within one second of the server's clock.
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        server.curl(&["-X", "PUT", "-d", "the same"], "a");
+        let version = pool.stat(&path("a")).await.unwrap().version;
+        assert!(!id(&version).is_empty() && !seen.contains(&version), "{version:?} {seen:?}");
+        for old in &seen {
+            let read = pool.read(&path("a"), old, 0..4).await;
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::Stale);
+        }
+        seen.push(version);
+    }
+    // What is renamed, or given other attributes, is the same to who has it open.
+    let version = pool.stat(&path("a")).await.unwrap().version;
+    let changes = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
+    assert!(pool.set_attrs(&path("a"), &changes).await.unwrap().version.same_content(&version));
+    let renamed = pool.rename(&path("a"), &path("b"), RenameMode::NoReplace).await.unwrap().version;
+    assert!(renamed.same_content(&version));
+    assert_eq!(pool.read(&path("b"), &version, 0..8).await.unwrap(), "the same");
+    // What was written over is gone for us, and kept by the server.
+    put(&pool, "b", "another").await;
+    assert!(!pool.stat(&path("b")).await.unwrap().version.same_content(&version));
+    pool.remove(&path("b"), &Expected::Anything).await.unwrap();
+    assert_eq!(pool.stat(&path("b")).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(names(&pool, "").await, ["before"]);
+    assert!(server.curl(&[], "?prefix=b&versions=").contains("DeleteMarker"));
+}
+
 #[tokio::test]
 async fn directories_that_only_keys_imply_are_there_and_stay() {
     let server = Versitygw::start();

@@ -32,7 +32,7 @@ pub use records::{
 pub(crate) use records::{decode, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 16 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.

@@ -378,7 +378,7 @@ mod tests {
                 atime: time,
                 mtime: time,
                 ctime: time,
-                version: Version::Tag { etag: String::new(), size: 0, mtime: time },
+                version: Version::Tag { etag: String::new(), id: String::new(), size: 0, mtime: time },
             },
             None,
         )

@@ -534,3 +534,24 @@ async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() 
     assert_eq!(read(&overlay, "d").await.unwrap(), "NEWS");
     assert_eq!(overlay.status().await.conflicts.len(), 1);
 }
+
+/// What is found under one name of an object says nothing of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_a_linked_file_that_others_replace_or_remove_is_seen() {
+    let fixture = Fixture::new();
+    fixture.mkdir("unseen").await;
+    fixture.put("a", b"first").await;
+    for link in ["b", "c", "unseen/d", "unseen/e"] {
+        fixture.memory.link(&pool_path("a"), &pool_path(link)).await.unwrap();
+    }
+    let overlay = fixture.open().await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(read(&overlay, name).await.unwrap(), "first");
+    }
+    fixture.put("new", b"second").await;
+    fixture.memory.rename(&pool_path("new"), &pool_path("b"), RenameMode::Replace).await.unwrap();
+    fixture.memory.remove(&pool_path("c"), &Expected::Anything).await.unwrap();
+    assert_eq!(read(&overlay, "b").await.unwrap(), "second");
+    assert!(read(&overlay, "c").await.unwrap_err().is(ErrorKind::NotFound));
+    assert_eq!(read(&overlay, "a").await.unwrap(), "first");
+}

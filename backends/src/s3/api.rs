@@ -14,6 +14,7 @@ use crate::{ErrorKind, Time};
 use super::client::{Answer, Body, Call, Client, PLAIN_IN_PATH, Refusal};
 use super::metadata::{Meta, Object};
 
+const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
 const COPY_SOURCE: HeaderName = HeaderName::from_static("x-amz-copy-source");
 const COPY_SOURCE_RANGE: HeaderName = HeaderName::from_static("x-amz-copy-source-range");
 const COPY_SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
@@ -404,6 +405,8 @@ pub(super) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
     let modified = text(header::LAST_MODIFIED).and_then(|text| httpdate::parse_http_date(text).ok());
     Ok(Object {
         etag: etag_of(headers).unwrap_or_default(),
+        // What was there before the bucket kept versions is `null`.
+        version_id: text(VERSION_ID).filter(|id| *id != "null").unwrap_or_default().to_owned(),
         size: size.ok_or_else(|| garbled("no Content-Length"))?,
         last_modified: modified.ok_or_else(|| garbled("no Last-Modified"))?.into(),
         asked_at_secs: date.map_or(0, |date| Time::from(date).secs),

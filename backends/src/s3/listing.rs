@@ -225,7 +225,14 @@ async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refus
     if keys::is_unspeakable(&listed.key) {
         // What a URL cannot name can only be shown.
         let Listed { etag, size, last_modified, .. } = listed;
-        return Ok(Some(Object { etag, size, last_modified, asked_at_secs: 0, meta: Meta::default() }));
+        return Ok(Some(Object {
+            etag,
+            version_id: String::new(),
+            size,
+            last_modified,
+            asked_at_secs: 0,
+            meta: Meta::default(),
+        }));
     }
     let asked = bucket.client.head(&listed.key).await?;
     if let Some(object) = &asked {

@@ -8,7 +8,7 @@
 //! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
 //! | `x-amz-meta-rdev` | `st_rdev` of a device file |
 //! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
-//! | `x-amz-meta-forebay-copied` | of a copy: when the content was written and when it was copied, by the server's clock, and the first ETag |
+//! | `x-amz-meta-forebay-copied` | of a copy: when the content was written and when it was copied, by the server's clock, and the ETag and version id that it had first |
 //!
 //! Renames and changes of attributes are copies to the server, which may give them another ETag, and gives them another
 //! time. What a copy says of its origin is believed while its own time is that of the copy: tools that keep metadata
@@ -53,6 +53,8 @@ pub(super) struct Defaults {
 pub(super) struct Object {
     /// Empty where the server has none: of files that were put behind its back.
     pub(super) etag: String,
+    /// Empty where the bucket keeps no versions.
+    pub(super) version_id: String,
     pub(super) size: u64,
     /// By the server's clock, to the second.
     pub(super) last_modified: Time,
@@ -66,7 +68,8 @@ pub(super) struct Object {
 pub(super) struct Copied {
     written_secs: i64,
     copied_secs: i64,
-    identity: String,
+    etag: String,
+    version_id: String,
 }
 
 /// What the metadata of an object says.
@@ -146,9 +149,10 @@ impl Meta {
             rdev: text(&RDEV).and_then(|text| text.parse().ok()).unwrap_or(0),
             write: text(&WRITE).map(str::to_owned),
             copied: text(&COPIED).and_then(|text| {
-                let mut words = text.splitn(3, ' ');
-                let (written, copied) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                Some(Copied { written_secs: written, copied_secs: copied, identity: words.next()?.to_owned() })
+                let mut words = text.split(' ');
+                let (written_secs, copied_secs) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+                let (etag, version_id) = (words.next()?.to_owned(), words.next().unwrap_or_default().to_owned());
+                Some(Copied { written_secs, copied_secs, etag, version_id })
             }),
             others,
         }
@@ -165,8 +169,8 @@ impl Meta {
         let times = times.into_iter().filter_map(|(name, time)| Some((name, format_time(time?))));
         let rdev = (self.rdev != 0).then(|| (RDEV, self.rdev.to_string()));
         let write = self.write.clone().map(|write| (WRITE, write));
-        let copied = self.copied.as_ref().map(|Copied { written_secs, copied_secs, identity }| {
-            (COPIED, format!("{written_secs} {copied_secs} {identity}"))
+        let copied = self.copied.as_ref().map(|Copied { written_secs, copied_secs, etag, version_id }| {
+            (COPIED, format!("{written_secs} {copied_secs} {etag} {version_id}").trim_end().to_owned())
         });
         for (name, text) in times.chain(rdev).chain(write).chain(copied) {
             if let Ok(value) = HeaderValue::from_str(&text) {
@@ -189,7 +193,7 @@ impl Object {
     /// One that was just written.
     pub(super) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
         let now = Time { nanos: 0, ..Time::now() };
-        Self { etag, size, last_modified: now, asked_at_secs: now.secs, meta }
+        Self { etag, version_id: String::new(), size, last_modified: now, asked_at_secs: now.secs, meta }
     }
 
     /// That it is still this one.
@@ -199,8 +203,9 @@ impl Object {
 
     /// Whether nobody has written since.
     pub(super) fn is(&self, seen: &Self) -> bool {
+        let same_id = self.version_id == seen.version_id || seen.version_id.is_empty();
         let told = |object: &Self| (object.etag.clone(), object.size, object.last_modified);
-        told(self) == told(seen) && self.meta.write == seen.meta.write
+        same_id && told(self) == told(seen) && self.meta.write == seen.meta.write
     }
 
     /// When it was written by the server's clock, with the nanoseconds of who wrote it.
@@ -219,21 +224,23 @@ impl Object {
 
     /// The metadata of a copy of it: the same object under another name, until something of it is changed.
     pub(super) fn copied(&self) -> Meta {
-        let (written_secs, identity) = (self.written().secs, self.identity().to_owned());
-        let copied = Copied { written_secs, copied_secs: self.asked_at_secs, identity };
+        let (etag, version_id) = self.identity();
+        let (etag, version_id) = (etag.to_owned(), version_id.to_owned());
+        let copied = Copied { written_secs: self.written().secs, copied_secs: self.asked_at_secs, etag, version_id };
         Meta { copied: Some(copied), ..self.meta.clone() }
     }
 
-    /// What tells its content from others: the ETag that it had first.
-    fn identity(&self) -> &str {
-        self.origin().map_or(&self.etag, |copied| &copied.identity)
+    /// What tells its content from others: the ETag and version id that it had first.
+    fn identity(&self) -> (&str, &str) {
+        let now = (self.etag.as_str(), self.version_id.as_str());
+        self.origin().map_or(now, |copied| (copied.etag.as_str(), copied.version_id.as_str()))
     }
 
     /// Whether it was made from that one by a rename.
     pub(super) fn is_copy_of(&self, source: &Self) -> bool {
         let same = match &source.meta.write {
             Some(_) => self.meta.write == source.meta.write,
-            None => self.origin().is_some_and(|copied| copied.identity == source.identity()),
+            None => self.origin().is_some() && self.identity() == source.identity(),
         };
         same && self.size == source.size
     }
@@ -259,7 +266,8 @@ impl Object {
             mtime,
             ctime: changed,
             version: Version::Tag {
-                etag: if directory { DIRECTORY } else { self.identity() }.to_owned(),
+                etag: if directory { DIRECTORY } else { self.identity().0 }.to_owned(),
+                id: if directory { "" } else { self.identity().1 }.to_owned(),
                 size,
                 mtime: self.written(),
             },
@@ -280,7 +288,7 @@ pub(super) fn implied_directory(defaults: &Defaults) -> Stat {
         atime: defaults.time,
         mtime: defaults.time,
         ctime: defaults.time,
-        version: Version::Tag { etag: DIRECTORY.to_owned(), size: 0, mtime: Time::default() },
+        version: Version::Tag { etag: DIRECTORY.to_owned(), id: String::new(), size: 0, mtime: Time::default() },
     }
 }
 

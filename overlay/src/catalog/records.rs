@@ -145,7 +145,7 @@ pub struct InodeRecord {
 
 /// A version that no object has: what carries it is asked for again.
 pub fn unmatched() -> Version {
-    Version::Tag { etag: String::new(), size: 0, mtime: Time::default() }
+    Version::Tag { etag: String::new(), id: String::new(), size: 0, mtime: Time::default() }
 }
 
 impl InodeRecord {

@@ -208,7 +208,7 @@ impl Inner {
         }
         let record = self.catalog.name(parent, name)?;
         if let Some(ino) = record.here_ino() {
-            match self.revalidate(ino, Age::Metadata).await {
+            match self.confirm(ino, &(parent, name.into())).await {
                 // A look at an object of several names may find that this one is another's by now.
                 Ok(()) if self.has_link(ino, parent, name)? => return Ok(Some(ino)),
                 Ok(()) => return Ok(self.catalog.name(parent, name)?.here_ino()),
@@ -221,6 +221,46 @@ impl Inner {
             return Ok(None);
         }
         self.find_in_pool(&dir, name).await
+    }
+
+    /// The same as [`Inner::revalidate`] for who asks by a name. Of several names of an object each may have become
+    /// another's, and what is found under one says nothing of the rest: that one is asked about.
+    async fn confirm(&self, ino: Ino, name: &Link) -> Result<()> {
+        let node = self.node(ino)?;
+        let policy = self.policy_of(&node);
+        let asked = {
+            let state = node.state.lock();
+            let one_of_several = state.record.pool_links.len() > 1 && state.record.pool_links.contains(name);
+            let may_change = policy.consistency != Consistency::Immutable && !state.record.file.is_dirty();
+            (one_of_several && may_change).then(|| self.asked(&state))
+        };
+        let listed = || {
+            let dir = self.table.peek(name.0);
+            let at = dir.and_then(|dir| dir.state.lock().listed_at);
+            at.is_some_and(|at| at.elapsed() < policy.metadata_ttl)
+        };
+        let Some(asked) = asked.filter(|asked| asked.is_quiet() && !self.health.is_slow() && !listed()) else {
+            return self.revalidate(ino, Age::Metadata).await;
+        };
+        let path = self.pool_path_of(name.0, &name.1)?;
+        let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
+            self.health.note_slow();
+            return Ok(());
+        };
+        match answer {
+            Ok(stat) => {
+                let same = node.state.lock().record.is_object(&stat);
+                match same {
+                    true => self.news(ino, Some(name), &stat, asked),
+                    false => self.parted(ino, name, Some(&stat), asked),
+                }
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
+                self.parted(ino, name, None, asked)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Err(e) => Err(e.context(&path)),
+        }
     }
 
     /// An inode that is gone has no names.

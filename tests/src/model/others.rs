@@ -60,6 +60,8 @@ impl Run {
             let shown = run.machine.run(view::shown(&overlay));
             shown.map_err(|e| format!("after a change of others: {e}"))
         };
+        // A flush that ends between the look and the question would make old news of what was seen.
+        let clean = self.is_clean()?;
         // What a look at one name finds out may change what another one shows.
         let mut shown = look(self)?;
         for _ in 0..LOOKS {
@@ -77,7 +79,7 @@ impl Run {
                 return Err(format!("{} holds what nobody wrote: {}", path.escape_ascii(), describe(content)));
             }
         }
-        if self.machine.config.fresh {
+        if clean && self.machine.config.fresh {
             self.check_fresh(&shown)?;
         }
         self.adopt(shown)?;
@@ -85,11 +87,15 @@ impl Run {
         Ok(())
     }
 
+    /// Nothing of ours differs.
+    fn is_clean(&self) -> Result<bool, Failure> {
+        let dirty = self.machine.run(self.overlay().dirty()).map_err(|e| e.to_string())?;
+        Ok(self.handles.is_empty() && dirty.iter().all(|d| d.what == "times"))
+    }
+
     /// Where nothing of ours differs, what is shown is what the pool has.
     fn check_fresh(&self, shown: &Tree) -> Result<(), Failure> {
-        let overlay = self.overlay();
-        let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
-        if dirty.iter().any(|d| d.what != "times") || !self.handles.is_empty() {
+        if !self.is_clean()? {
             return Ok(());
         }
         let pooled = futures::executor::block_on(view::pooled(&self.machine.memory));
