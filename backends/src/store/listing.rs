@@ -15,25 +15,25 @@ use parking_lot::Mutex;
 use crate::{DirEntry, Listing, Result, Time};
 
 use super::Bucket;
-use super::api::Listed;
 use super::client::Refusal;
 use super::keys;
 use super::metadata::{Meta, Object, implied_directory};
+use super::requests::Listed;
 
 /// Keys in one page: the most that S3 gives.
 const PAGE_KEYS: usize = 1_000;
 /// Objects whose attributes are asked for at once.
-const ASKED_AT_ONCE: usize = 32;
+pub(super) const ASKED_AT_ONCE: usize = 32;
 /// Objects whose attributes are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
 /// Servers tell times by the second; their clock and ours may differ a little.
 const YOUNG_SECS: i64 = 5;
 
 /// The attributes of objects, as of one state of each.
-pub(super) struct Remembered(Mutex<LruCache<String, Object>>);
+pub(crate) struct Remembered(Mutex<LruCache<String, Object>>);
 
 impl Remembered {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(LruCache::new(REMEMBERED)))
     }
 
@@ -70,7 +70,7 @@ struct Walk {
 }
 
 /// `context` names what is listed, for errors.
-pub(super) fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Listing {
+pub(crate) fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Listing {
     let walk = Walk { bucket, directory, context, token: None, waiting: BTreeMap::new(), done: false };
     stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
@@ -121,12 +121,17 @@ impl Walk {
             }
         }
         for (part, listed) in std::mem::take(&mut self.waiting) {
-            if directories.contains(&part) {
+            if listed.folder && directories.contains(&part) {
+                continue;
+            } else if directories.contains(&part) {
                 self.show(&part, keys::shadowed_name(&part), |name| Child::Object(name, listed), &mut children);
-            } else if self.done || reached > format!("{}{part}/", self.directory) {
-                self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed), &mut children);
-            } else {
+            } else if !self.done && reached <= format!("{}{part}/", self.directory) {
                 self.waiting.insert(part, listed);
+            } else if listed.folder {
+                let key = format!("{}{part}/", self.directory);
+                self.show(&part, keys::name_of(&part), |name| Child::Directory(name, key), &mut children);
+            } else {
+                self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed), &mut children);
             }
         }
         Ok(children)
