@@ -28,6 +28,9 @@ BUILD_LIMIT := timeout 3600
 PJDFSTEST := pjdfstest@0.2.2
 FSX := fsx@0.3.2
 VERSITYGW := versitygw@v1.8.0
+FAKE_GCS := fake-gcs-server@v1.52.3
+AZURITE := azurite@3.35.0
+STORES := $(TOOLS)/$(FAKE_GCS) $(TOOLS)/$(AZURITE)
 # A test fails by a panic.
 TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
@@ -63,7 +66,7 @@ lint:
 	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- -D warnings $(TESTS_MAY)
 
 # Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
-test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW)
+test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
 	@packaging/deps build test
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
 	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
@@ -103,6 +106,22 @@ $(TOOLS)/$(VERSITYGW):
 	@echo "installing: $(@F)"
 	@mkdir -p $(TOOLS)/bin
 	@GO=$$(packaging/go $(CACHE)/go) && GOBIN=$(TOOLS)/bin $(BUILD_LIMIT) $$GO install github.com/versity/versitygw/cmd/$(@F)
+	@touch $@
+
+# One of Google's, in Go.
+$(TOOLS)/$(FAKE_GCS):
+	@echo "installing: $(@F)"
+	@mkdir -p $(TOOLS)/bin
+	@GO=$$(packaging/go $(CACHE)/go) && GOBIN=$(TOOLS)/bin $(BUILD_LIMIT) $$GO install github.com/fsouza/$(@F)
+	@touch $@
+
+# One of Azure's, for Node.
+$(TOOLS)/$(AZURITE):
+	@command -v npm >/dev/null || packaging/deps npm
+	@echo "installing: $(@F)"
+	@mkdir -p $(TOOLS)/bin $(TOOLS)/node
+	@timeout 600 npm install --silent --no-audit --no-fund --prefix $(TOOLS)/node $(@F)
+	@ln -sf ../node/node_modules/.bin/azurite-blob $(TOOLS)/bin/azurite-blob
 	@touch $@
 
 $(TOOLS)/cargo-deny:

@@ -10,6 +10,7 @@ mod context;
 mod directories;
 mod errors;
 mod links;
+pub mod reads;
 mod renames;
 mod trial;
 pub mod troubled;

@@ -12,6 +12,7 @@ mod path;
 mod pieces;
 mod pool;
 pub mod s3;
+pub mod store;
 mod types;
 mod unfinished;
 

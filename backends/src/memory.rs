@@ -85,6 +85,7 @@ impl MemoryPool {
             sparse: true,
             directory_versions: true,
             layouts: false,
+            lists_names: true,
             conditional_put: ConditionalPut::Atomic,
             time_granularity_ns: 1,
             name_max: 255,

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use crate::dir::{DirPool, Striped};
 use crate::nfs::{self, NfsPool};
 use crate::s3::{self, S3Pool};
+use crate::store::{self, StorePool};
 use crate::{Error, ErrorKind, Pool, Result, Side};
 
-const KNOWN: &str = "/path, file:///path, beegfs:///path, lustre:///path, nfs://server/export, s3://bucket/prefix";
+const KNOWN: &str = "/path, file:///path, beegfs:///path, lustre:///path, nfs://server/export, s3://bucket/prefix, \
+                     gs://bucket/prefix, az://container/prefix, http://host/path, https://host/path";
 
 /// What a URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +23,9 @@ pub enum Location {
     Nfs(String),
     /// `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
     S3(String),
+    /// `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or `https://...`, with
+    /// `[?OPTION=VALUE&...]`: it is only read.
+    Store(String),
 }
 
 impl Location {
@@ -40,6 +45,10 @@ impl Location {
                 s3::check(url, &s3::environment())?;
                 Ok(Self::S3(url.to_owned()))
             }
+            Some(("gs" | "az" | "http" | "https", _)) => {
+                store::check(url, &store::environment())?;
+                Ok(Self::Store(url.to_owned()))
+            }
             Some(_) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 Side::Application,
@@ -52,7 +61,7 @@ impl Location {
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Self::Directory(path) | Self::Striped(_, path) => Some(path),
-            Self::Nfs(_) | Self::S3(_) => None,
+            Self::Nfs(_) | Self::S3(_) | Self::Store(_) => None,
         }
     }
 
@@ -75,6 +84,7 @@ impl Location {
             Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
             Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
             Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
+            Self::Store(url) => Arc::new(StorePool::attach(url, &store::environment()).await?),
         })
     }
 }
@@ -97,5 +107,8 @@ mod tests {
         assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(Location::Nfs("nfs://host/a?nfsport=7".into())));
         assert!(parse("nfs:///a").unwrap_err().contains("names no server"));
         assert!(parse("s3://bucket?colour=red").unwrap_err().contains("colour"));
+        for url in ["gs://bucket/a?anonymous=true", "az://box?account=a&anonymous=true", "http://host/a", "https://h"] {
+            assert_eq!(parse(url), Ok(Location::Store(url.into())));
+        }
     }
 }

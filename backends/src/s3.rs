@@ -1,80 +1,46 @@
 //! A bucket of an S3 server, or the part of one that begins with a prefix.
 //!
 //! Directories are keys that end with a slash, or what keys with a slash in them imply; which names stand for which
-//! keys is in `s3/keys.rs`, where attributes are kept in `s3/metadata.rs`, what a URL may say in `s3/attach.rs`.
+//! keys is in `store/keys.rs`, where attributes are kept in `store/metadata.rs`, what a URL may say in `s3/attach.rs`.
 //! S3 has neither hard links nor ranged writes nor renames: links are refused, content is replaced as a whole, and a
 //! rename is a copy on the server and a removal, written down first so that one that was cut off is finished.
 
+mod access;
 mod api;
 mod attach;
 mod attributes;
-mod client;
-mod keys;
-mod listing;
-mod metadata;
 mod probe;
-mod reading;
 mod rename;
 mod upload;
 
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lru::LruCache;
-use parking_lot::Mutex;
 
+use crate::store::{self, Bucket, Found, Op, client, keys, metadata, requests};
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Content, Error, ErrorKind, Expected, FileKind, Listing, Pieces, Pool,
-    PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Time, Version,
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
+    RenameMode, Result, SetAttrs, Space, Stat, Time, Version,
 };
 
-pub use attach::{Environment, check, environment};
+pub use crate::store::{Environment, environment};
+pub use attach::check;
+pub(crate) use probe::Conditional;
 
 use api::Condition;
-use client::{Client, Refusal};
-use keys::Place;
-use listing::Remembered;
-use metadata::{Defaults, Meta, Object, implied_directory};
-use probe::{Conditional, Heeded, Wanted};
-
-/// Directories that are known to be there.
-const KNOWN_DIRECTORIES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4_095);
-/// How long one counts as there after it was seen.
-const KNOWN_FOR: Duration = Duration::from_secs(5);
-/// What a store without a size says: 1 PiB.
-const SPACE_BYTES: u64 = 1 << 50;
+use client::Refusal;
+use metadata::{Meta, Object};
+use probe::{Heeded, Wanted};
 
 /// A bucket, or what begins with a prefix in it.
 pub struct S3Pool {
     bucket: Arc<Bucket>,
     capabilities: Capabilities,
     url: String,
-}
-
-/// What the parts of the pool share.
-struct Bucket {
-    client: Arc<Client>,
-    /// What all keys begin with: empty, or with a slash at its end.
-    root: String,
-    defaults: Defaults,
-    conditional: Conditional,
-    directories: Mutex<LruCache<String, Instant>>,
-    remembered: Remembered,
-}
-
-/// What is at a place.
-enum Found {
-    Nothing,
-    /// Anything but a directory.
-    Object(Object),
-    /// With the object that stands for it, if there is one.
-    Directory(Option<Object>),
 }
 
 impl S3Pool {
@@ -86,16 +52,11 @@ impl S3Pool {
     /// says; `Unavailable` where it does not answer.
     pub async fn attach(url: &str, environment: &Environment) -> Result<Self> {
         let attached = attach::attach(url, environment)?;
-        let what = || format!("attach {}", attached.url);
-        let probed = probe::probe(&attached.client, &attached.root).await.map_err(|error| error.into_error(what()))?;
-        let bucket = Bucket {
-            client: attached.client,
-            root: attached.root,
-            defaults: attached.defaults,
-            conditional: probed.conditional,
-            directories: Mutex::new(LruCache::new(KNOWN_DIRECTORIES)),
-            remembered: Remembered::new(),
-        };
+        let url = attached.url.clone();
+        let mut bucket = attached.bucket();
+        let probed = probe::probe(&bucket.client, &bucket.root).await;
+        let probed = probed.map_err(|refusal| refusal.into_error(format!("attach {url}")))?;
+        bucket.conditional = probed.conditional;
         let capabilities = Capabilities {
             local: false,
             symlinks: true,
@@ -113,6 +74,7 @@ impl S3Pool {
             sparse: false,
             directory_versions: false,
             layouts: false,
+            lists_names: true,
             conditional_put: match probed.conditional.all() {
                 true => ConditionalPut::Atomic,
                 false => ConditionalPut::Checked,
@@ -121,7 +83,7 @@ impl S3Pool {
             name_max: keys::NAME_MAX as u32,
             read_only: probed.read_only,
         };
-        let pool = Self { bucket: Arc::new(bucket), capabilities, url: attached.url };
+        let pool = Self { bucket: Arc::new(bucket), capabilities, url };
         if !probed.read_only {
             rename::finish(&pool.bucket).await;
         }
@@ -139,74 +101,11 @@ impl S3Pool {
     }
 
     fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
-        let error = |kind| Error::new(kind, Side::Pool, format!("{what} {path} in {}", self.bucket.name()));
-        let place = keys::place_of(&self.bucket.root, path).map_err(error)?;
-        Ok(Op { bucket: &self.bucket, what, path, place })
+        Op::new(&self.bucket, what, path)
     }
-}
-
-/// One call of the pool: what it is about, and how its errors are told.
-struct Op<'a> {
-    bucket: &'a Arc<Bucket>,
-    what: &'a str,
-    path: &'a PoolPath,
-    place: Place,
 }
 
 impl Op<'_> {
-    fn error(&self, kind: ErrorKind) -> Error {
-        Error::new(kind, Side::Pool, self.context())
-    }
-
-    fn context(&self) -> String {
-        format!("{} {} in {}", self.what, self.path, self.bucket.name())
-    }
-
-    fn refused(&self, refusal: Refusal) -> Error {
-        refusal.into_error(self.context())
-    }
-
-    /// What is there; an error where there is nothing.
-    async fn find(&self) -> Result<Found> {
-        match self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))? {
-            Found::Nothing => Err(self.missing().await),
-            found => Ok(found),
-        }
-    }
-
-    /// Why there is nothing.
-    async fn missing(&self) -> Error {
-        match self.parent().await {
-            Err(error) => error,
-            Ok(()) => self.error(ErrorKind::NotFound),
-        }
-    }
-
-    /// `NotFound` or `NotDirectory` where the directory that is to hold it is none.
-    async fn parent(&self) -> Result<()> {
-        let Some(parent) = self.path.parent() else { return Ok(()) };
-        let mut absent = Vec::new();
-        for path in std::iter::successors(Some(parent), PoolPath::parent) {
-            let place = keys::place_of(&self.bucket.root, &path).map_err(|kind| self.error(kind))?;
-            match self.bucket.is_directory(&place).await.map_err(|refusal| self.refused(refusal))? {
-                Some(true) => break,
-                Some(false) => return Err(self.error(ErrorKind::NotDirectory)),
-                None => absent.push(path),
-            }
-        }
-        if absent.is_empty() { Ok(()) } else { Err(self.error(ErrorKind::NotFound)) }
-    }
-
-    fn stat(&self, found: &Found) -> Option<Stat> {
-        let defaults = &self.bucket.defaults;
-        match found {
-            Found::Nothing => None,
-            Found::Object(object) => Some(object.stat(false, defaults)),
-            Found::Directory(Some(marker)) => Some(marker.stat(true, defaults)),
-            Found::Directory(None) => Some(implied_directory(defaults)),
-        }
-    }
-
     /// A condition where the server heeds it.
     fn condition<'c>(&self, expected: &Expected, there: Option<&'c Object>, heeded: Heeded) -> Condition<'c> {
         let wanted = match (expected, there) {
@@ -264,60 +163,6 @@ impl Op<'_> {
 }
 
 impl Bucket {
-    fn name(&self) -> String {
-        format!("s3://{}/{}", self.client.bucket, self.root)
-    }
-
-    async fn find(&self, place: &Place) -> Result<Found, Refusal> {
-        let directory = place.directory();
-        if place.is_root {
-            return Ok(Found::Directory(self.client.head(&place.marker()).await?));
-        }
-        let (object, below) =
-            tokio::try_join!(self.client.head(&place.key), self.client.list(&directory, false, None, 1))?;
-        // The object that stands for a directory is a file only where it has content.
-        let object = object.filter(|object| !place.key.ends_with('/') || object.size > 0);
-        let is_directory = !below.objects.is_empty();
-        Ok(match (is_directory, place.shadowed, object) {
-            (true, true, Some(object)) | (false, false, Some(object)) => Found::Object(object),
-            (true, false, _) => {
-                let marked = below.objects.first().is_some_and(|first| first.key == directory);
-                self.saw_directory(place);
-                Found::Directory(if marked { self.client.head(&directory).await? } else { None })
-            }
-            _ => Found::Nothing,
-        })
-    }
-
-    /// `None` where there is nothing.
-    async fn is_directory(&self, place: &Place) -> Result<Option<bool>, Refusal> {
-        let directory = place.directory();
-        if place.is_root {
-            return Ok(Some(true));
-        }
-        if self.directories.lock().get(&directory).is_some_and(|seen| seen.elapsed() < KNOWN_FOR) {
-            return Ok(Some(true));
-        }
-        Ok(match self.find(place).await? {
-            Found::Nothing => None,
-            Found::Object(_) => Some(false),
-            Found::Directory(_) => Some(true),
-        })
-    }
-
-    fn saw_directory(&self, place: &Place) {
-        self.directories.lock().put(place.directory(), Instant::now());
-    }
-
-    fn forget_directory(&self, directory: &str) {
-        let mut known = self.directories.lock();
-        let below: Vec<String> =
-            known.iter().map(|(key, _)| key).filter(|key| key.starts_with(directory)).cloned().collect();
-        for key in below {
-            known.pop(&key);
-        }
-    }
-
     /// The directory that holds a key stays when the key goes, as its only one or not.
     async fn keep_directory_of(&self, key: &str) -> Result<(), Refusal> {
         let Some(directory) = key.trim_end_matches('/').rfind('/').map(|at| &key[..=at]) else { return Ok(()) };
@@ -371,23 +216,15 @@ impl Pool for S3Pool {
     }
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
-        let op = self.op("stat", path)?;
-        let found = op.find().await?;
-        op.stat(&found).ok_or_else(|| op.error(ErrorKind::NotFound))
+        self.op("stat", path)?.look().await
     }
 
     async fn list(&self, path: &PoolPath) -> Result<Listing> {
-        self.list_with_contents(path, 0).await
+        self.op("list", path)?.entries(0).await
     }
 
     async fn list_with_contents(&self, path: &PoolPath, bytes: u64) -> Result<Listing> {
-        let op = self.op("list", path)?;
-        match op.find().await? {
-            Found::Directory(_) => {
-                Ok(listing::list(Arc::clone(&self.bucket), op.place.directory(), bytes, op.context()))
-            }
-            _ => Err(op.error(ErrorKind::NotDirectory)),
-        }
+        self.op("list", path)?.entries(bytes).await
     }
 
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
@@ -399,13 +236,7 @@ impl Pool for S3Pool {
     }
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
-        let op = self.op("readlink", path)?;
-        match op.find().await? {
-            Found::Object(object) if object.stat(false, &self.bucket.defaults).kind == FileKind::Symlink => {
-                op.content(&object).await.map(Vec::from)
-            }
-            _ => Err(op.error(ErrorKind::InvalidInput)),
-        }
+        self.op("readlink", path)?.target().await
     }
 
     async fn put(
@@ -520,24 +351,11 @@ impl Pool for S3Pool {
         Err(self.change("remove an extended attribute of", path)?.error(ErrorKind::Unsupported))
     }
 
-    /// Every change is durable when it is answered: there is nothing left to do.
     async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
-        let op = self.op("sync", path)?;
-        match self.bucket.is_directory(&op.place).await.map_err(|refusal| op.refused(refusal))? {
-            Some(true) => Ok(()),
-            Some(false) => Err(op.error(ErrorKind::NotDirectory)),
-            None => Err(op.missing().await),
-        }
+        self.op("sync", path)?.sync().await
     }
 
-    /// A bucket has no size: what is said is large enough for everybody who asks first.
     async fn space(&self) -> Result<Space> {
-        Ok(Space {
-            total_bytes: SPACE_BYTES,
-            free_bytes: SPACE_BYTES,
-            available_bytes: SPACE_BYTES,
-            total_files: u64::from(u32::MAX),
-            free_files: u64::from(u32::MAX),
-        })
+        Ok(store::space())
     }
 }

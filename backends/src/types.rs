@@ -245,6 +245,8 @@ pub struct Capabilities {
     pub directory_versions: bool,
     /// It may tell the [`Layout`] of objects.
     pub layouts: bool,
+    /// It can list what is in it. Where it cannot, objects are found by those who know their paths.
+    pub lists_names: bool,
     /// Nanoseconds between distinguishable timestamps.
     pub time_granularity_ns: u32,
     /// Longest name in bytes.
@@ -261,6 +263,8 @@ impl Capabilities {
             ConditionalPut::Checked => "checked",
         };
         vec![
+            ("changes", word(!self.read_only)),
+            ("names are listed", word(self.lists_names)),
             ("symlinks", word(self.symlinks)),
             ("symlinks keep times", word(self.symlink_times)),
             ("hard links", word(self.hard_links)),

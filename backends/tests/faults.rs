@@ -20,6 +20,14 @@ mod s3;
 #[path = "../../tests/src/servers/s3.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod s3_server;
+#[path = "../../tests/src/servers/started.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod started;
+#[path = "../../tests/src/servers/stores.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod store_servers;
+#[path = "faults/stores.rs"]
+mod stores;
 
 use std::sync::Arc;
 

@@ -4,6 +4,9 @@ mod common;
 #[path = "../../tests/src/servers/s3.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod server;
+#[path = "../../tests/src/servers/started.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod started;
 
 use std::fs;
 use std::sync::Arc;

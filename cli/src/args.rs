@@ -96,7 +96,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// The pool: `/path`, `file:///path`, `beegfs:///path`, `lustre:///path`, `nfs://server/export` or
-    /// `s3://bucket/prefix`. Left out with --config.
+    /// `s3://bucket/prefix`; only read: `gs://bucket/prefix`, `az://container/prefix`, `http://host/path`,
+    /// `https://host/path`. Left out with --config.
     #[arg(required_unless_present = "config")]
     pub url: Option<String>,
     /// The directory where the pool appears.

@@ -2,6 +2,8 @@
 
 pub mod nfs;
 pub mod s3;
+mod started;
+pub mod stores;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -8,11 +8,13 @@ use forebay_overlay::backends::Pool;
 use forebay_overlay::backends::dir::DirPool;
 use forebay_overlay::backends::nfs::NfsPool;
 use forebay_overlay::backends::s3::S3Pool;
+use forebay_overlay::backends::store::StorePool;
 use forebay_tests::mount::{Mount, Options, alone, content};
 use forebay_tests::process::sh;
 use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::{self, Rgw, Versitygw};
+use forebay_tests::servers::stores::{Kind, StoreServer};
 use forebay_tests::sweep::{POLICY, sweep};
 
 fn nfs() -> NfsServer {
@@ -50,14 +52,21 @@ async fn the_documented_capabilities_are_those_of_the_pools() {
     let (gateway, ceph, ganesha) = (Versitygw::start(), Rgw::start(), nfs());
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let attach = async |url: &str| S3Pool::attach(url, &s3::environment()).await.unwrap();
-    let pools: [(&str, Arc<dyn Pool>); 4] = [
+    let stores = [Kind::FakeGcs, Kind::Azurite, Kind::Nginx].map(StoreServer::start);
+    let stores = futures::future::join_all(stores).await;
+    let store = async |server: &StoreServer| StorePool::attach(&server.url(""), &server.environment()).await.unwrap();
+    let pools: [(&str, Arc<dyn Pool>); 7] = [
         ("directory on ext4", Arc::new(DirPool::open(dir.path()).unwrap())),
         ("NFS, ganesha", Arc::new(NfsPool::open(&ganesha.url()).await.unwrap())),
         ("S3, versitygw", Arc::new(attach(&gateway.url("")).await)),
         ("S3, Ceph", Arc::new(attach(&ceph.url("")).await)),
+        ("Google, fake-gcs-server", Arc::new(store(&stores[0]).await)),
+        ("Azure, Azurite", Arc::new(store(&stores[1]).await)),
+        ("web, nginx", Arc::new(store(&stores[2]).await)),
     ];
     let columns = pools.each_ref().map(|(_, pool)| pool.capabilities().rows());
-    let mut table = format!("| | {} |\n|---|---|---|---|---|\n", pools.each_ref().map(|(name, _)| *name).join(" | "));
+    let mut table =
+        format!("| | {} |\n|{}\n", pools.each_ref().map(|(name, _)| *name).join(" | "), "---|".repeat(1 + pools.len()));
     for (n, (name, _)) in columns[0].iter().enumerate() {
         let values = columns.each_ref().map(|column| column[n].1.as_str());
         table.push_str(&format!("| {name} | {} |\n", values.join(" | ")));

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::{Error, ErrorKind, Expected, FileKind, Piece, SetAttrs, Side};
+use crate::{Error, ErrorKind, Expected, FileKind, Piece, Pool, PoolPath, SetAttrs, Side, Version};
 
 use super::context::{Context, Failure, Outcome, pattern, refused, refused_as_one_of};
 use super::{Case, case, ensure, ensure_eq};
@@ -56,26 +56,31 @@ async fn empty_files_are_files(t: Context) -> Outcome {
 async fn ranges_end_at_the_end_of_the_file(t: Context) -> Outcome {
     let data = pattern(1, 10_000);
     let version = t.put("f", data.clone()).await?.version;
-    let path = t.path("f");
+    ranges_end_at_the_end_of(t.pool.as_ref(), &t.path("f"), &version, &data).await
+}
+
+/// `data`: the 10,000 bytes that are at `path`.
+pub(super) async fn ranges_end_at_the_end_of(
+    pool: &dyn Pool,
+    path: &PoolPath,
+    version: &Version,
+    data: &Bytes,
+) -> Outcome {
     for range in [0..0, 0..1, 0..10_000, 4_095..4_097, 9_999..10_000, 5_000..5_000] {
-        let got = t.pool.read(&path, &version, range.clone()).await?;
+        let got = pool.read(path, version, range.clone()).await?;
         ensure_eq!(got, data.slice(range.start as usize..range.end as usize), "{range:?}");
     }
     for range in [9_990..10_010, 0..u64::MAX] {
-        let got = t.pool.read(&path, &version, range.clone()).await?;
+        let got = pool.read(path, version, range.clone()).await?;
         ensure_eq!(got, data.slice(range.start as usize..), "{range:?}");
     }
     for range in [10_000..10_001, 20_000..30_000, u64::MAX - 1..u64::MAX] {
-        let got = t.pool.read(&path, &version, range.clone()).await?;
+        let got = pool.read(path, version, range.clone()).await?;
         ensure!(got.is_empty(), "{range:?} behind the end has {} bytes", got.len());
     }
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let backwards = 5..4;
-    refused(
-        "a range that ends before it starts",
-        t.pool.read(&path, &version, backwards).await,
-        ErrorKind::InvalidInput,
-    )
+    refused("a range that ends before it starts", pool.read(path, version, backwards).await, ErrorKind::InvalidInput)
 }
 
 async fn files_of_64_mib_come_back(t: Context) -> Outcome {

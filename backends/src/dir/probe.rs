@@ -70,6 +70,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             sparse: true,
             directory_versions: true,
             layouts: striped.is_some(),
+            lists_names: true,
             conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
             time_granularity_ns: if striped == Some(Striped::BeeGfs) { BEEGFS_TIME_NS } else { tick_ns() },
             name_max: u32::try_from(vfs.f_namemax).ok().filter(|max| *max > 0).unwrap_or(255),

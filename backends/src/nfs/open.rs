@@ -185,6 +185,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         sparse: true,
         directory_versions: true,
         layouts: false,
+        lists_names: true,
         conditional_put: ConditionalPut::Checked,
         time_granularity_ns: u32::try_from(delta).unwrap_or(u32::MAX).max(1),
         name_max,

@@ -16,54 +16,46 @@
 //! Credentials: `AWS_ACCESS_KEY_ID` and its companions, the profile in `~/.aws/credentials` and `~/.aws/config`, a web
 //! identity, the container's, the instance's.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use configparser::ini::Ini;
-use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
-use tokio::sync::Semaphore;
+use object_store::client::HttpClient;
 use url::Url;
 
-use crate::{Error, ErrorKind, Result, Side, Time};
+use crate::Result;
+use crate::store::attach::{self as common, truth, wrong};
+use crate::store::{Bucket, Environment};
 
-use super::client::{Client, ROOM_UNITS};
+use super::access::Access;
+use super::client::Client;
 use super::metadata::Defaults;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest silence in the middle of an answer.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
+const INSTEAD: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile";
 
 /// What a URL says.
 #[derive(Debug)]
 pub(super) struct Attached {
-    pub(super) client: Arc<Client>,
+    http: HttpClient,
+    bucket: String,
+    /// `https://HOST/BUCKET` or `https://BUCKET.HOST`.
+    bucket_url: String,
+    access: Access,
     /// What all keys of the pool begin with: empty, or with a slash at its end.
-    pub(super) root: String,
-    pub(super) defaults: Defaults,
+    root: String,
+    defaults: Defaults,
     /// Without secrets.
     pub(super) url: String,
 }
 
-/// Options are left out: what is wrong may be a secret in the wrong place.
-fn wrong(url: &str, why: impl std::fmt::Display) -> Error {
-    let place = url.split('?').next().unwrap_or_default();
-    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{place}: {why}"))
-}
-
-/// The variables that say what the URL does not, by name.
-pub type Environment = BTreeMap<String, String>;
-
-/// The variables of this process that matter here.
-pub fn environment() -> Environment {
-    let matters = |name: &str| name.starts_with("AWS_") || name == "HOME";
-    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    std::env::vars_os().filter_map(text).filter(|(name, _)| matters(name)).collect()
+impl Attached {
+    pub(super) fn bucket(self) -> Bucket {
+        let name = format!("s3://{}/{}", self.bucket, self.root);
+        let client = Client::new(self.http, self.bucket, self.bucket_url, Box::new(self.access));
+        Bucket::new(Arc::new(client), name, self.root, self.defaults)
+    }
 }
 
 /// Whether a URL can be one of a pool, without asking anybody.
@@ -76,18 +68,8 @@ pub fn check(url: &str, environment: &Environment) -> Result<()> {
 
 pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> {
     let url = Url::parse(text).map_err(|error| wrong(text, error))?;
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong(
-            &format!("{}://...", url.scheme()),
-            "credentials do not belong in a URL: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
-        ));
-    }
-    let bucket = url.host_str().filter(|bucket| !bucket.is_empty());
-    let bucket = bucket.ok_or_else(|| wrong(text, "no bucket: s3://BUCKET/PREFIX is needed"))?.to_owned();
-    let root = percent_encoding::percent_decode_str(url.path().trim_matches('/'))
-        .decode_utf8()
-        .map_err(|_| wrong(text, "the prefix is not UTF-8"))?;
-    let root = if root.is_empty() { String::new() } else { format!("{root}/") };
+    common::without_credentials(&url, INSTEAD)?;
+    let (bucket, root) = common::bucket_and_root(text, &url, "s3://BUCKET/PREFIX")?;
     let options = Options::parse(text, &url)?;
 
     let mut builder = AmazonS3Builder::new();
@@ -104,6 +86,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
     let mut region = options.region.clone().or_else(|| set(&builder, AmazonS3ConfigKey::Region));
     let endpoint = options
+        .common
         .endpoint
         .clone()
         .or_else(|| set(&builder, AmazonS3ConfigKey::S3Endpoint))
@@ -112,7 +95,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let virtual_hosted = set(&builder, AmazonS3ConfigKey::VirtualHostedStyleRequest).map(|value| value == "true");
     let path_style = options.path_style.or(virtual_hosted.map(|hosted| !hosted)).unwrap_or(endpoint.is_some());
     let requester_pays = options.requester_pays || told(AmazonS3ConfigKey::RequestPayer);
-    let anonymous = options.anonymous || told(AmazonS3ConfigKey::SkipSignature);
+    let anonymous = options.common.anonymous || told(AmazonS3ConfigKey::SkipSignature);
 
     if !from_env && let Some(profile) = Profile::find(text, environment, options.profile.as_deref())? {
         if let Some((key, secret)) = profile.keys {
@@ -125,107 +108,51 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     }
     let region = region.unwrap_or_else(|| "us-east-1".to_owned());
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-    let endpoint = endpoint.trim_end_matches('/');
-    if Url::parse(endpoint).is_ok_and(|url| !url.username().is_empty() || url.password().is_some()) {
-        return Err(wrong(text, "credentials do not belong into the endpoint: set AWS_ACCESS_KEY_ID or a profile"));
-    }
+    let endpoint = common::endpoint(text, &endpoint, INSTEAD)?;
     let bucket_url = match (path_style, endpoint.split_once("://")) {
-        (_, None) => return Err(wrong(text, format!("the endpoint {endpoint} lacks http:// or https://"))),
-        (true, _) => format!("{endpoint}/{bucket}"),
         (false, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
+        _ => format!("{endpoint}/{bucket}"),
     };
-    let http =
-        client_options(text, environment, options.ca.as_deref())?.with_allow_http(endpoint.starts_with("http://"));
-    let build = |error: object_store::Error| wrong(text, error);
+    let ca = options.common.ca.clone().or_else(|| environment.get("AWS_CA_BUNDLE").map(PathBuf::from));
+    let http = common::client_options(text, ca.as_deref(), &endpoint)?;
     let store = builder
         .with_bucket_name(&bucket)
         .with_region(&region)
         .with_endpoint(endpoint)
         .with_client_options(http.clone())
         .build()
-        .map_err(build)?;
-    let client = Client {
-        http: ReqwestConnector::default().connect(&http).map_err(build)?,
-        credentials: Arc::clone(store.credentials()),
-        region,
-        bucket,
-        bucket_url,
-        requester_pays,
-        anonymous,
-        retried: AtomicU64::new(0),
-        room: Semaphore::new(ROOM_UNITS),
-    };
-    Ok(Attached { client: Arc::new(client), root, defaults: options.defaults, url: text.to_owned() })
-}
-
-fn client_options(url: &str, environment: &Environment, ca: Option<&Path>) -> Result<ClientOptions> {
-    let mut options = ClientOptions::new()
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_read_timeout(READ_TIMEOUT)
-        // A large part over a slow line takes its time.
-        .with_timeout_disabled();
-    let bundle = ca.map(Path::to_owned).or_else(|| environment.get("AWS_CA_BUNDLE").map(PathBuf::from));
-    if let Some(path) = bundle {
-        let bad = |why: &dyn std::fmt::Display| wrong(url, format!("CA bundle {}: {why}", path.display()));
-        let pem = std::fs::read(&path).map_err(|error| bad(&error))?;
-        for certificate in Certificate::from_pem_bundle(&pem).map_err(|error| bad(&error))? {
-            options = options.with_root_certificate(certificate);
-        }
-    }
-    Ok(options)
+        .map_err(|error| wrong(text, error))?;
+    let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
+    let access = Access { credentials, region, requester_pays };
+    let http = common::connect(text, &http)?;
+    let defaults = options.common.defaults;
+    Ok(Attached { http, bucket, bucket_url, access, root, defaults, url: text.to_owned() })
 }
 
 #[derive(Debug)]
 struct Options {
-    endpoint: Option<String>,
+    common: common::Options,
     region: Option<String>,
     path_style: Option<bool>,
     requester_pays: bool,
-    anonymous: bool,
     profile: Option<String>,
-    ca: Option<PathBuf>,
-    defaults: Defaults,
 }
 
 impl Options {
     fn parse(text: &str, url: &Url) -> Result<Self> {
-        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let mut options = Self {
-            endpoint: None,
-            region: None,
-            path_style: None,
-            requester_pays: false,
-            anonymous: false,
-            profile: None,
-            ca: None,
-            defaults: Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now() },
-        };
+        let common = common::Options::new();
+        let mut options = Self { common, region: None, path_style: None, requester_pays: false, profile: None };
         for (name, value) in url.query_pairs() {
-            let truth = || match value.as_ref() {
-                "" | "true" | "1" | "yes" => Ok(true),
-                "false" | "0" | "no" => Ok(false),
-                _ => Err(wrong(text, format!("{name} is true or false, not {value:?}"))),
-            };
-            let number = |radix, max: u32| {
-                let number = u32::from_str_radix(&value, radix).ok().filter(|number| *number <= max);
-                number.ok_or_else(|| wrong(text, format!("{name} cannot be {value:?}")))
-            };
             match name.as_ref() {
-                "endpoint" => options.endpoint = Some(value.into_owned()),
                 "region" => options.region = Some(value.into_owned()),
-                "path-style" => options.path_style = Some(truth()?),
-                "requester-pays" => options.requester_pays = truth()?,
-                "anonymous" => options.anonymous = truth()?,
+                "path-style" => options.path_style = Some(truth(text, &name, &value)?),
+                "requester-pays" => options.requester_pays = truth(text, &name, &value)?,
                 "profile" => options.profile = Some(value.into_owned()),
-                "ca" => options.ca = Some(PathBuf::from(value.as_ref())),
-                "uid" => options.defaults.uid = number(10, u32::MAX - 1)?,
-                "gid" => options.defaults.gid = number(10, u32::MAX - 1)?,
-                "mode" => options.defaults.file_mode = number(8, 0o7777)?,
-                "dir-mode" => options.defaults.dir_mode = number(8, 0o7777)?,
+                _ if options.common.take(text, &name, &value)? => {}
                 _ => {
                     let known = "endpoint, region, path-style, requester-pays, anonymous, profile, ca, uid, gid, mode, \
                                  dir-mode";
-                    return Err(wrong(text, format!("unknown option {name}; known: {known}")));
+                    return Err(common::unknown(text, &name, known));
                 }
             }
         }
@@ -298,11 +225,11 @@ mod tests {
         let attached =
             attach("s3://bucket/some/prefix/?endpoint=http://127.0.0.1:1&region=here&uid=7&mode=600").unwrap();
         assert_eq!(attached.root, "some/prefix/");
-        assert_eq!(attached.client.bucket_url, "http://127.0.0.1:1/bucket");
-        assert_eq!(attached.client.region, "here");
+        assert_eq!(attached.bucket_url, "http://127.0.0.1:1/bucket");
+        assert_eq!(attached.access.region, "here");
         assert_eq!((attached.defaults.uid, attached.defaults.file_mode), (7, 0o600));
         let hosted = attach("s3://bucket?endpoint=https://example.org/&path-style=false").unwrap();
-        assert_eq!((hosted.root.as_str(), hosted.client.bucket_url.as_str()), ("", "https://bucket.example.org"));
+        assert_eq!((hosted.root.as_str(), hosted.bucket_url.as_str()), ("", "https://bucket.example.org"));
     }
 
     #[test]
@@ -326,8 +253,8 @@ mod tests {
         environment.insert("AWS_SHARED_CREDENTIALS_FILE".into(), credentials.to_str().unwrap().into());
         let key = async |url: &str, environment: &Environment| {
             let attached = super::attach(url, environment).unwrap();
-            let key = attached.client.credentials.get_credential().await.unwrap().key_id.clone();
-            (key, attached.client.region.clone())
+            let key = attached.access.credentials.unwrap().get_credential().await.unwrap().key_id.clone();
+            (key, attached.access.region)
         };
         assert_eq!(key("s3://bucket", &environment).await, ("A".into(), "us-east-1".into()));
         assert_eq!(key("s3://bucket?profile=other", &environment).await, ("C".into(), "there".into()));

@@ -13,7 +13,7 @@ const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
 
 /// The conditions that are heeded with one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Heeded {
+pub(crate) struct Heeded {
     /// `If-None-Match: *`
     pub(super) absent: bool,
     /// `If-Match`: refused with another ETag, and made with the right one.
@@ -22,7 +22,7 @@ pub(super) struct Heeded {
 
 /// The conditions that are heeded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Conditional {
+pub(crate) struct Conditional {
     pub(super) put: Heeded,
     /// Of an upload in parts.
     pub(super) complete: Heeded,

@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use crate::unfinished::is_alive;
 use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 
-use super::api::{Condition, Listed};
+use super::api::Condition;
 use super::client::Refusal;
 use super::metadata::{Meta, Object};
 use super::probe::Wanted;
+use super::requests::Listed;
 use super::{Bucket, Found, Op, upload};
 
 /// Keys that are moved at once.

@@ -10,6 +10,8 @@ mod rows;
 #[path = "../../../tests/src/servers/s3.rs"]
 #[allow(dead_code, reason = "some calls are for tests alone")]
 mod s3_server;
+#[path = "../../../tests/src/servers/started.rs"]
+mod started;
 
 use std::process::ExitCode;
 

@@ -129,6 +129,8 @@ async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay) -> Result<(
 pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
     let policy = policy(config)?;
     let pool = pool(config, &policy).await?;
+    // What cannot be changed in the pool is not changed in front of it.
+    let read_only = config.read_only || pool.capabilities().read_only;
     let options = Options {
         pool,
         fast: config.fast.clone(),
@@ -136,7 +138,7 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
         policy,
         memory_bytes: config.memory_bytes.unwrap_or(crate::engine::DEFAULT_MEMORY_BYTES),
         content_io: Default::default(),
-        read_only: config.read_only,
+        read_only,
         reattached,
         lose_unsynced: false,
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),

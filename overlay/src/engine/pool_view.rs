@@ -302,8 +302,12 @@ impl Inner {
             state.single_lookups > enough && state.record.listing == Listing::Partly
         };
         if list_whole {
-            self.list(dir.ino, None).await?;
-            return Ok(self.catalog.name(dir.ino, name)?.here_ino());
+            match self.list(dir.ino, None).await {
+                Ok(()) => return Ok(self.catalog.name(dir.ino, name)?.here_ino()),
+                // A pool that lists no names still finds them.
+                Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().single_lookups = 0,
+                Err(error) => return Err(error),
+            }
         }
         loop {
             let asked = self.asked(&dir.state.lock());

@@ -32,6 +32,7 @@ impl Overlay {
         rdev: u64,
         caller: Caller,
     ) -> Result<Entry> {
+        self.inner.check_writable()?;
         if kind != FileKind::File && !self.inner.pool.capabilities().special_files {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
         }
@@ -46,6 +47,7 @@ impl Overlay {
     }
 
     pub async fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
+        self.inner.check_writable()?;
         if !self.inner.pool.capabilities().symlinks {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold symlinks"));
         }

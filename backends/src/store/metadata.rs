@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::{Attrs, FileKind, Stat, Time, Version};
 
-use super::api::Condition;
+use super::requests::Same;
 
 const MODE: HeaderName = HeaderName::from_static("x-amz-meta-mode");
 const UID: HeaderName = HeaderName::from_static("x-amz-meta-uid");
@@ -30,6 +30,7 @@ const MTIME: HeaderName = HeaderName::from_static("x-amz-meta-mtime");
 const CTIME: HeaderName = HeaderName::from_static("x-amz-meta-ctime");
 const RDEV: HeaderName = HeaderName::from_static("x-amz-meta-rdev");
 const WRITE: HeaderName = HeaderName::from_static("x-amz-meta-forebay-write");
+const FOLDER: HeaderName = HeaderName::from_static("x-amz-meta-hdi_isfolder");
 const COPIED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-copied");
 /// How long after it was begun a copy may have been made, in seconds.
 const COPIED_WITHIN_SECS: i64 = 300;
@@ -39,33 +40,33 @@ const DIRECTORY: &str = "directory";
 
 /// What objects have that say nothing of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Defaults {
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) file_mode: u32,
-    pub(super) dir_mode: u32,
+pub(crate) struct Defaults {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) file_mode: u32,
+    pub(crate) dir_mode: u32,
     /// The time of a directory that is no object.
-    pub(super) time: Time,
+    pub(crate) time: Time,
 }
 
 /// What the pool knows of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Object {
+pub(crate) struct Object {
     /// Empty where the server has none: of files that were put behind its back.
-    pub(super) etag: String,
+    pub(crate) etag: String,
     /// Empty where the bucket keeps no versions.
-    pub(super) version_id: String,
-    pub(super) size: u64,
+    pub(crate) version_id: String,
+    pub(crate) size: u64,
     /// By the server's clock, to the second.
-    pub(super) last_modified: Time,
+    pub(crate) last_modified: Time,
     /// When that was asked, by the server's clock in seconds.
-    pub(super) asked_at_secs: i64,
-    pub(super) meta: Meta,
+    pub(crate) asked_at_secs: i64,
+    pub(crate) meta: Meta,
 }
 
 /// What a copy was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Copied {
+pub(crate) struct Copied {
     written_secs: i64,
     copied_secs: i64,
     etag: String,
@@ -74,23 +75,25 @@ pub(super) struct Copied {
 
 /// What the metadata of an object says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Meta {
+pub(crate) struct Meta {
     /// With the file type.
-    pub(super) mode: Option<u32>,
-    pub(super) uid: Option<u32>,
-    pub(super) gid: Option<u32>,
-    pub(super) atime: Option<Time>,
-    pub(super) mtime: Option<Time>,
-    pub(super) ctime: Option<Time>,
-    pub(super) rdev: u64,
-    pub(super) write: Option<String>,
-    pub(super) copied: Option<Copied>,
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) atime: Option<Time>,
+    pub(crate) mtime: Option<Time>,
+    pub(crate) ctime: Option<Time>,
+    pub(crate) rdev: u64,
+    pub(crate) write: Option<String>,
+    pub(crate) copied: Option<Copied>,
+    /// Other programs of Azure's store mark directories so, whose keys then do not end with a slash.
+    pub(crate) folder: bool,
     /// The rest, kept as it is when attributes are changed: content type and the metadata of others.
-    pub(super) others: HeaderMap,
+    pub(crate) others: HeaderMap,
 }
 
 impl Meta {
-    pub(super) fn new(kind: FileKind, rdev: u64, attrs: &Attrs, now: Time) -> Self {
+    pub(crate) fn new(kind: FileKind, rdev: u64, attrs: &Attrs, now: Time) -> Self {
         Self {
             mode: Some(kind.mode_bits() | attrs.mode & 0o7777),
             uid: Some(attrs.uid),
@@ -101,24 +104,25 @@ impl Meta {
             rdev,
             write: Some(number()),
             copied: None,
+            folder: false,
             others: HeaderMap::new(),
         }
     }
 
     /// Of the pool's own objects.
-    pub(super) fn scratch() -> Self {
+    pub(crate) fn scratch() -> Self {
         let now = Time::now();
         let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
         Self::new(FileKind::File, 0, &attrs, now)
     }
 
     /// Changes are made as by `now`.
-    pub(super) fn touch(&mut self, now: Time) {
+    pub(crate) fn touch(&mut self, now: Time) {
         self.ctime = Some(now);
         self.write = Some(number());
     }
 
-    pub(super) fn read(headers: &HeaderMap) -> Self {
+    pub(crate) fn read(headers: &HeaderMap) -> Self {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
         let mut others = HeaderMap::new();
@@ -154,11 +158,12 @@ impl Meta {
                 let (etag, version_id) = (words.next()?.to_owned(), words.next().unwrap_or_default().to_owned());
                 Some(Copied { written_secs, copied_secs, etag, version_id })
             }),
+            folder: text(&FOLDER) == Some("true"),
             others,
         }
     }
 
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
         headers.extend(self.others.iter().map(|(name, value)| (name.clone(), value.clone())));
         for (name, value) in [(MODE, self.mode), (UID, self.uid), (GID, self.gid)] {
             if let Some(value) = value {
@@ -191,18 +196,18 @@ impl Meta {
 
 impl Object {
     /// One that was just written.
-    pub(super) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
+    pub(crate) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
         let now = Time { nanos: 0, ..Time::now() };
         Self { etag, version_id: String::new(), size, last_modified: now, asked_at_secs: now.secs, meta }
     }
 
-    /// That it is still this one.
-    pub(super) fn condition(&self) -> Condition<'_> {
-        if self.etag.is_empty() { Condition::Seen(Some(self)) } else { Condition::Etag(&self.etag) }
+    /// What requests can say of its state.
+    pub(crate) fn same(&self) -> Same<'_> {
+        Same { etag: &self.etag, modified: self.last_modified }
     }
 
     /// Whether nobody has written since.
-    pub(super) fn is(&self, seen: &Self) -> bool {
+    pub(crate) fn is(&self, seen: &Self) -> bool {
         let same_id = self.version_id == seen.version_id || seen.version_id.is_empty();
         let told = |object: &Self| (object.etag.clone(), object.size, object.last_modified);
         same_id && told(self) == told(seen) && self.meta.write == seen.meta.write
@@ -223,7 +228,7 @@ impl Object {
     }
 
     /// The metadata of a copy of it: the same object under another name, until something of it is changed.
-    pub(super) fn copied(&self) -> Meta {
+    pub(crate) fn copied(&self) -> Meta {
         let (etag, version_id) = self.identity();
         let (etag, version_id) = (etag.to_owned(), version_id.to_owned());
         let copied = Copied { written_secs: self.written().secs, copied_secs: self.asked_at_secs, etag, version_id };
@@ -237,7 +242,7 @@ impl Object {
     }
 
     /// Whether it was made from that one by a rename.
-    pub(super) fn is_copy_of(&self, source: &Self) -> bool {
+    pub(crate) fn is_copy_of(&self, source: &Self) -> bool {
         let same = match &source.meta.write {
             Some(_) => self.meta.write == source.meta.write,
             None => self.origin().is_some() && self.identity() == source.identity(),
@@ -246,7 +251,7 @@ impl Object {
     }
 
     /// What `stat` says of it. `directory`: its key ends with a slash.
-    pub(super) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
+    pub(crate) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
         let kind = if directory { FileKind::Directory } else { self.meta.kind() };
         let default_mode = if directory { defaults.dir_mode } else { defaults.file_mode };
         // Of what was written without attributes, the server knows when.
@@ -276,7 +281,7 @@ impl Object {
 }
 
 /// What `stat` says of a directory that only the keys below it imply.
-pub(super) fn implied_directory(defaults: &Defaults) -> Stat {
+pub(crate) fn implied_directory(defaults: &Defaults) -> Stat {
     Stat {
         kind: FileKind::Directory,
         mode: defaults.dir_mode,

@@ -16,25 +16,25 @@ use parking_lot::Mutex;
 use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Time};
 
 use super::Bucket;
-use super::api::Listed;
 use super::client::Refusal;
 use super::keys;
 use super::metadata::{Meta, Object, implied_directory};
+use super::requests::Listed;
 
 /// Keys in one page: the most that S3 gives.
 const PAGE_KEYS: usize = 1_000;
 /// Objects whose attributes are asked for at once.
-const ASKED_AT_ONCE: usize = 32;
+pub(super) const ASKED_AT_ONCE: usize = 32;
 /// Objects whose attributes are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
 /// Servers tell times by the second; their clock and ours may differ a little.
 const YOUNG_SECS: i64 = 5;
 
 /// The attributes of objects, as of one state of each.
-pub(super) struct Remembered(Mutex<LruCache<String, Object>>);
+pub(crate) struct Remembered(Mutex<LruCache<String, Object>>);
 
 impl Remembered {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(LruCache::new(REMEMBERED)))
     }
 
@@ -80,7 +80,7 @@ struct Walk {
 }
 
 /// `context` names what is listed, for errors.
-pub(super) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
+pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
     let walk = Walk { bucket, directory, context, token: None, contents_bytes, waiting: BTreeMap::new(), done: false };
     stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
@@ -131,14 +131,19 @@ impl Walk {
             }
         }
         for (part, listed) in std::mem::take(&mut self.waiting) {
-            if directories.contains(&part) {
+            if listed.folder && directories.contains(&part) {
+                continue;
+            } else if directories.contains(&part) {
                 let wanted = self.wanted(&listed);
                 self.show(&part, keys::shadowed_name(&part), |name| Child::Object(name, listed, wanted), &mut children);
-            } else if self.done || reached > format!("{}{part}/", self.directory) {
+            } else if !self.done && reached <= format!("{}{part}/", self.directory) {
+                self.waiting.insert(part, listed);
+            } else if listed.folder {
+                let key = format!("{}{part}/", self.directory);
+                self.show(&part, keys::name_of(&part), |name| Child::Directory(name, key), &mut children);
+            } else {
                 let wanted = self.wanted(&listed);
                 self.show(&part, keys::name_of(&part), |name| Child::Object(name, listed, wanted), &mut children);
-            } else {
-                self.waiting.insert(part, listed);
             }
         }
         Ok(children)
@@ -209,7 +214,7 @@ async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object
         }
         Ok(_) => Ok(None),
         Err(refusal)
-            if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) || refusal.is_out_of_range() =>
+            if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) || refusal.is_behind_the_end() =>
         {
             Ok(None)
         }

@@ -11,6 +11,7 @@ use crate::{Content, Error, ErrorKind, FileKind, Result, Version};
 
 use super::client::{Body, Refusal, pauses};
 use super::metadata::Object;
+use super::requests::Same;
 use super::{Bucket, Found, Op};
 
 /// A stream that has brought so many bytes since it last broke is one that works.
@@ -20,8 +21,8 @@ const WORKING_BYTES: u64 = 1 << 20;
 struct Reading {
     bucket: Arc<Bucket>,
     key: String,
-    /// Of the object that is read: the version's own, or that of a copy of it.
-    etag: String,
+    /// What is read: the version's own, or a copy of it.
+    object: Object,
     version: Version,
     /// What is still to come.
     rest: Range<u64>,
@@ -34,27 +35,28 @@ struct Reading {
 
 impl Op<'_> {
     /// A range of one version.
-    pub(super) async fn read(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
+    pub(crate) async fn read(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let length = range.end.min(version.size()).saturating_sub(range.start);
         let mut stream = self.stream(version, range).await?;
         let Some(first) = stream.try_next().await? else { return Ok(Bytes::new()) };
-        if first.len() as u64 == length {
-            return Ok(first);
-        }
-        let mut data = BytesMut::with_capacity(length as usize);
-        data.extend_from_slice(&first);
+        let mut data = BytesMut::new();
+        // The end tells, too, whether it was one version.
         while let Some(piece) = stream.try_next().await? {
+            if data.is_empty() {
+                data.reserve(length as usize);
+                data.extend_from_slice(&first);
+            }
             data.extend_from_slice(&piece);
         }
-        Ok(data.freeze())
+        Ok(if data.is_empty() { first } else { data.freeze() })
     }
 
     /// The same, piece by piece.
-    pub(super) async fn stream(&self, version: &Version, range: Range<u64>) -> Result<Content> {
+    pub(crate) async fn stream(&self, version: &Version, range: Range<u64>) -> Result<Content> {
         if range.start > range.end {
             return Err(self.error(ErrorKind::InvalidInput));
         }
-        let Version::Tag { etag, size, .. } = version else { return Err(self.error(ErrorKind::Stale)) };
+        let Version::Tag { etag, size, mtime, .. } = version else { return Err(self.error(ErrorKind::Stale)) };
         let range = range.start..range.end.min(*size);
         if range.start >= range.end {
             // Nothing to ask for, but only of what is a file.
@@ -63,7 +65,8 @@ impl Op<'_> {
                 found => self.readable(self.stat(&found).map(|stat| stat.kind)).map(|()| stream::empty().boxed()),
             };
         }
-        let (etag, body) = match self.bucket.client.get_stream(&self.place.key, etag, range.clone()).await {
+        let same = Same { etag, modified: *mtime };
+        let (object, body) = match self.bucket.client.get_stream(&self.place.key, &same, range.clone()).await {
             Ok((told, body)) => {
                 let stat = told.stat(false, &self.bucket.defaults);
                 self.readable(Some(stat.kind))?;
@@ -71,22 +74,19 @@ impl Op<'_> {
                 if !stat.version.same_content(version) {
                     return Err(self.error(ErrorKind::Stale));
                 }
-                (told.etag, body)
+                (told, body)
             }
             Err(refusal) if refusal.is(ErrorKind::Conflict) => self.copy(version, range.clone()).await?,
-            Err(refusal) if refusal.is_out_of_range() => return Err(self.error(ErrorKind::Stale)),
-            Err(refusal) if refusal.is(ErrorKind::NotFound) => {
-                return match self.find().await? {
-                    Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
-                    _ => Err(self.error(ErrorKind::Stale)),
-                };
+            Err(refusal) if refusal.is_behind_the_end() => return Err(self.error(ErrorKind::Stale)),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is_redirection() => {
+                return Err(self.gone().await);
             }
             Err(refusal) => return Err(self.refused(refusal)),
         };
         let reading = Reading {
             bucket: Arc::clone(self.bucket),
             key: self.place.key.clone(),
-            etag,
+            object,
             version: version.clone(),
             rest: range,
             body,
@@ -99,21 +99,33 @@ impl Op<'_> {
     }
 
     /// The same where the ETag is another one: of a copy with the same content.
-    async fn copy(&self, version: &Version, range: Range<u64>) -> Result<(String, Body)> {
+    async fn copy(&self, version: &Version, range: Range<u64>) -> Result<(Object, Body)> {
         let stale = || self.error(ErrorKind::Stale);
         let client = &self.bucket.client;
         let found = client.head(&self.place.key).await.map_err(|refusal| self.refused(refusal))?;
-        let object = found.filter(|object| self.bucket.is_version(object, version)).ok_or_else(stale)?;
-        match client.get_stream(&self.place.key, &object.etag, range).await {
-            Ok((told, body)) if self.bucket.is_version(&told, version) => Ok((told.etag, body)),
+        let Some(object) = found else { return Err(self.gone().await) };
+        if !self.bucket.is_version(&object, version) {
+            return Err(stale());
+        }
+        match client.get_stream(&self.place.key, &object.same(), range).await {
+            Ok((told, body)) if self.bucket.is_version(&told, version) => Ok((told, body)),
             Ok(_) => Err(stale()),
             Err(refusal) if refusal.is(ErrorKind::Conflict) || refusal.is(ErrorKind::NotFound) => Err(stale()),
             Err(refusal) => Err(self.refused(refusal)),
         }
     }
 
+    /// Why there is no object of a version.
+    async fn gone(&self) -> Error {
+        match self.find().await {
+            Ok(Found::Directory(_)) => self.error(ErrorKind::IsDirectory),
+            Ok(_) => self.error(ErrorKind::Stale),
+            Err(error) => error,
+        }
+    }
+
     /// The whole of a small object.
-    pub(super) async fn content(&self, object: &Object) -> Result<Bytes> {
+    pub(crate) async fn content(&self, object: &Object) -> Result<Bytes> {
         if object.size == 0 {
             return Ok(Bytes::new());
         }
@@ -155,7 +167,21 @@ impl Reading {
             };
             self.go_on(came).await?;
         }
+        self.end().await?;
         Ok(None)
+    }
+
+    /// Where objects may change in place, that it was still the same at the end.
+    async fn end(&mut self) -> Result<()> {
+        let client = &self.bucket.client;
+        if client.dialect.replaces_whole_objects() {
+            return Ok(());
+        }
+        match client.head(&self.key).await {
+            Ok(Some(object)) if self.bucket.is_version(&object, &self.version) => Ok(()),
+            Ok(_) => Err(self.error(ErrorKind::Stale, "it was replaced while it was read")),
+            Err(refusal) => Err(refusal.into_error(self.what.clone())),
+        }
     }
 
     /// Asks for the rest, a bounded number of times in a row.
@@ -167,7 +193,7 @@ impl Reading {
         let Some(pause) = self.pauses.next() else { return Err(broke.into_error(self.what.clone())) };
         self.bucket.client.note_retry(&self.key, pause, &broke);
         tokio::time::sleep(pause).await;
-        match self.bucket.client.get_stream(&self.key, &self.etag, self.rest.clone()).await {
+        match self.bucket.client.get_stream(&self.key, &self.object.same(), self.rest.clone()).await {
             Ok((told, body)) if self.bucket.is_version(&told, &self.version) => {
                 self.body = body;
                 Ok(())

@@ -29,13 +29,13 @@ const ESCAPED_BYTES: &str = ".%bytes";
 const NOT_UTF8: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The most bytes a name may have: Linux's NAME_MAX.
-pub(super) const NAME_MAX: usize = 255;
+pub(crate) const NAME_MAX: usize = 255;
 /// The most bytes a key may have, by the S3 API reference.
-pub(super) const KEY_MAX: usize = 1_024;
+pub(crate) const KEY_MAX: usize = 1_024;
 
 /// What a name stands for in its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// A part of a key.
     Plain(String),
     /// The object of that name where a directory has the name.
@@ -76,7 +76,7 @@ fn encoded_name(part: &str) -> Option<Vec<u8>> {
 }
 
 /// The name that shows a part of a key; `None` where it is too long, or holds a NUL.
-pub(super) fn name_of(part: &str) -> Option<Vec<u8>> {
+pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
     let name = match part {
         "" | "." | ".." => format!("{part}{ESCAPED_KEY}").into_bytes(),
         _ if part.ends_with(ESCAPED_BYTES) => match encoded_name(part) {
@@ -90,30 +90,30 @@ pub(super) fn name_of(part: &str) -> Option<Vec<u8>> {
 }
 
 /// The name of an object whose own name a directory has.
-pub(super) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
+pub(crate) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
     let name = format!("{part}{ESCAPED_KEY}").into_bytes();
     (name.len() <= NAME_MAX && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
 }
 
 /// Where a path is in a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The key of an object there, without a slash at its end.
-    pub(super) key: String,
+    pub(crate) key: String,
     /// A name for an object that is in a directory's shadow: no directory can have it.
-    pub(super) shadowed: bool,
+    pub(crate) shadowed: bool,
     /// The directory that all is in.
-    pub(super) is_root: bool,
+    pub(crate) is_root: bool,
 }
 
 impl Place {
     /// What the keys of all that is below it begin with.
-    pub(super) fn directory(&self) -> String {
+    pub(crate) fn directory(&self) -> String {
         if self.is_root && self.key.is_empty() { String::new() } else { format!("{}/", self.key) }
     }
 
     /// The key of the object that stands for a directory there. A bucket itself can be none.
-    pub(super) fn marker(&self) -> String {
+    pub(crate) fn marker(&self) -> String {
         match self.directory() {
             directory if directory.is_empty() => format!("{}root", String::from_utf8_lossy(RESERVED_PREFIX)),
             directory => directory,
@@ -125,7 +125,7 @@ impl Place {
 ///
 /// # Errors
 /// `InvalidInput` for reserved names and those that stand for no key; `NameTooLong`.
-pub(super) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> {
+pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> {
     if path.is_reserved() {
         return Err(ErrorKind::InvalidInput);
     }
@@ -159,12 +159,12 @@ pub(super) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
 }
 
 /// Whether a part of a key is a name that pools keep for their own unfinished work.
-pub(super) fn is_reserved(part: &str) -> bool {
+pub(crate) fn is_reserved(part: &str) -> bool {
     part.as_bytes().starts_with(RESERVED_PREFIX)
 }
 
 /// Whether a key cannot be sent in a URL: clients and servers take such parts of paths for steps in a tree.
-pub(super) fn is_unspeakable(key: &str) -> bool {
+pub(crate) fn is_unspeakable(key: &str) -> bool {
     key.split('/').any(|part| part == "." || part == "..")
 }
 

@@ -1,8 +1,8 @@
 //! Signed requests to one bucket, repeated where that can help.
 //!
-//! Credentials, signatures and HTTP are those of `object_store`. Its own operations are not used for S3: its paths
-//! cannot name `dir/` or `a//b`, one such key fails a whole listing, completing an upload takes no condition, and
-//! copying takes no metadata.
+//! Credentials, signatures and HTTP are those of `object_store`. Its own operations are not used: its paths cannot name
+//! `dir/` or `a//b`, one such key fails a whole listing, a body that breaks off cannot be gone on with, completing an
+//! upload takes no condition, and copying takes no metadata.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,8 +11,7 @@ use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use object_store::client::{HttpClient, HttpErrorKind, HttpRequestBody};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -20,13 +19,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{Error, ErrorKind, Side};
 
-use super::api;
+use super::dialect::Dialect;
 use super::keys::is_unspeakable;
 use super::metadata::Object;
+use super::requests;
 
 /// What a key's bytes may be in a URL, by AWS's rules for signatures.
-const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-pub(super) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
+pub(crate) const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+pub(crate) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
 
 const RETRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -37,63 +37,60 @@ const ERROR_BODY_BYTES: u64 = 64 << 10;
 const ANSWER_BYTES: u64 = 16 << 20;
 
 /// The body of an answer.
-pub(super) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
+pub(crate) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
 
 /// A bucket and the right to use it.
 #[derive(Debug)]
-pub(super) struct Client {
-    pub(super) http: HttpClient,
-    pub(super) credentials: AwsCredentialProvider,
-    pub(super) region: String,
-    pub(super) bucket: String,
+pub(crate) struct Client {
+    http: HttpClient,
+    pub(crate) bucket: String,
     /// `https://HOST/BUCKET` or `https://BUCKET.HOST`.
-    pub(super) bucket_url: String,
-    pub(super) requester_pays: bool,
-    pub(super) anonymous: bool,
+    pub(crate) bucket_url: String,
+    pub(crate) dialect: Box<dyn Dialect>,
     /// Requests that were sent again.
-    pub(super) retried: AtomicU64,
+    pub(crate) retried: AtomicU64,
     /// For contents on their way to the server, in units of [`ROOM_UNIT_BYTES`].
-    pub(super) room: Semaphore,
+    room: Semaphore,
 }
 
 const ROOM_UNIT_BYTES: u64 = 64 << 10;
 /// Memory for all contents that are on their way to the server: 32 MiB.
-pub(super) const ROOM_UNITS: usize = 512;
+const ROOM_UNITS: usize = 512;
 
 /// One request.
 #[derive(Debug, Clone)]
-pub(super) struct Call<'a> {
-    pub(super) method: Method,
-    pub(super) key: &'a str,
-    pub(super) query: Vec<(&'static str, String)>,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+pub(crate) struct Call<'a> {
+    pub(crate) method: Method,
+    pub(crate) key: &'a str,
+    pub(crate) query: Vec<(&'static str, String)>,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     /// The number of bytes of the answer, where it is known.
-    pub(super) answer_bytes: Option<u64>,
+    pub(crate) answer_bytes: Option<u64>,
     /// What was seen at the key before a change without a condition, where the change is no other's business: it is
     /// sent again only while that is there.
-    pub(super) over: Option<Option<&'a Object>>,
+    pub(crate) over: Option<Option<&'a Object>>,
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(method: Method, key: &'a str) -> Self {
+    pub(crate) fn new(method: Method, key: &'a str) -> Self {
         let (query, headers) = (Vec::new(), HeaderMap::new());
         Self { method, key, query, headers, body: Bytes::new(), answer_bytes: None, over: None }
     }
 
-    pub(super) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.query.push((name, value.into()));
         self
     }
 
-    pub(super) fn header(mut self, name: http::HeaderName, value: &str) -> Result<Self, Refusal> {
+    pub(crate) fn header(mut self, name: http::HeaderName, value: &str) -> Result<Self, Refusal> {
         let value = HeaderValue::from_bytes(value.as_bytes())
             .map_err(|_| Refusal::local(ErrorKind::InvalidInput, format!("{name} cannot be {value:?}")))?;
         self.headers.insert(name, value);
         Ok(self)
     }
 
-    pub(super) fn body(mut self, body: Bytes) -> Self {
+    pub(crate) fn body(mut self, body: Bytes) -> Self {
         self.body = body;
         self
     }
@@ -101,24 +98,25 @@ impl<'a> Call<'a> {
 
 /// A good answer.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     /// How often it was asked for in vain before: what a request changed may have been changed by an earlier one.
-    pub(super) retries: u64,
+    pub(crate) retries: u64,
 }
 
 /// Why a request was not answered well.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     /// S3's error code, or ours.
-    pub(super) code: String,
-    pub(super) message: String,
-    pub(super) retries: u64,
+    pub(crate) code: String,
+    pub(crate) message: String,
+    pub(crate) retries: u64,
     kind: ErrorKind,
     again: bool,
 }
 
+const AZURE_ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 /// Our code for an answer that was lost, where the key is by now as neither the request nor what was before it says.
 const MOVED_ON: &str = "MovedOn";
 
@@ -133,13 +131,18 @@ struct ErrorBody {
 }
 
 impl Refusal {
-    pub(super) fn local(kind: ErrorKind, message: String) -> Self {
+    pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
         Self { code: String::new(), message, retries: 0, kind, again }
     }
 
-    fn of(status: StatusCode, body: &[u8]) -> Self {
-        Self::told(status, quick_xml::de::from_reader(body).unwrap_or_default())
+    fn of(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
+        let mut told: ErrorBody = quick_xml::de::from_reader(body).unwrap_or_default();
+        // An answer to HEAD has no body.
+        if let Some(code) = headers.get(AZURE_ERROR_CODE).filter(|_| told.code.is_empty()) {
+            told.code = code.to_str().unwrap_or_default().to_owned();
+        }
+        Self::told(status, told)
     }
 
     fn told(status: StatusCode, told: ErrorBody) -> Self {
@@ -153,7 +156,7 @@ impl Refusal {
             (_, "PreconditionFailed" | "ConditionalRequestConflict") => ErrorKind::Conflict,
             (_, "NoSuchKey" | "NoSuchUpload") => ErrorKind::NotFound,
             (404 | 410, _) => ErrorKind::NotFound,
-            (401 | 403, _) => ErrorKind::PermissionDenied,
+            (401 | 403, _) | (_, "PublicAccessNotPermitted") => ErrorKind::PermissionDenied,
             (412, _) => ErrorKind::Conflict,
             (405 | 501, _) => ErrorKind::Unsupported,
             (408 | 425 | 429, _) | (500..=599, _) => ErrorKind::Unavailable,
@@ -161,17 +164,39 @@ impl Refusal {
             _ => ErrorKind::Os(libc::EIO),
         };
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) || code == "OperationAborted";
-        Self { code, message: told.message, retries: 0, kind, again }
+        // What Azure's store says behind the first line is for its own people.
+        let message = told.message.lines().next().unwrap_or_default().to_owned();
+        Self { code, message, retries: 0, kind, again }
     }
 
     /// An error that came with a good status.
-    pub(super) fn late(code: String, message: String, retries: u64) -> Self {
+    pub(crate) fn late(code: String, message: String, retries: u64) -> Self {
         let body = ErrorBody { code, message };
         Self { retries, ..Self::told(StatusCode::INTERNAL_SERVER_ERROR, body) }
     }
 
-    pub(super) fn is(&self, kind: ErrorKind) -> bool {
+    pub(crate) fn is(&self, kind: ErrorKind) -> bool {
         self.kind == kind
+    }
+
+    /// Whether there is a bucket, but not that key in it.
+    pub(crate) fn is_no_key(&self) -> bool {
+        self.is(ErrorKind::NotFound) && !matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound")
+    }
+
+    /// Whether it was the server that refused.
+    pub(crate) fn is_servers(&self) -> bool {
+        !self.code.is_empty()
+    }
+
+    /// Whether it was asked at another path, where that was not followed.
+    pub(crate) fn is_redirection(&self) -> bool {
+        matches!(self.code.as_str(), "301" | "302" | "303" | "307" | "308")
+    }
+
+    /// Whether the range that was asked for lies behind the end.
+    pub(crate) fn is_behind_the_end(&self) -> bool {
+        matches!(self.code.as_str(), "InvalidRange" | "416")
     }
 
     fn moved_on() -> Self {
@@ -179,18 +204,13 @@ impl Refusal {
         Self { code: MOVED_ON.to_owned(), ..Self::local(ErrorKind::Conflict, message) }
     }
 
-    /// Whether an object was shorter than the range that was asked for.
-    pub(super) fn is_out_of_range(&self) -> bool {
-        self.code == "InvalidRange"
-    }
-
     /// Whether a request was not sent again, because of what is at the key now.
-    pub(super) fn is_moved_on(&self) -> bool {
+    pub(crate) fn is_moved_on(&self) -> bool {
         self.code == MOVED_ON
     }
 
     /// As the pool tells it; `what` names the operation and the path.
-    pub(super) fn into_error(self, what: impl Into<String>) -> Error {
+    pub(crate) fn into_error(self, what: impl Into<String>) -> Error {
         let mut context = what.into();
         if let Some(remedy) = self.remedy() {
             context = format!("{context}: {remedy}");
@@ -210,6 +230,14 @@ impl Refusal {
     fn remedy(&self) -> Option<&'static str> {
         Some(match self.code.as_str() {
             "NoSuchBucket" => "there is no such bucket: check the URL, or make it",
+            "ContainerNotFound" => "there is no such container: check the URL and the account, or make it",
+            "AuthenticationFailed" | "AuthorizationFailure" => {
+                "check AZURE_STORAGE_ACCOUNT_NAME and the key or the token that belongs to it"
+            }
+            "NoAuthenticationInformation" | "PublicAccessNotPermitted" => {
+                "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"
+            }
+            "AuthenticationRequired" => "set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
             "InvalidAccessKeyId" | "SignatureDoesNotMatch" => {
                 "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
             }
@@ -222,8 +250,13 @@ impl Refusal {
 }
 
 impl Client {
+    pub(crate) fn new(http: HttpClient, bucket: String, bucket_url: String, dialect: Box<dyn Dialect>) -> Self {
+        let (retried, room) = (AtomicU64::new(0), Semaphore::new(ROOM_UNITS));
+        Self { http, bucket, bucket_url, dialect, retried, room }
+    }
+
     /// Waits for memory for contents, as much as there is at the most.
-    pub(super) async fn room(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+    pub(crate) async fn room(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let units = bytes.div_ceil(ROOM_UNIT_BYTES).clamp(1, ROOM_UNITS as u64) as u32;
         // It is never closed.
         self.room.acquire_many(units).await.ok()
@@ -232,7 +265,7 @@ impl Client {
     /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
     /// number of times with growing, jittered pauses. A change that may have been made already is not made again over
     /// what came afterwards.
-    pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
+    pub(crate) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
         let retries = AtomicU64::new(0);
         let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
         let retries = retries.into_inner();
@@ -243,7 +276,7 @@ impl Client {
     }
 
     /// The same, until the answer begins.
-    pub(super) async fn send_for_body(&self, call: Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
+    pub(crate) async fn send_for_body(&self, call: Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
         self.until_answered(call.key, &AtomicU64::new(0), || self.begin(&call)).await
     }
 
@@ -261,9 +294,9 @@ impl Client {
     }
 
     /// Something is asked for again, after `pause`.
-    pub(super) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
+    pub(crate) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
         self.retried.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "S3 request is sent again");
+        tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "a request is sent again");
     }
 
     /// Sends a change, again only where nobody made another one since.
@@ -280,7 +313,7 @@ impl Client {
     /// Whether what is at a key is what was seen there.
     async fn is_still(&self, key: &str, seen: Option<&Object>) -> Result<bool, Refusal> {
         match self.send_once(&Call::new(Method::HEAD, key)).await {
-            Ok(answer) => Ok(seen.is_some_and(|seen| api::object(&answer.headers).is_ok_and(|now| now.is(seen)))),
+            Ok(answer) => Ok(seen.is_some_and(|seen| requests::object(&answer.headers).is_ok_and(|now| now.is(seen)))),
             Err(refusal) if refusal.is(ErrorKind::NotFound) => Ok(seen.is_none()),
             Err(refusal) => Err(refusal),
         }
@@ -307,14 +340,15 @@ impl Client {
             let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
             Refusal::local(kind, without_secrets(&chain(&error)))
         })?;
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
         let broken = |error| Refusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error)));
         let body = body.bytes_stream().map_err(broken).boxed();
         if parts.status.is_success() {
+            self.dialect.translate(&mut parts.headers);
             return Ok((parts.headers, body));
         }
         let (pieces, length) = collect(body, ERROR_BODY_BYTES).await?;
-        Err(Refusal::of(parts.status, &join(pieces, length)))
+        Err(Refusal::of(parts.status, &parts.headers, &join(pieces, length)))
     }
 
     async fn request(&self, call: &Call<'_>) -> Result<Request<HttpRequestBody>, Refusal> {
@@ -322,7 +356,7 @@ impl Client {
         if is_unspeakable(call.key) {
             return Err(wrong("a key with a part that is `.` or `..` cannot be sent in a URL: rename it".to_owned()));
         }
-        let mut url = format!("{}/{}", self.bucket_url, utf8_percent_encode(call.key, PLAIN_IN_PATH));
+        let mut url = self.dialect.url(&self.bucket_url, call.key);
         for (n, (name, value)) in call.query.iter().enumerate() {
             url.push(if n == 0 { '?' } else { '&' });
             url.push_str(name);
@@ -338,22 +372,13 @@ impl Client {
         if matches!(call.method, Method::PUT | Method::POST) {
             request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(call.body.len()));
         }
-        if !self.anonymous {
-            let denied = |error: object_store::Error| {
-                Refusal::local(ErrorKind::PermissionDenied, format!("no credentials: {error}"))
-            };
-            let credential = self.credentials.get_credential().await.map_err(denied)?;
-            AwsAuthorizer::new(&credential, "s3", &self.region)
-                .with_request_payer(self.requester_pays)
-                .try_authorize(&mut request, None)
-                .map_err(denied)?;
-        }
+        self.dialect.authorize(&mut request).await?;
         Ok(request)
     }
 }
 
 /// Growing, jittered pauses, a bounded number of them.
-pub(super) fn pauses() -> ExponentialBuilder {
+pub(crate) fn pauses() -> ExponentialBuilder {
     ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
         .with_max_delay(LONGEST_PAUSE)

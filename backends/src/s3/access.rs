@@ -1,0 +1,34 @@
+//! What lets requests into a bucket of S3.
+
+use async_trait::async_trait;
+use http::Request;
+use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::client::HttpRequestBody;
+
+use crate::ErrorKind;
+use crate::store::client::Refusal;
+use crate::store::dialect::Dialect;
+
+/// Signatures by AWS's rules.
+#[derive(Debug)]
+pub(super) struct Access {
+    /// Without them requests are anonymous.
+    pub(super) credentials: Option<AwsCredentialProvider>,
+    pub(super) region: String,
+    pub(super) requester_pays: bool,
+}
+
+#[async_trait]
+impl Dialect for Access {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+        let Some(credentials) = &self.credentials else { return Ok(()) };
+        let denied = |error: object_store::Error| {
+            Refusal::local(ErrorKind::PermissionDenied, format!("no credentials: {error}"))
+        };
+        let credential = credentials.get_credential().await.map_err(denied)?;
+        AwsAuthorizer::new(&credential, "s3", &self.region)
+            .with_request_payer(self.requester_pays)
+            .try_authorize(request, None)
+            .map_err(denied)
+    }
+}

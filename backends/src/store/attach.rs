@@ -1,0 +1,216 @@
+//! From a URL and the environment to a store: what all kinds have in common.
+//!
+//! `gs://BUCKET[/PREFIX][?OPTION=VALUE&...]`, `az://CONTAINER[/PREFIX][?...]`, `http://HOST[:PORT]/PATH[?...]`, `https://...`
+//!
+//! | option | of | environment | default |
+//! |---|---|---|---|
+//! | `endpoint` | gs | `GOOGLE_BASE_URL` | Google's |
+//! | `endpoint` | az | `AZURE_STORAGE_ENDPOINT` | that of the account |
+//! | `account` | az | `AZURE_STORAGE_ACCOUNT_NAME` | |
+//! | `anonymous` | gs, az | `GOOGLE_SKIP_SIGNATURE`, `AZURE_SKIP_SIGNATURE` | `false` |
+//! | `ca` (a PEM file) | all | | the system's |
+//! | `uid`, `gid`, `mode`, `dir-mode` of what has none | all | | the daemon's, 644, 755 |
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::client::{Certificate, HttpClient, HttpConnector, ReqwestConnector};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use url::Url;
+
+use crate::{Error, ErrorKind, Result, Side, Time};
+
+use super::Bucket;
+use super::client::{Client, Refusal};
+use super::dialect::Dialect;
+use super::metadata::Defaults;
+
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest silence in the middle of an answer.
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long credentials may take: where there are none the cloud's own server is asked, which is not everywhere.
+const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(10);
+const CREDENTIALS_RETRIES: usize = 2;
+
+/// The variables that say what a URL does not, by name.
+pub type Environment = BTreeMap<String, String>;
+
+/// The variables of this process that matter here.
+pub fn environment() -> Environment {
+    let matters =
+        |name: &str| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|kind| name.starts_with(kind)) || name == "HOME";
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text).filter(|(name, _)| matters(name)).collect()
+}
+
+/// Options are left out: what is wrong may be a secret in the wrong place.
+pub(crate) fn wrong(url: &str, why: impl std::fmt::Display) -> Error {
+    let place = url.split('?').next().unwrap_or_default();
+    Error::new(ErrorKind::InvalidInput, Side::Application, format!("{place}: {why}"))
+}
+
+/// Refuses a URL with credentials; `instead` says where they belong.
+pub(crate) fn without_credentials(url: &Url, instead: &str) -> Result<()> {
+    if url.username().is_empty() && url.password().is_none() {
+        return Ok(());
+    }
+    let place = format!("{}://...", url.scheme());
+    Err(wrong(&place, format!("credentials do not belong in a URL: {instead}")))
+}
+
+/// The host of a URL and the prefix of its keys: empty, or with a slash at its end.
+pub(crate) fn bucket_and_root(text: &str, url: &Url, wanted: &str) -> Result<(String, String)> {
+    let bucket = url.host_str().filter(|bucket| !bucket.is_empty());
+    let bucket = bucket.ok_or_else(|| wrong(text, format!("no bucket: {wanted} is needed")))?.to_owned();
+    let root = percent_encoding::percent_decode_str(url.path().trim_matches('/'))
+        .decode_utf8()
+        .map_err(|_| wrong(text, "the prefix is not UTF-8"))?;
+    Ok((bucket, if root.is_empty() { String::new() } else { format!("{root}/") }))
+}
+
+/// What all kinds of stores can be told in a URL.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) endpoint: Option<String>,
+    pub(crate) anonymous: bool,
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) defaults: Defaults,
+}
+
+impl Options {
+    pub(crate) fn new() -> Self {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let defaults = Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now() };
+        Self { endpoint: None, anonymous: false, ca: None, defaults }
+    }
+
+    /// Takes an option of the URL `text`; `false` where it is for others.
+    pub(crate) fn take(&mut self, text: &str, name: &str, value: &str) -> Result<bool> {
+        let number = |radix, max: u32| {
+            let number = u32::from_str_radix(value, radix).ok().filter(|number| *number <= max);
+            number.ok_or_else(|| wrong(text, format!("{name} cannot be {value:?}")))
+        };
+        match name {
+            "endpoint" => self.endpoint = Some(value.to_owned()),
+            "anonymous" => self.anonymous = truth(text, name, value)?,
+            "ca" => self.ca = Some(PathBuf::from(value)),
+            "uid" => self.defaults.uid = number(10, u32::MAX - 1)?,
+            "gid" => self.defaults.gid = number(10, u32::MAX - 1)?,
+            "mode" => self.defaults.file_mode = number(8, 0o7777)?,
+            "dir-mode" => self.defaults.dir_mode = number(8, 0o7777)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+pub(crate) fn truth(text: &str, name: &str, value: &str) -> Result<bool> {
+    match value {
+        "" | "true" | "1" | "yes" => Ok(true),
+        "false" | "0" | "no" => Ok(false),
+        _ => Err(wrong(text, format!("{name} is true or false, not {value:?}"))),
+    }
+}
+
+pub(crate) fn unknown(text: &str, name: &str, known: &str) -> Error {
+    wrong(text, format!("unknown option {name}; known: {known}"))
+}
+
+/// `http://` or `https://` and a host, without credentials, and without a slash at the end.
+pub(crate) fn endpoint(text: &str, endpoint: &str, instead: &str) -> Result<String> {
+    let lacks = || wrong(text, "the endpoint lacks http:// or https://");
+    let url = Url::parse(endpoint).map_err(|_| lacks())?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(lacks());
+    }
+    without_credentials(&url, instead)
+        .map_err(|_| wrong(text, format!("credentials do not belong into the endpoint: {instead}")))?;
+    Ok(endpoint.trim_end_matches('/').to_owned())
+}
+
+/// The certificates of a PEM file.
+pub(super) fn certificates<T, E: std::fmt::Display>(
+    text: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<Vec<T>, E>,
+) -> Result<Vec<T>> {
+    let bad = |why: &dyn std::fmt::Display| wrong(text, format!("CA bundle {}: {why}", path.display()));
+    let pem = std::fs::read(path).map_err(|error| bad(&error))?;
+    parse(&pem).map_err(|error| bad(&error))
+}
+
+/// How connections to an endpoint are made. `ca`: a PEM file with certificates to trust beside the system's.
+pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> Result<ClientOptions> {
+    let mut options = ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(READ_TIMEOUT)
+        // A large part over a slow line takes its time.
+        .with_timeout_disabled()
+        .with_allow_http(endpoint.starts_with("http://"));
+    for certificate in ca.map_or(Ok(Vec::new()), |ca| certificates(text, ca, Certificate::from_pem_bundle))? {
+        options = options.with_root_certificate(certificate);
+    }
+    Ok(options)
+}
+
+pub(crate) fn connect(text: &str, options: &ClientOptions) -> Result<HttpClient> {
+    ReqwestConnector::default().connect(options).map_err(|error| wrong(text, error))
+}
+
+/// How often credentials are asked for, and for how long.
+pub(super) fn credential_retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: CREDENTIALS_RETRIES,
+        retry_timeout: CREDENTIALS_TIMEOUT,
+    }
+}
+
+/// `remedy` says where credentials can come from.
+pub(super) fn no_credentials(error: &object_store::Error, remedy: &str) -> Refusal {
+    tracing::debug!("no credentials: {error}");
+    Refusal::local(ErrorKind::PermissionDenied, format!("no credentials were found: {remedy}"))
+}
+
+/// What a URL names, but for how it is spoken to.
+#[derive(Debug)]
+pub(super) struct Named {
+    /// As it was given: without secrets.
+    pub(super) text: String,
+    pub(super) bucket: String,
+    pub(super) root: String,
+    pub(super) options: Options,
+}
+
+impl Named {
+    /// `own` takes the options that only this kind has, which `known` lists with the others.
+    pub(super) fn parse(
+        text: &str,
+        wanted: &str,
+        instead: &str,
+        known: &str,
+        mut own: impl FnMut(&str, &str) -> bool,
+    ) -> Result<Self> {
+        let url = Url::parse(text).map_err(|error| wrong(text, error))?;
+        without_credentials(&url, instead)?;
+        let (bucket, root) = bucket_and_root(text, &url, wanted)?;
+        let mut options = Options::new();
+        for (name, value) in url.query_pairs() {
+            if !own(&name, &value) && !options.take(text, &name, &value)? {
+                return Err(unknown(text, &name, known));
+            }
+        }
+        Ok(Self { text: text.to_owned(), bucket, root, options })
+    }
+
+    /// The store, by requests to `bucket_url`.
+    pub(super) fn reached(self, http: HttpClient, bucket_url: String, dialect: Box<dyn Dialect>) -> Bucket {
+        let scheme = self.text.split("://").next().unwrap_or_default();
+        let name = format!("{scheme}://{}/{}", self.bucket, self.root);
+        let client = Client::new(http, self.bucket, bucket_url, dialect);
+        Bucket::new(Arc::new(client), name, self.root, self.options.defaults)
+    }
+}

@@ -1,0 +1,51 @@
+//! What kinds of stores do differently.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use http::{HeaderMap, HeaderName, Request, header};
+use object_store::client::HttpRequestBody;
+use percent_encoding::utf8_percent_encode;
+
+use super::client::{Call, Client, PLAIN_IN_PATH, Refusal};
+use super::requests::{Asked, Page, Same, page_of_s3};
+
+/// The requests of one kind of store, where they are not those of S3.
+#[async_trait]
+pub(crate) trait Dialect: fmt::Debug + Send + Sync {
+    /// Adds to a request what lets it in.
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal>;
+
+    /// The URL of a key; of no key: that of the bucket.
+    fn url(&self, bucket_url: &str, key: &str) -> String {
+        format!("{bucket_url}/{}", utf8_percent_encode(key, PLAIN_IN_PATH))
+    }
+
+    /// Gives the headers of an answer the names and the sense that they have in S3.
+    fn translate(&self, _headers: &mut HeaderMap) {}
+
+    /// Has a request refused where the object is not that one any more.
+    fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
+        if same.etag.is_empty() { Ok(call) } else { call.header(header::IF_MATCH, same.etag) }
+    }
+
+    /// Whether what a body began with is what it ends with: nothing is changed in place.
+    fn replaces_whole_objects(&self) -> bool {
+        true
+    }
+
+    /// One page of a listing.
+    async fn page(&self, client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
+        page_of_s3(client, asked).await
+    }
+}
+
+/// Renames the headers that begin with `prefix`, which hold the metadata of objects, as S3 names them.
+pub(super) fn translate_metadata(headers: &mut HeaderMap, prefix: &str) {
+    let found = headers.iter().filter_map(|(name, value)| {
+        let ours = format!("x-amz-meta-{}", name.as_str().strip_prefix(prefix)?);
+        Some((HeaderName::try_from(ours).ok()?, value.clone()))
+    });
+    let found: Vec<_> = found.collect();
+    headers.extend(found);
+}

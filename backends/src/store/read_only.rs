@@ -1,0 +1,196 @@
+//! The pool over stores that are only read.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::{
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
+    RenameMode, Result, SetAttrs, Space, Stat, Version,
+};
+
+use super::attach::Environment;
+use super::{Bucket, Op, azure, google, keys, web};
+
+/// What a URL names: a bucket of Google's store, a container of Azure's, or a part of a web server. It is only read.
+pub struct StorePool {
+    bucket: Arc<Bucket>,
+    capabilities: Capabilities,
+    url: String,
+}
+
+fn reach(url: &str, environment: &Environment) -> Result<Bucket> {
+    match url.split("://").next() {
+        Some("gs") => google::attach(url, environment),
+        Some("az") => azure::attach(url, environment),
+        _ => web::attach(url),
+    }
+}
+
+/// Whether a URL can be one of a pool, without asking anybody.
+///
+/// # Errors
+/// `InvalidInput`, with what is wrong.
+pub fn check(url: &str, environment: &Environment) -> Result<()> {
+    reach(url, environment).map(drop)
+}
+
+impl StorePool {
+    /// Attaches what a URL names: `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or
+    /// `https://...`, with options as `store/attach.rs` lists them.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is wrong in the URL or the environment; `NotFound` and `PermissionDenied` as the server
+    /// says; `Unavailable` where it does not answer. That a web server lists no names is none.
+    pub async fn attach(url: &str, environment: &Environment) -> Result<Self> {
+        let mut bucket = reach(url, environment)?;
+        let tried = match &mut bucket.web {
+            Some(web) => web.probe(&bucket.client).await,
+            // That it is there, and may be listed.
+            None => bucket.client.list(&bucket.root, false, None, 1).await.map(drop),
+        };
+        tried.map_err(|refusal| refusal.into_error(format!("attach {}", bucket.name)))?;
+        let lists_names = bucket.web.as_ref().is_none_or(|web| web.lists_names);
+        if !lists_names {
+            tracing::warn!(url, "this server lists no names: files can be read by their paths alone");
+        }
+        let capabilities = Capabilities {
+            local: false,
+            symlinks: false,
+            symlink_times: false,
+            hard_links: false,
+            special_files: false,
+            xattrs: false,
+            owners: false,
+            rename: false,
+            rename_exchange: false,
+            renames_copy: false,
+            streams: true,
+            listed_contents: false,
+            ranged_write: false,
+            sparse: false,
+            directory_versions: false,
+            layouts: false,
+            lists_names,
+            conditional_put: ConditionalPut::Checked,
+            time_granularity_ns: 1_000_000_000,
+            name_max: keys::NAME_MAX as u32,
+            read_only: true,
+        };
+        Ok(Self { bucket: Arc::new(bucket), capabilities, url: url.to_owned() })
+    }
+
+    /// Requests that were sent again because the server or the way there failed.
+    pub fn retried_requests(&self) -> u64 {
+        self.bucket.client.retried.load(Ordering::Relaxed)
+    }
+
+    fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
+        Op::new(&self.bucket, what, path)
+    }
+
+    fn refuse<T>(&self, what: &str, path: &PoolPath) -> Result<T> {
+        Err(self.op(what, path)?.error(ErrorKind::ReadOnly))
+    }
+}
+
+impl fmt::Debug for StorePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StorePool").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Pool for StorePool {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    async fn stat(&self, path: &PoolPath) -> Result<Stat> {
+        self.op("stat", path)?.look().await
+    }
+
+    async fn list(&self, path: &PoolPath) -> Result<Listing> {
+        self.op("list", path)?.entries(0).await
+    }
+
+    async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
+        self.op("read", path)?.read(version, range).await
+    }
+
+    async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
+        self.op("read", path)?.stream(version, range).await
+    }
+
+    async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
+        self.op("readlink", path)?.target().await
+    }
+
+    async fn put(&self, path: &PoolPath, _: u64, _: Pieces<'_>, _: &Attrs, _: &Expected) -> Result<Stat> {
+        self.refuse("put", path)
+    }
+
+    async fn write_at(&self, path: &PoolPath, _: u64, _: Bytes) -> Result<Stat> {
+        self.refuse("write", path)
+    }
+
+    async fn mkdir(&self, path: &PoolPath, _: &Attrs) -> Result<Stat> {
+        self.refuse("mkdir", path)
+    }
+
+    async fn symlink(&self, path: &PoolPath, _: &[u8], _: &Attrs) -> Result<Stat> {
+        self.refuse("symlink", path)
+    }
+
+    async fn mknod(&self, path: &PoolPath, _: FileKind, _: u64, _: &Attrs) -> Result<Stat> {
+        self.refuse("mknod", path)
+    }
+
+    async fn link(&self, _: &PoolPath, new: &PoolPath) -> Result<Stat> {
+        self.refuse("link", new)
+    }
+
+    async fn remove(&self, path: &PoolPath, _: &Expected) -> Result<()> {
+        self.refuse("remove", path)
+    }
+
+    async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
+        self.refuse("rmdir", path)
+    }
+
+    async fn rename(&self, from: &PoolPath, _: &PoolPath, _: RenameMode) -> Result<Stat> {
+        self.refuse("rename", from)
+    }
+
+    async fn set_attrs(&self, path: &PoolPath, _: &SetAttrs) -> Result<Stat> {
+        self.refuse("set attributes of", path)
+    }
+
+    async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        Err(self.op("list extended attributes of", path)?.error(ErrorKind::Unsupported))
+    }
+
+    async fn set_xattr(&self, path: &PoolPath, _: &[u8], _: &[u8]) -> Result<()> {
+        self.refuse("set an extended attribute of", path)
+    }
+
+    async fn remove_xattr(&self, path: &PoolPath, _: &[u8]) -> Result<()> {
+        self.refuse("remove an extended attribute of", path)
+    }
+
+    async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
+        self.op("sync", path)?.sync().await
+    }
+
+    async fn space(&self) -> Result<Space> {
+        Ok(super::space())
+    }
+}

@@ -1,0 +1,251 @@
+//! What is asked of a store to read it, key by key.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use http::{HeaderMap, HeaderName, Method, header};
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+
+use crate::{ErrorKind, Time};
+
+use super::client::{Answer, Body, Call, Client, Refusal};
+use super::metadata::{Meta, Object};
+
+const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
+
+/// One page of a listing, in the order of the keys' bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    pub(crate) objects: Vec<Listed>,
+    /// With the slash at their end.
+    pub(crate) prefixes: Vec<String>,
+    /// The token of the next page.
+    pub(crate) next: Option<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) key: String,
+    pub(crate) etag: String,
+    pub(crate) size: u64,
+    pub(crate) last_modified: Time,
+    /// It stands for a directory, though its key does not end with a slash.
+    pub(crate) folder: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListAnswer {
+    #[serde(default)]
+    contents: Vec<ListContents>,
+    #[serde(default)]
+    common_prefixes: Vec<ListPrefix>,
+    next_continuation_token: Option<String>,
+    #[serde(default)]
+    encoding_type: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListContents {
+    key: String,
+    size: u64,
+    last_modified: String,
+    #[serde(rename = "ETag", default)]
+    etag: String,
+    /// What stands for the ETag in Google's store.
+    generation: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListPrefix {
+    prefix: String,
+}
+
+impl Client {
+    /// `None` where there is no such key.
+    pub(crate) async fn head(&self, key: &str) -> Result<Option<Object>, Refusal> {
+        match self.send(Call::new(Method::HEAD, key)).await {
+            Ok(answer) => object(&answer.headers).map(Some),
+            Err(refusal) if refusal.is_no_key() => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// A range that lies within the object whose ETag is `etag`, and what the server says of the object; `Conflict` where
+    /// it has another one by now.
+    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), Refusal> {
+        let mut call = self.ranged(key, &Same { etag, modified: Time::default() }, &range)?;
+        call.answer_bytes = Some(range.end - range.start);
+        let answer = self.send(call).await?;
+        let object = object(&answer.headers)?;
+        match sent_range(&answer.headers, &range)? {
+            Sent::All if range != (0..object.size) => Err(garbled("another range than was asked for")),
+            _ => Ok((object, answer.body)),
+        }
+    }
+
+    /// The same as it comes. What breaks off is for the caller to go on with.
+    pub(crate) async fn get_stream(
+        &self,
+        key: &str,
+        same: &Same<'_>,
+        range: Range<u64>,
+    ) -> Result<(Object, Body), Refusal> {
+        let (headers, body) = self.send_for_body(self.ranged(key, same, &range)?).await?;
+        let object = object(&headers)?;
+        Ok(match sent_range(&headers, &range)? {
+            Sent::All if range != (0..object.size) => (object, part_of(body, range)),
+            _ => (object, body),
+        })
+    }
+
+    fn ranged<'a>(&self, key: &'a str, same: &Same<'_>, range: &Range<u64>) -> Result<Call<'a>, Refusal> {
+        let range = format!("bytes={}-{}", range.start, range.end - 1);
+        self.dialect.only(same, Call::new(Method::GET, key).header(header::RANGE, &range)?)
+    }
+
+    /// Keys that begin with `prefix`; those that have a slash behind it are only counted as a prefix where
+    /// `delimited`.
+    pub(crate) async fn list(
+        &self,
+        prefix: &str,
+        delimited: bool,
+        token: Option<&str>,
+        most: usize,
+    ) -> Result<Page, Refusal> {
+        self.dialect.page(self, &Asked { prefix, delimited, token, most }).await
+    }
+}
+
+/// Which keys are asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) prefix: &'a str,
+    /// Keys with a slash behind the prefix are only counted as a prefix.
+    pub(crate) delimited: bool,
+    /// Of the page before.
+    pub(crate) token: Option<&'a str>,
+    /// At least 1.
+    pub(crate) most: usize,
+}
+
+/// The state of an object that is wanted, as far as requests can say it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Same<'a> {
+    /// Empty where there is none.
+    pub(crate) etag: &'a str,
+    /// By the server's clock.
+    pub(crate) modified: Time,
+}
+
+/// A page as S3 gives it, and Google's store too.
+pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
+    let mut call = Call::new(Method::GET, "")
+        .query("list-type", "2")
+        .query("encoding-type", "url")
+        .query("max-keys", asked.most.to_string())
+        .query("prefix", asked.prefix);
+    if asked.delimited {
+        call = call.query("delimiter", "/");
+    }
+    if let Some(token) = asked.token {
+        call = call.query("continuation-token", token);
+    }
+    let answer = client.send(call).await?;
+    let told: ListAnswer = parse(&answer)?;
+    let encoded = told.encoding_type.as_deref() == Some("url");
+    let decode = |text: String| match encoded {
+        true => percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned(),
+        false => text,
+    };
+    let objects = told.contents.into_iter().map(|listed| {
+        Ok(Listed {
+            key: decode(listed.key),
+            etag: listed.generation.unwrap_or(listed.etag),
+            size: listed.size,
+            last_modified: parse_iso_time(&listed.last_modified)?,
+            folder: false,
+        })
+    });
+    Ok(Page {
+        objects: objects.collect::<Result<_, Refusal>>()?,
+        prefixes: told.common_prefixes.into_iter().map(|prefix| decode(prefix.prefix)).collect(),
+        next: told.next_continuation_token.filter(|token| !token.is_empty()),
+    })
+}
+
+/// What an answer to a request for a range brings.
+enum Sent {
+    Range,
+    /// The server knows no ranges, or saw no reason to leave something out.
+    All,
+}
+
+fn sent_range(headers: &HeaderMap, range: &Range<u64>) -> Result<Sent, Refusal> {
+    let begins = format!("bytes {}-", range.start);
+    match headers.get(header::CONTENT_RANGE).map(|told| told.to_str().unwrap_or_default()) {
+        Some(told) if told.starts_with(&begins) => Ok(Sent::Range),
+        Some(_) => Err(garbled("another range than was asked for")),
+        None => Ok(Sent::All),
+    }
+}
+
+/// A range of a whole body.
+fn part_of(body: Body, range: Range<u64>) -> Body {
+    let mut at = 0;
+    let cut = move |piece: Bytes| {
+        let ends = at + piece.len() as u64;
+        let wanted = range.start.clamp(at, ends) - at..range.end.clamp(at, ends) - at;
+        at = ends;
+        piece.slice(wanted.start as usize..wanted.end as usize)
+    };
+    body.map_ok(cut).boxed()
+}
+
+pub(crate) fn garbled(what: impl std::fmt::Display) -> Refusal {
+    Refusal::local(ErrorKind::Corrupt, format!("the server's answer makes no sense: {what}"))
+}
+
+pub(crate) fn parse<T: for<'de> Deserialize<'de>>(answer: &Answer) -> Result<T, Refusal> {
+    quick_xml::de::from_reader(&answer.body[..]).map_err(garbled)
+}
+
+pub(crate) fn etag_of(headers: &HeaderMap) -> Result<String, Refusal> {
+    let etag = headers.get(header::ETAG).and_then(|etag| etag.to_str().ok());
+    etag.map(str::to_owned).ok_or_else(|| garbled("no ETag"))
+}
+
+pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let length = match text(header::CONTENT_RANGE) {
+        // `bytes FROM-TO/SIZE`
+        Some(range) => range.rsplit('/').next(),
+        None => text(header::CONTENT_LENGTH),
+    };
+    let size = length.and_then(|text| text.parse().ok());
+    let date = text(header::DATE).and_then(|text| httpdate::parse_http_date(text).ok());
+    let modified = text(header::LAST_MODIFIED).and_then(|text| httpdate::parse_http_date(text).ok());
+    let etag = etag_of(headers).unwrap_or_default();
+    if etag.is_empty() && modified.is_none() {
+        return Err(garbled("neither ETag nor Last-Modified, by which its versions could be told apart"));
+    }
+    Ok(Object {
+        etag,
+        // What was there before the bucket kept versions is `null`.
+        version_id: text(VERSION_ID).filter(|id| *id != "null").unwrap_or_default().to_owned(),
+        size: size.ok_or_else(|| garbled("no Content-Length"))?,
+        last_modified: modified.map_or_else(Time::default, Time::from),
+        asked_at_secs: date.map_or(0, |date| Time::from(date).secs),
+        meta: Meta::read(headers),
+    })
+}
+
+/// To the second, as the header of an object has it.
+pub(crate) fn parse_iso_time(text: &str) -> Result<Time, Refusal> {
+    let time = humantime::parse_rfc3339(text).map_err(garbled)?;
+    Ok(Time { nanos: 0, ..time.into() })
+}

@@ -1,0 +1,281 @@
+//! Web servers: files by their paths; names by WebDAV, or from the index pages that servers write of directories.
+//!
+//! A key is the path as it stands in a URL: every name can be one. That a path is a directory's is said by WebDAV, or by
+//! the server's redirection to the same path with a slash. Size, time and ETag are those of `HEAD`. Files may change in
+//! place while they are read: so what is read counts only where `HEAD` says the same afterwards.
+
+mod pages;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, header};
+use object_store::client::{HttpClient, HttpRequestBody};
+use percent_encoding::{percent_decode_str, percent_encode};
+use reqwest::redirect::{Action, Attempt, Policy};
+use url::Url;
+
+use crate::{DirEntry, ErrorKind, Listing, PoolPath, Result, Time};
+
+use super::attach::{self, CONNECT_TIMEOUT, Options, READ_TIMEOUT, wrong};
+use super::client::{Body, Call, Client, PLAIN_IN_QUERY, Refusal};
+use super::dialect::Dialect;
+use super::keys::{self, NAME_MAX, Place};
+use super::listing::ASKED_AT_ONCE;
+use super::metadata::implied_directory;
+use super::requests::Same;
+use super::{Bucket, Found};
+
+use pages::{Format, Name};
+
+const REDIRECTIONS_MAX: usize = 10;
+const DEPTH: HeaderName = HeaderName::from_static("depth");
+const PROPFIND_BODY: &str =
+    r#"<?xml version="1.0" encoding="utf-8"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>"#;
+const NO_NAMES: &str = "the server names no files here, neither by WebDAV nor by an index page; they can be read by \
+                        their paths";
+
+/// The names in a directory, in pages.
+type Pages = BoxStream<'static, Result<Vec<Name>, Refusal>>;
+
+/// How a server's names are found.
+#[derive(Debug, Default)]
+pub(crate) struct Web {
+    dav: bool,
+    /// Of the pool's own directory.
+    pub(super) lists_names: bool,
+}
+
+/// Requests as browsers send them.
+#[derive(Debug)]
+struct Plain;
+
+/// What `http://HOST[:PORT]/PATH` or `https://...` names.
+pub(super) fn attach(text: &str) -> Result<Bucket> {
+    let mut url = Url::parse(text).map_err(|error| wrong(text, error))?;
+    attach::without_credentials(&url, "this pool is for what everybody may read")?;
+    let mut options = Options::new();
+    for (name, value) in url.query_pairs() {
+        let foreign = matches!(name.as_ref(), "endpoint" | "anonymous");
+        if foreign || !options.take(text, &name, &value)? {
+            return Err(attach::unknown(text, &name, "ca, uid, gid, mode, dir-mode"));
+        }
+    }
+    url.set_query(None);
+    url.set_fragment(None);
+    let bucket_url = url.as_str().trim_end_matches('/').to_owned();
+    let http = connect(text, options.ca.as_deref())?;
+    let name = format!("{bucket_url}/");
+    let host = url.host_str().unwrap_or_default().to_owned();
+    let client = Client::new(http, host, bucket_url, Box::new(Plain));
+    let mut bucket = Bucket::new(Arc::new(client), name, String::new(), options.defaults);
+    bucket.web = Some(Web::default());
+    Ok(bucket)
+}
+
+fn connect(text: &str, ca: Option<&Path>) -> Result<HttpClient> {
+    let mut builder = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .redirect(Policy::custom(follow));
+    if let Some(ca) = ca {
+        builder = builder.tls_certs_merge(attach::certificates(text, ca, reqwest::Certificate::from_pem_bundle)?);
+    }
+    Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, error))?))
+}
+
+/// Redirections are followed, but for those that say that a path is a directory's, and never from https to http.
+fn follow(attempt: Attempt<'_>) -> Action {
+    let Some(from) = attempt.previous().last() else { return attempt.follow() };
+    let to = attempt.url();
+    let decoded = |path: &str| percent_decode_str(path).collect::<Vec<_>>();
+    if decoded(to.path()) == decoded(&format!("{}/", from.path())) {
+        return attempt.stop();
+    }
+    if from.scheme() == "https" && to.scheme() != "https" {
+        return attempt.error("a redirection from https to another protocol");
+    }
+    if attempt.previous().len() > REDIRECTIONS_MAX {
+        return attempt.error("too many redirections");
+    }
+    attempt.follow()
+}
+
+/// # Errors
+/// `InvalidInput` for reserved names; `NameTooLong`.
+pub(super) fn place_of(path: &PoolPath) -> Result<Place, ErrorKind> {
+    if path.is_reserved() {
+        return Err(ErrorKind::InvalidInput);
+    }
+    if path.components().any(|name| name.len() > NAME_MAX) {
+        return Err(ErrorKind::NameTooLong);
+    }
+    let key = path.components().map(encoded).collect::<Vec<_>>().join("/");
+    Ok(Place { key, shadowed: false, is_root: path.is_root() })
+}
+
+fn encoded(name: &[u8]) -> String {
+    percent_encode(name, PLAIN_IN_QUERY).to_string()
+}
+
+#[async_trait]
+impl Dialect for Plain {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+        // Sizes and ranges are those of the file, not of what is made of it on the way.
+        request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        Ok(())
+    }
+
+    fn url(&self, bucket_url: &str, key: &str) -> String {
+        format!("{bucket_url}/{key}")
+    }
+
+    fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
+        if is_strong(same.etag) {
+            return call.header(header::IF_MATCH, same.etag);
+        }
+        if same.modified == Time::default() {
+            return Ok(call);
+        }
+        call.header(header::IF_UNMODIFIED_SINCE, &httpdate::fmt_http_date(same.modified.into()))
+    }
+
+    fn replaces_whole_objects(&self) -> bool {
+        false
+    }
+}
+
+/// Whether a server may be asked for an ETag: not for one that it says is only about the same.
+fn is_strong(etag: &str) -> bool {
+    etag.starts_with('"')
+}
+
+impl Web {
+    /// Finds out how names are found.
+    pub(super) async fn probe(&mut self, client: &Client) -> Result<(), Refusal> {
+        self.dav = answered(is_collection(client, "").await)?.is_some();
+        self.lists_names = self.dav || {
+            let whole = async { self.names(client, "").await?.try_for_each(|_| async { Ok(()) }).await };
+            match whole.await {
+                Err(refusal) if refusal.is(ErrorKind::Unavailable) => return Err(refusal),
+                read => answered(read)?.is_some(),
+            }
+        };
+        Ok(())
+    }
+
+    pub(super) async fn find(&self, client: &Client, place: &Place) -> Result<Found, Refusal> {
+        if place.is_root {
+            return Ok(Found::Directory(None));
+        }
+        if self.dav {
+            match is_collection(client, &place.key).await {
+                Ok(true) => return Ok(Found::Directory(None)),
+                Ok(false) => {}
+                Err(refusal) if refusal.is(ErrorKind::NotFound) => return Ok(Found::Nothing),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        match client.head(&place.key).await {
+            Ok(Some(object)) => Ok(Found::Object(object)),
+            Ok(None) => Ok(Found::Nothing),
+            Err(refusal) if refusal.is_redirection() => Ok(Found::Directory(None)),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// The names in a directory, in pages. `directory` is empty or ends with a slash.
+    async fn names(&self, client: &Client, directory: &str) -> Result<Pages, Refusal> {
+        let (format, (headers, body)) = match self.dav {
+            true => (Format::MultiStatus, propfind(client, directory, "1").await?),
+            false => (Format::Html, client.send_for_body(Call::new(Method::GET, directory)).await?),
+        };
+        if format == Format::Html && !is_html(&headers) {
+            return Err(Refusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
+        }
+        let base = Url::parse(&format!("{}/{directory}", client.bucket_url))
+            .map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
+        Ok(pages::names(body, format, base).boxed())
+    }
+}
+
+/// `None` where the server answered, but not what was hoped for.
+fn answered<T>(answer: Result<T, Refusal>) -> Result<Option<T>, Refusal> {
+    match answer {
+        Ok(told) => Ok(Some(told)),
+        Err(refusal) if refusal.is_servers() && refusal.code != "401" => Ok(None),
+        Err(refusal) if refusal.is(ErrorKind::Unsupported) || refusal.is(ErrorKind::Corrupt) => Ok(None),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+fn is_html(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    ["text/html", "application/xhtml+xml"].iter().any(|html| kind.to_ascii_lowercase().starts_with(html))
+}
+
+async fn propfind(client: &Client, key: &str, depth: &'static str) -> Result<(HeaderMap, Body), Refusal> {
+    let method =
+        Method::from_bytes(b"PROPFIND").map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
+    let call = Call::new(method, key)
+        .header(DEPTH, depth)?
+        .header(header::CONTENT_TYPE, "application/xml")?
+        .body(PROPFIND_BODY.into());
+    client.send_for_body(call).await
+}
+
+async fn is_collection(client: &Client, key: &str) -> Result<bool, Refusal> {
+    let (_, body) = propfind(client, key, "0").await?;
+    pages::is_collection(body).await
+}
+
+/// `context` names what is listed, for errors.
+pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Result<Listing> {
+    let Some(web) = &bucket.web else { return Ok(stream::empty().boxed()) };
+    let names = web.names(&bucket.client, &directory).await.map_err(|refusal| {
+        match refusal.is_servers() && !refusal.is(ErrorKind::Unavailable) {
+            true => Refusal::local(ErrorKind::Unsupported, format!("{NO_NAMES}; it says {}", refusal.code)),
+            false => refusal,
+        }
+        .into_error(&context)
+    })?;
+    let (bucket, directory, context) = (Arc::clone(&bucket), Arc::new(directory), Arc::new(context));
+    let page = move |names: Vec<Name>| {
+        let (bucket, directory) = (Arc::clone(&bucket), Arc::clone(&directory));
+        async move {
+            let asked = names.into_iter().map(|name| entry(&bucket, &directory, name));
+            let entries: Vec<_> = stream::iter(asked).buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
+            Ok(entries.into_iter().flatten().collect())
+        }
+    };
+    Ok(names.and_then(page).map_err(move |refusal| refusal.into_error(context.as_str())).boxed())
+}
+
+/// `None` where it vanished meanwhile, or cannot be shown.
+async fn entry(bucket: &Bucket, directory: &str, found: Name) -> Result<Option<DirEntry>, Refusal> {
+    let Name { name, collection } = found;
+    let implied = |name| Some(DirEntry::new(name, implied_directory(&bucket.defaults)));
+    let key = format!("{directory}{}", encoded(&name));
+    let hidden = |why: &str| {
+        tracing::warn!(url = format!("{}{key}", bucket.name), why, "not shown");
+        Ok(None)
+    };
+    if std::str::from_utf8(&name).is_ok_and(keys::is_reserved) {
+        return Ok(None);
+    }
+    if name.len() > NAME_MAX {
+        return hidden("its name is too long");
+    }
+    if collection {
+        return Ok(implied(name));
+    }
+    match bucket.client.head(&key).await {
+        Ok(object) => Ok(object.map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults)))),
+        Err(refusal) if refusal.is_redirection() => Ok(implied(name)),
+        Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
+        Err(refusal) => hidden(&refusal.message),
+    }
+}
