@@ -38,7 +38,7 @@ fn users_are_not_refused_because_others_change_the_directory() {
             mount.umount();
             mount.mount();
         }
-        fs::write(mount.pool(&format!("new-{round}")), "").unwrap();
+        fs::write(mount.pool(format!("new-{round}")), "").unwrap();
         run(Command::new("cat").arg(mount.path("a")).uid(1234).gid(1234), SHELL).ok();
     }
 }
