@@ -80,6 +80,7 @@ impl MemoryPool {
             rename_exchange: true,
             renames_copy: false,
             streams: false,
+            reads_confirm: true,
             listed_contents: true,
             ranged_write: true,
             sparse: true,

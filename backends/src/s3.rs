@@ -69,6 +69,7 @@ impl S3Pool {
             rename_exchange: false,
             renames_copy: true,
             streams: true,
+            reads_confirm: true,
             listed_contents: true,
             ranged_write: false,
             sparse: false,

@@ -236,6 +236,8 @@ pub struct Capabilities {
     pub renames_copy: bool,
     /// Bytes of a long range are handed on as they come: it takes no more memory than a short one.
     pub streams: bool,
+    /// A read fails where the version is not the present one any more. Of others a read may still give what was.
+    pub reads_confirm: bool,
     /// Small files come along with a listing for as much as their attributes alone cost.
     pub listed_contents: bool,
     pub ranged_write: bool,

@@ -84,6 +84,10 @@ fn open_sees_what_others_wrote_before() {
     let mount = Mount::new(Options::default());
     for round in 0..20 {
         let bytes = content(round, 5000 + round as usize);
+        if round % 4 > 1 {
+            // What is not here any more is fetched anew, and not as it was.
+            mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+        }
         // As another node would: in place, and by a new file over the old name.
         match round % 2 {
             0 => fs::write(mount.pool("a"), &bytes).unwrap(),

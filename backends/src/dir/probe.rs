@@ -65,6 +65,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             rename_exchange: local,
             renames_copy: false,
             streams: false,
+            reads_confirm: false,
             listed_contents: false,
             ranged_write: true,
             sparse: true,

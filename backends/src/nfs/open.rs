@@ -180,6 +180,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         rename_exchange: false,
         renames_copy: false,
         streams: false,
+        reads_confirm: false,
         listed_contents: false,
         ranged_write: true,
         sparse: true,

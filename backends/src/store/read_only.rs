@@ -70,6 +70,7 @@ impl StorePool {
             rename_exchange: false,
             renames_copy: false,
             streams: true,
+            reads_confirm: false,
             listed_contents: false,
             ranged_write: false,
             sparse: false,

@@ -36,9 +36,12 @@ fn idle_open_contents() -> usize {
     })
 }
 
-/// Whether an open asks for all of the file's bytes: the pool gives those of the version that is known, or says that there
-/// is another one, so that it need not be asked for its version before. What others asked for already may be older.
-fn is_fetched_whole(node: &Node, policy: &PathPolicy) -> bool {
+/// Whether an open asks for all of the file's bytes anyway, of a pool that says then whether there is another version by
+/// now: it need not be asked before. What others asked for already may be older.
+fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
+    if !inner.pool.capabilities().reads_confirm {
+        return false;
+    }
     let state = node.state.lock();
     let fits = (1..=policy.whole_file_bytes).contains(&state.record.size);
     fits && state.record.file.is_absent() && state.flights.is_empty()
@@ -59,7 +62,7 @@ impl Overlay {
         inner.learn_storage_pool(&node).await;
         let policy = inner.policy_of(&node);
         let truncates = flags & libc::O_TRUNC != 0;
-        if truncates || !is_fetched_whole(&node, &policy) {
+        if truncates || !is_fetched_whole(inner, &node, &policy) {
             inner.revalidate(ino, Age::Open).await?;
         }
         if truncates {
