@@ -6,6 +6,7 @@
 //! [`Catalog::sync`].
 
 mod batch;
+mod content;
 mod ids;
 pub mod rebuild;
 mod records;
@@ -24,15 +25,16 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::Ino;
 pub use batch::Batch;
+pub use content::ContentRecord;
 use ids::IdAllocator;
 pub use records::{
-    ContentId, ContentRecord, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat,
-    XattrChanges, Xattrs, unmatched,
+    ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
+    unmatched,
 };
 pub(crate) use records::{decode, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 16 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
@@ -43,8 +45,10 @@ pub(crate) mod cf {
     pub const INODES: &str = "inodes";
     /// `Ino` of the directory + name → `NameRecord`.
     pub const NAMES: &str = "names";
-    /// `ContentId` → `ContentRecord`.
+    /// `ContentId` → the head of a `ContentRecord`.
     pub const RESIDENCY: &str = "residency";
+    /// `ContentId` + number of a group of chunks → their checksums.
+    pub const CHUNKS: &str = "chunks";
     /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → seconds since 1970.
     pub const INTENTS: &str = "intents";
     /// `Ino` → `LeaseRecord`.
@@ -53,7 +57,7 @@ pub(crate) mod cf {
     pub const OBJECTS: &str = "objects";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 7] = [INODES, NAMES, RESIDENCY, INTENTS, LEASES, OBJECTS, META];
+    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, META];
 }
 
 /// Something that the pool must be told.
@@ -230,10 +234,6 @@ impl Catalog {
         Ok(self.get(cf::NAMES, &name_key(parent, name))?.unwrap_or_default())
     }
 
-    pub fn content(&self, id: ContentId) -> Result<Option<ContentRecord>> {
-        self.get(cf::RESIDENCY, &id.0.to_be_bytes())
-    }
-
     pub fn lease(&self, ino: Ino) -> Result<Option<LeaseRecord>> {
         self.get(cf::LEASES, &ino.0.to_be_bytes())
     }
@@ -285,7 +285,7 @@ impl Catalog {
         begun();
         for item in iterator {
             let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
-            if !each(ContentId(id_of(&key)?), decoded(cf::RESIDENCY, &value)?)? {
+            if !each(ContentId(id_of(&key)?), content::decode_head(&value)?)? {
                 break;
             }
         }

@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 /// Disjoint, ascending, non-adjacent ranges of bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExtentSet(Vec<(u64, u64)>);
 
 impl ExtentSet {

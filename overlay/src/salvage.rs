@@ -144,7 +144,8 @@ impl Work<'_> {
         if record.file.is_dirty() || size != record.size {
             return Ok(false);
         }
-        let checksums: std::collections::HashMap<_, _> = residency.checksums.iter().copied().collect();
+        let Ok(checksums) = self.catalog.checksums(id, &residency) else { return Ok(false) };
+        let checksums: std::collections::HashMap<_, _> = checksums.into_iter().collect();
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for chunk in 0..size.div_ceil(CHUNK_BYTES) {
             let start = chunk * CHUNK_BYTES;

@@ -3,13 +3,13 @@
 
 use rocksdb::WriteBatch;
 
-use super::records::{ContentId, ContentRecord, InodeRecord, LeaseRecord, NameRecord, encode};
+use super::records::{InodeRecord, LeaseRecord, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
 use crate::clock::unix_now;
 
 pub struct Batch<'a> {
-    catalog: &'a Catalog,
+    pub(super) catalog: &'a Catalog,
     pub(super) inner: WriteBatch,
 }
 
@@ -42,14 +42,6 @@ impl<'a> Batch<'a> {
     pub fn delete_inode(&mut self, ino: Ino, was_dirty: bool) {
         self.delete_raw(cf::INODES, &ino.0.to_be_bytes());
         self.mark(&Intent::Inode(ino), was_dirty, false);
-    }
-
-    pub fn put_content(&mut self, id: ContentId, record: &ContentRecord) {
-        self.put_raw(cf::RESIDENCY, &id.0.to_be_bytes(), &encode(record));
-    }
-
-    pub fn delete_content(&mut self, id: ContentId) {
-        self.delete_raw(cf::RESIDENCY, &id.0.to_be_bytes());
     }
 
     pub fn put_lease(&mut self, ino: Ino, lease: &LeaseRecord) {

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use smallvec::SmallVec;
 
 use crate::Ino;
-use crate::extents::ExtentSet;
 use crate::state::FileState;
 
 /// The number of a content file: given once.
@@ -292,20 +291,6 @@ fn unseen(stat: &Stat, known: usize) -> u32 {
         FileKind::Directory => 0,
         _ => stat.nlink.saturating_sub(known as u32),
     }
-}
-
-/// What is valid in a content file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ContentRecord {
-    pub ino: Ino,
-    /// Bytes that it is known to occupy.
-    pub bytes: u64,
-    /// Valid ranges of a partial file; empty where all is valid or the content is dirty.
-    pub extents: ExtentSet,
-    /// The epoch in which bytes were fetched into it last; see `Catalog::epoch`.
-    pub epoch: u64,
-    /// CRC32C of each fetched chunk, by chunk number.
-    pub checksums: Vec<(u32, u32)>,
 }
 
 /// A promise that eviction will not touch a file.

@@ -129,7 +129,7 @@ impl Inner {
         };
         let range = range.start..range.end.min(size);
         let missing = match state.record.file.is_partial() {
-            true => self.residency(&mut state)?.extents.missing(range),
+            true => self.residency(&mut state)?.extents().missing(range),
             false if range.is_empty() => Vec::new(),
             false => vec![range],
         };
@@ -181,13 +181,7 @@ impl Inner {
             });
         }
         record.file = record.file.begin_fetch(id)?;
-        let residency = ContentRecord {
-            ino: node.ino,
-            bytes: 0,
-            extents: Default::default(),
-            epoch: self.catalog.epoch(),
-            checksums: Vec::new(),
-        };
+        let residency = ContentRecord::empty(node.ino, self.catalog.epoch());
         txn.batch.put_content(id, &residency);
         let state = txn.state(node.ino)?;
         state.residency = Some(residency);
@@ -216,16 +210,15 @@ impl Inner {
         let size = state.record.size;
         let residency = self.residency(&mut state)?;
         let before = residency.bytes;
-        residency.extents.insert(chunk.range.clone());
-        residency.checksums.push((chunk.index as u32, checksum));
+        residency.landed(chunk.index as u32, chunk.range.clone(), checksum);
         residency.epoch = epoch;
         residency.bytes = occupied;
-        let whole = residency.extents.contains(0..size);
-        let residency = residency.clone();
+        let whole = residency.extents().contains(0..size);
         self.store.budget.account(before, occupied);
         let mut batch = self.catalog.batch();
-        batch.put_content(id, &residency);
+        batch.put_chunk(id, residency, chunk.index as u32);
         if whole {
+            residency.completed();
             state.record.file = state.record.file.complete()?;
             crate::engine::files::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
             batch.put_inode(node.ino, &state.record, state.indexed_dirty);
@@ -290,7 +283,10 @@ impl Inner {
     pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
         if state.residency.is_none() {
             let id = state.record.file.content();
-            state.residency = id.map(|id| self.catalog.content(id)).transpose()?.flatten();
+            let size = state.record.size;
+            let partial = state.record.file.is_partial();
+            let read = |id| if partial { self.catalog.partial_content(id, size) } else { self.catalog.content(id) };
+            state.residency = id.map(read).transpose()?.flatten();
         }
         state.residency.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")

@@ -48,7 +48,7 @@ impl Overlay {
             let ready = {
                 let mut state = node.state.lock();
                 let partial = state.record.file.is_partial();
-                partial && inner.residency(&mut state)?.extents.contains(offset..end)
+                partial && inner.residency(&mut state)?.extents().contains(offset..end)
             };
             inner.read_ahead(&node, offset, end);
             if !ready {
@@ -61,7 +61,7 @@ impl Overlay {
             let content = {
                 let mut state = node.state.lock();
                 let valid = state.record.file.is_whole()
-                    || (state.record.file.is_partial() && inner.residency(&mut state)?.extents.contains(offset..end));
+                    || (state.record.file.is_partial() && inner.residency(&mut state)?.extents().contains(offset..end));
                 if valid { Some(inner.content(ino, &mut state)?) } else { None }
             };
             if let Some(content) = content {

@@ -145,10 +145,8 @@ impl Inner {
         let Some(residency) = self.catalog.content(id)? else {
             return Ok(Some(format!("content file {:x} has no record", id.0)));
         };
-        let mut latest = std::collections::HashMap::new();
-        latest.extend(residency.checksums.iter().copied());
         let mut buffer = vec![0; CHUNK_BYTES as usize];
-        for (chunk, checksum) in latest {
+        for (chunk, checksum) in self.catalog.checksums(id, &residency)? {
             let start = u64::from(chunk) * CHUNK_BYTES;
             let len = CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize;
             let read = std::os::unix::fs::FileExt::read_exact_at(&*content.file, &mut buffer[..len], start);

@@ -222,7 +222,7 @@ impl Inner {
         let mut state = node.state.lock();
         Ok(match state.record.file {
             file if file.is_whole() => size,
-            file if file.is_partial() => self.residency(&mut state)?.extents.bytes(),
+            file if file.is_partial() => self.residency(&mut state)?.extents().bytes(),
             _ => 0,
         })
     }

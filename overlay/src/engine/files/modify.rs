@@ -77,8 +77,7 @@ impl Inner {
         record.size = 0;
         record.mtime = stamp_now();
         record.ctime = record.mtime;
-        let residency =
-            ContentRecord { ino: node.ino, bytes: 0, extents: Default::default(), epoch: 0, checksums: Vec::new() };
+        let residency = ContentRecord::empty(node.ino, 0);
         txn.batch.put_content(id, &residency);
         if let Some(old) = old {
             txn.discard(old, old_bytes);

@@ -244,11 +244,9 @@ impl Inner {
             state.clean_stamp = Some(Stamp::of(&content.file)?);
             state.mark_unsynced = true;
             state.page_cache_stale = true;
-            let residency = inner.residency(state)?;
-            // They are of the bytes that were fetched.
-            residency.checksums.clear();
-            let residency = residency.clone();
-            txn.batch.put_content(ContentId(content.id), &residency);
+            let mut residency = inner.residency(state)?.clone();
+            txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
+            txn.state(node.ino)?.residency = Some(residency);
             txn.commit()?;
             inner.evictor.lock().remove(node.ino.0);
             inner.catalog.sync()?;
@@ -370,15 +368,14 @@ impl Inner {
         record.size = stamp.size;
         let state = txn.state(node.ino)?;
         (state.clean_stamp, state.uploaded) = (None, None);
-        let residency = self.residency(state)?;
+        let mut residency = self.residency(state)?.clone();
         residency.epoch = self.catalog.epoch();
-        // They may be of the bytes that were fetched once.
-        residency.checksums.clear();
-        let residency = residency.clone();
-        txn.batch.put_content(ContentId(content.id), &residency);
-        self.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
+        let (bytes, epoch) = (residency.bytes, residency.epoch);
+        txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
+        txn.state(node.ino)?.residency = Some(residency);
+        self.fetched_epoch.store(epoch, Ordering::Relaxed);
         txn.commit()?;
-        self.evictor.lock().insert(node.ino.0, residency.bytes);
+        self.evictor.lock().insert(node.ino.0, bytes);
         Ok(true)
     }
 

@@ -238,12 +238,10 @@ impl Inner {
                 state.count_unsaved = false;
             }
             // What was written is not on the disk for sure: as what was fetched just now.
-            let residency = self.residency(state)?;
+            let mut residency = self.residency(state)?.clone();
             residency.epoch = self.catalog.epoch();
-            // They were of other bytes.
-            residency.checksums.clear();
-            let residency = residency.clone();
-            txn.batch.put_content(id, &residency);
+            txn.batch.put_unproven_content(id, &mut residency);
+            txn.state(ino)?.residency = Some(residency);
             self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);
         }
         txn.commit()?;
