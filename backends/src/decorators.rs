@@ -107,6 +107,10 @@ impl<A: Around> Pool for Decorated<A> {
         self.inner.url()
     }
 
+    fn check_path(&self, path: &PoolPath) -> Result<()> {
+        self.inner.check_path(path)
+    }
+
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
         self.around(CallKind::Stat, path, 0, self.inner.stat(path)).await
     }

@@ -81,6 +81,7 @@ impl MemoryPool {
             renames_copy: false,
             streams: false,
             reads_confirm: true,
+            listings_ask_each: false,
             listed_contents: true,
             ranged_write: true,
             sparse: true,
@@ -90,6 +91,7 @@ impl MemoryPool {
             conditional_put: ConditionalPut::Atomic,
             time_granularity_ns: 1,
             name_max: 255,
+            path_max: None,
             read_only: false,
         }
     }

@@ -59,6 +59,12 @@ pub trait Pool: Send + Sync + 'static {
     /// How a person would name it: its URL, without secrets.
     fn url(&self) -> String;
 
+    /// Whether there can be anything at a path: `NameTooLong` or `InvalidInput` where not. Without a call to the store,
+    /// and only where the capability `path_max` is not `None`.
+    fn check_path(&self, _path: &PoolPath) -> Result<()> {
+        Ok(())
+    }
+
     /// The attributes of what `path` names; a symlink is not followed.
     async fn stat(&self, path: &PoolPath) -> Result<Stat>;
 

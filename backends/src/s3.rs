@@ -70,6 +70,7 @@ impl S3Pool {
             renames_copy: true,
             streams: true,
             reads_confirm: true,
+            listings_ask_each: true,
             listed_contents: true,
             ranged_write: false,
             sparse: false,
@@ -82,6 +83,7 @@ impl S3Pool {
             },
             time_granularity_ns: 1,
             name_max: keys::NAME_MAX as u32,
+            path_max: Some((keys::KEY_MAX - 1 - bucket.root.len()) as u32),
             read_only: probed.read_only,
         };
         let pool = Self { bucket: Arc::new(bucket), capabilities, url };
@@ -216,6 +218,10 @@ impl Pool for S3Pool {
         self.url.clone()
     }
 
+    fn check_path(&self, path: &PoolPath) -> Result<()> {
+        self.op("have", path).map(drop)
+    }
+
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
         self.op("stat", path)?.look().await
     }
@@ -308,7 +314,8 @@ impl Pool for S3Pool {
         };
         let Found::Object(object) = &found else { return Err(op.error(ErrorKind::IsDirectory)) };
         op.check(expected, &found)?;
-        self.bucket.client.delete(&op.place.key, Some(object)).await.map_err(refused)
+        let condition = op.condition(expected, Some(object), self.bucket.conditional.delete);
+        self.bucket.client.delete(&op.place.key, condition).await.map_err(refused)
     }
 
     async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
@@ -324,7 +331,7 @@ impl Pool for S3Pool {
         }
         self.bucket.keep_directory_of(&directory).await.map_err(refused)?;
         self.bucket.forget_directory(&directory);
-        self.bucket.client.delete(&directory, marker.as_ref()).await.map_err(refused)
+        self.bucket.client.delete(&directory, Condition::Seen(marker.as_ref())).await.map_err(refused)
     }
 
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {

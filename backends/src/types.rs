@@ -238,6 +238,8 @@ pub struct Capabilities {
     pub streams: bool,
     /// A read fails where the version is not the present one any more. Of others a read may still give what was.
     pub reads_confirm: bool,
+    /// A listing takes a request for each name in it: it pays only for who wants many of them.
+    pub listings_ask_each: bool,
     /// Small files come along with a listing for as much as their attributes alone cost.
     pub listed_contents: bool,
     pub ranged_write: bool,
@@ -253,6 +255,9 @@ pub struct Capabilities {
     pub time_granularity_ns: u32,
     /// Longest name in bytes.
     pub name_max: u32,
+    /// Longest path from the root in bytes, where that is less than what Linux takes: then `Pool::check_path` is asked
+    /// before anything gets a new name.
+    pub path_max: Option<u32>,
     pub read_only: bool,
 }
 
@@ -276,12 +281,14 @@ impl Capabilities {
             ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
             ("exchange of names", word(self.rename_exchange)),
             ("reads are streams", word(self.streams)),
+            ("listings ask for each name", word(self.listings_ask_each)),
             ("listings bring small files", word(self.listed_contents)),
             ("ranged writes", word(self.ranged_write)),
             ("conditional changes", conditional.to_owned()),
             ("directories have versions", word(self.directory_versions)),
             ("stripes and storage pools", word(self.layouts)),
             ("longest name in bytes", self.name_max.to_string()),
+            ("longest path in bytes", self.path_max.map_or_else(|| "any".to_owned(), |max| max.to_string())),
         ]
     }
 }

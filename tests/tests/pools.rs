@@ -127,6 +127,30 @@ fn a_tree_goes_to_nfs_and_comes_back() {
     a_tree_comes_back(&nfs());
 }
 
+/// What a bucket cannot hold is refused at once: it would never get there.
+#[test]
+fn names_that_no_key_can_have_are_refused_over_s3() {
+    let _alone = alone();
+    let server = Versitygw::start();
+    let mount = over(&server, Options::policy(POLICY));
+    let errno = |done: std::io::Result<()>| done.unwrap_err().raw_os_error();
+    let mut deep = std::path::PathBuf::from("d".repeat(200));
+    for _ in 0..4 {
+        std::fs::create_dir(mount.path(&deep)).unwrap();
+        deep.push("d".repeat(200));
+    }
+    // 4 × 201 bytes are above it.
+    let (held, too_long) = ("n".repeat(219), "n".repeat(220));
+    let in_deep = |name: &str| mount.path(deep.with_file_name(name));
+    assert_eq!(errno(std::fs::write(in_deep(&too_long), "x")), Some(libc::ENAMETOOLONG));
+    assert_eq!(errno(std::fs::create_dir(in_deep(&too_long))), Some(libc::ENAMETOOLONG));
+    std::fs::write(in_deep(&held), "x").unwrap();
+    assert_eq!(errno(std::fs::rename(in_deep(&held), in_deep(&too_long))), Some(libc::ENAMETOOLONG));
+    assert_eq!(errno(std::fs::write(mount.path("x.%bytes"), "x")), Some(libc::EINVAL));
+    mount.flush();
+    assert_eq!(std::fs::read(in_deep(&held)).unwrap(), b"x");
+}
+
 /// While its server is away a pool's resident files are read and written, and what was written arrives afterwards.
 fn an_outage_is_survived(server: &mut dyn Server) {
     let mount = over(server, Options::policy("[default]\nflush = \"idle:1s\"\n"));

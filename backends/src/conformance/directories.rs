@@ -19,6 +19,7 @@ pub(super) const CASES: &[Case] = &[
     case!(entries_that_vanish_while_listing_are_left_out),
     case!(odd_names_are_kept_byte_for_byte),
     case!(too_long_names_are_refused),
+    case!(too_long_paths_are_known_before),
     case!(reserved_names_are_refused),
     case!(sync_dir_and_space_answer),
 ];
@@ -176,6 +177,24 @@ async fn too_long_names_are_refused(t: Context) -> Outcome {
     refused("stat", t.pool.stat(&path).await, ErrorKind::NameTooLong)?;
     refused("put", t.put_if(&name, "x", &Expected::Anything).await, ErrorKind::NameTooLong)?;
     refused("mkdir", t.pool.mkdir(&path, &t.attrs(0o755)).await, ErrorKind::NameTooLong)
+}
+
+async fn too_long_paths_are_known_before(t: Context) -> Outcome {
+    let Some(max) = t.can().path_max else { return Ok(()) };
+    let mut long = t.dir.clone();
+    let bytes = |path: &PoolPath| path.components().map(|name| name.len() + 1).sum::<usize>() - 1;
+    while bytes(&long) + 101 < max as usize {
+        long = long.join(&[b'd'; 99]);
+        t.pool.mkdir(&long, &t.attrs(0o755)).await?;
+    }
+    let longest = long.join(&vec![b'n'; max as usize - bytes(&long) - 1]);
+    ensure_eq!(bytes(&longest), max as usize, "bytes of the longest path");
+    t.pool.check_path(&longest)?;
+    t.pool.mkdir(&longest, &t.attrs(0o755)).await?;
+    ensure_eq!(t.pool.stat(&longest).await?.kind, FileKind::Directory, "kind of what has the longest path");
+    let longer = long.join(&vec![b'n'; max as usize - bytes(&long)]);
+    refused("check_path", t.pool.check_path(&longer), ErrorKind::NameTooLong)?;
+    refused("mkdir", t.pool.mkdir(&longer, &t.attrs(0o755)).await, ErrorKind::NameTooLong)
 }
 
 async fn reserved_names_are_refused(t: Context) -> Outcome {

@@ -181,6 +181,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         renames_copy: false,
         streams: false,
         reads_confirm: false,
+        listings_ask_each: false,
         listed_contents: false,
         ranged_write: true,
         sparse: true,
@@ -190,6 +191,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         conditional_put: ConditionalPut::Checked,
         time_granularity_ns: u32::try_from(delta).unwrap_or(u32::MAX).max(1),
         name_max,
+        path_max: None,
         read_only: rights == Rights::ReadOnly,
     }
 }

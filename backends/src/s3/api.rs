@@ -121,14 +121,14 @@ impl Client {
             .await
     }
 
-    /// Removes a key, if it is there. Of an object that is known, no other one is removed where the answer is lost.
-    pub(super) async fn delete(&self, key: &str, known: Option<&Object>) -> Result<(), Refusal> {
-        let mut call = Call::new(Method::DELETE, key);
-        call.over = known.map(Some);
-        match self.send(call).await {
+    /// Removes a key, if it is there. Of an object that was looked at, no other one is removed where the answer is
+    /// lost; on a condition that is sent, no other one at all: `Conflict`.
+    pub(super) async fn delete(&self, key: &str, condition: Condition<'_>) -> Result<(), Refusal> {
+        match self.send(on(Call::new(Method::DELETE, key), condition)?).await {
             Ok(_) => Ok(()),
             // What was to go is gone.
             Err(refusal) if refusal.is_moved_on() => Ok(()),
+            Err(refusal) if refusal.retries > 0 && refusal.is(ErrorKind::Conflict) => Ok(()),
             Err(refusal) if refusal.is(ErrorKind::NotFound) && refusal.code != "NoSuchBucket" => Ok(()),
             Err(refusal) => Err(refusal),
         }

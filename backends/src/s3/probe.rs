@@ -28,6 +28,8 @@ pub(crate) struct Conditional {
     pub(super) complete: Heeded,
     /// Of a copy's target.
     pub(super) copy: Heeded,
+    /// Of what is removed: never that it is absent.
+    pub(super) delete: Heeded,
 }
 
 /// What is wanted of a target; where the server does not heed it, it was looked at before.
@@ -72,7 +74,7 @@ pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal
     let key = format!("{root}{name}probe-{:016x}", rand::random::<u64>());
     let probed = conditions(client, &key).await;
     if !matches!(&probed, Err(refusal) if is_read_only(refusal)) {
-        client.delete(&key, None).await?;
+        client.delete(&key, Condition::None).await?;
     }
     match probed {
         Ok(conditional) => Ok(Probed { conditional, read_only: false }),
@@ -122,6 +124,11 @@ async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> 
         None => false,
     };
     heeded.complete = Heeded { absent, etag: other && right };
+    if let Some(object) = client.head(key).await? {
+        let delete = async |condition| client.delete(key, condition).await.map(|()| String::new());
+        let other = was_refused(delete(Condition::Etag(NOBODYS_ETAG)).await)?;
+        heeded.delete.etag = other && was_made(delete(Condition::Etag(&object.etag)).await)?;
+    }
     Ok(heeded)
 }
 

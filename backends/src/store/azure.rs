@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use http::{HeaderMap, Method, Request};
 use object_store::azure::{AzureAuthorizer, AzureConfigKey, AzureCredentialProvider, MicrosoftAzureBuilder};
 use object_store::client::HttpRequestBody;
-use percent_encoding::{percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use crate::{ErrorKind, Result, Time};
 
 use super::Bucket;
 use super::attach::{self, Environment, Named};
-use super::client::{Call, Client, PLAIN_IN_PATH, Refusal};
+use super::client::{Call, Client, Refusal};
 use super::dialect::{Dialect, translate_metadata};
 use super::requests::{Asked, Listed, Page, garbled, parse};
 
@@ -144,13 +144,6 @@ impl Dialect for Azure {
         let denied = |error: object_store::Error| attach::no_credentials(&error, INSTEAD);
         let credential = credentials.get_credential().await.map_err(denied)?;
         AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(denied)
-    }
-
-    fn url(&self, bucket_url: &str, key: &str) -> String {
-        match key {
-            "" => bucket_url.to_owned(),
-            _ => format!("{bucket_url}/{}", utf8_percent_encode(key, PLAIN_IN_PATH)),
-        }
     }
 
     fn translate(&self, headers: &mut HeaderMap) {

@@ -18,7 +18,10 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
 
     /// The URL of a key; of no key: that of the bucket.
     fn url(&self, bucket_url: &str, key: &str) -> String {
-        format!("{bucket_url}/{}", utf8_percent_encode(key, PLAIN_IN_PATH))
+        match key {
+            "" => bucket_url.to_owned(),
+            _ => format!("{bucket_url}/{}", utf8_percent_encode(key, PLAIN_IN_PATH)),
+        }
     }
 
     /// Gives the headers of an answer the names and the sense that they have in S3.

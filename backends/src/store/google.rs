@@ -7,13 +7,12 @@ use async_trait::async_trait;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use object_store::client::HttpRequestBody;
 use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder, GoogleConfigKey};
-use percent_encoding::utf8_percent_encode;
 
 use crate::{ErrorKind, Result};
 
 use super::Bucket;
 use super::attach::{self, Environment, Named};
-use super::client::{Call, PLAIN_IN_PATH, Refusal};
+use super::client::{Call, Refusal};
 use super::dialect::{Dialect, translate_metadata};
 use super::requests::Same;
 
@@ -77,13 +76,6 @@ impl Dialect for Google {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
         Ok(())
-    }
-
-    fn url(&self, bucket_url: &str, key: &str) -> String {
-        match key {
-            "" => bucket_url.to_owned(),
-            _ => format!("{bucket_url}/{}", utf8_percent_encode(key, PLAIN_IN_PATH)),
-        }
     }
 
     fn translate(&self, headers: &mut HeaderMap) {

@@ -71,6 +71,7 @@ impl StorePool {
             renames_copy: false,
             streams: true,
             reads_confirm: false,
+            listings_ask_each: true,
             listed_contents: false,
             ranged_write: false,
             sparse: false,
@@ -80,6 +81,7 @@ impl StorePool {
             conditional_put: ConditionalPut::Checked,
             time_granularity_ns: 1_000_000_000,
             name_max: keys::NAME_MAX as u32,
+            path_max: None,
             read_only: true,
         };
         Ok(Self { bucket: Arc::new(bucket), capabilities, url: url.to_owned() })

@@ -54,7 +54,7 @@ const LATENESS_MS_MAX: u64 = 150;
 const GUST_ODDS: f64 = 0.003;
 const GUST_REQUESTS: u32 = 40;
 
-/// What others do before an answer is lost.
+/// What others do before an answer is lost, or before a late request arrives.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
 struct Planned {
@@ -149,7 +149,8 @@ impl Unreliable {
         *self.plan.next.lock() = Some(Planned { method, wrong, times, meanwhile: None });
     }
 
-    /// The next one does, and others do something before the client learns of it.
+    /// The next one does, and others do something before the client learns of it; of one that is late, before the
+    /// server does.
     pub fn next_while(&self, method: &'static str, wrong: Wrong, meanwhile: impl FnOnce() + Send + 'static) {
         *self.plan.next.lock() = Some(Planned { method, wrong, times: 1, meanwhile: Some(Box::new(meanwhile)) });
     }
@@ -174,7 +175,7 @@ async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result
     let mut server: Option<Peer> = None;
     loop {
         let request = client.message(true).await?;
-        let (wrong, meanwhile, late_ms) = plan.decide(&request);
+        let (wrong, mut meanwhile, late_ms) = plan.decide(&request);
         match wrong {
             Some(Wrong::ResetBefore) => return Ok(()),
             Some(Wrong::SlowDown) => {
@@ -192,7 +193,12 @@ async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result
                 client.stream.write_all(answer.as_bytes()).await?;
                 continue;
             }
-            Some(Wrong::Late) => tokio::time::sleep(Duration::from_millis(late_ms)).await,
+            Some(Wrong::Late) => {
+                tokio::time::sleep(Duration::from_millis(late_ms)).await;
+                if let Some(meanwhile) = meanwhile.take() {
+                    tokio::task::block_in_place(meanwhile);
+                }
+            }
             _ => {}
         }
         if server.is_none() {

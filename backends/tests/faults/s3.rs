@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use forebay_backends::s3::S3Pool;
-use forebay_backends::{Error, ErrorKind, Expected, FileKind, Result, Retry, Stat, Version};
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, RenameMode, Result, Retry, Stat, Version};
 
 use super::common::pieces;
 use super::http::{Unreliable, Wrong};
@@ -100,6 +100,23 @@ async fn what_somebody_writes_while_the_answer_of_a_removal_is_lost_stays() {
         pool.remove(&path("f"), &Expected::Version(version)).await.unwrap();
         assert_eq!(content(&pool).await, "theirs", "{wrong:?}");
     }
+}
+
+/// versitygw heeds a condition on what is removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_writes_between_the_look_and_the_removal_stays() {
+    let (server, way, pool) = troubled().await;
+    let version = put(&pool, "ours", &Expected::Anything).await.unwrap().version;
+    way.next_while("DELETE", Wrong::Late, theirs(server.port()));
+    let error = pool.remove(&path("f"), &Expected::Version(version)).await.unwrap_err();
+    assert!(error.is(ErrorKind::Conflict), "{error}");
+    assert_eq!(content(&pool).await, "theirs");
+    // The source of a rename, too.
+    put(&pool, "ours", &Expected::Anything).await.unwrap();
+    way.next_while("DELETE", Wrong::Late, theirs(server.port()));
+    let moved = pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.unwrap();
+    assert_eq!(content(&pool).await, "theirs");
+    assert_eq!(pool.read(&path("g"), &moved.version, 0..u64::MAX).await.unwrap(), "ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

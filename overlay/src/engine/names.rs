@@ -75,8 +75,8 @@ impl Inner {
         Ok(Entry { attr, ttl })
     }
 
-    /// A name that may be given to something new.
-    fn check_new_name(&self, name: &[u8]) -> Result<()> {
+    /// A name that may be given to something new in a directory.
+    fn check_new_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.check_writable()?;
         self.check_name(name)?;
         let bad = |why: &str| {
@@ -90,6 +90,11 @@ impl Inner {
         }
         if name.starts_with(RESERVED_PREFIX) {
             return bad("names that start with .forebay~ are kept for unfinished uploads");
+        }
+        if self.pool.capabilities().path_max.is_some()
+            && let Some(parent) = self.overlay_path(parent)
+        {
+            return self.pool.check_path(&parent.join(name));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::policy::Consistency;
 
 /// Names that are asked for one by one before a directory is listed whole.
 const SINGLE_LOOKUPS: u32 = 4;
-/// The same where a listing takes a request for each name, which pays only for who wants many of them.
+/// The same where a listing takes a request for each name.
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// How long the pool may take to confirm what is here: then what is here is shown, confirmed or not.
@@ -297,7 +297,7 @@ impl Inner {
                 return Ok(None);
             }
             state.single_lookups += 1;
-            let dear = self.pool.capabilities().listed_contents;
+            let dear = self.pool.capabilities().listings_ask_each;
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
             state.single_lookups > enough && state.record.listing == Listing::Partly
         };

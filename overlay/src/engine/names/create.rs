@@ -107,7 +107,7 @@ impl Overlay {
     /// Gives an inode another name.
     pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         let inner = &self.inner;
-        inner.check_new_name(name)?;
+        inner.check_new_name(parent, name)?;
         if !inner.pool.capabilities().hard_links {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold hard links"));
         }
@@ -140,7 +140,7 @@ impl Overlay {
 
 impl Inner {
     async fn make(&self, parent: Ino, name: &[u8], new: New<'_>) -> Result<Ino> {
-        self.check_new_name(name)?;
+        self.check_new_name(parent, name)?;
         if self.find(parent, name).await?.is_some() {
             return Err(exists(name));
         }
@@ -161,7 +161,7 @@ impl Inner {
             record.file = FileState::created(id, unix_now());
         }
         let ino = txn.create(record)?;
-        let residency = content.map(|_| fresh_content(ino));
+        let residency = content.map(|_| ContentRecord::empty(ino, 0));
         if let (Some(id), Some(residency)) = (content, &residency) {
             txn.batch.put_content(id, residency);
         }
@@ -236,8 +236,4 @@ impl Inner {
             dirty: DirtyAttrs::default(),
         })
     }
-}
-
-fn fresh_content(ino: Ino) -> ContentRecord {
-    ContentRecord { ino, bytes: 0, extents: Default::default(), epoch: 0, checksums: Vec::new() }
 }

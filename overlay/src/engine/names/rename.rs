@@ -25,7 +25,7 @@ impl Overlay {
         mode: RenameMode,
     ) -> Result<()> {
         let inner = &self.inner;
-        inner.check_new_name(new_name)?;
+        inner.check_new_name(new_parent, new_name)?;
         let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
         let moved = inner.find(parent, name).await?.ok_or_else(|| not_found(name))?;
         let target = inner.find(new_parent, new_name).await?;
