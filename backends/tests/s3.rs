@@ -9,6 +9,7 @@ mod server;
 mod started;
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_backends::s3::S3Pool;
@@ -189,6 +190,31 @@ async fn what_others_wrote_keeps_its_metadata() {
     }
 }
 
+/// Writes down that `from` is to become `to`, by a process that is dead. Where that stands.
+async fn note_a_rename(server: &Versitygw) -> PathBuf {
+    // The server's clock ticks in seconds.
+    let tick = || tokio::time::sleep(std::time::Duration::from_millis(1_100));
+    tick().await;
+    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let note = format!(
+        r#"{{"from":"from/","to":"to/","directory":true,"absent":false,"write":null,"node":"{node}","pid":0,"since_secs":{}}}"#,
+        std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
+    );
+    let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
+    server.curl(&["-X", "PUT", "-d", &note], &name);
+    tick().await;
+    server.files().join(name)
+}
+
+/// On a busy machine a rename is finished behind the attach's back.
+async fn wait_for_its_end(note: &Path) {
+    let since = std::time::Instant::now();
+    while note.exists() {
+        assert!(since.elapsed() < std::time::Duration::from_secs(60), "the note is still there");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_rename_that_was_cut_off_is_finished() {
     let server = Versitygw::start();
@@ -201,16 +227,7 @@ async fn a_rename_that_was_cut_off_is_finished() {
     put(&pool, "from/copied", "copied").await;
     put(&pool, "from/other", "ours").await;
     put(&pool, "from/sub/waiting", "waiting").await;
-    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let note = format!(
-        r#"{{"from":"from/","to":"to/","directory":true,"absent":false,"write":null,"node":"{node}","pid":0,"since_secs":{}}}"#,
-        std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
-    );
-    let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
-    server.curl(&["-X", "PUT", "-d", &note], &name);
-    // The server's clock ticks in seconds.
-    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    let note = note_a_rename(&server).await;
     server.curl(&["-X", "PUT", "-H", "x-amz-copy-source: pool/from/copied"], "to/copied");
     // Nor is what came to the target meanwhile a copy of what was to be moved there.
     put(&pool, "to/other", "theirs").await;
@@ -218,18 +235,31 @@ async fn a_rename_that_was_cut_off_is_finished() {
     put(&pool, "from/new", "new").await;
 
     let pool = attach(&server, "").await;
-    // On a busy machine it is finished behind the attach's back.
-    let since = std::time::Instant::now();
-    while server.files().join(&name).exists() && since.elapsed() < std::time::Duration::from_secs(60) {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    wait_for_its_end(&note).await;
     assert_eq!(names(&pool, "to").await, ["copied", "moved", "other", "sub"]);
     assert_eq!(content(&pool, &path("to/other")).await, "theirs");
     assert_eq!(content(&pool, &path("from/other")).await, "ours");
     assert_eq!(names(&pool, "to/sub").await, ["waiting"]);
     assert_eq!(content(&pool, &path("to/sub/waiting")).await, "waiting");
     assert_eq!(names(&pool, "from").await, ["new", "other"]);
-    assert!(!server.files().join(&name).exists(), "the note is still there");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rename_that_was_cut_off_before_it_began_leaves_nothing_at_its_source() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    for dir in ["from", "from/sub", "from/sub/empty"] {
+        pool.mkdir(&path(dir), &directory()).await.unwrap();
+    }
+    put(&pool, "from/file", "file").await;
+    put(&pool, "from/sub/below", "below").await;
+    let note = note_a_rename(&server).await;
+    let pool = attach(&server, "").await;
+    wait_for_its_end(&note).await;
+    assert_eq!(left(&server), ["to"], "directories change when they are emptied, and are ours all the same");
+    assert_eq!(names(&pool, "to").await, ["file", "sub"]);
+    assert_eq!(names(&pool, "to/sub").await, ["below", "empty"]);
+    assert_eq!(content(&pool, &path("to/sub/below")).await, "below");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,6 +7,7 @@
 //!
 //! A rename of a live process is left alone by the others, until it is so old that nobody works on it any more.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,7 +145,7 @@ impl Bucket {
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
         // A file that was not moved is where it was: there is nothing to finish.
         if done.is_ok() || !what.directory {
-            self.client.delete(&note, None).await?;
+            self.client.delete(&note, Condition::None).await?;
         }
         done
     }
@@ -163,8 +164,32 @@ impl Bucket {
         }
         self.each_key(what, since, Half::Copy).await?;
         self.keep_directory_of(&what.from).await?;
-        self.each_key(what, since, Half::Remove).await?;
-        // The directory itself goes last: until then it is seen to be there.
+        let directories = self.each_key(what, since, Half::Remove).await?;
+        self.remove_directories(what, since, directories).await
+    }
+
+    /// The deepest first: versitygw forgets that a directory is to go while another request empties it. The one that
+    /// is moved goes last: until then it is seen to be there.
+    async fn remove_directories(&self, what: &Move, since: Option<Time>, mut all: Vec<Listed>) -> Result<(), Refusal> {
+        let depth = |listed: &Listed| listed.key.matches('/').count();
+        all.sort_unstable_by_key(|listed| Reverse(depth(listed)));
+        for level in all.chunk_by(|one, next| depth(one) == depth(next)) {
+            let mut at_work = FuturesUnordered::new();
+            for Listed { key: from, last_modified, .. } in level {
+                let to = format!("{}{}", what.to, from.strip_prefix(&what.from).unwrap_or_default());
+                // As it was before it was emptied.
+                let since = since.filter(|since| last_modified > since);
+                if at_work.len() >= MOVED_AT_ONCE
+                    && let Some(done) = at_work.next().await
+                {
+                    done?;
+                }
+                at_work.push(async move { self.remove_copied(from, &to, since).await });
+            }
+            while let Some(done) = at_work.next().await {
+                done?;
+            }
+        }
         self.remove_copied(&what.from, &what.to, since).await
     }
 
@@ -211,24 +236,41 @@ impl Bucket {
         let (Some(source), Some(copy)) = tokio::try_join!(self.client.head(from), self.client.head(to))? else {
             return Ok(());
         };
-        let others = since.is_some_and(|since| source.last_modified > since);
-        // Directories are the same by their names.
-        let same = copy.is_copy_of(&source) || (from.ends_with('/') && source.size == 0);
+        let directory = from.ends_with('/') && source.size == 0;
+        let mut others = since.is_some_and(|since| source.last_modified > since);
+        let mut same = copy.is_copy_of(&source);
+        if directory {
+            // Its time may be that of the last change in it, and it is the same by its name.
+            others &= !same;
+            same = true;
+        }
         if !others && same {
-            self.client.delete(from, Some(&source)).await?;
+            let still = Wanted::Same(&source).heeded(self.conditional.delete);
+            return match self.client.delete(from, still).await {
+                // It was changed in this moment: what others made of it stays.
+                Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(()),
+                answer => answer,
+            };
         }
         Ok(())
     }
 
-    /// One half of the rename of a directory, key by key.
-    async fn each_key(&self, what: &Move, since: Option<Time>, half: Half) -> Result<(), Refusal> {
-        let mut token = None;
+    /// One half of the rename of a directory, key by key. Directories are left to be removed: they are returned.
+    async fn each_key(&self, what: &Move, since: Option<Time>, half: Half) -> Result<Vec<Listed>, Refusal> {
+        let (mut token, mut directories) = (None, Vec::new());
         loop {
             let page = self.client.list(&what.from, false, token.as_deref(), PAGE_KEYS).await?;
             let mut at_work = FuturesUnordered::new();
             for listed in page.objects {
                 let Some(rest) = listed.key.strip_prefix(&what.from) else { continue };
-                let (from, to) = (listed.key.clone(), format!("{}{rest}", what.to));
+                let to = format!("{}{rest}", what.to);
+                if matches!(half, Half::Remove) && listed.key.ends_with('/') {
+                    if listed.key != what.from {
+                        directories.push(listed);
+                    }
+                    continue;
+                }
+                let from = listed.key;
                 if at_work.len() >= MOVED_AT_ONCE
                     && let Some(done) = at_work.next().await
                 {
@@ -237,7 +279,6 @@ impl Bucket {
                 at_work.push(async move {
                     match half {
                         Half::Copy => self.copy_one((&from, &to), since, wanted_below(&from, what), true).await,
-                        Half::Remove if from == what.from => Ok(()),
                         Half::Remove => self.remove_copied(&from, &to, since).await,
                     }
                 });
@@ -247,7 +288,7 @@ impl Bucket {
             }
             token = page.next;
             if token.is_none() {
-                return Ok(());
+                return Ok(directories);
             }
         }
     }
@@ -298,7 +339,7 @@ impl Bucket {
         if !is_another {
             self.carry_out(&what, None, Some(note.last_modified)).await?;
         }
-        self.client.delete(&note.key, None).await
+        self.client.delete(&note.key, Condition::None).await
     }
 }
 
