@@ -18,7 +18,7 @@ use futures::{FutureExt, StreamExt, future, stream};
 
 use crate::{
     Attrs, Capabilities, Content, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolPath, RenameMode, Result,
-    SetAttrs, Space, Stat, Version,
+    SetAttrs, Space, Stat, UnderWay, Version,
 };
 
 pub use call::{Answer, Call, CallKind};
@@ -105,6 +105,14 @@ impl<A: Around> Pool for Decorated<A> {
 
     fn url(&self) -> String {
         self.inner.url()
+    }
+
+    fn retried_requests(&self) -> u64 {
+        self.inner.retried_requests()
+    }
+
+    fn under_way(&self) -> Vec<UnderWay> {
+        self.inner.under_way()
     }
 
     fn check_path(&self, path: &PoolPath) -> Result<()> {

@@ -24,5 +24,5 @@ pub use pool::{
 };
 pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Layout, RenameMode, SetAttrs, Space, Stat,
-    Stripe, Time, Version,
+    Stripe, Time, UnderWay, Version,
 };

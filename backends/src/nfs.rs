@@ -111,12 +111,6 @@ impl NfsPool {
         Ok(Self { session: Arc::new(Session::open(url).await?) })
     }
 
-    /// Calls to the server that were made again since the pool was opened, because a connection broke or the server was
-    /// busy.
-    pub fn retries(&self) -> u64 {
-        self.session.calls.retries()
-    }
-
     /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
     /// their number. Nothing calls this by itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
@@ -150,6 +144,10 @@ impl Pool for NfsPool {
 
     fn url(&self) -> String {
         self.session.location.url()
+    }
+
+    fn retried_requests(&self) -> u64 {
+        self.session.calls.retries()
     }
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {

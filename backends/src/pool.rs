@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use crate::Version;
 use crate::{
     Attrs, Capabilities, DirEntry, Expected, FileKind, Layout, PoolPath, RenameMode, Result, SetAttrs, Space, Stat,
-    Time,
+    Time, UnderWay,
 };
 
 /// A piece of an object's content. Between pieces are holes, which read as zeros.
@@ -58,6 +58,16 @@ pub trait Pool: Send + Sync + 'static {
 
     /// How a person would name it: its URL, without secrets.
     fn url(&self) -> String;
+
+    /// Requests that were sent again because the server or the way there failed, since the pool was opened.
+    fn retried_requests(&self) -> u64 {
+        0
+    }
+
+    /// What takes long just now; without a call to the store.
+    fn under_way(&self) -> Vec<UnderWay> {
+        Vec::new()
+    }
 
     /// Whether there can be anything at a path: `NameTooLong` or `InvalidInput` where not. Without a call to the store,
     /// and only where the capability `path_max` is not `None`.

@@ -9,6 +9,7 @@ mod access;
 mod api;
 mod attach;
 mod attributes;
+pub(crate) mod moves;
 mod probe;
 mod rename;
 mod upload;
@@ -24,7 +25,7 @@ use bytes::Bytes;
 use crate::store::{self, Bucket, Found, Op, client, keys, metadata, requests};
 use crate::{
     Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
-    RenameMode, Result, SetAttrs, Space, Stat, Time, Version,
+    RenameMode, Result, SetAttrs, Space, Stat, Time, UnderWay, Version,
 };
 
 pub use crate::store::{Environment, environment};
@@ -91,11 +92,6 @@ impl S3Pool {
             rename::finish(&pool.bucket).await;
         }
         Ok(pool)
-    }
-
-    /// Requests that were sent again because the server or the way there failed.
-    pub fn retried_requests(&self) -> u64 {
-        self.bucket.client.retried.load(Ordering::Relaxed)
     }
 
     fn change<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
@@ -216,6 +212,14 @@ impl Pool for S3Pool {
 
     fn url(&self) -> String {
         self.url.clone()
+    }
+
+    fn retried_requests(&self) -> u64 {
+        self.bucket.client.retried.load(Ordering::Relaxed)
+    }
+
+    fn under_way(&self) -> Vec<UnderWay> {
+        self.bucket.moves.under_way()
     }
 
     fn check_path(&self, path: &PoolPath) -> Result<()> {

@@ -26,6 +26,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::s3::Conditional;
+use crate::s3::moves::Moves;
 use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, Stat};
 
 pub use attach::{Environment, environment};
@@ -54,6 +55,8 @@ pub(crate) struct Bucket {
     pub(crate) defaults: Defaults,
     /// What the store heeds of conditions on changes.
     pub(crate) conditional: Conditional,
+    /// Renames that are being carried out.
+    pub(crate) moves: Moves,
     /// How names are found where there are no keys.
     pub(crate) web: Option<Web>,
     directories: Mutex<LruCache<String, Instant>>,
@@ -185,6 +188,7 @@ impl Bucket {
             root,
             defaults,
             conditional: Conditional::default(),
+            moves: Moves::default(),
             web: None,
             directories: Mutex::new(LruCache::new(KNOWN_DIRECTORIES)),
             remembered: Remembered::new(),

@@ -293,6 +293,17 @@ impl Capabilities {
     }
 }
 
+/// Work that takes many requests, as it stands: for people who wait for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnderWay {
+    /// What is done, and what its steps are.
+    pub what: String,
+    /// Steps that are done.
+    pub done: u64,
+    /// Steps in all; `None` while nobody knows.
+    pub of: Option<u64>,
+}
+
 /// Sizes of the store behind a pool, in bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {

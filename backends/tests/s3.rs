@@ -338,6 +338,40 @@ async fn large_objects_stay_the_same_when_they_are_copied() {
     assert!(pool.read(&path("b"), &version, 0..100).await.unwrap_err().is(ErrorKind::Stale));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_rename_tells_how_far_it_is() {
+    const OBJECTS: u64 = 300;
+    let server = Versitygw::start();
+    let pool = Arc::new(attach(&server, "root").await);
+    pool.mkdir(&path("large"), &directory()).await.unwrap();
+    for n in 0..OBJECTS {
+        put(&pool, &format!("large/{n}"), "x").await;
+    }
+    assert_eq!(pool.under_way(), []);
+    let moving = tokio::spawn({
+        let pool = Arc::clone(&pool);
+        async move { pool.rename(&path("large"), &path("moved"), RenameMode::Replace).await }
+    });
+    let mut seen = Vec::new();
+    while !moving.is_finished() {
+        seen.extend(pool.under_way());
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    moving.await.unwrap().unwrap();
+    assert_eq!(pool.under_way(), []);
+    let of = |half: &str| {
+        let what = format!("rename of large/ to moved/, objects {half}");
+        let half: Vec<_> = seen.iter().filter(|work| work.what == what).collect();
+        assert!(half.is_sorted_by_key(|work| work.done), "{half:?}");
+        (half.first().map(|work| work.done), half.last().map(|work| work.done), half.last().and_then(|work| work.of))
+    };
+    let ((first, last, all), removals) = (of("copied"), of("removed at the source"));
+    assert!(first.unwrap() < 100 && last.unwrap() > 200 && all.is_none(), "{first:?} to {last:?}");
+    // With the directory itself.
+    assert_eq!(removals.2, Some(OBJECTS + 1));
+    assert!(removals.0.unwrap() < 100 && removals.1.unwrap() > 200, "{removals:?}");
+}
+
 #[tokio::test]
 async fn renames_replace_and_do_not_replace() {
     let server = Versitygw::start();

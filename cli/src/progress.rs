@@ -37,6 +37,11 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
                 bar.set_position(bytes);
                 bar.set_message(values::counted(files, verb.of));
             }
+            Progress::UnderWay(works) => {
+                if let Some(work) = works.first() {
+                    bar.set_message(values::under_way(work));
+                }
+            }
             Progress::Failed { path, reason } if !output.json => {
                 bar.suspend(|| output.note(format!("{}: {reason}", values::shown(&path))));
             }

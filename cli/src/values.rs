@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
+use forebay_overlay::backends::UnderWay;
 use forebay_overlay::control::config::Pace;
 
 /// Reads `100MB/s,2ms`; in mount options, where commas part the options, `100MB/s:2ms`.
@@ -39,6 +40,12 @@ pub fn files(count: u64) -> String {
 /// `noun` in the singular.
 pub fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// Work that takes long, and how far it is.
+pub fn under_way(work: &UnderWay) -> String {
+    let of = work.of.map_or(String::new(), |of| format!(" of {of}"));
+    format!("{}: {}{of}", shown(&work.what), work.done)
 }
 
 /// A text of the daemon's for a terminal: escaped bytes that are UTF-8 become readable, and nothing in it is obeyed.

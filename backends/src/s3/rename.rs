@@ -22,6 +22,7 @@ use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 use super::api::Condition;
 use super::client::Refusal;
 use super::metadata::{Meta, Object};
+use super::moves::Shown;
 use super::probe::Wanted;
 use super::requests::Listed;
 use super::{Bucket, Found, Op, upload};
@@ -152,6 +153,8 @@ impl Bucket {
 
     /// `since`: what is written down has been begun before, at that time of the server.
     async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), Refusal> {
+        let below_root = |key: &str| key.strip_prefix(&self.root).unwrap_or(key).to_owned();
+        let shown = &self.moves.begin(&below_root(&what.from), &below_root(&what.to));
         if !what.directory {
             let wanted = match replaced {
                 Some(object) => Wanted::Same(object),
@@ -162,15 +165,22 @@ impl Bucket {
             self.keep_directory_of(&what.from).await?;
             return self.remove_copied(&what.from, &what.to, since).await;
         }
-        self.each_key(what, since, Half::Copy).await?;
+        self.each_key(what, since, Half::Copy, shown).await?;
+        shown.all_copied();
         self.keep_directory_of(&what.from).await?;
-        let directories = self.each_key(what, since, Half::Remove).await?;
-        self.remove_directories(what, since, directories).await
+        let directories = self.each_key(what, since, Half::Remove, shown).await?;
+        self.remove_directories(what, since, directories, shown).await
     }
 
     /// The deepest first: versitygw forgets that a directory is to go while another request empties it. The one that
     /// is moved goes last: until then it is seen to be there.
-    async fn remove_directories(&self, what: &Move, since: Option<Time>, mut all: Vec<Listed>) -> Result<(), Refusal> {
+    async fn remove_directories(
+        &self,
+        what: &Move,
+        since: Option<Time>,
+        mut all: Vec<Listed>,
+        shown: &Shown,
+    ) -> Result<(), Refusal> {
         let depth = |listed: &Listed| listed.key.matches('/').count();
         all.sort_unstable_by_key(|listed| Reverse(depth(listed)));
         for level in all.chunk_by(|one, next| depth(one) == depth(next)) {
@@ -184,7 +194,10 @@ impl Bucket {
                 {
                     done?;
                 }
-                at_work.push(async move { self.remove_copied(from, &to, since).await });
+                at_work.push(async move {
+                    shown.removed();
+                    self.remove_copied(from, &to, since).await
+                });
             }
             while let Some(done) = at_work.next().await {
                 done?;
@@ -256,7 +269,13 @@ impl Bucket {
     }
 
     /// One half of the rename of a directory, key by key. Directories are left to be removed: they are returned.
-    async fn each_key(&self, what: &Move, since: Option<Time>, half: Half) -> Result<Vec<Listed>, Refusal> {
+    async fn each_key(
+        &self,
+        what: &Move,
+        since: Option<Time>,
+        half: Half,
+        shown: &Shown,
+    ) -> Result<Vec<Listed>, Refusal> {
         let (mut token, mut directories) = (None, Vec::new());
         loop {
             let page = self.client.list(&what.from, false, token.as_deref(), PAGE_KEYS).await?;
@@ -278,9 +297,16 @@ impl Bucket {
                 }
                 at_work.push(async move {
                     match half {
-                        Half::Copy => self.copy_one((&from, &to), since, wanted_below(&from, what), true).await,
-                        Half::Remove => self.remove_copied(&from, &to, since).await,
+                        Half::Copy => {
+                            self.copy_one((&from, &to), since, wanted_below(&from, what), true).await?;
+                            shown.copied();
+                        }
+                        Half::Remove => {
+                            self.remove_copied(&from, &to, since).await?;
+                            shown.removed();
+                        }
                     }
+                    Ok(())
                 });
             }
             while let Some(done) = at_work.next().await {

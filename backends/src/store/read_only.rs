@@ -87,11 +87,6 @@ impl StorePool {
         Ok(Self { bucket: Arc::new(bucket), capabilities, url: url.to_owned() })
     }
 
-    /// Requests that were sent again because the server or the way there failed.
-    pub fn retried_requests(&self) -> u64 {
-        self.bucket.client.retried.load(Ordering::Relaxed)
-    }
-
     fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
         Op::new(&self.bucket, what, path)
     }
@@ -115,6 +110,10 @@ impl Pool for StorePool {
 
     fn url(&self) -> String {
         self.url.clone()
+    }
+
+    fn retried_requests(&self) -> u64 {
+        self.bucket.client.retried.load(Ordering::Relaxed)
     }
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {

@@ -68,6 +68,13 @@ async fn s3_endures_a_server_that_is_killed_and_started_again() {
     assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn s3_endures_a_gateway_of_ceph_that_is_killed_and_started_again() {
+    let restarts = Restarts::of(Rgw::start, Rgw::kill, Rgw::resume, Rgw::port);
+    let (troubled, sound) = (attach(*restarts.place()).await, attach(*restarts.place()).await);
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS_ON_CEPH).await;
+}
+
 const LOST: [Wrong; 2] = [Wrong::ResetAfter, Wrong::FailedAfter];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -74,6 +74,23 @@ impl Bench {
         self.root.join(format!("{}", self.made))
     }
 
+    /// Removes what was made since: each sample leaves a GiB.
+    fn clear(&self, before: usize) -> Result<()> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        for n in before + 1..=self.made {
+            let dir = self.root.join(format!("{n}"));
+            if mounts.lines().filter_map(|line| line.split(' ').nth(1)).any(|point| Path::new(point).starts_with(&dir))
+            {
+                return Err(format!("{}: something is still mounted there", dir.display()).into());
+            }
+            match fs::remove_dir_all(&dir) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// A mount that has nothing of the pool yet.
     fn cold(&mut self, url: &str) -> Result<Mount> {
         let dir = self.fresh();
@@ -105,7 +122,12 @@ impl Bench {
         unit: Unit,
         mut sample: impl FnMut(&mut Self, Side) -> Result<f64>,
     ) -> Result<()> {
-        let series = pairs::alternate(self.pairs, |side, _| sample(self, side))?;
+        let series = pairs::alternate(self.pairs, |side, _| {
+            let before = self.made;
+            let rate = sample(self, side)?;
+            self.clear(before)?;
+            Ok(rate)
+        })?;
         self.add(name, target, Outcome::Ratio(series, unit));
         Ok(())
     }

@@ -10,7 +10,7 @@ use forebay_overlay::operator::Status;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::targets;
-use crate::values::{bytes, files, moment, shown, span};
+use crate::values::{bytes, counted, files, moment, shown, span, under_way};
 
 pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let root = path.and_then(Root::meant_by);
@@ -93,6 +93,9 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{}", entry.mountpoint().display()));
     line("pool", format!("{}  {}", entry.state.config.pool, status.pool_state));
+    for work in &status.under_way {
+        line("under way", under_way(work));
+    }
     for device in &status.fast {
         let space = format!("{} free of {}", bytes(device.free_bytes), bytes(device.total_bytes));
         line("fast pool", format!("{}  {}, {space}", device.path, device.state));
@@ -111,10 +114,14 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
         line("CONFLICT", shown(conflict));
     }
     let counters = &status.counters;
+    let retries = match counters.pool_retries {
+        0 => String::new(),
+        retries => format!(", {} sent again", counted(retries, "request")),
+    };
     line(
         "since start",
         format!(
-            "{} read from the pool, {} written; opens: {} resident, {} not; reads: {} hits, {} misses",
+            "{} read from the pool, {} written{retries}; opens: {} resident, {} not; reads: {} hits, {} misses",
             bytes(counters.pool_read_bytes),
             bytes(counters.pool_written_bytes),
             counters.opens_resident,

@@ -1,5 +1,6 @@
 //! What operators ask of the engine, and what it answers: the words of the control socket.
 
+use forebay_backends::UnderWay;
 use serde::{Deserialize, Serialize};
 
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
@@ -45,6 +46,8 @@ pub enum Progress {
         files: u64,
         bytes: u64,
     },
+    /// What takes long in the pool: now and then.
+    UnderWay(Vec<UnderWay>),
     Failed {
         path: String,
         reason: String,
@@ -74,6 +77,9 @@ pub struct Status {
     pub pool: String,
     /// `up`, or `down: ` and why.
     pub pool_state: String,
+    /// What takes long in the pool just now.
+    #[serde(default)]
+    pub under_way: Vec<UnderWay>,
     pub fast: Vec<DeviceStatus>,
     pub limit_bytes: u64,
     pub used_bytes: u64,
@@ -111,6 +117,9 @@ pub struct Counters {
     pub flushed_files: u64,
     pub read_hits: u64,
     pub read_misses: u64,
+    /// Requests to the pool that were sent again because it, or the way there, failed.
+    #[serde(default)]
+    pub pool_retries: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

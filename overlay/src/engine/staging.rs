@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
 use futures::channel::mpsc;
@@ -21,6 +21,7 @@ use crate::clock::unix_now;
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
+const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
 /// How often a file that changes in the pool while it is staged is begun anew.
 const ATTEMPTS: u32 = 3;
 
@@ -230,7 +231,8 @@ impl Overlay {
             if plan.is_empty() {
                 break;
             }
-            let failed = inner.flush_all(plan, |bytes| reporter.advanced(bytes)).await;
+            let flushing = inner.flush_all(plan, |bytes| reporter.advanced(bytes));
+            let failed = self.tell_of_long_work(reporter, flushing).await;
             // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
             let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
             if round < 2 && failed.iter().all(|(_, e)| gone(e)) {
@@ -244,6 +246,20 @@ impl Overlay {
         inner.sync_flushed().await?;
         reporter.done(None);
         Ok(())
+    }
+
+    /// Reports what takes long in the pool until `work` ends.
+    async fn tell_of_long_work<T>(&self, reporter: &Reporter, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            match tokio::time::timeout(LONG_WORK_TOLD_EVERY, &mut work).await {
+                Ok(done) => return done,
+                Err(_) => match self.inner.pool.under_way() {
+                    under_way if under_way.is_empty() => {}
+                    under_way => reporter.send(Progress::UnderWay(under_way)),
+                },
+            }
+        }
     }
 
     async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {

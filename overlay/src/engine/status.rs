@@ -27,7 +27,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    fn read(&self) -> Counters {
+    fn read(&self, pool_retries: u64) -> Counters {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         Counters {
             pool_read_bytes: get(&self.pool_read_bytes),
@@ -39,6 +39,7 @@ impl Counts {
             flushed_files: get(&self.flushed_files),
             read_hits: get(&self.read_hits),
             read_misses: get(&self.read_misses),
+            pool_retries,
         }
     }
 }
@@ -109,6 +110,7 @@ impl Inner {
             pid: std::process::id(),
             mountpoint: self.mountpoint.lock().clone(),
             pool: self.pool.url(),
+            under_way: self.pool.under_way(),
             pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
             fast: self.store.devices().iter().map(device_status).collect(),
             limit_bytes: budget.limit(),
@@ -132,7 +134,7 @@ impl Inner {
                 Some(why) => format!("{} ({why})", self.io.name()),
                 None => self.io.name().into(),
             },
-            counters: self.counters.read(),
+            counters: self.counters.read(self.pool.retried_requests()),
         }
     }
 

@@ -143,12 +143,24 @@ impl Rgw {
         let user = ["user", "create", "--uid=forebay", "--display-name=forebay"];
         let keys = [format!("--access-key={ACCESS_KEY}"), format!("--secret={SECRET_KEY}")];
         server.run("radosgw-admin", &[&user[..], &keys.each_ref().map(String::as_str)].concat());
-        let gateway = server.command("radosgw", &["-n", "client.admin", "-f"]);
-        server.children.push(spawn(gateway, &server.log("radosgw")));
-        let (port, log) = (server.port, server.log("radosgw"));
-        wait_until("radosgw", &log, || answers(port).is_some());
+        server.resume();
         server.curl(&["-X", "PUT"], "");
         server
+    }
+
+    /// Starts the gateway; again where it was killed.
+    pub fn resume(&mut self) {
+        let gateway = self.command("radosgw", &["-n", "client.admin", "-f"]);
+        self.children.push(spawn(gateway, &self.log("radosgw")));
+        let (port, log) = (self.port, self.log("radosgw"));
+        wait_until("radosgw", &log, || answers(port).is_some());
+    }
+
+    /// Kills the gateway; what it keeps its objects in goes on.
+    pub fn kill(&mut self) {
+        if let Some(mut gateway) = self.children.pop() {
+            end(&mut gateway);
+        }
     }
 
     pub fn port(&self) -> u16 {
