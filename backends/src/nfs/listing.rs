@@ -63,6 +63,11 @@ impl Pages {
                     (self.cookie, self.verifier) = (0, cookieverf3::default());
                     continue;
                 }
+                // An entry vanished while the server looked at it: a directory that is gone would be a stale handle.
+                Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if self.restarts < LISTING_RESTARTS => {
+                    self.restarts += 1;
+                    continue;
+                }
                 // Some servers, or their administrators, have none with attributes.
                 Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
                     self.names_only = true;
