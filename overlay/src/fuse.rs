@@ -31,6 +31,7 @@ mod mount;
 mod mountpoint;
 mod notifier;
 mod resend;
+mod running;
 mod setid;
 mod wakeups;
 

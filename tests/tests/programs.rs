@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The unpacked sources of a package that this workspace is built from.
 fn sources(package: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--offline", "--format-version", "1", "--manifest-path"]);
+    // What is for other platforms was never fetched.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    cargo.args(["metadata", "--offline", "--format-version", "1", "--filter-platform", &platform, "--manifest-path"]);
     cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
     let answer = process::run(&mut cargo, LIMIT).ok();
     let metadata: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
@@ -53,6 +55,32 @@ fn repository(place: &Path) {
         lz4.display()
     );
     sh(place, &script, LIMIT);
+}
+
+/// As on any file system: `ETXTBSY`, and the program runs on.
+#[test]
+fn running_programs_are_not_opened_for_writing_nor_emptied() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    let program = mount.path("program");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let size = fs::metadata(&program).unwrap().len();
+    for round in 0..50 {
+        let mut running = Command::new(&program).arg("60").spawn().unwrap();
+        let mut truncating = fs::File::options();
+        truncating.read(true).custom_flags(libc::O_TRUNC);
+        for options in [fs::File::options().write(true), fs::File::options().append(true), &truncating] {
+            let refused = options.open(&program).map(drop).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::ETXTBSY), "round {round}");
+        }
+        assert!(running.try_wait().unwrap().is_none(), "round {round}: the program was killed");
+        running.kill().unwrap();
+        running.wait().unwrap();
+    }
+    assert_eq!(fs::metadata(&program).unwrap().len(), size);
+    // Nobody runs it any more.
+    fs::File::options().read(true).custom_flags(libc::O_TRUNC).open(&program).unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().len(), 0);
 }
 
 #[test]

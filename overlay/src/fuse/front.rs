@@ -1,9 +1,10 @@
 //! What all requests share.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use forebay_backends::Result;
+use forebay_backends::{Error, Result, Side};
 use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
 
@@ -13,6 +14,7 @@ use super::handle::{Handle, Mode};
 use super::init::{Handshake, Terms};
 use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
+use super::running::is_running;
 use super::wakeups::Wakeups;
 use super::{convert, dispatch, follow, setid};
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
@@ -30,6 +32,7 @@ pub struct Shared {
     pub wakeups: Arc<Wakeups>,
     /// Which attach this is: handles of others are known by it.
     pub epoch: u32,
+    pub mountpoint: PathBuf,
     pub terms: Terms,
     /// Set while the session begins.
     pub handshake: OnceLock<Handshake>,
@@ -100,6 +103,12 @@ impl Front {
 
     /// Opens a file: the engine's part, and what else an open has to see to.
     pub async fn open_file(&self, ino: Ino, flags: i32, caller: Caller) -> Result<(Opened, bool)> {
+        if flags & libc::O_TRUNC != 0 && !is_writable(flags) {
+            let mountpoint = self.mountpoint.clone();
+            if self.runtime.spawn_blocking(move || is_running(&mountpoint, ino)).await.unwrap_or(false) {
+                return Err(Error::os(libc::ETXTBSY, Side::Application, "truncate a running program"));
+            }
+        }
         let opened = self.overlay.open_file(ino, flags).await?;
         match self.after_open(ino, flags, caller).await {
             Ok(privileged) => Ok((opened, privileged)),

@@ -171,6 +171,7 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
         adopted: Arc::new(Adopted::default()),
         wakeups: Arc::new(Wakeups::new(overlay.policy().wakeup_latency)),
         epoch,
+        mountpoint: mountpoint.clone(),
         terms: Terms {
             passthrough: options.passthrough && !options.immutable,
             stacked_backing: options.stacked_backing,
