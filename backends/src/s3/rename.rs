@@ -259,11 +259,7 @@ impl Bucket {
         }
         if !others && same {
             let still = Wanted::Same(&source).heeded(self.conditional.delete);
-            return match self.client.delete(from, still).await {
-                // It was changed in this moment: what others made of it stays.
-                Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(()),
-                answer => answer,
-            };
+            self.client.delete(from, still).await?;
         }
         Ok(())
     }

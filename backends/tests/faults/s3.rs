@@ -121,9 +121,11 @@ async fn what_somebody_writes_between_the_look_and_the_removal_stays() {
     // The source of a rename, too.
     put(&pool, "ours", &Expected::Anything).await.unwrap();
     way.next_while("DELETE", Wrong::Late, theirs(server.port()));
-    let moved = pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.unwrap();
+    let error = pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.unwrap_err();
+    assert!(error.is(ErrorKind::Busy), "{error}");
     assert_eq!(content(&pool).await, "theirs");
-    assert_eq!(pool.read(&path("g"), &moved.version, 0..u64::MAX).await.unwrap(), "ours");
+    let copy = pool.stat(&path("g")).await.unwrap().version;
+    assert_eq!(pool.read(&path("g"), &copy, 0..u64::MAX).await.unwrap(), "ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
