@@ -35,6 +35,7 @@ impl Server for s3::Versitygw {
     }
 
     fn start_again(&mut self) {
+        self.mend();
         self.resume();
     }
 

@@ -43,7 +43,8 @@ pub(super) const MAX_FILES: usize = 1_024;
 /// Bytes of names, and of names with attributes, that one page of a listing is asked to have.
 pub(super) const PAGE_NAME_BYTES: u32 = 64 << 10;
 pub(super) const PAGE_BYTES: u32 = 512 << 10;
-/// Times that one listing starts again because the server has forgotten where it was.
+/// Times that one listing starts again because the server has forgotten where it was, or asks for a page again because
+/// an entry vanished from it.
 pub(super) const LISTING_RESTARTS: u32 = 8;
 
 /// Writers of one name within this process take turns, by the hash of the path.

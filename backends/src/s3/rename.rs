@@ -59,6 +59,36 @@ enum Half {
     Remove,
 }
 
+/// Work on several keys at once, a bounded number.
+struct AtOnce<F>(FuturesUnordered<F>);
+
+impl<F> Default for AtOnce<F> {
+    fn default() -> Self {
+        Self(FuturesUnordered::new())
+    }
+}
+
+impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
+    /// Begins another one as soon as there is room for it.
+    async fn begin(&mut self, work: F) -> Result<(), Refusal> {
+        if self.0.len() >= MOVED_AT_ONCE
+            && let Some(done) = self.0.next().await
+        {
+            done?;
+        }
+        self.0.push(work);
+        Ok(())
+    }
+
+    /// Until all that was begun is done.
+    async fn end(mut self) -> Result<(), Refusal> {
+        while let Some(done) = self.0.next().await {
+            done?;
+        }
+        Ok(())
+    }
+}
+
 pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -> Result<Stat> {
     let bucket = source.bucket;
     if source.path.is_root() || target.path.is_root() {
@@ -184,24 +214,18 @@ impl Bucket {
         let depth = |listed: &Listed| listed.key.matches('/').count();
         all.sort_unstable_by_key(|listed| Reverse(depth(listed)));
         for level in all.chunk_by(|one, next| depth(one) == depth(next)) {
-            let mut at_work = FuturesUnordered::new();
+            let mut at_work = AtOnce::default();
             for Listed { key: from, last_modified, .. } in level {
                 let to = format!("{}{}", what.to, from.strip_prefix(&what.from).unwrap_or_default());
                 // As it was before it was emptied.
                 let since = since.filter(|since| last_modified > since);
-                if at_work.len() >= MOVED_AT_ONCE
-                    && let Some(done) = at_work.next().await
-                {
-                    done?;
-                }
-                at_work.push(async move {
+                let work = async move {
                     shown.removed();
                     self.remove_copied(from, &to, since).await
-                });
+                };
+                at_work.begin(work).await?;
             }
-            while let Some(done) = at_work.next().await {
-                done?;
-            }
+            at_work.end().await?;
         }
         self.remove_copied(&what.from, &what.to, since).await
     }
@@ -275,7 +299,7 @@ impl Bucket {
         let (mut token, mut directories) = (None, Vec::new());
         loop {
             let page = self.client.list(&what.from, false, token.as_deref(), PAGE_KEYS).await?;
-            let mut at_work = FuturesUnordered::new();
+            let mut at_work = AtOnce::default();
             for listed in page.objects {
                 let Some(rest) = listed.key.strip_prefix(&what.from) else { continue };
                 let to = format!("{}{rest}", what.to);
@@ -286,12 +310,7 @@ impl Bucket {
                     continue;
                 }
                 let from = listed.key;
-                if at_work.len() >= MOVED_AT_ONCE
-                    && let Some(done) = at_work.next().await
-                {
-                    done?;
-                }
-                at_work.push(async move {
+                let work = async move {
                     match half {
                         Half::Copy => {
                             self.copy_one((&from, &to), since, wanted_below(&from, what), true).await?;
@@ -303,11 +322,10 @@ impl Bucket {
                         }
                     }
                     Ok(())
-                });
+                };
+                at_work.begin(work).await?;
             }
-            while let Some(done) = at_work.next().await {
-                done?;
-            }
+            at_work.end().await?;
             token = page.next;
             if token.is_none() {
                 return Ok(directories);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use tempfile::TempDir;
@@ -90,6 +90,13 @@ impl Versitygw {
         }
     }
 
+    /// Removes what its death left half made, as a server would that changes all at once: the other name of an object
+    /// that was to replace another, `.NAME.sgwtmp.NUMBER`, and directories that were not marked as ones that clients
+    /// made. Those can be listed by their parents' name, and are not there by their own.
+    pub fn mend(&self) {
+        mend(&self.files());
+    }
+
     pub fn url(&self, prefix: &str) -> String {
         self.url_by(prefix, self.port)
     }
@@ -111,6 +118,25 @@ impl Versitygw {
     /// Where the objects of the bucket are files.
     pub fn files(&self) -> PathBuf {
         self.dir.path().join("data").join(BUCKET)
+    }
+}
+
+fn mend(dir: &Path) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            if name == ".sgwtmp" {
+                continue;
+            }
+            mend(&path);
+            let is_marked = rustix::fs::getxattr(&path, "user.etag", &mut [0; 256]).is_ok();
+            if !is_marked && fs::remove_dir(&path).is_ok() {
+                println!("the server's death left a directory half made: {}", path.display());
+            }
+        } else if name.to_string_lossy().rsplit_once(".sgwtmp.").is_some_and(|(begin, _)| begin.starts_with('.')) {
+            fs::remove_file(&path).unwrap();
+            println!("the server's death left a second name of an object: {}", path.display());
+        }
     }
 }
 
