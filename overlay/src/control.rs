@@ -39,6 +39,8 @@ pub mod limits {
     /// How long a client waits for the next line; the server sends a sign of life every [`HEARTBEAT`].
     pub const SILENCE: Duration = Duration::from_secs(20);
     pub const HEARTBEAT: Duration = Duration::from_secs(2);
+    /// How long the engine may take to say how it is.
+    pub const STATUS: Duration = Duration::from_secs(10);
     /// How long the server waits for the request of a client that has connected.
     pub const REQUEST: Duration = Duration::from_secs(10);
     /// Bytes of one request line: room for a list of some hundred thousand paths.

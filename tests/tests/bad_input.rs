@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
-use forebay_tests::process::{forebay, run, sh};
+use forebay_tests::process::{forebay, run, sh, wait};
 
 const SHELL: Duration = Duration::from_secs(60);
 // Exit codes of the command line.
@@ -212,6 +212,35 @@ fn a_pool_that_hangs_under_load_costs_errors_and_no_bytes() {
     }
     mount.flush();
     all_is_in_the_pool(&mount);
+}
+
+/// Longer than a client waits for a daemon that says nothing.
+const LONGER_THAN_SILENCE: Duration = Duration::from_secs(23);
+
+#[test]
+fn a_fast_pool_that_hangs_is_waited_for() {
+    let place = Place::new();
+    let fast = place.small_disk("fast", "ext4", 200);
+    make_cold(&place.pool());
+    let mount = Mount::on(place, limit("100M"));
+    let frozen = Frozen::new(&fast);
+    let begun = Instant::now();
+    let mut stage = Command::new(forebay());
+    let mut stage = stage.arg("stage").arg(mount.place.mnt()).spawn().unwrap();
+    let status = mount.forebay(["status"], &[&mount.place.mnt()]);
+    assert!(status.code == Some(0) || status.err.contains("stuck"), "{status}");
+    std::thread::sleep(LONGER_THAN_SILENCE.saturating_sub(begun.elapsed()));
+    assert!(stage.try_wait().unwrap().is_none(), "nothing can have been staged");
+    drop(frozen);
+    assert!(wait(&mut stage, SHELL).is_some_and(|s| s.success()));
+    all_is_staged(&mount);
+}
+
+fn all_is_staged(mount: &Mount) {
+    fs::remove_dir_all(mount.place.pool()).unwrap();
+    for at in 0..20 {
+        assert_eq!(fs::read(mount.path(format!("cold-{at}"))).unwrap(), content(at, 200_000), "cold-{at}");
+    }
 }
 
 /// Makes a file system answer every call with an error from now on, as one whose device is gone.

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::protocol::{Reply, Request};
 use super::{Failure, FailureKind, limits};
@@ -23,28 +25,57 @@ pub struct Facts {
     pub passthrough: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// Binds the socket for this user alone. One that a dead worker left behind is replaced.
-pub fn bind(socket: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Answers clients until it is dropped.
+///
+/// It has a thread of its own, so that they get signs of life however busy the engine is, or stuck in a fast pool that
+/// does not answer.
+pub struct Server(#[expect(dead_code, reason = "its drop tells the thread to end")] oneshot::Sender<()>);
+
+impl Server {
+    /// Binds the socket for this user alone, replacing one that a dead worker left behind. The engine works on the
+    /// runtime that this is called in.
+    pub fn start(socket: &Path, overlay: Overlay, facts: Facts) -> io::Result<Self> {
+        match std::fs::remove_file(socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = std::os::unix::net::UnixListener::bind(socket)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        let context = Arc::new(Context { overlay, facts, engine: Handle::current() });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = {
+            let _entered = runtime.enter();
+            UnixListener::from_std(listener)?
+        };
+        let (stop, stopped) = oneshot::channel();
+        std::thread::Builder::new().name("forebay-control".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(listener, context) => {}
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(Self(stop))
     }
-    let listener = UnixListener::bind(socket)?;
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
-/// Answers clients until it is dropped.
-pub async fn serve(listener: UnixListener, overlay: Overlay, facts: Facts) {
+struct Context {
+    overlay: Overlay,
+    facts: Facts,
+    engine: Handle,
+}
+
+async fn serve(listener: UnixListener, context: Arc<Context>) {
     let slots = Arc::new(Semaphore::new(limits::CLIENTS));
-    let facts = Arc::new(facts);
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (overlay, facts) = (overlay.clone(), facts.clone());
+                let context = context.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = answer(stream, overlay, &facts).await {
+                    if let Err(error) = answer(stream, &context).await {
                         tracing::debug!("a client left: {error}");
                     }
                     drop(slot);
@@ -59,14 +90,14 @@ pub async fn serve(listener: UnixListener, overlay: Overlay, facts: Facts) {
     }
 }
 
-async fn answer(stream: UnixStream, overlay: Overlay, facts: &Facts) -> io::Result<()> {
+async fn answer(stream: UnixStream, context: &Context) -> io::Result<()> {
     let (read, write) = stream.into_split();
     let mut out = Replies(write);
     let mut line = Vec::new();
     let mut limited = BufReader::new(read).take(limits::REQUEST_BYTES);
     tokio::time::timeout(limits::REQUEST, limited.read_until(b'\n', &mut line)).await??;
     let outcome = match serde_json::from_slice::<Request>(&line) {
-        Ok(request) => carry_out(request, overlay, facts, &mut out).await,
+        Ok(request) => carry_out(request, context, &mut out).await,
         Err(error) => Err(Gone::Failed(Failure::usage(format!("the request is not understood: {error}")))),
     };
     match outcome {
@@ -94,34 +125,52 @@ impl From<Failure> for Gone {
     }
 }
 
-async fn carry_out(request: Request, overlay: Overlay, facts: &Facts, out: &mut Replies) -> Result<(), Gone> {
+async fn carry_out(request: Request, context: &Context, out: &mut Replies) -> Result<(), Gone> {
+    let Context { overlay, facts, engine } = context;
     match request {
         Request::Status => {
-            let status = out.waiting_for(overlay.status()).await?;
+            let asked = overlay.clone();
+            let status = tokio::time::timeout(limits::STATUS, out.waiting_for(engine, async move { asked.status().await }));
+            let status = status.await.map_err(|_| stuck(&facts.mountpoint))??;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
-        Request::Stage(request) => out.forward(overlay.stage(request)).await?,
-        Request::Flush(request) => out.forward(overlay.flush(request)).await?,
-        Request::Evict(request) => out.forward(overlay.evict(request)).await?,
+        Request::Stage(request) => out.forward(in_engine(engine, || overlay.stage(request))).await?,
+        Request::Flush(request) => out.forward(in_engine(engine, || overlay.flush(request))).await?,
+        Request::Evict(request) => out.forward(in_engine(engine, || overlay.evict(request))).await?,
         Request::Dirty => {
-            let files = out.waiting_for(overlay.dirty()).await?.map_err(Failure::from)?;
+            let asked = overlay.clone();
+            let files = out.waiting_for(engine, async move { asked.dirty().await }).await?.map_err(Failure::from)?;
             for part in files.chunks(limits::ENTRIES_PER_REPLY) {
                 out.send(&Reply::Dirty(part.to_vec())).await?;
             }
         }
         Request::Ls { path, recursive } => {
-            let path = parse(&path)?;
-            let listed = out.waiting_for(overlay.list_residency(&path, recursive)).await?.map_err(Failure::from)?;
+            let (asked, path) = (overlay.clone(), parse(&path)?);
+            let listed = async move { asked.list_residency(&path, recursive).await };
+            let listed = out.waiting_for(engine, listed).await?.map_err(Failure::from)?;
             for part in listed.chunks(limits::ENTRIES_PER_REPLY) {
                 out.send(&Reply::Listed(part.to_vec())).await?;
             }
         }
         Request::Fsck { repair } => {
-            let report = out.waiting_for(overlay.fsck(repair)).await?.map_err(Failure::from)?;
-            out.send(&Reply::Fsck(report)).await?;
+            let asked = overlay.clone();
+            let report = out.waiting_for(engine, async move { asked.fsck(repair).await }).await?;
+            out.send(&Reply::Fsck(report.map_err(Failure::from)?)).await?;
         }
     }
     Ok(())
+}
+
+/// Begins work whose tasks are the engine's.
+fn in_engine<T>(engine: &Handle, begin: impl FnOnce() -> T) -> T {
+    let _entered = engine.enter();
+    begin()
+}
+
+fn stuck(mountpoint: &str) -> Failure {
+    let seconds = limits::STATUS.as_secs();
+    Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is there, and stuck for {seconds} s or more"))
+        .remedy("see whether its fast pool answers: `forebay doctor`, `dmesg`; it goes on when that does")
 }
 
 fn complete(mut status: Status, facts: &Facts) -> Status {
@@ -145,9 +194,17 @@ impl Replies {
         tokio::time::timeout(limits::SILENCE, self.0.write_all(&line)).await?
     }
 
-    /// Gives signs of life while the answer is worked out. Ends with the client: work for nobody is dropped.
-    async fn waiting_for<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
-        let mut work = std::pin::pin!(work);
+    /// Gives signs of life while the engine works an answer out. Ends with the client: work for nobody is dropped.
+    async fn waiting_for<T: Send + 'static>(
+        &mut self,
+        engine: &Handle,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> io::Result<T> {
+        let mut work = AbortOnDropHandle::new(engine.spawn(work));
+        self.alive_until(&mut work).await?.map_err(io::Error::other)
+    }
+
+    async fn alive_until<T>(&mut self, mut work: impl Future<Output = T> + Unpin) -> io::Result<T> {
         loop {
             match tokio::time::timeout(limits::HEARTBEAT, &mut work).await {
                 Ok(done) => return Ok(done),
@@ -159,7 +216,7 @@ impl Replies {
     async fn forward(&mut self, progress: impl Stream<Item = Progress>) -> Result<(), Gone> {
         let mut progress = std::pin::pin!(progress);
         let mut finished = false;
-        while let Some(step) = self.waiting_for(progress.next()).await? {
+        while let Some(step) = self.alive_until(progress.next()).await? {
             finished |= matches!(step, Progress::Done(_));
             self.send(&Reply::Progress(step)).await?;
         }

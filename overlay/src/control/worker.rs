@@ -12,8 +12,9 @@ use forebay_backends::{Location, Pool};
 
 use super::config::MountConfig;
 use super::registry::{Runtime, State};
+use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
-use super::{Failure, FailureKind, doctor, limits, server};
+use super::{Failure, FailureKind, doctor, limits};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use crate::{Options, Overlay, Policy};
 
@@ -65,25 +66,23 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), 
         .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
     let mounted = Arc::new(mounted);
     let kernel = mounted.clone();
-    let facts = server::Facts {
-        mountpoint: config.mountpoint.display().to_string(),
-        passthrough: Box::new(move || kernel.passthrough_state() == PassthroughState::On),
-    };
+    let passthrough = move || kernel.passthrough_state() == PassthroughState::On;
+    let facts =
+        Facts { mountpoint: config.mountpoint.display().to_string(), passthrough: Box::new(passthrough.clone()) };
     let socket = runtime.socket();
-    let listener =
-        server::bind(&socket).map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let clients = Server::start(&socket, overlay.clone(), facts)
+        .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
     let ready = Ready {
         mountpoint: config.mountpoint.clone(),
         pid: std::process::id(),
-        passthrough: (facts.passthrough)(),
+        passthrough: passthrough(),
         dirty_files: overlay.status().await.dirty_files,
     };
     super::offline::remember(config);
-    let clients = tokio::spawn(server::serve(listener, overlay.clone(), facts));
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     Outcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
-    clients.abort();
+    drop(clients);
     finish(runtime, state, &overlay).await
 }
 

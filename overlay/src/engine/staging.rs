@@ -9,6 +9,8 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
 use futures::channel::mpsc;
 use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
+use parking_lot::Mutex;
+use tokio::task::coop::consume_budget;
 
 use super::eviction::Kept;
 use super::flush::Plan;
@@ -22,6 +24,8 @@ use crate::clock::unix_now;
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
 const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
+/// How often it is told how far something is: often enough for a bar, and a million small files pile nothing up.
+const ADVANCE_TOLD_EVERY: Duration = Duration::from_millis(50);
 /// How often a file that changes in the pool while it is staged is begun anew.
 const ATTEMPTS: u32 = 3;
 
@@ -34,14 +38,17 @@ struct Reporter {
     failed: Arc<AtomicU64>,
     skipped: Arc<AtomicU64>,
     begun: Instant,
+    advance_told: Arc<Mutex<Instant>>,
 }
 
 impl Reporter {
     fn new() -> (Self, mpsc::UnboundedReceiver<Progress>) {
         let (sender, receiver) = mpsc::unbounded();
         let zero = || Arc::new(AtomicU64::new(0));
+        let begun = Instant::now();
+        let advance_told = Arc::new(Mutex::new(begun));
         let reporter =
-            Self { sender, files: zero(), bytes: zero(), failed: zero(), skipped: zero(), begun: Instant::now() };
+            Self { sender, files: zero(), bytes: zero(), failed: zero(), skipped: zero(), begun, advance_told };
         (reporter, receiver)
     }
 
@@ -52,7 +59,11 @@ impl Reporter {
     fn advanced(&self, bytes: u64) {
         let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.send(Progress::Advanced { files, bytes });
+        let mut told = self.advance_told.lock();
+        if told.elapsed() >= ADVANCE_TOLD_EVERY {
+            *told = Instant::now();
+            self.send(Progress::Advanced { files, bytes });
+        }
     }
 
     fn failed(&self, path: String, error: &Error) {
@@ -136,6 +147,7 @@ impl Overlay {
         let arrived = &arrivals.0.into_inner();
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
+            consume_budget().await;
             let node = inner.node(*ino)?;
             let size = inner.attr_of(&node)?.size;
             total += size;
@@ -166,6 +178,8 @@ impl Overlay {
 
     /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
     async fn stage_file(&self, ino: Ino, begun: Instant, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
+        // Of files that the pool need not be asked for there are many at once.
+        consume_budget().await;
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let known = inner.attr_of(&node)?.size;
@@ -267,6 +281,7 @@ impl Overlay {
         let files = self.files_of(&request.paths, Ask::Nothing, reporter).await?;
         let mut reasons = BTreeMap::new();
         for ino in files {
+            consume_budget().await;
             let node = inner.node(ino)?;
             if request.release_leases && !request.dry_run {
                 inner.release_lease(ino)?;

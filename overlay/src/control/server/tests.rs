@@ -13,6 +13,7 @@ struct Daemon {
     temp: tempfile::TempDir,
     entry: Entry,
     overlay: Overlay,
+    _server: Server,
 }
 
 fn entry(dir: PathBuf) -> Entry {
@@ -50,8 +51,8 @@ async fn daemon() -> Daemon {
     let overlay = Overlay::open(options).await.unwrap();
     let entry = entry(temp.path().to_path_buf());
     let facts = Facts { mountpoint: "/m".into(), passthrough: Box::new(|| true) };
-    tokio::spawn(serve(bind(&entry.runtime.socket()).unwrap(), overlay.clone(), facts));
-    Daemon { temp, entry, overlay }
+    let server = Server::start(&entry.runtime.socket(), overlay.clone(), facts).unwrap();
+    Daemon { temp, entry, overlay, _server: server }
 }
 
 async fn call(daemon: &Daemon, request: Request) -> Vec<Result<Reply, Failure>> {
@@ -110,4 +111,21 @@ async fn a_dead_daemon_is_named_with_the_command_that_brings_it_back() {
     let failure = client::call(&entry, &Request::Status).unwrap_err();
     assert_eq!(failure.kind, FailureKind::NoDaemon);
     assert!(failure.to_string().contains("forebay mount"), "{failure}");
+}
+
+/// The engine may be busy, or stuck in a fast pool that does not answer: that is not silence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
+    let daemon = daemon().await;
+    let socket = daemon.entry.runtime.socket();
+    tokio::spawn(async { std::thread::sleep(2 * limits::HEARTBEAT) });
+    let told = tokio::task::spawn_blocking(move || {
+        let mut client = Client::connect(socket).unwrap();
+        client.set_read_timeout(Some(limits::SILENCE)).unwrap();
+        client.write_all(b"{\"op\":\"dirty\"}\n").unwrap();
+        let lines = BufReader::new(client).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        lines.collect::<Vec<Reply>>()
+    });
+    let told = told.await.unwrap();
+    assert!(matches!(told.as_slice(), [Reply::Alive, .., Reply::End]), "{told:?}");
 }
