@@ -64,7 +64,7 @@ pub struct Options {
 }
 
 /// Memory for buffers where nothing else is asked for.
-pub const DEFAULT_MEMORY_BYTES: u64 = 48 << 20;
+pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
 /// The unit in which buffer memory is counted.
 const MEMORY_UNIT_BYTES: u64 = 4096;
 

@@ -130,7 +130,8 @@ async fn carry_out(request: Request, context: &Context, out: &mut Replies) -> Re
     match request {
         Request::Status => {
             let asked = overlay.clone();
-            let status = tokio::time::timeout(limits::STATUS, out.waiting_for(engine, async move { asked.status().await }));
+            let status =
+                tokio::time::timeout(limits::STATUS, out.waiting_for(engine, async move { asked.status().await }));
             let status = status.await.map_err(|_| stuck(&facts.mountpoint))??;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
@@ -169,8 +170,11 @@ fn in_engine<T>(engine: &Handle, begin: impl FnOnce() -> T) -> T {
 
 fn stuck(mountpoint: &str) -> Failure {
     let seconds = limits::STATUS.as_secs();
-    Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is there, and stuck for {seconds} s or more"))
-        .remedy("see whether its fast pool answers: `forebay doctor`, `dmesg`; it goes on when that does")
+    Failure::new(
+        FailureKind::NoDaemon,
+        format!("the daemon of {mountpoint} is there, and stuck for {seconds} s or more"),
+    )
+    .remedy("see whether its fast pool answers: `forebay doctor`, `dmesg`; it goes on when that does")
 }
 
 fn complete(mut status: Status, facts: &Facts) -> Status {
