@@ -1,5 +1,6 @@
 //! The `forebay` program: parses, asks the daemon, prints.
 
+mod allocator;
 mod args;
 mod commands;
 mod exit;

@@ -36,9 +36,9 @@ pub(crate) use records::{decode, encode};
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 5;
 /// Memory for blocks that were read, shared by all column families.
-const BLOCK_CACHE_BYTES: usize = 16 << 20;
+const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
-const WRITE_BUFFER_BYTES: usize = 16 << 20;
+const WRITE_BUFFER_BYTES: usize = 8 << 20;
 
 pub(crate) mod cf {
     /// `Ino` → `InodeRecord`.

@@ -334,8 +334,6 @@ impl Table {
         self.most.store(len, Ordering::Relaxed);
         self.nodes.shrink_to_fit();
         self.lookups.shrink_to_fit();
-        // SAFETY: gives free pages back to the system and touches nothing that is in use.
-        unsafe { libc::malloc_trim(0) };
     }
 
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Node>)) {

@@ -40,7 +40,6 @@ fn start(dir: &Path) -> Result<(), Failure> {
     // Modes come from the caller of each operation, complete; the mask of whoever mounted has no say.
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_descriptor_limit();
-    bound_heap();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rt = tokio::runtime::Builder::new_multi_thread()
@@ -190,26 +189,6 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
         Ok(handshake) => Ok(Attach::Again(handshake)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
         Err(e) => Err(Failure::io(format!("what the last worker left in {}", runtime.dir().display()), &e)),
-    }
-}
-
-/// Arenas of the allocator: with one for each thread it would keep what a burst took in each.
-const ARENAS: i32 = 2;
-/// Longer buffers are mapped and unmapped one by one. Those of a chunk are not: the kernel would clear their pages each
-/// time, which takes longer than to fill them.
-const MAPPED_FROM_BYTES: i32 = 4 << 20;
-/// Free memory at the end of the heap that is kept for the next buffers.
-const KEPT_BYTES: i32 = 16 << 20;
-
-/// Lets the allocator give back what a burst took, such as the listing of a large directory, but not the buffers that
-/// are needed again at once.
-fn bound_heap() {
-    #[cfg(target_env = "gnu")]
-    for (parameter, value) in
-        [(libc::M_ARENA_MAX, ARENAS), (libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES), (libc::M_TRIM_THRESHOLD, KEPT_BYTES)]
-    {
-        // SAFETY: sets a number. It is called before other threads begin.
-        unsafe { libc::mallopt(parameter, value) };
     }
 }
 
