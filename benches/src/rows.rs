@@ -30,7 +30,7 @@ impl Bench {
     /// that remove files are last.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 11] = [
+        let groups: [(&str, Group); 12] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -41,6 +41,7 @@ impl Bench {
             ("sqlite", sqlite::transactions),
             ("daemon-cpu", daemon::cpu),
             ("create", names::create_and_unlink),
+            ("libfuse-create", libfuse::create),
             ("daemon-memory", daemon::memory),
         ];
         for (name, group) in groups {

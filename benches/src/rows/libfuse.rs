@@ -5,14 +5,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Bench, small};
+use super::{Bench, names, small};
 use crate::bind::Bound;
+use crate::caches::{self, drop_caches};
 use crate::pairs::{self, Side};
 use crate::report::{Outcome, Target, Unit};
 use crate::{Result, work};
 
 const ROWS: [(&str, bool); 2] =
     [("the same, libfuse's passthrough_hp", false), ("the same, libfuse's passthrough_hp, bound", true)];
+const CREATE_ROWS: [(&str, bool); 2] = [
+    ("create of 10,000, libfuse's passthrough_hp", false),
+    ("create of 10,000, libfuse's passthrough_hp, bound", true),
+];
+/// Where it is mounted, and what is created on it.
+const POINT: &str = "mount-libfuse";
+const TREES: &str = "created-libfuse";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A mount of it that goes with the value.
@@ -54,24 +62,47 @@ impl Drop for Peer {
 }
 
 pub fn hot(bench: &mut Bench) -> Result<()> {
+    rows(bench, ROWS, |root, pair, bound| {
+        let names = small::names(root);
+        if pair == 0 {
+            work::open_read_close(&names, 2)?;
+        }
+        let _bound = Bound::when(bound)?;
+        work::open_read_close(&names, 3)
+    })
+}
+
+/// Its files lie in the native directory as well, and are created there with no catalog and no journal beside them:
+/// what a request costs, and little else.
+pub fn create(bench: &mut Bench) -> Result<()> {
+    rows(bench, CREATE_ROWS, |root, pair, bound| {
+        // It holds a descriptor for each file that the kernel knows: those of the last sample are forgotten.
+        drop_caches(root, caches::Drop::All)?;
+        let tree = root.join(TREES).join(format!("{pair}-{bound}-{}", root.ends_with(POINT)));
+        work::make_spread(&tree)?;
+        let _bound = Bound::when(bound)?;
+        work::create(&names::files(&tree))
+    })?;
+    let _ = fs::remove_dir_all(bench.place.native.join(TREES));
+    Ok(())
+}
+
+/// One row for each name, measured by `sample(root, pair, bound)`: unbound and bound.
+fn rows(bench: &mut Bench, rows: [(&str, bool); 2], sample: impl Fn(&Path, usize, bool) -> Result<f64>) -> Result<()> {
     let Some(program) = bench.args.passthrough_hp.clone() else {
-        for (name, _) in ROWS {
+        for (name, _) in rows {
             bench.add(name, Target::Beside, Outcome::Missing("not built here".into()));
         }
         return Ok(());
     };
-    let peer = Peer::start(&program, &bench.place.native, &bench.place.root.join("mount-libfuse"))?;
-    for (name, bound) in ROWS {
+    let peer = Peer::start(&program, &bench.place.native, &bench.place.root.join(POINT))?;
+    for (name, bound) in rows {
         let series = pairs::alternate(bench.args.pairs, |side, pair| {
-            let names = small::names(match side {
+            let root = match side {
                 Side::Native => &bench.place.native,
                 Side::Mount => &peer.point,
-            });
-            if pair == 0 {
-                work::open_read_close(&names, 2)?;
-            }
-            let _bound = Bound::when(bound)?;
-            work::open_read_close(&names, 3)
+            };
+            sample(root, pair, bound)
         })?;
         bench.add_series(name, Target::Beside, series, Unit::PerSec);
     }

@@ -73,7 +73,7 @@ impl How {
     }
 }
 
-fn files(root: &Path) -> Vec<PathBuf> {
+pub fn files(root: &Path) -> Vec<PathBuf> {
     work::spread_names(root, CREATED)
 }
 
