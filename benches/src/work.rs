@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -94,6 +95,23 @@ pub fn make_spread(root: &Path) -> Result<()> {
         fs::create_dir_all(root.join(format!("d{i:03}")))?;
     }
     Ok(())
+}
+
+/// Bytes that everything below a directory occupies; 0 where it is not there.
+pub fn disk_use(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    match fs::read_dir(dir) {
+        Ok(entries) => {
+            for entry in entries {
+                let entry = entry?;
+                let metadata = entry.metadata()?;
+                bytes += if metadata.is_dir() { disk_use(&entry.path())? } else { metadata.blocks() * 512 };
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(bytes)
 }
 
 /// Creates files of 4 KiB. Files per second.

@@ -39,14 +39,16 @@ pub mod limits {
     /// How long a client waits for the next line; the server sends a sign of life every [`HEARTBEAT`].
     pub const SILENCE: Duration = Duration::from_secs(20);
     pub const HEARTBEAT: Duration = Duration::from_secs(2);
-    /// How long the engine may take to say how it is.
+    /// How long the answer to `status` may get no further.
     pub const STATUS: Duration = Duration::from_secs(10);
     /// How long the server waits for the request of a client that has connected.
     pub const REQUEST: Duration = Duration::from_secs(10);
     /// Bytes of one request line: room for a list of some hundred thousand paths.
     pub const REQUEST_BYTES: u64 = 64 << 20;
-    /// Clients served at a time; more wait in the socket's backlog.
+    /// Clients worked for at a time; the others get signs of life until it is their turn. `status` does not wait.
     pub const CLIENTS: usize = 64;
+    /// Clients that are talked to at a time; more wait in the socket's backlog.
+    pub const CONNECTIONS: usize = 1024;
     /// Entries of a listing in one reply line.
     pub const ENTRIES_PER_REPLY: usize = 500;
     /// How long `mount` waits for the daemon: long enough for a catalog that must be recovered.

@@ -99,6 +99,7 @@ pub(crate) struct Inner {
     pub health: pool_view::Health,
     pub layouts: layout::Layouts,
     pub counters: status::Counts,
+    pub looks: status::Looks,
     /// Inodes whose count is not in the catalog yet, though nobody writes them any more.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
@@ -164,6 +165,7 @@ impl Overlay {
             health: pool_view::Health::default(),
             layouts: layout::Layouts::default(),
             counters: status::Counts::default(),
+            looks: status::Looks::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             reattached: options.reattached,

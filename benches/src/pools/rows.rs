@@ -29,6 +29,8 @@ const FEW_FILES: usize = 1_000;
 const GIGABIT: Slowness = Slowness { latency: Duration::from_micros(500), bytes_per_sec: 125_000_000 };
 /// A server from which each answer takes 2 ms.
 const TWO_MS: Slowness = Slowness { latency: Duration::from_millis(1), bytes_per_sec: 0 };
+/// What samples may leave: all that those of small files do, and not the content of one large one.
+const LEFT_BYTES: u64 = 900 << 20;
 const LIMIT: &str = "8GiB";
 
 /// Servers with data, and what was measured.
@@ -41,6 +43,8 @@ pub struct Bench {
     nfs: NfsServer,
     /// Fast pools and mount points made so far.
     made: usize,
+    /// Those of them that were removed again: the first so many.
+    cleared: usize,
 }
 
 impl Bench {
@@ -52,7 +56,7 @@ impl Bench {
         fs::write(&policy, "[default]\nflush = \"manual\"\n")?;
         let policy = policy.to_str().ok_or("a directory whose name is not UTF-8")?.to_owned();
         let (s3, nfs) = (Versitygw::start(), NfsServer::start(dir, Squash::None));
-        let bench = Self { rows: Vec::new(), pairs, root, policy, s3, nfs, made: 0 };
+        let bench = Self { rows: Vec::new(), pairs, root, policy, s3, nfs, made: 0, cleared: 0 };
         work::write_sequentially(&bench.content(), BIG_BYTES as usize)?;
         fs::copy(bench.content(), bench.nfs.export().join("big"))?;
         let plain = bench.plain(bench.s3.port())?;
@@ -74,19 +78,25 @@ impl Bench {
         self.root.join(format!("{}", self.made))
     }
 
-    /// Removes what was made since: each sample leaves a GiB.
-    fn clear(&self, before: usize) -> Result<()> {
+    /// Removes what samples have left, once that is large. Not many small files after each sample: ext4 without a journal
+    /// is slow to use an inode again that was deleted less than a minute ago, and the next sample would pay for it.
+    fn clear(&mut self) -> Result<()> {
+        let left: Vec<PathBuf> = (self.cleared + 1..=self.made).map(|n| self.root.join(n.to_string())).collect();
         let mounts = fs::read_to_string("/proc/self/mounts")?;
-        for n in before + 1..=self.made {
-            let dir = self.root.join(format!("{n}"));
-            if mounts.lines().filter_map(|line| line.split(' ').nth(1)).any(|point| Path::new(point).starts_with(&dir))
-            {
+        for dir in &left {
+            if mounts.lines().filter_map(|line| line.split(' ').nth(1)).any(|point| Path::new(point).starts_with(dir)) {
                 return Err(format!("{}: something is still mounted there", dir.display()).into());
             }
-            match fs::remove_dir_all(&dir) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
+        }
+        let mut bytes = 0;
+        for dir in &left {
+            bytes += work::disk_use(dir)?;
+        }
+        if bytes >= LEFT_BYTES {
+            for dir in left.iter().filter(|dir| dir.exists()) {
+                fs::remove_dir_all(dir)?;
             }
+            self.cleared = self.made;
         }
         Ok(())
     }
@@ -123,9 +133,8 @@ impl Bench {
         mut sample: impl FnMut(&mut Self, Side) -> Result<f64>,
     ) -> Result<()> {
         let series = pairs::alternate(self.pairs, |side, _| {
-            let before = self.made;
             let rate = sample(self, side)?;
-            self.clear(before)?;
+            self.clear()?;
             Ok(rate)
         })?;
         self.add(name, target, Outcome::Ratio(series, unit));

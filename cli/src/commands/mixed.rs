@@ -100,8 +100,8 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
 }
 
 /// What each daemon says, asked at the same time, since one that hangs is waited for. `None`: nothing.
-fn statuses(mounts: &[Entry]) -> Vec<Option<Status>> {
-    let ask = |entry: &Entry| entry.worker_alive().then(|| client::status(entry).ok()).flatten();
+fn statuses(mounts: &[Entry]) -> Vec<Option<Result<Status, Failure>>> {
+    let ask = |entry: &Entry| entry.worker_alive().then(|| client::status(entry));
     std::thread::scope(|scope| {
         let asked: Vec<_> = mounts.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
         asked.into_iter().map(|thread| thread.join().ok().flatten()).collect()

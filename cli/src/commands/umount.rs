@@ -33,7 +33,7 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
     if let Some(entry) = entry.as_ref().filter(|_| args.flush) {
         flush(entry, args.dry_run, output)?;
     }
-    let status = entry.as_ref().filter(|e| e.worker_alive()).and_then(|e| client::status(e).ok());
+    let status = entry.as_ref().filter(|e| e.worker_alive()).map(client::status);
     if args.dry_run {
         tell(&mountpoint, status.as_ref(), true, output);
         return Ok(Exit::Done);
@@ -60,8 +60,13 @@ pub(super) fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(),
     Err(Failure::new(FailureKind::Incomplete, what).remedy("`forebay dirty` says why; without --flush it unmounts"))
 }
 
-pub(super) fn tell(mountpoint: &Path, status: Option<&Status>, dry_run: bool, output: &Output) {
+/// `status`: what the daemon said before, where there was one.
+pub(super) fn tell(mountpoint: &Path, status: Option<&Result<Status, Failure>>, dry_run: bool, output: &Output) {
     let place = mountpoint.display();
+    if let Some(Err(failure)) = status {
+        output.note(format!("what of {place} is not in the pool yet could not be asked: {failure}"));
+    }
+    let status = status.and_then(|s| s.as_ref().ok());
     if output.json {
         output.json(&serde_json::json!({
             "mountpoint": mountpoint, "unmounted": !dry_run,

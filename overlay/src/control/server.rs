@@ -3,7 +3,9 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -42,8 +44,10 @@ impl Server {
         let listener = std::os::unix::net::UnixListener::bind(socket)?;
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        let context = Arc::new(Context { overlay, facts, engine: Handle::current() });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let turns = Semaphore::new(limits::CLIENTS);
+        let context = Arc::new(Context { overlay, facts, engine: Handle::current(), turns });
+        // What is shown of everything is looked at by a thread of this runtime, one at a time.
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build()?;
         let listener = {
             let _entered = runtime.enter();
             UnixListener::from_std(listener)?
@@ -65,10 +69,11 @@ struct Context {
     overlay: Overlay,
     facts: Facts,
     engine: Handle,
+    turns: Semaphore,
 }
 
 async fn serve(listener: UnixListener, context: Arc<Context>) {
-    let slots = Arc::new(Semaphore::new(limits::CLIENTS));
+    let slots = Arc::new(Semaphore::new(limits::CONNECTIONS));
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
         match listener.accept().await {
@@ -126,21 +131,22 @@ impl From<Failure> for Gone {
 }
 
 async fn carry_out(request: Request, context: &Context, out: &mut Replies) -> Result<(), Gone> {
-    let Context { overlay, facts, engine } = context;
+    let Context { overlay, facts, engine, turns } = context;
+    let _turn = match request {
+        Request::Status => None,
+        _ => Some(out.alive_until(pin!(turns.acquire())).await?),
+    };
     match request {
         Request::Status => {
-            let asked = overlay.clone();
-            let status =
-                tokio::time::timeout(limits::STATUS, out.waiting_for(engine, async move { asked.status().await }));
-            let status = status.await.map_err(|_| stuck(&facts.mountpoint))??;
+            let status = out.alive_while(pin!(overlay.status()), || overlay.looked_at()).await?;
+            let status = status.ok_or_else(|| stuck(&facts.mountpoint))?;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
         Request::Stage(request) => out.forward(in_engine(engine, || overlay.stage(request))).await?,
         Request::Flush(request) => out.forward(in_engine(engine, || overlay.flush(request))).await?,
         Request::Evict(request) => out.forward(in_engine(engine, || overlay.evict(request))).await?,
         Request::Dirty => {
-            let asked = overlay.clone();
-            let files = out.waiting_for(engine, async move { asked.dirty().await }).await?.map_err(Failure::from)?;
+            let files = out.alive_until(pin!(overlay.dirty())).await?.map_err(Failure::from)?;
             for part in files.chunks(limits::ENTRIES_PER_REPLY) {
                 out.send(&Reply::Dirty(part.to_vec())).await?;
             }
@@ -198,14 +204,36 @@ impl Replies {
         tokio::time::timeout(limits::SILENCE, self.0.write_all(&line)).await?
     }
 
-    /// Gives signs of life while the engine works an answer out. Ends with the client: work for nobody is dropped.
+    /// Gives signs of life while the engine works an answer out. Ends with the client: then the work is dropped where it
+    /// waits next.
     async fn waiting_for<T: Send + 'static>(
         &mut self,
         engine: &Handle,
         work: impl Future<Output = T> + Send + 'static,
-    ) -> io::Result<T> {
+    ) -> Result<T, Gone> {
         let mut work = AbortOnDropHandle::new(engine.spawn(work));
-        self.alive_until(&mut work).await?.map_err(io::Error::other)
+        let ended_early = |e| Failure::new(FailureKind::Other, format!("the daemon could not answer: {e}"));
+        Ok(self.alive_until(&mut work).await?.map_err(ended_early)?)
+    }
+
+    /// The same of work that says how far it is. `None`: it got no further for as long as [`limits::STATUS`].
+    async fn alive_while<T>(
+        &mut self,
+        mut work: impl Future<Output = T> + Unpin,
+        far: impl Fn() -> u64,
+    ) -> io::Result<Option<T>> {
+        let (mut reached, mut since) = (far(), Instant::now());
+        loop {
+            if let Ok(done) = tokio::time::timeout(limits::HEARTBEAT, &mut work).await {
+                return Ok(Some(done));
+            }
+            if far() != reached {
+                (reached, since) = (far(), Instant::now());
+            } else if since.elapsed() >= limits::STATUS {
+                return Ok(None);
+            }
+            self.send(&Reply::Alive).await?;
+        }
     }
 
     async fn alive_until<T>(&mut self, mut work: impl Future<Output = T> + Unpin) -> io::Result<T> {

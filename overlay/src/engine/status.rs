@@ -1,8 +1,10 @@
 //! What operators are shown: from memory and the catalog, never from the pool or the mount.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{FileKind, PoolPath, Result};
+use tokio::sync::Semaphore;
 
 use super::names::Ask;
 use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
@@ -44,12 +46,25 @@ impl Counts {
     }
 }
 
+/// Looks at all that is dirty. There is one at a time, since each takes memory for every file that it finds; one whose
+/// asker has left goes on to its end.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    turn: Arc<Semaphore>,
+    /// Intents looked at since the start.
+    seen: AtomicU64,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self { turn: Arc::new(Semaphore::new(1)), seen: AtomicU64::new(0) }
+    }
+}
+
 impl Overlay {
     /// The state of everything. Always answers: it asks neither the pool nor the kernel.
     pub async fn status(&self) -> Status {
-        let inner = self.inner.clone();
-        let work = move || Ok(inner.status_now());
-        match super::blocking(work).await {
+        match self.look(|inner| Ok(inner.status_now())).await {
             Ok(status) => status,
             Err(_) => self.inner.status_now(),
         }
@@ -57,8 +72,22 @@ impl Overlay {
 
     /// Everything that the pool does not have yet.
     pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
+        self.look(Inner::dirty_files).await
+    }
+
+    /// Grows as long as [`Overlay::status`] or [`Overlay::dirty`] gets on, for whomever.
+    pub fn looked_at(&self) -> u64 {
+        self.inner.looks.seen.load(Ordering::Relaxed)
+    }
+
+    async fn look<T: Send + 'static>(&self, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+        let turn = self.inner.looks.turn.clone().acquire_owned().await;
         let inner = self.inner.clone();
-        super::blocking(move || inner.dirty_files()).await
+        super::blocking(move || {
+            let _turn = turn;
+            work(&inner)
+        })
+        .await
     }
 
     /// What is listed below a path, with what of it is resident.
@@ -98,6 +127,9 @@ impl Inner {
             }
             Ok(true)
         });
+        let mountpoint = self.mountpoint.lock().clone();
+        let conflicts = self.conflicts.lock().clone();
+        let resident_files = self.evictor.lock().len() as u64;
         let mut open_files = 0;
         self.table.for_each(|node| {
             if let Some(state) = node.state.try_lock() {
@@ -108,7 +140,7 @@ impl Inner {
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
-            mountpoint: self.mountpoint.lock().clone(),
+            mountpoint,
             pool: self.pool.url(),
             under_way: self.pool.under_way(),
             pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
@@ -124,9 +156,9 @@ impl Inner {
                 .filter_map(|d| d.error.as_ref().map(|e| format!("{}: {e}", d.path)))
                 .take(SHOWN_ERRORS)
                 .collect(),
-            conflicts: self.conflicts.lock().clone(),
+            conflicts,
             leased_bytes,
-            resident_files: self.evictor.lock().len() as u64,
+            resident_files,
             inodes_in_memory: self.table.len() as u64,
             open_files,
             passthrough: self.passthrough.get().copied().unwrap_or(false),
@@ -140,12 +172,15 @@ impl Inner {
 
     pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
         let mut intents = Vec::new();
+        let seen = || self.looks.seen.fetch_add(1, Ordering::Relaxed);
         self.catalog.intents(|intent, since| {
+            seen();
             intents.push((intent, since));
             Ok(true)
         })?;
         let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
         for (intent, since_unix) in intents {
+            seen();
             let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
             if !self.still_differs(&intent) {
                 continue;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
@@ -50,6 +52,7 @@ pub struct Versitygw {
     dir: TempDir,
     port: u16,
     child: Option<Child>,
+    killed_at: SystemTime,
 }
 
 impl Versitygw {
@@ -60,7 +63,7 @@ impl Versitygw {
         for name in ["data", "iam", "versions"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
-        let mut server = Self { dir, port: free_port(), child: None };
+        let mut server = Self { dir, port: free_port(), child: None, killed_at: UNIX_EPOCH };
         server.resume();
         server.curl(&["-X", "PUT"], "");
         server
@@ -87,14 +90,15 @@ impl Versitygw {
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             end(&mut child);
+            self.killed_at = SystemTime::now();
         }
     }
 
-    /// Removes what its death left half made, as a server would that changes all at once: the other name of an object
+    /// Removes what its last death left half made, as a server would that changes all at once: the other name of an object
     /// that was to replace another, `.NAME.sgwtmp.NUMBER`, and directories that were not marked as ones that clients
     /// made. Those can be listed by their parents' name, and are not there by their own.
     pub fn mend(&self) {
-        mend(&self.files());
+        mend(&self.files(), self.killed_at - LAST_MOMENTS);
     }
 
     pub fn url(&self, prefix: &str) -> String {
@@ -121,19 +125,26 @@ impl Versitygw {
     }
 }
 
-fn mend(dir: &Path) {
+/// A request takes the server no longer.
+const LAST_MOMENTS: Duration = Duration::from_secs(1);
+
+fn mend(dir: &Path, since: SystemTime) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        let (path, name) = (entry.path(), entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
+        let (path, name, metadata) = (entry.path(), entry.file_name(), entry.metadata().unwrap());
+        let changed = UNIX_EPOCH + Duration::new(metadata.ctime().cast_unsigned(), metadata.ctime_nsec() as u32);
+        if metadata.is_dir() {
             if name == ".sgwtmp" {
                 continue;
             }
-            mend(&path);
+            mend(&path, since);
             let is_marked = rustix::fs::getxattr(&path, "user.etag", &mut [0; 256]).is_ok();
-            if !is_marked && fs::remove_dir(&path).is_ok() {
+            if !is_marked && changed >= since && fs::remove_dir(&path).is_ok() {
                 println!("the server's death left a directory half made: {}", path.display());
             }
-        } else if name.to_string_lossy().rsplit_once(".sgwtmp.").is_some_and(|(begin, _)| begin.starts_with('.')) {
+            continue;
+        }
+        let is_second = name.to_string_lossy().rsplit_once(".sgwtmp.").is_some_and(|(begin, _)| begin.starts_with('.'));
+        if is_second && changed >= since {
             fs::remove_file(&path).unwrap();
             println!("the server's death left a second name of an object: {}", path.display());
         }

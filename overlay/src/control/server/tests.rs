@@ -113,19 +113,31 @@ async fn a_dead_daemon_is_named_with_the_command_that_brings_it_back() {
     assert!(failure.to_string().contains("forebay mount"), "{failure}");
 }
 
-/// The engine may be busy, or stuck in a fast pool that does not answer: that is not silence.
+/// All replies to a request, asked without the client that hides the signs of life.
+fn replies(socket: PathBuf, request: &'static [u8]) -> tokio::task::JoinHandle<Vec<Reply>> {
+    tokio::task::spawn_blocking(move || {
+        let mut client = Client::connect(socket).unwrap();
+        client.set_read_timeout(Some(limits::SILENCE)).unwrap();
+        client.write_all(request).unwrap();
+        let lines = BufReader::new(client).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        lines.collect()
+    })
+}
+
+/// The engine may be busy, or stuck in a fast pool that does not answer: that is not silence, not even for more clients
+/// than it would work for at a time, and nothing that `status` waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
     let daemon = daemon().await;
     let socket = daemon.entry.runtime.socket();
     tokio::spawn(async { std::thread::sleep(2 * limits::HEARTBEAT) });
-    let told = tokio::task::spawn_blocking(move || {
-        let mut client = Client::connect(socket).unwrap();
-        client.set_read_timeout(Some(limits::SILENCE)).unwrap();
-        client.write_all(b"{\"op\":\"dirty\"}\n").unwrap();
-        let lines = BufReader::new(client).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        lines.collect::<Vec<Reply>>()
-    });
-    let told = told.await.unwrap();
-    assert!(matches!(told.as_slice(), [Reply::Alive, .., Reply::End]), "{told:?}");
+    let waiting: Vec<_> = (0..=limits::CLIENTS)
+        .map(|_| replies(socket.clone(), b"{\"op\":\"ls\",\"path\":\"\",\"recursive\":false}\n"))
+        .collect();
+    let status = replies(socket, b"{\"op\":\"status\"}\n").await.unwrap();
+    assert!(matches!(status.as_slice(), [Reply::Status(_), Reply::End]), "{status:?}");
+    for told in waiting {
+        let told = told.await.unwrap();
+        assert!(matches!(told.as_slice(), [Reply::Alive, .., Reply::End]), "{told:?}");
+    }
 }
