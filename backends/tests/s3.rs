@@ -77,6 +77,21 @@ async fn s3_pool_on_ceph_conforms() {
     common::assert_conforms(Arc::new(pool)).await;
 }
 
+/// What a server's death may leave in its listings: the prefix of a directory of which no key ever came to be.
+#[tokio::test]
+async fn a_directory_that_is_only_listed_is_not_there() {
+    let server = Versitygw::start();
+    server.curl(&["-X", "PUT", "-d", "theirs"], "implied/file");
+    fs::create_dir(server.files().join("half-made")).unwrap();
+    let listed = server.curl(&[], "?delimiter=%2F&list-type=2");
+    assert!(listed.contains("<Prefix>half-made/</Prefix>"), "the server does not do this any more: {listed}");
+    let pool = attach(&server, "").await;
+    assert_eq!(names(&pool, "").await, ["implied"]);
+    assert!(pool.stat(&path("half-made")).await.unwrap_err().is(ErrorKind::NotFound));
+    pool.mkdir(&path("half-made"), &directory()).await.unwrap();
+    assert_eq!(names(&pool, "").await, ["half-made", "implied"]);
+}
+
 const VERSIONED: &str = "<VersioningConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
                          <Status>Enabled</Status></VersioningConfiguration>";
 

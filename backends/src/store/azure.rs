@@ -146,6 +146,10 @@ impl Dialect for Azure {
         AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(denied)
     }
 
+    fn tells_empty_prefixes(&self) -> bool {
+        false
+    }
+
     fn translate(&self, headers: &mut HeaderMap) {
         translate_metadata(headers, "x-ms-meta-");
     }

@@ -37,6 +37,12 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Whether a listing may tell a prefix that no key begins with: S3 servers do that were killed while they made or
+    /// removed one. versitygw goes on with it until somebody makes the directory, Ceph's gateway for two minutes or more.
+    fn tells_empty_prefixes(&self) -> bool {
+        true
+    }
+
     /// One page of a listing.
     async fn page(&self, client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
         page_of_s3(client, asked).await

@@ -85,6 +85,10 @@ impl Dialect for Google {
         }
     }
 
+    fn tells_empty_prefixes(&self) -> bool {
+        false
+    }
+
     fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
         if same.etag.parse::<u64>().is_ok() { call.header(IF_GENERATION_MATCH, same.etag) } else { Ok(call) }
     }

@@ -183,6 +183,7 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
         Child::Directory(name, key) => {
             let stat = match bucket.client.head(&key).await? {
                 Some(marker) => marker.stat(true, &bucket.defaults),
+                None if is_empty(bucket, &key).await? => return Ok(None),
                 None => implied_directory(&bucket.defaults),
             };
             Ok(Some(DirEntry::new(name, stat)))
@@ -202,6 +203,12 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
             Ok(object(bucket, listed).await?.map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults))))
         }
     }
+}
+
+/// Whether a prefix was told that no key begins with.
+async fn is_empty(bucket: &Bucket, prefix: &str) -> Result<bool, Refusal> {
+    let client = &bucket.client;
+    Ok(client.dialect.tells_empty_prefixes() && client.list(prefix, false, None, 1).await?.objects.is_empty())
 }
 
 /// `None` where it is another one by now.
