@@ -9,3 +9,4 @@ pub mod mount;
 pub mod process;
 pub mod servers;
 pub mod sweep;
+pub mod tree;

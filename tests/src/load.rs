@@ -12,12 +12,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_backends::RESERVED_PREFIX;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::mount::content;
+use crate::tree::{Files, Tree};
 pub use blocks::Blocks;
 pub use names::Names;
 
@@ -43,15 +45,15 @@ pub trait Writer: Send {
 /// Where a writer works: the same directory through the mount and in the pool.
 #[derive(Debug, Clone)]
 pub struct Ground {
-    pub here: PathBuf,
-    pub pool: PathBuf,
+    pub here: Files,
+    pub pool: Arc<dyn Tree>,
     /// Makes contents differ from those of other writers.
     pub tag: u64,
 }
 
 impl Ground {
     fn name(&self, name: &str) -> PathBuf {
-        self.here.join(name)
+        self.here.path(name)
     }
 }
 
@@ -94,16 +96,16 @@ fn generate(tag: u64) -> Vec<u8> {
 }
 
 /// The tag of a file that was written by [`generate`]; whatever else it holds is an invention.
-fn held(path: &Path) -> Result<Held, String> {
-    match fs::read(path) {
+fn held(dir: &dyn Tree, name: &str) -> Result<Held, String> {
+    match dir.read(name) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(format!("{}: {e}", path.display())),
+        Err(e) => Err(format!("{dir}/{name}: {e}")),
         Ok(bytes) => {
             let tag = bytes.first_chunk().map_or(0, |head| u64::from_le_bytes(*head));
             let right = generate(tag);
             match difference(&right, &bytes) {
                 None => Ok(Some(tag)),
-                Some(why) => Err(format!("{} is no content of ours: tag {tag:x}, {why}", path.display())),
+                Some(why) => Err(format!("{dir}/{name} is no content of ours: tag {tag:x}, {why}")),
             }
         }
     }
@@ -135,12 +137,12 @@ fn close(file: File) -> io::Result<()> {
 }
 
 /// Every name of a directory, to find invented ones.
-fn names(dir: &Path) -> Vec<String> {
-    let mut found: Vec<String> = match fs::read_dir(dir) {
+fn names(dir: &dyn Tree) -> Vec<String> {
+    let mut found = match dir.names() {
         // What a killed upload leaves in the pool has a reserved name, which no mount shows.
-        Ok(entries) => {
-            let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
-            names.filter(|name| !name.as_bytes().starts_with(RESERVED_PREFIX)).collect()
+        Ok(mut names) => {
+            names.retain(|name| !name.as_bytes().starts_with(RESERVED_PREFIX));
+            names
         }
         Err(e) => vec![format!("({e})")],
     };
@@ -149,18 +151,18 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Names that slots describe, in the mount or in the pool.
-fn differences(dir: &Path, slots: &BTreeMap<String, Slot>) -> Vec<String> {
+fn differences(dir: &dyn Tree, slots: &BTreeMap<String, Slot>) -> Vec<String> {
     let mut wrong = Vec::new();
     let expected: Vec<&String> = slots.iter().filter(|(_, s)| s.now.is_some()).map(|(n, _)| n).collect();
     let found = names(dir);
     if !found.iter().eq(expected.iter().copied()) {
-        wrong.push(format!("{} lists {found:?}, not {expected:?}", dir.display()));
+        wrong.push(format!("{dir} lists {found:?}, not {expected:?}"));
     }
     for (name, slot) in slots {
-        match held(&dir.join(name)) {
+        match held(dir, name) {
             Err(why) => wrong.push(why),
             Ok(found) if found != slot.now => {
-                wrong.push(format!("{}/{name} holds {found:x?}, not {:x?}", dir.display(), slot.now));
+                wrong.push(format!("{dir}/{name} holds {found:x?}, not {:x?}", slot.now));
             }
             Ok(_) => {}
         }
@@ -169,17 +171,17 @@ fn differences(dir: &Path, slots: &BTreeMap<String, Slot>) -> Vec<String> {
 }
 
 /// Settles slots against a directory, in which names with `tmp` are nobody's promise.
-fn settle(dir: &Path, slots: &mut BTreeMap<String, Slot>) -> Vec<String> {
+fn settle(dir: &Files, slots: &mut BTreeMap<String, Slot>) -> Vec<String> {
     let mut wrong = Vec::new();
     for name in names(dir).iter().filter(|n| n.starts_with("tmp")) {
-        if let Err(e) = fs::remove_file(dir.join(name)) {
-            wrong.push(format!("{}/{name} cannot be removed: {e}", dir.display()));
+        if let Err(e) = fs::remove_file(dir.path(name)) {
+            wrong.push(format!("{dir}/{name} cannot be removed: {e}"));
         }
     }
     for (name, slot) in slots.iter_mut() {
-        match held(&dir.join(name)) {
+        match held(dir, name) {
             Err(why) => wrong.push(why),
-            Ok(found) => wrong.extend(slot.settle(&dir.join(name).display().to_string(), found)),
+            Ok(found) => wrong.extend(slot.settle(&format!("{dir}/{name}"), found)),
         }
     }
     wrong.extend(differences(dir, slots));
@@ -224,7 +226,7 @@ impl Writer for Replace {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        differences(&self.ground.pool, &self.slots)
+        differences(&*self.ground.pool, &self.slots)
     }
 }
 
@@ -258,7 +260,7 @@ impl Writer for OnClose {
         let name = format!("tmp-{}", self.count);
         let file = write_new(&self.ground.name(&name), &generate(tag))?;
         close(file)?;
-        match held(&self.ground.pool.join(&name)) {
+        match held(&*self.ground.pool, &name) {
             Ok(Some(found)) if found == tag => {}
             other => self.broken.push(format!("{name} was closed, but the pool has {other:x?}, not {tag:x}")),
         }
@@ -278,7 +280,7 @@ impl Writer for OnClose {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        differences(&self.ground.pool, &self.slots)
+        differences(&*self.ground.pool, &self.slots)
     }
 }
 
@@ -306,21 +308,21 @@ impl Append {
         content(self.ground.tag | self.number, self.attempted)
     }
 
-    fn check(&self, dir: &Path) -> (usize, Vec<String>) {
-        let path = dir.join(self.name());
-        let found = match fs::read(&path) {
+    fn check(&self, dir: &dyn Tree) -> (usize, Vec<String>) {
+        let name = self.name();
+        let found = match dir.read(&name) {
             Ok(found) => found,
             Err(e) if e.kind() == io::ErrorKind::NotFound && self.acknowledged == 0 => Vec::new(),
-            Err(e) => return (0, vec![format!("{}: {e}", path.display())]),
+            Err(e) => return (0, vec![format!("{dir}/{name}: {e}")]),
         };
         let mut wrong = Vec::new();
         if found.len() < self.acknowledged || found.len() > self.attempted {
             let (min, max) = (self.acknowledged, self.attempted);
-            wrong.push(format!("{} has {} bytes, not {min} to {max}", path.display(), found.len()));
+            wrong.push(format!("{dir}/{name} has {} bytes, not {min} to {max}", found.len()));
         }
         let common = found.len().min(self.attempted);
         if let Some(why) = difference(&self.right()[..common], &found[..common]) {
-            wrong.push(format!("{}: {why}", path.display()));
+            wrong.push(format!("{dir}/{name}: {why}"));
         }
         (found.len(), wrong)
     }
@@ -368,7 +370,7 @@ impl Writer for Append {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        self.check(&self.ground.pool).1
+        self.check(&*self.ground.pool).1
     }
 }
 
@@ -402,8 +404,8 @@ impl Writer for Flushed {
         slot.begin(Some(tag));
         fs::rename(part, self.ground.name(&name))?;
         slot.done();
-        if (self.flush)(&self.ground.here)? {
-            match held(&self.ground.pool.join(&name)) {
+        if (self.flush)(&self.ground.here.0)? {
+            match held(&*self.ground.pool, &name) {
                 Ok(Some(found)) if found == tag => {}
                 other => self.broken.push(format!("{name} was flushed, but the pool has {other:x?}, not {tag:x}")),
             }
@@ -418,6 +420,6 @@ impl Writer for Flushed {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        differences(&self.ground.pool, &self.slots)
+        differences(&*self.ground.pool, &self.slots)
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::process::{self, Answer};
 use crate::servers::Remote;
+use crate::tree::{Files, Tree};
 
 /// How long any command of the program may take, unless a test says otherwise.
 pub const COMMAND: Duration = Duration::from_secs(90);
@@ -244,11 +245,17 @@ impl Mount {
         self.place.mnt().join(below)
     }
 
-    /// The same path in the pool.
+    /// The same path in a pool that is the place's directory.
     pub fn pool(&self, below: impl AsRef<Path>) -> PathBuf {
+        assert!(self.options.remote.is_none(), "the pool is behind a server");
+        self.place.pool().join(below)
+    }
+
+    /// The pool, past us.
+    pub fn tree(&self) -> Arc<dyn Tree> {
         match &self.options.remote {
-            Some(remote) => remote.tree.join(below),
-            None => self.place.pool().join(below),
+            Some(remote) => remote.tree.clone(),
+            None => Arc::new(Files(self.place.pool())),
         }
     }
 

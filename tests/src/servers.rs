@@ -6,14 +6,16 @@ mod started;
 pub mod stores;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::tree::{Bucket, Files, Tree};
 
 /// A pool behind a server of its own.
 #[derive(Debug, Clone)]
 pub struct Remote {
     pub url: String,
-    /// Where its objects are plain files.
-    pub tree: PathBuf,
+    /// What is in it, past us; behind the server's back where that keeps plain files.
+    pub tree: Arc<dyn Tree>,
     /// What a client needs to be let in.
     pub environment: BTreeMap<String, String>,
 }
@@ -40,7 +42,21 @@ impl Server for s3::Versitygw {
     }
 
     fn remote(&self) -> Remote {
-        Remote { url: self.url(""), tree: self.files(), environment: s3::environment() }
+        Remote { url: self.url(""), tree: Arc::new(Files(self.files())), environment: s3::environment() }
+    }
+}
+
+impl Server for s3::Rgw {
+    fn kill(&mut self) {
+        self.kill();
+    }
+
+    fn start_again(&mut self) {
+        self.resume();
+    }
+
+    fn remote(&self) -> Remote {
+        Remote { url: self.url(""), tree: Arc::new(Bucket::at(self.port())), environment: s3::environment() }
     }
 }
 
@@ -54,6 +70,6 @@ impl Server for nfs::NfsServer {
     }
 
     fn remote(&self) -> Remote {
-        Remote { url: self.url(), tree: self.export(), environment: BTreeMap::new() }
+        Remote { url: self.url(), tree: Arc::new(Files(self.export())), environment: BTreeMap::new() }
     }
 }

@@ -15,6 +15,7 @@ use crate::load::{Append, Blocks, Flushed, Ground, Names, OnClose, Replace, Writ
 use crate::mount::Mount;
 use crate::process;
 use crate::servers::Server;
+use crate::tree::Files;
 
 /// Of a mount that is swept.
 pub const POLICY: &str = "
@@ -40,7 +41,7 @@ fn setting(name: &str, default: u64) -> u64 {
 fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
     let ground = |name: &str, tag: u64| {
         std::fs::create_dir(mount.path(name)).expect("a directory for a writer");
-        Ground { here: mount.path(name), pool: mount.pool(name), tag: tag << 56 }
+        Ground { here: Files(mount.path(name)), pool: mount.tree().below(name), tag: tag << 56 }
     };
     let flush = |path: &Path| -> io::Result<bool> {
         let mut command = Command::new(process::forebay());

@@ -86,7 +86,7 @@ fn a_directory_passes_and_is_left_as_it_was() {
 fn s3_passes_and_is_left_as_it_was() {
     let server = Versitygw::start();
     let remote = server.remote();
-    let answer = passes_and_is_left_as_it_was(&remote.url, &remote.environment, &remote.tree);
+    let answer = passes_and_is_left_as_it_was(&remote.url, &remote.environment, &server.files());
     let links = steps(&answer, "ended").into_iter().find(|end| end["case"] == "hard_links_name_one_file").unwrap();
     assert_eq!(links["result"], "not_applicable", "{answer}");
     let wrong = [("AWS_ACCESS_KEY_ID", "forebay"), ("AWS_SECRET_ACCESS_KEY", "wrong")];
@@ -98,7 +98,7 @@ fn s3_passes_and_is_left_as_it_was() {
 fn nfs_passes_and_is_left_as_it_was() {
     let mut server = NfsServer::start(Path::new("/var/tmp"), Squash::None);
     let remote = Server::remote(&server);
-    passes_and_is_left_as_it_was(&remote.url, &remote.environment, &remote.tree);
+    passes_and_is_left_as_it_was(&remote.url, &remote.environment, &server.export());
     server.kill();
     doctor(&remote.url, &remote.environment, &[]).refused(UNAVAILABLE, &["does not answer", "check that"]);
 }
@@ -170,16 +170,16 @@ fn what_is_no_pool_is_refused_with_what_is_wrong() {
 fn a_trial_that_is_interrupted_is_cleared_away() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let server = Versitygw::start();
-        let remote = server.remote();
-        fs::write(remote.tree.join("theirs"), "kept").unwrap();
+        let (remote, files) = (server.remote(), server.files());
+        fs::write(files.join("theirs"), "kept").unwrap();
         let mut command = Command::new(forebay());
         command.args(["doctor", "--pool", &remote.url]).envs(&remote.environment);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let since = Instant::now();
         // In the middle of the case with the most files.
         let many = || {
-            let scratch = names(&remote.tree).into_iter().find(|name| name.starts_with("forebay-doctor-"))?;
-            fs::read_dir(remote.tree.join(scratch).join("three_thousand_entries_are_listed_once_each")).ok()
+            let scratch = names(&files).into_iter().find(|name| name.starts_with("forebay-doctor-"))?;
+            fs::read_dir(files.join(scratch).join("three_thousand_entries_are_listed_once_each")).ok()
         };
         while many().is_none_or(|entries| entries.count() < 50) {
             assert!(since.elapsed() < LIMIT && child.try_wait().unwrap().is_none(), "it never came so far");
@@ -189,6 +189,6 @@ fn a_trial_that_is_interrupted_is_cleared_away() {
         unsafe { libc::kill(child.id().cast_signed(), signal) };
         let status = wait(&mut child, LIMIT).expect("it ends");
         assert_eq!(status.code(), Some(INCOMPLETE));
-        assert_eq!(names(&remote.tree), ["theirs"]);
+        assert_eq!(names(&files), ["theirs"]);
     }
 }

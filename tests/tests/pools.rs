@@ -1,5 +1,6 @@
 //! Pools behind real servers, through the mount.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::{self, Rgw, Versitygw};
 use forebay_tests::servers::stores::{Kind, StoreServer};
 use forebay_tests::sweep::{POLICY, sweep};
+use forebay_tests::tree::{Bucket, Tree};
 
 fn nfs() -> NfsServer {
     NfsServer::start(Path::new("/var/tmp"), Squash::None)
@@ -44,6 +46,45 @@ fn nothing_is_lost_or_invented_by_kills_over_nfs() {
     let mut server = nfs();
     let mount = over(&server, Options::policy(POLICY));
     sweep(&mount, KILLS, true, Some(&mut server));
+}
+
+/// Where a server keeps plain files, a client sees what they are: so it can be believed where there are none.
+#[test]
+fn a_bucket_is_seen_as_its_files_are() {
+    let mut server = Versitygw::start();
+    for (key, content) in [
+        ("d/a", "1"),
+        ("d/b.c", "22"),
+        ("d/sub/?x-id=PutObject", ""),
+        ("d/sub/in", "333"),
+        ("d/empty/?x-id=PutObject", ""),
+    ] {
+        server.curl(&["-X", "PUT", "-d", content], key);
+    }
+    let (files, bucket) = (server.remote().tree.below("d"), Bucket::at(server.port()).below("d"));
+    let look = |tree: &dyn Tree| {
+        let mut names = tree.names().unwrap();
+        names.sort();
+        assert_eq!(names, ["a", "b.c", "empty", "sub"], "{tree}");
+        assert_eq!(tree.below("sub").read("in").unwrap(), b"333", "{tree}");
+        assert_eq!((tree.read("a").unwrap(), tree.links("a").unwrap()), (b"1".to_vec(), 1), "{tree}");
+        for nothing in ["b", "c"] {
+            assert_eq!(tree.read(nothing).unwrap_err().kind(), ErrorKind::NotFound, "{tree}");
+            assert_eq!(tree.links(nothing).unwrap_err().kind(), ErrorKind::NotFound, "{tree}");
+        }
+    };
+    look(&*files);
+    look(&*bucket);
+    // While the server is away it is asked again.
+    server.kill();
+    let seen = std::thread::spawn(move || (bucket.names().unwrap().len(), bucket.read("a").unwrap()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!seen.is_finished());
+    server.resume();
+    assert_eq!(seen.join().unwrap(), (4, b"1".to_vec()));
+    // What others change is seen at once.
+    server.curl(&["-X", "PUT", "-d", "other"], "d/a");
+    assert_eq!(Bucket::at(server.port()).below("d").read("a").unwrap(), b"other");
 }
 
 /// The table of what pools can do in docs/POOLS.md is what they say of themselves.
@@ -165,7 +206,7 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     assert!(mount.status().dirty_files > 0);
     server.start_again();
     let since = Instant::now();
-    while std::fs::read(mount.pool("absorbed")).ok() != Some(content(2, 5 << 20)) {
+    while mount.tree().read("absorbed").ok() != Some(content(2, 5 << 20)) {
         assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -6,12 +6,14 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, Place, alone, content};
 use forebay_tests::process::{Answer, forebay, run, sh};
 use forebay_tests::servers::Remote;
 use forebay_tests::servers::stores::{Kind, StoreServer};
+use forebay_tests::tree::Files;
 use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -48,7 +50,8 @@ impl Served {
     }
 
     fn remote(&self) -> Remote {
-        Remote { url: self.server.url(""), tree: self.server.files(), environment: self.server.environment() }
+        let tree = Arc::new(Files(self.server.files()));
+        Remote { url: self.server.url(""), tree, environment: self.server.environment() }
     }
 
     fn mount(&self) -> Mount {

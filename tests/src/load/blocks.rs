@@ -1,15 +1,15 @@
 //! Changes in place.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Ground, Held, Slot, Writer, difference};
 use crate::mount::content;
+use crate::tree::Tree;
 
 /// Overwrites blocks of one file in place.
 pub struct Blocks {
@@ -32,12 +32,12 @@ impl Blocks {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
     }
 
-    fn read(&self, dir: &Path) -> Result<Vec<Held>, String> {
-        let path = dir.join(Self::NAME);
-        let bytes = match fs::read(&path) {
+    fn read(&self, dir: &dyn Tree) -> Result<Vec<Held>, String> {
+        let name = Self::NAME;
+        let bytes = match dir.read(name) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == io::ErrorKind::NotFound && self.slots.iter().all(|s| s.now.is_none()) => Vec::new(),
-            Err(e) => return Err(format!("{}: {e}", path.display())),
+            Err(e) => return Err(format!("{dir}/{name}: {e}")),
         };
         let mut found = vec![None; self.slots.len()];
         for (at, block) in bytes.chunks(Self::BLOCK).enumerate() {
@@ -46,11 +46,11 @@ impl Blocks {
                 continue;
             }
             if let Some(why) = difference(&content(tag, Self::BLOCK), block) {
-                return Err(format!("{} block {at} is none of ours: tag {tag:x}, {why}", path.display()));
+                return Err(format!("{dir}/{name} block {at} is none of ours: tag {tag:x}, {why}"));
             }
             match found.get_mut(at) {
                 Some(slot) => *slot = Some(tag),
-                None => return Err(format!("{} has {} bytes", path.display(), bytes.len())),
+                None => return Err(format!("{dir}/{name} has {} bytes", bytes.len())),
             }
         }
         Ok(found)
@@ -96,10 +96,10 @@ impl Writer for Blocks {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        match self.read(&self.ground.pool) {
+        match self.read(&*self.ground.pool) {
             Err(why) => vec![why],
             Ok(found) if found.iter().eq(self.slots.iter().map(|s| &s.now)) => Vec::new(),
-            Ok(_) => vec![format!("{} is not what was written", self.ground.pool.join(Self::NAME).display())],
+            Ok(_) => vec![format!("{}/{} is not what was written", self.ground.pool, Self::NAME)],
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Ground, Held, Slot, Writer};
+use crate::tree::Tree;
 
 /// Directories that come, move and go, and hard links.
 pub struct Names {
@@ -61,8 +61,8 @@ impl Names {
         Ok(())
     }
 
-    fn found(&self, dir: &Path) -> (Vec<Held>, Vec<Held>, Vec<String>) {
-        let there = |name: String| dir.join(name).symlink_metadata().is_ok();
+    fn found(&self, dir: &dyn Tree) -> (Vec<Held>, Vec<Held>, Vec<String>) {
+        let there = |name: String| dir.links(&name).is_ok();
         let dirs = (0..self.dirs.len()).map(|at| match (there(format!("a-{at}")), there(format!("b-{at}"))) {
             (false, false) => None,
             (true, false) => Some(1),
@@ -72,10 +72,10 @@ impl Names {
         let links = (0..self.links.len()).map(|at| there(format!("link-{at}")).then_some(1));
         let (dirs, links): (Vec<Held>, Vec<Held>) = (dirs.collect(), links.collect());
         let mut wrong = Vec::new();
-        if let Ok(base) = dir.join("base").metadata() {
+        if let Ok(found) = dir.links("base") {
             let expected = 1 + links.iter().flatten().count() as u64;
-            if base.nlink() != expected {
-                wrong.push(format!("{}/base has {} links, not {expected}", dir.display(), base.nlink()));
+            if found != expected {
+                wrong.push(format!("{dir}/base has {found} links, not {expected}"));
             }
         }
         (dirs, links, wrong)
@@ -98,9 +98,9 @@ impl Writer for Names {
     }
 
     fn check_pool(&self) -> Vec<String> {
-        let (dirs, links, mut wrong) = self.found(&self.ground.pool);
+        let (dirs, links, mut wrong) = self.found(&*self.ground.pool);
         if !dirs.iter().eq(self.dirs.iter().map(|s| &s.now)) || !links.iter().eq(self.links.iter().map(|s| &s.now)) {
-            wrong.push(format!("{}: {dirs:?} {links:?} are not {self:?}", self.ground.pool.display()));
+            wrong.push(format!("{}: {dirs:?} {links:?} are not {self:?}", self.ground.pool));
         }
         wrong
     }
