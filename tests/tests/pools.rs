@@ -31,6 +31,8 @@ fn over(server: &dyn Server, options: Options) -> Mount {
 const ARRIVES_WITHIN: Duration = Duration::from_secs(120);
 /// Kills of the daemon, and of the server, for each kind of pool.
 const KILLS: u64 = 40;
+/// Ceph's gateway answers some hundred requests in a second here.
+const KILLS_OVER_CEPH: u64 = 24;
 
 #[test]
 fn nothing_is_lost_or_invented_by_kills_over_s3() {
@@ -38,6 +40,14 @@ fn nothing_is_lost_or_invented_by_kills_over_s3() {
     let mut server = Versitygw::start();
     let mount = over(&server, Options::policy(POLICY));
     sweep(&mount, KILLS, false, Some(&mut server));
+}
+
+#[test]
+fn nothing_is_lost_or_invented_by_kills_over_ceph() {
+    let _alone = alone();
+    let mut server = Rgw::start();
+    let mount = over(&server, Options::policy(POLICY));
+    sweep(&mount, KILLS_OVER_CEPH, false, Some(&mut server));
 }
 
 #[test]
@@ -163,6 +173,12 @@ fn a_tree_goes_to_s3_and_comes_back() {
 }
 
 #[test]
+fn a_tree_goes_to_ceph_and_comes_back() {
+    let _alone = alone();
+    a_tree_comes_back(&Rgw::start());
+}
+
+#[test]
 fn a_tree_goes_to_nfs_and_comes_back() {
     let _alone = alone();
     a_tree_comes_back(&nfs());
@@ -217,6 +233,12 @@ fn an_outage_is_survived(server: &mut dyn Server) {
 fn an_outage_of_s3_is_survived() {
     let _alone = alone();
     an_outage_is_survived(&mut Versitygw::start());
+}
+
+#[test]
+fn an_outage_of_ceph_is_survived() {
+    let _alone = alone();
+    an_outage_is_survived(&mut Rgw::start());
 }
 
 #[test]
