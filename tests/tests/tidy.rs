@@ -9,13 +9,14 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// What each crate may depend on, of ours.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("backends", &[]),
+    ("ebpf", &[]),
     ("prefetch", &[]),
-    ("overlay", &["backends", "prefetch"]),
+    ("overlay", &["backends", "ebpf", "prefetch"]),
     ("cli", &["overlay"]),
-    ("tests", &["backends", "prefetch", "overlay"]),
-    ("benches", &["backends", "prefetch", "overlay"]),
+    ("tests", &["backends", "ebpf", "prefetch", "overlay"]),
+    ("benches", &["backends", "ebpf", "prefetch", "overlay"]),
 ];
 
 fn root() -> PathBuf {

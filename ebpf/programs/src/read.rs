@@ -1,0 +1,81 @@
+//! What a read is, of which the kernel tells in pieces, and not always of the first.
+
+use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::bpf_task_pt_regs;
+
+use crate::layout::Call;
+use crate::maps::{load, offset};
+
+const PAGE: u64 = 1 << crate::touch::PAGE_SHIFT;
+
+/// Notes that the task brings bytes into the cache.
+#[inline(always)]
+pub fn fills(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) {
+    let goes_on = last.fill_calls == calls && last.fill_inode == inode && last.fill_until == from;
+    if !goes_on {
+        last.fill_calls = calls;
+        last.fill_inode = inode;
+        last.fill_from = from;
+    }
+    last.fill_until = until;
+}
+
+/// Whether this is of a read that was counted already: it is told once for each batch of pages, with what is left of it.
+#[inline(always)]
+pub fn goes_on(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) -> bool {
+    let same = last.calls == calls && last.until == until && last.from < from && last.inode == inode;
+    last.inode = inode;
+    last.calls = calls;
+    last.until = until;
+    last.from = from;
+    same
+}
+
+/// Where a read begins whose first piece to be told of is `from..wanted`: the pages before it may have been read untold.
+#[inline(always)]
+pub fn begin(last: &Call, task: *const u8, from: u64, wanted: u64) -> u64 {
+    if last.fill_inode == last.inode
+        && last.fill_calls == last.calls
+        && last.fill_from < from
+        && last.fill_until >= from
+    {
+        return last.fill_from;
+    }
+    let regs = unsafe { bpf_task_pt_regs(task.cast_mut().cast()) } as *const u8;
+    if regs.is_null() {
+        return from;
+    }
+    let number = load::<u64>(regs, offset!(regs_number)) as u32;
+    if number != offset!(call_read) && number != offset!(call_pread) {
+        return from;
+    }
+    let len: u64 = load(regs, offset!(regs_third));
+    // It ends in the last of the pages.
+    if len >= wanted || wanted - len >= from {
+        return from;
+    }
+    let position = if number == offset!(call_pread) {
+        Some(load(regs, offset!(regs_fourth)))
+    } else {
+        position(task, load(regs, offset!(regs_first)))
+    };
+    match position {
+        Some(position) if position < from && position + len + PAGE > wanted => position & !(PAGE - 1),
+        _ => from,
+    }
+}
+
+/// The position of an open file.
+#[inline(always)]
+fn position(task: *const u8, descriptor: u64) -> Option<u64> {
+    let files = field(task as u64, offset!(task_files))?;
+    let table = field(files, offset!(files_table))?;
+    let array = field(table, offset!(table_files))?;
+    let file = field(array + (descriptor & 0xffff_ffff) * 8, 0)?;
+    field(file, offset!(file_pos))
+}
+
+#[inline(always)]
+fn field(object: u64, offset: u32) -> Option<u64> {
+    unsafe { bpf_probe_read_kernel((object + offset as u64) as *const u64) }.ok()
+}

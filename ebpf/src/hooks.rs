@@ -1,0 +1,98 @@
+//! The places in the kernel where programs are attached, and what is not seen without each.
+
+use crate::kernel_types::KernelTypes;
+
+/// A place in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hook {
+    /// The tracepoint.
+    pub name: &'static str,
+    /// The program.
+    pub(crate) program: &'static str,
+    /// Without any of those nothing of what is read is seen.
+    pub(crate) reads: bool,
+    /// What it shows.
+    pub shows: &'static str,
+    /// What is done where the kernel does not have it.
+    pub without: &'static str,
+}
+
+/// A hook of this kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookState {
+    pub hook: Hook,
+    /// Why it is not used.
+    pub lacking: Option<String>,
+}
+
+/// Every hook.
+pub(crate) const HOOKS: [Hook; 8] = [
+    Hook {
+        name: "mm_filemap_get_pages",
+        program: "get_pages",
+        reads: true,
+        shows: "read, pread, readv, io_uring, sendfile, copy_file_range",
+        without: "reads are seen where they bring pages into memory, and not where the pages are there",
+    },
+    Hook {
+        name: "mm_filemap_add_to_page_cache",
+        program: "add_page",
+        reads: true,
+        shows: "what is read from a disk or from the daemon, not from memory",
+        without: "what came from memory is not told apart",
+    },
+    Hook {
+        name: "mm_filemap_map_pages",
+        program: "map_pages",
+        reads: false,
+        shows: "mapped files",
+        without: "pages that are in memory are mapped unseen",
+    },
+    Hook {
+        name: "mm_filemap_fault",
+        program: "fault",
+        reads: false,
+        shows: "mapped files, where pages are not in memory",
+        without: "pages that are not in memory are mapped unseen",
+    },
+    Hook {
+        name: "writeback_dirty_folio",
+        program: "dirty_folio",
+        reads: false,
+        shows: "what is written",
+        without: "writes are not counted",
+    },
+    Hook {
+        name: "iomap_dio_rw_begin",
+        program: "direct",
+        reads: false,
+        shows: "O_DIRECT",
+        without: "O_DIRECT is not counted",
+    },
+    Hook {
+        name: "sched_process_fork",
+        program: "fork",
+        reads: false,
+        shows: "the children of a job's processes",
+        without: "a job is its cgroup, or the processes that it had when they were last looked for",
+    },
+    Hook {
+        name: "sched_process_exit",
+        program: "exit",
+        reads: false,
+        shows: "the end of a job's processes",
+        without: "a job's processes are looked for in /proc",
+    },
+];
+
+/// The hooks that the running kernel has, without those that are named in `masked`. Needs no privilege.
+pub fn probe(masked: &[String]) -> Vec<HookState> {
+    let types = KernelTypes::running();
+    let lacking = |hook: &Hook| match &types {
+        _ if masked.iter().any(|name| name == hook.name) => Some("masked".into()),
+        Err(error) => Some(error.to_string()),
+        Ok(types) if types.has_tracepoint(hook.name) => None,
+        Ok(_) => Some("this kernel does not have it".into()),
+    };
+    HOOKS.into_iter().map(|hook| HookState { lacking: lacking(&hook), hook }).collect()
+}

@@ -1,0 +1,351 @@
+//! Loads the programs, says whose touches are whose, and reads what was counted.
+
+use std::collections::HashMap as StdMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::{BtfTracePoint, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::hooks::HookState;
+use crate::kernel_types::KernelTypes;
+use crate::layout::{DROPS, EPOCH, Key, MAX_PLACES, MEASURED, Offsets, Record, Rule, SLOTS, Setting, Slot};
+use crate::{Error, FirstTouch, Place};
+
+/// How often the slots are looked at again, while the CPUs go on.
+const ATTEMPTS: u32 = 8;
+
+/// The programs, as `build-programs` makes them.
+static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
+
+// SAFETY: plain numbers, and no byte of them is padding.
+unsafe impl Pod for Key {}
+// SAFETY: as above.
+unsafe impl Pod for Record {}
+// SAFETY: as above.
+unsafe impl Pod for Offsets {}
+// SAFETY: as above.
+unsafe impl Pod for Setting {}
+
+/// Where `pt_regs` has the number of a system call, its first argument, and, with bytes to add, its third and its fourth.
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: (&str, &str, &str, u32, &str, u32) = ("syscallno", "regs", "regs", 16, "regs", 24);
+#[cfg(not(target_arch = "aarch64"))]
+const REGISTERS: (&str, &str, &str, u32, &str, u32) = ("orig_ax", "di", "dx", 0, "r10", 0);
+
+/// The slots of one CPU.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Slots([Slot; SLOTS]);
+// SAFETY: as above.
+unsafe impl Pod for Slots {}
+
+/// What is observed.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// At most [`MAX_PLACES`].
+    pub places: Vec<Place>,
+    /// The process whose own touches do not count.
+    pub ignored: u32,
+    /// Hooks that are not used, by the names of their tracepoints: for tests.
+    pub masked: Vec<String>,
+}
+
+/// What was not recorded, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Touches of files for which there was no room.
+    pub touches: u64,
+    /// First touches whose path was not told.
+    pub paths: u64,
+    /// Processes that should have belonged to a job.
+    pub processes: u64,
+}
+
+/// The programs, attached. They go with the value.
+pub struct Observer {
+    hooks: Vec<HookState>,
+    tasks: Mutex<HashMap<MapData, u32, u32>>,
+    cgroups: Mutex<HashMap<MapData, u64, u32>>,
+    records: Mutex<HashMap<MapData, Key, Record>>,
+    numbers: Mutex<Array<MapData, u64>>,
+    cpus: PerCpuArray<MapData, Slots>,
+    drops: PerCpuArray<MapData, [u64; DROPS]>,
+    ring: Mutex<RingBuf<MapData>>,
+    #[expect(dead_code, reason = "its drop detaches the programs")]
+    programs: Ebpf,
+}
+
+impl Observer {
+    /// Attaches what the kernel has.
+    ///
+    /// # Errors
+    /// `Denied` without the capabilities; `Kernel` where there is no BTF, or not one hook that shows reads.
+    pub fn start(options: &Options) -> Result<Self, Error> {
+        let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
+        let types = KernelTypes::running()?;
+        let mut hooks = crate::probe(&options.masked);
+        let mut setting = setting(options, &types)?;
+        if hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
+            setting.last_is_beyond = u32::from(measure(&btf, &setting)? > 0);
+        }
+        let mut programs = load(&btf, &setting)?;
+        for state in hooks.iter_mut().filter(|state| state.lacking.is_none()) {
+            match attach(&mut programs, &btf, state.hook.program, state.hook.name) {
+                Err(Error::Denied) => return Err(Error::Denied),
+                Err(error) => state.lacking = Some(error.to_string()),
+                Ok(()) => {}
+            }
+        }
+        if !hooks.iter().any(|state| state.hook.reads && state.lacking.is_none()) {
+            let why = hooks.iter().find_map(|state| state.lacking.clone()).unwrap_or_default();
+            return Err(Error::Kernel(format!("nothing shows what is read: {why}")));
+        }
+        Ok(Self {
+            hooks,
+            tasks: Mutex::new(take(&mut programs, "TASKS")?),
+            cgroups: Mutex::new(take(&mut programs, "CGROUPS")?),
+            records: Mutex::new(take(&mut programs, "RECORDS")?),
+            numbers: Mutex::new(take(&mut programs, "NUMBERS")?),
+            cpus: take(&mut programs, "CPU")?,
+            drops: take(&mut programs, "DROPPED")?,
+            ring: Mutex::new(take(&mut programs, "TOUCHES")?),
+            programs,
+        })
+    }
+
+    /// Every hook, and why it is not used where it is not.
+    pub fn hooks(&self) -> &[HookState] {
+        &self.hooks
+    }
+
+    /// Adds a process, and all that it forks from now on, to a job.
+    pub fn add_process(&self, pid: u32, job: u32) -> Result<(), Error> {
+        self.tasks.lock().insert(pid, job, 0).map_err(|e| bpf("add a process", e))?;
+        self.new_rules()
+    }
+
+    /// Adds what runs in a cgroup, and below it, to a job. The number is that of the inode of its directory in the
+    /// hierarchy of version 2.
+    pub fn add_cgroup(&self, cgroup: u64, job: u32) -> Result<(), Error> {
+        self.cgroups.lock().insert(cgroup, job, 0).map_err(|e| bpf("add a cgroup", e))?;
+        self.new_rules()
+    }
+
+    /// From now on nothing belongs to the job.
+    pub fn end(&self, job: u32) -> Result<(), Error> {
+        remove_where(&mut self.tasks.lock(), job)?;
+        remove_where(&mut self.cgroups.lock(), job)?;
+        self.new_rules()
+    }
+
+    /// The job of a process, as far as it is one by its process tree.
+    pub fn job_of(&self, pid: u32) -> Option<u32> {
+        self.tasks.lock().get(&pid, 0).ok()
+    }
+
+    /// What the CPUs know of whose touches are whose is old.
+    fn new_rules(&self) -> Result<(), Error> {
+        let mut numbers = self.numbers.lock();
+        let epoch = numbers.get(&EPOCH, 0).map_err(|e| bpf("rules", e))?;
+        numbers.set(EPOCH, epoch + 1, 0).map_err(|e| bpf("rules", e))
+    }
+
+    /// Waits until there are first touches, for at most as long as said, and takes them, oldest first.
+    pub fn first_touches(&self, wait: Duration) -> Vec<FirstTouch> {
+        let mut ring = self.ring.lock();
+        let mut all = Vec::new();
+        drain(&mut ring, &mut all);
+        if all.is_empty() {
+            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+            let _ = poll(&mut [PollFd::new(&ring.as_fd(), PollFlags::IN)], Some(&wait));
+            drain(&mut ring, &mut all);
+        }
+        all
+    }
+
+    /// All that was recorded, from the start: totals. On a machine that is very busy, what a CPU was just adding to a
+    /// record may be missing; it is there the next time.
+    pub fn records(&self) -> Result<StdMap<Key, Record>, Error> {
+        let failed = |e| bpf("records", e);
+        let mut slots = self.slots()?;
+        let records = self.records.lock();
+        let mut all = records.iter().collect::<Result<StdMap<Key, Record>, _>>().map_err(failed)?;
+        for _ in 0..ATTEMPTS {
+            let later = self.slots()?;
+            // What was added to its record meanwhile may be in neither.
+            let moved = |(before, after): &(&Slot, &Slot)| before.changes != after.changes || !after.is_whole();
+            let moved: Vec<Key> = slots.iter().zip(&later).filter(moved).map(|(before, _)| before.key).collect();
+            slots = later;
+            if !moved.iter().any(|key| all.contains_key(key)) {
+                break;
+            }
+            for key in moved {
+                if let Ok(record) = records.get(&key, 0) {
+                    all.insert(key, record);
+                }
+            }
+        }
+        for slot in slots.iter().filter(|slot| slot.is_whole()) {
+            if let Some(record) = all.get_mut(&slot.key) {
+                record.add(slot);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Of all CPUs, in the same order each time.
+    fn slots(&self) -> Result<Vec<Slot>, Error> {
+        let cpus = self.cpus.get(&0, 0).map_err(|e| bpf("records", e))?;
+        Ok(cpus.iter().flat_map(|slots| slots.0).collect())
+    }
+
+    /// Gives up records, for instance of a job that has ended. What is touched again is a first touch.
+    pub fn forget(&self, keys: impl IntoIterator<Item = Key>) {
+        let mut records = self.records.lock();
+        for key in keys {
+            let _ = records.remove(&key);
+        }
+    }
+
+    pub fn dropped(&self) -> Dropped {
+        let mut sum = [0; DROPS];
+        if let Ok(cpus) = self.drops.get(&0, 0) {
+            for cpu in cpus.iter() {
+                sum.iter_mut().zip(cpu).for_each(|(to, from)| *to += from);
+            }
+        }
+        Dropped { touches: sum[0], paths: sum[1], processes: sum[2] }
+    }
+}
+
+fn drain(ring: &mut RingBuf<MapData>, all: &mut Vec<FirstTouch>) {
+    while let Some(item) = ring.next() {
+        all.extend(FirstTouch::parse(&item));
+    }
+}
+
+fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, job: u32) -> Result<(), Error> {
+    let of_job: Vec<K> = map.iter().flatten().filter(|(_, of)| *of == job).map(|(key, _)| key).collect();
+    for key in of_job {
+        // It may have ended meanwhile.
+        let _ = map.remove(&key);
+    }
+    Ok(())
+}
+
+fn load(btf: &Btf, setting: &Setting) -> Result<Ebpf, Error> {
+    EbpfLoader::new()
+        .btf(Some(btf))
+        .override_global("SETTING", setting, true)
+        .load(PROGRAMS)
+        .map_err(|e| bpf("load", e))
+}
+
+fn attach(programs: &mut Ebpf, btf: &Btf, program: &str, hook: &str) -> Result<(), Error> {
+    let found = programs.program_mut(program).ok_or_else(|| Error::Kernel(format!("no program {program}")))?;
+    let found: &mut BtfTracePoint = found.try_into().map_err(|e: ProgramError| bpf(program, e))?;
+    found.load(hook, btf).map_err(|e| bpf(program, e))?;
+    found.attach().map_err(|e| bpf(program, e)).map(drop)
+}
+
+fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(programs: &mut Ebpf, name: &str) -> Result<M, Error> {
+    let map = programs.take_map(name).ok_or_else(|| Error::Kernel(format!("no map {name}")))?;
+    M::try_from(map).map_err(|e| bpf(name, e))
+}
+
+/// What the third argument of `mm_filemap_get_pages` is for one page: 0 if it is that page, 1 if it is the one after it.
+/// Kernels differ, and those that mend it do not say so.
+fn measure(btf: &Btf, setting: &Setting) -> Result<u64, Error> {
+    let io = |source| Error::Io { what: "measure the hook".into(), source };
+    let mut programs = load(btf, &Setting { ignored: std::process::id(), ..*setting })?;
+    attach(&mut programs, btf, "measure", "mm_filemap_get_pages")?;
+    let own = File::open("/proc/self/exe").map_err(io)?;
+    own.read_exact_at(&mut [0; 1], 0).map_err(io)?;
+    let numbers: Array<MapData, u64> = take(&mut programs, "NUMBERS")?;
+    match numbers.get(&MEASURED, 0).map_err(|e| bpf("measure", e))? {
+        0 => Err(Error::Kernel("mm_filemap_get_pages did not tell of a read".into())),
+        pages => Ok(pages - 1),
+    }
+}
+
+fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&source);
+    while let Some(error) = cause {
+        let denied = |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES));
+        if error.downcast_ref::<std::io::Error>().is_some_and(denied) && !holds_capabilities() {
+            return Error::Denied;
+        }
+        cause = error.source();
+    }
+    Error::Bpf { what: what.into(), source: Box::new(source) }
+}
+
+/// Whether this process has CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which stands for both.
+fn holds_capabilities() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let Ok(sets) = capabilities(None) else { return false };
+    sets.effective.contains(CapabilitySet::SYS_ADMIN)
+        || sets.effective.contains(CapabilitySet::BPF | CapabilitySet::PERFMON)
+}
+
+fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
+    if options.places.len() > MAX_PLACES {
+        return Err(Error::Kernel(format!("at most {MAX_PLACES} places can be watched")));
+    }
+    let mut setting = Setting { ignored: options.ignored, offsets: offsets(types)?, ..Setting::default() };
+    for (rule, place) in setting.places.iter_mut().zip(&options.places) {
+        *rule = Rule { root: place.root.unwrap_or(0), device: place.device, everybody: u32::from(place.everybody) };
+    }
+    Ok(setting)
+}
+
+fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
+    // Before 5.16 there were pages only.
+    let folio = if types.has("folio") { "folio" } else { "page" };
+    let orders = types.offset(folio, "_flags_1").ok().zip(types.enumerator("PG_head").ok());
+    Ok(Offsets {
+        mapping_host: types.offset("address_space", "host")?,
+        inode_sb: types.offset("inode", "i_sb")?,
+        inode_ino: types.offset("inode", "i_ino")?,
+        inode_generation: types.offset("inode", "i_generation")?,
+        inode_size: types.offset("inode", "i_size")?,
+        inode_dentries: types.offset("inode", "i_dentry.first")?,
+        inode_mode: types.offset("inode", "i_mode")?,
+        sb_dev: types.offset("super_block", "s_dev")?,
+        dentry_alias: types.offset("dentry", "d_u.d_alias")?,
+        dentry_parent: types.offset("dentry", "d_parent")?,
+        dentry_inode: types.offset("dentry", "d_inode")?,
+        dentry_name: types.offset("dentry", "d_name.name")?,
+        folio_flags: types.offset(folio, "flags")?,
+        folio_order: orders.map_or(0, |(order, _)| order),
+        large_folio_bit: orders.map_or(0, |(_, bit)| bit),
+        folio_index: types.offset(folio, "index")?,
+        folio_mapping: types.offset(folio, "mapping")?,
+        iocb_file: types.offset("kiocb", "ki_filp")?,
+        iocb_pos: types.offset("kiocb", "ki_pos")?,
+        iter_count: types.offset("iov_iter", "count")?,
+        iter_source: types.offset("iov_iter", "data_source")?,
+        file_inode: types.offset("file", "f_inode")?,
+        task_start: types.offset("task_struct", "start_boottime")?,
+        task_pid: types.offset("task_struct", "pid")?,
+        task_tgid: types.offset("task_struct", "tgid")?,
+        task_reads: types.offset("task_struct", "ioac.syscr")?,
+        task_files: types.offset("task_struct", "files")?,
+        files_table: types.offset("files_struct", "fdt")?,
+        table_files: types.offset("fdtable", "fd")?,
+        file_pos: types.offset("file", "f_pos")?,
+        regs_number: types.offset("pt_regs", REGISTERS.0)?,
+        regs_first: types.offset("pt_regs", REGISTERS.1)?,
+        regs_third: types.offset("pt_regs", REGISTERS.2)? + REGISTERS.3,
+        regs_fourth: types.offset("pt_regs", REGISTERS.4)? + REGISTERS.5,
+        call_read: libc::SYS_read as u32,
+        call_pread: libc::SYS_pread64 as u32,
+        reserved: 0,
+    })
+}
