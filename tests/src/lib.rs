@@ -6,7 +6,9 @@ pub mod model;
 
 pub mod load;
 pub mod mount;
+pub mod observed;
 pub mod process;
+pub mod reading;
 pub mod servers;
 pub mod sweep;
 pub mod tree;

@@ -1,0 +1,29 @@
+//! What is observed by tests: `observed read` carries out the plan that comes on standard input, and
+//! `observed observe DIR` observes itself reading the file there. Exits with 77 where it may not.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use forebay_ebpf::{Error, Observer, Way};
+use forebay_tests::{observed, reading};
+
+fn main() {
+    let mut arguments = std::env::args_os().skip(1);
+    let command = arguments.next().unwrap();
+    match (command.to_str().unwrap(), arguments.next().map(PathBuf::from)) {
+        ("read", None) => {
+            let mut plan = String::new();
+            std::io::stdin().read_to_string(&mut plan).unwrap();
+            reading::carry_out(&serde_json::from_str::<Vec<_>>(&plan).unwrap());
+        }
+        ("observe", Some(dir)) => match Observer::start(&observed::options(&dir, &[])) {
+            Ok(observer) => {
+                let record = observed::reads(&observer, &dir.join("file"));
+                assert_eq!(record.way(Way::Read).bytes, observed::FILE_BYTES);
+            }
+            Err(Error::Denied) => std::process::exit(77),
+            Err(other) => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}: read, or observe DIR"),
+    }
+}

@@ -1,0 +1,29 @@
+//! A process that observes what it reads itself.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_ebpf::{Observer, Options, Place, Record};
+
+pub const FILE_BYTES: u64 = 1 << 20;
+const JOB: u32 = 7;
+
+/// To observe the files of a directory without some hooks.
+pub fn options(dir: &Path, masked: &[&str]) -> Options {
+    let masked = masked.iter().map(|name| (*name).to_owned()).collect();
+    Options { places: vec![Place::below(dir, false).unwrap()], ignored: 0, masked }
+}
+
+/// What is told of this process reading a file that is not in the page cache.
+pub fn reads(observer: &Observer, path: &Path) -> Record {
+    observer.add_process(std::process::id(), JOB).unwrap();
+    let mut bytes = Vec::new();
+    File::open(path).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, FILE_BYTES);
+    let touches = observer.first_touches(Duration::from_secs(5));
+    let touch = touches.iter().find(|touch| touch.key.job == JOB).expect("a first touch");
+    assert_eq!(touch.path, Path::new("file"));
+    observer.records().unwrap()[&touch.key]
+}

@@ -1,0 +1,113 @@
+//! Accesses that a test plans and a process of its own carries out: every way to read.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub const PAGE: u64 = 4096;
+/// What is read through a mapping or by O_DIRECT is a multiple of this.
+pub const BLOCK: u64 = PAGE;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum How {
+    Read,
+    Pread,
+    Readv,
+    IoUring,
+    Sendfile,
+    Splice,
+    CopyFileRange,
+    Direct,
+    Mmap,
+}
+
+pub const WAYS_TO_READ: [How; 9] = [
+    How::Read,
+    How::Pread,
+    How::Readv,
+    How::IoUring,
+    How::Sendfile,
+    How::Splice,
+    How::CopyFileRange,
+    How::Direct,
+    How::Mmap,
+];
+
+/// One access that a job makes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Step {
+    pub file: PathBuf,
+    pub how: How,
+    pub from: u64,
+    pub len: u64,
+}
+
+/// Carries out one after the other.
+pub fn carry_out(plan: &[Step]) {
+    let sink = tempfile::tempfile_in("/var/tmp").unwrap();
+    let mut ring = io_uring::IoUring::new(2).unwrap();
+    plan.iter().for_each(|step| step.carry_out(&sink, &mut ring));
+}
+
+impl Step {
+    fn carry_out(&self, sink: &File, ring: &mut io_uring::IoUring) {
+        let flags = if self.how == How::Direct { libc::O_DIRECT } else { 0 };
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.file).unwrap();
+        // Nothing is read but what is asked for.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let (from, len) = (self.from, self.len as usize);
+        let mut buffer = vec![0u8; len + BLOCK as usize];
+        let aligned = buffer.as_ptr().align_offset(BLOCK as usize);
+        let buffer = &mut buffer[aligned..aligned + len];
+        let done = match self.how {
+            How::Read => {
+                rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(from)).unwrap();
+                (&file).read(buffer).unwrap()
+            }
+            How::Pread | How::Direct => file.read_at(buffer, from).unwrap(),
+            How::Readv => {
+                let (a, b) = buffer.split_at_mut(len / 2);
+                let mut vectors = [std::io::IoSliceMut::new(a), std::io::IoSliceMut::new(b)];
+                rustix::io::preadv(&file, &mut vectors, from).unwrap()
+            }
+            How::IoUring => {
+                let fd = io_uring::types::Fd(file.as_raw_fd());
+                let read = io_uring::opcode::Read::new(fd, buffer.as_mut_ptr(), len as u32).offset(from).build();
+                // SAFETY: the buffer outlives the wait for the completion.
+                unsafe { ring.submission().push(&read).unwrap() };
+                ring.submit_and_wait(1).unwrap();
+                usize::try_from(ring.completion().next().unwrap().result()).unwrap()
+            }
+            How::Sendfile => rustix::fs::sendfile(sink, &file, Some(&mut from.clone()), len).unwrap(),
+            How::CopyFileRange => {
+                rustix::fs::copy_file_range(&file, Some(&mut from.clone()), sink, Some(&mut 0), len).unwrap()
+            }
+            How::Splice => {
+                let (out, into) = rustix::pipe::pipe().unwrap();
+                rustix::pipe::fcntl_setpipe_size(&into, 1 << 20).unwrap();
+                let flags = rustix::pipe::SpliceFlags::empty();
+                let done = rustix::pipe::splice(&file, Some(&mut from.clone()), &into, None, len, flags).unwrap();
+                drop(out);
+                done
+            }
+            How::Mmap => {
+                let (flags, map_flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+                // SAFETY: a new mapping, that nothing else uses, of a file that nobody truncates.
+                unsafe {
+                    let start = rustix::mm::mmap(std::ptr::null_mut(), len, flags, map_flags, &file, from).unwrap();
+                    rustix::mm::madvise(start, len, rustix::mm::Advice::Random).unwrap();
+                    for page in (0..len).step_by(PAGE as usize) {
+                        std::ptr::read_volatile(start.cast::<u8>().add(page));
+                    }
+                    rustix::mm::munmap(start, len).unwrap();
+                }
+                len
+            }
+        };
+        assert_eq!(done, len, "{self:?}");
+    }
+}
