@@ -1,6 +1,7 @@
 # make demo    the main job on real files, with a table of times
 # make test    everything that a change must pass
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
+# make bench-observer   what the observer costs those that read
 # make bench-pools   pools behind servers, to plain clients and to other programs
 # make help    the rest
 #
@@ -27,6 +28,7 @@ CARGO := cargo
 BUILD_LIMIT := timeout 3600
 PJDFSTEST := pjdfstest@0.2.2
 FSX := fsx@0.3.2
+BPF_LINKER := bpf-linker@0.10.3
 VERSITYGW := versitygw@v1.8.0
 FAKE_GCS := fake-gcs-server@v1.52.3
 AZURITE := azurite@3.35.0
@@ -36,7 +38,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick bench bench-pools lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -44,6 +46,7 @@ help:
 	@echo "make lint    formatting and clippy"
 	@echo "make deny    licences and sources of what is linked"
 	@echo "make advisories  known defects of what is linked (from the network)"
+	@echo "make programs  the programs that run in the kernel, as they are checked in"
 	@echo "make nightly the long randomised runs"
 	@echo "make man     manual pages and completions, from the command line's description"
 	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
@@ -66,10 +69,25 @@ lint:
 	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- -D warnings $(TESTS_MAY)
 
 # Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
-test: lint $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
+test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
 	@packaging/deps build test
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
 	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
+
+programs: $(TOOLS)/$(BPF_LINKER)
+	@ebpf/build-programs ebpf/programs.o
+	@rustc --version > ebpf/programs.made-by
+
+# Another compiler makes other code of the same source: then there is nothing to compare.
+check-programs: $(TOOLS)/$(BPF_LINKER)
+	@mkdir -p $(CARGO_TARGET_DIR)
+	@ebpf/build-programs $(CARGO_TARGET_DIR)/programs.o
+	@if rustc --version | cmp -s - ebpf/programs.made-by; then \
+		cmp $(CARGO_TARGET_DIR)/programs.o ebpf/programs.o \
+			|| { echo "ebpf/programs.o is not what its source makes: make programs" >&2; exit 1; }; \
+	else \
+		echo "ebpf/programs.o was made by $$(cat ebpf/programs.made-by), and is not compared with what $$(rustc --version) makes"; \
+	fi
 
 # Only what needs neither root nor a mount.
 test-quick: lint
@@ -79,6 +97,9 @@ bench: build
 	@packaging/deps test
 	@FOREBAY_PASSTHROUGH_HP=$$(benches/passthrough_hp.sh $(CACHE)/libfuse || true) \
 		timeout 7200 $(CARGO) bench -p forebay-benches --bench speed -- $(ARGS)
+
+bench-observer: build
+	@timeout 3600 $(CARGO) bench -p forebay-benches --bench observer -- $(ARGS)
 
 bench-pools: build $(TOOLS)/$(VERSITYGW)
 	@packaging/deps test bench-pools
@@ -95,7 +116,7 @@ advisories: $(TOOLS)/cargo-deny
 	@timeout 600 $(CARGO) deny --all-features check advisories
 
 # A tool is installed once for each version: the stamp carries it.
-$(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX):
+$(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(BPF_LINKER):
 	@packaging/deps build
 	@echo "installing: $(@F)"
 	@CARGO_TARGET_DIR=$(CACHE)/tools-target $(BUILD_LIMIT) $(CARGO) install --quiet --locked --root $(TOOLS) $(@F)
