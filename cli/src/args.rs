@@ -58,6 +58,26 @@ pub enum Command {
         #[arg(short, long)]
         summarize: bool,
     },
+    /// Run a command as a job: what it reads and writes under the mounts is noted. Ends as the command does.
+    Run(Run),
+    /// Note what processes use that run already, until they have ended or Ctrl-C.
+    Observe(Observe),
+    /// Show jobs and what they used.
+    Job {
+        #[command(subcommand)]
+        command: JobCommand,
+    },
+    /// Show which job reads how much, and from where: page cache, fast pool or pool.
+    Top {
+        /// Show only the mount that this path lies in.
+        path: Option<PathBuf>,
+        /// How long one look is.
+        #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = values::interval)]
+        interval: Duration,
+        /// End after so many looks.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        count: Option<u32>,
+    },
     /// Say what this machine allows, what a lack costs, and the command that grants it; and whether a pool is fit.
     Doctor {
         /// A fast directory to look at.
@@ -136,6 +156,9 @@ pub struct Mount {
     /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, ro, immutable, allow_other, ...
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// Hooks that the observer does without: `-o mask_hooks=`.
+    #[arg(skip)]
+    pub mask_hooks: Vec<String>,
     /// Check everything and mount nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -206,9 +229,69 @@ pub struct Evict {
     pub dry_run: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The name of the job; one that runs is joined. The Slurm job, or else a new name, if not given.
+    #[arg(long, value_name = "NAME", value_parser = values::job_id)]
+    pub job: Option<String>,
+    /// Only at the mount that this path lies in.
+    #[arg(long, value_name = "PATH")]
+    pub mount: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("whom").required(true).args(["pid", "cgroup", "slurm_job"]))]
+pub struct Observe {
+    /// A process, with all that descends from it; repeat it for more.
+    #[arg(long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// What runs in a cgroup, and below it.
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+    /// What Slurm runs of a job on this node.
+    #[arg(long, value_name = "ID")]
+    pub slurm_job: Option<String>,
+    /// The name of the job; one that runs is joined.
+    #[arg(long, value_name = "NAME", value_parser = values::job_id)]
+    pub job: Option<String>,
+    /// Only at the mount that this path lies in.
+    #[arg(long, value_name = "PATH")]
+    pub mount: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// Show the files that a job used, in the order of their first uses; of several of one name the newest job.
+    Show {
+        /// The name of the job.
+        id: String,
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    /// List the jobs that are known, the oldest first.
+    List {
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_keeps_its_own_options() {
+        let line = "forebay run --job a -- ls --json -l";
+        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
+        assert_eq!((run.job.as_deref(), run.command.len()), (Some("a"), 3));
+        assert!(Cli::try_parse_from(["forebay", "run", "--job", "a b", "--", "ls"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "observe"]).is_err(), "nobody is named");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

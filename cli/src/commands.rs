@@ -3,23 +3,27 @@
 mod doctor;
 mod documents;
 mod fsck;
+mod job;
 mod listing;
 mod mixed;
 mod mount;
+mod observe;
 mod options;
 mod processes;
+mod run;
 mod status;
+mod top;
 mod transfer;
 mod umount;
 
 use forebay_overlay::control::Failure;
 
 use crate::args::Command;
-use crate::exit::Exit;
 use crate::output::Output;
 
-pub fn run(command: Command, output: &Output) -> Result<Exit, Failure> {
-    match command {
+pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
+    let exit = match command {
+        Command::Run(args) => return run::run(args, output),
         Command::Mount(args) => mount::run(args, output),
         Command::Umount(args) => umount::run(&args, output),
         Command::Status { path } => status::run(path.as_deref(), output),
@@ -29,11 +33,15 @@ pub fn run(command: Command, output: &Output) -> Result<Exit, Failure> {
         Command::Dirty { path } => listing::dirty(path.as_deref(), output),
         Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
         Command::Du { path, summarize } => listing::du(&path, summarize, output),
+        Command::Observe(args) => observe::run(args, output),
+        Command::Job { command } => job::run(command, output),
+        Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
         Command::Fsck { place, repair } => fsck::run(&place, repair, output),
         Command::Supervise => processes::supervise(),
         Command::Worker { runtime } => processes::worker(&runtime),
         Command::Man { dir } => documents::man(&dir),
         Command::Completions { shell } => documents::completions(shell),
-    }
+    };
+    exit.map(|exit| exit as u8)
 }

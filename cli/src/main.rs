@@ -6,6 +6,7 @@ mod commands;
 mod exit;
 mod output;
 mod progress;
+mod registration;
 mod targets;
 mod values;
 
@@ -27,8 +28,8 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         Err(failure) => {
             output.failure(&failure);
-            Exit::from(failure.kind)
+            Exit::from(failure.kind) as u8
         }
     };
-    ExitCode::from(exit as u8)
+    ExitCode::from(exit)
 }

@@ -19,6 +19,18 @@ pub fn pace(text: &str) -> Result<Pace, String> {
     Ok(Pace { bytes_per_sec: rate.as_u64(), latency })
 }
 
+/// Reads how long a look is.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    let interval = humantime::parse_duration(text).map_err(|e| format!("`{text}`, such as 1s: {e}"))?;
+    if interval < SHORTEST { Err("at least 100ms".into()) } else { Ok(interval) }
+}
+
+/// Reads the name of a job.
+pub fn job_id(text: &str) -> Result<String, String> {
+    forebay_overlay::jobs::check_id(text).map(|()| text.to_owned())
+}
+
 pub fn bytes(count: u64) -> String {
     ByteSize(count).to_string()
 }

@@ -8,6 +8,7 @@
 mod batch;
 mod content;
 mod ids;
+mod jobs;
 pub mod rebuild;
 mod records;
 
@@ -27,6 +28,7 @@ use crate::Ino;
 pub use batch::Batch;
 pub use content::ContentRecord;
 use ids::IdAllocator;
+pub use jobs::{JobHead, JobSerial};
 pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
     unmatched,
@@ -55,9 +57,11 @@ pub(crate) mod cf {
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
+    /// `h` + number → what a job was; `f` + number → the files that it used.
+    pub const JOBS: &str = "jobs";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 8] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, META];
+    pub const ALL: [&str; 9] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, JOBS, META];
 }
 
 /// Something that the pool must be told.

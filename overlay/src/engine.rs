@@ -34,6 +34,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::catalog::{Catalog, Durability, InodeRecord};
 use crate::content::{ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
+use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
 pub(crate) use flush::sync::NamesSync;
@@ -111,6 +112,7 @@ pub(crate) struct Inner {
     pub conflicts: Mutex<Vec<String>>,
     pub mountpoint: Mutex<Option<String>>,
     pub passthrough: OnceLock<bool>,
+    pub jobs: Jobs,
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
@@ -174,6 +176,7 @@ impl Overlay {
             conflicts: Mutex::new(conflicts),
             mountpoint: Mutex::new(None),
             passthrough: OnceLock::new(),
+            jobs: Jobs::default(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
         });
@@ -188,6 +191,7 @@ impl Overlay {
         self.inner.stop.cancel();
         let inner = self.inner.clone();
         blocking(move || {
+            inner.end_jobs();
             inner.save_counts()?;
             inner.spares.close();
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;

@@ -10,8 +10,10 @@ pub mod control;
 mod engine;
 mod extents;
 pub mod fuse;
+pub mod jobs;
 mod node;
 pub mod policy;
+pub mod process;
 mod salvage;
 mod state;
 

@@ -68,6 +68,7 @@ fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig,
         throttle: args.throttle,
         threads: args.threads.map(usize::from),
         memory_bytes: args.memory.map(|m| m.as_u64()),
+        mask_hooks: args.mask_hooks,
         kernel_options: kernel_options.into_iter().filter(|o| o != options::ALLOW_OTHER).collect(),
     })
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use forebay_overlay::control::mixed::Root;
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, client};
+use forebay_overlay::jobs::ObserverStatus;
 use forebay_overlay::operator::Status;
 
 use crate::exit::Exit;
@@ -138,10 +139,28 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
     };
     let pids = format!("pid {}, supervisor {}", status.pid, entry.state.supervisor.pid);
     line("daemon", format!("{pids}; {passthrough}; {}{restarts}", status.content_io));
+    observer(&status.observer, line);
     if !entry.supervisor_alive() {
         line(
             "WARNING",
             "the supervisor is gone: the mount does not survive the daemon; unmount and mount again".into(),
         );
+    }
+}
+
+fn observer(observer: &ObserverStatus, line: impl Fn(&str, String)) {
+    let seen_by = match (observer.kind.as_str(), &observer.why) {
+        ("ebpf", _) => "eBPF".to_owned(),
+        (_, why) => format!("requests alone ({})", why.as_deref().map_or(String::new(), shown)),
+    };
+    line("jobs", format!("seen by {seen_by}"));
+    for what in &observer.missing {
+        line("not seen", shown(what));
+    }
+    let ObserverStatus { dropped_uses, dropped_paths, dropped_processes, .. } = *observer;
+    if dropped_uses + dropped_paths + dropped_processes > 0 {
+        let lost = [(dropped_uses, "use"), (dropped_paths, "path"), (dropped_processes, "process")];
+        let lost: Vec<String> = lost.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} x {what}")).collect();
+        line("DROPPED", format!("{}: the tables were full", lost.join(", ")));
     }
 }

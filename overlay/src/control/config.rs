@@ -37,6 +37,10 @@ pub struct MountConfig {
     /// Options of the mount itself, beside those of the file system: `nosuid`, `noexec`, ...
     #[serde(default)]
     pub kernel_options: Vec<String>,
+    /// Hooks of the kernel that the observer does without, by the names of their tracepoints, for tests; `all`: there is
+    /// no observer.
+    #[serde(default)]
+    pub mask_hooks: Vec<String>,
 }
 
 impl MountConfig {
@@ -91,6 +95,7 @@ mod tests {
             threads: None,
             memory_bytes: None,
             kernel_options: Vec::new(),
+            mask_hooks: Vec::new(),
         }
     }
 

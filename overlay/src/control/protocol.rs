@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
+use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, StageRequest, Status};
 
 /// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`super::paths::encode`] does.
@@ -23,6 +24,19 @@ pub enum Request {
     Fsck {
         repair: bool,
     },
+    /// Registers the one who asks as the owner of a job, which lasts as long as he does; or joins one.
+    BeginJob(JobRequest),
+    EndJob {
+        id: String,
+    },
+    /// All jobs that are known.
+    Jobs,
+    /// The newest job of this name, with its files.
+    Job {
+        id: String,
+    },
+    /// What jobs used up to now.
+    Sample,
 }
 
 /// One line of the daemon's answer.
@@ -35,6 +49,10 @@ pub enum Reply {
     Dirty(Vec<DirtyFile>),
     Listed(Vec<Listed>),
     Fsck(FsckReport),
+    Jobs(Vec<JobSummary>),
+    /// Of the job that came before.
+    JobFiles(Vec<JobFile>),
+    Sample(Sample),
     /// Nothing new, but the daemon is at work.
     Alive,
     /// The request was carried out, as far as the replies before say.

@@ -10,39 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::MountConfig;
 use super::{Failure, FailureKind, mounts, paths};
-
-/// A process, told from a later one with the same number by the tick at which it started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    pub pid: u32,
-    pub start_ticks: u64,
-}
-
-impl Process {
-    pub fn current() -> Self {
-        Self::of(std::process::id())
-    }
-
-    pub fn of(pid: u32) -> Self {
-        Self { pid, start_ticks: start_ticks(pid).unwrap_or(0) }
-    }
-
-    pub fn is_alive(&self) -> bool {
-        start_ticks(self.pid) == Some(self.start_ticks)
-    }
-}
-
-/// When a process started, in clock ticks since boot; `None` when there is none, or when it has ended and only
-/// waits to be reaped.
-fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name is in parentheses and may contain anything, parentheses too.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
+pub use crate::process::Process;
 
 /// Where a mount is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,17 +284,6 @@ mod tests {
         assert_eq!(found.entry.mountpoint(), Path::new("/m/inner"));
         assert_eq!(found.inner, "x/y");
         assert!(longest(&entries, Path::new("/mm")).is_none());
-    }
-
-    #[test]
-    fn a_process_is_alive_until_it_is_not() {
-        assert!(Process::current().is_alive());
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let process = Process::of(child.id());
-        assert!(process.is_alive());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!process.is_alive());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
@@ -17,8 +18,9 @@ use tokio_util::task::AbortOnDropHandle;
 use super::protocol::{Reply, Request};
 use super::{Failure, FailureKind, limits};
 use crate::Overlay;
-use crate::backends::PoolPath;
+use crate::backends::{Error, ErrorKind, PoolPath};
 use crate::operator::{Progress, Status};
+use crate::process::Process;
 
 /// What the engine does not know of the mount that it is behind.
 pub struct Facts {
@@ -96,13 +98,14 @@ async fn serve(listener: UnixListener, context: Arc<Context>) {
 }
 
 async fn answer(stream: UnixStream, context: &Context) -> io::Result<()> {
+    let client = stream.peer_cred()?;
     let (read, write) = stream.into_split();
     let mut out = Replies(write);
     let mut line = Vec::new();
     let mut limited = BufReader::new(read).take(limits::REQUEST_BYTES);
     tokio::time::timeout(limits::REQUEST, limited.read_until(b'\n', &mut line)).await??;
     let outcome = match serde_json::from_slice::<Request>(&line) {
-        Ok(request) => carry_out(request, context, &mut out).await,
+        Ok(request) => carry_out(request, &client, context, &mut out).await,
         Err(error) => Err(Gone::Failed(Failure::usage(format!("the request is not understood: {error}")))),
     };
     match outcome {
@@ -130,7 +133,7 @@ impl From<Failure> for Gone {
     }
 }
 
-async fn carry_out(request: Request, context: &Context, out: &mut Replies) -> Result<(), Gone> {
+async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mut Replies) -> Result<(), Gone> {
     let Context { overlay, facts, engine, turns } = context;
     let _turn = match request {
         Request::Status => None,
@@ -164,8 +167,55 @@ async fn carry_out(request: Request, context: &Context, out: &mut Replies) -> Re
             let report = out.waiting_for(engine, async move { asked.fsck(repair).await }).await?;
             out.send(&Reply::Fsck(report.map_err(Failure::from)?)).await?;
         }
+        Request::BeginJob(request) => {
+            let (asked, owner, uid) = (overlay.clone(), owner(client)?, client.uid());
+            let begun = out.waiting_for(engine, async move { asked.begin_job(request, owner, uid).await }).await?;
+            out.send(&Reply::Jobs(vec![begun.map_err(refused)?])).await?;
+        }
+        Request::EndJob { id } => {
+            let (asked, owner, wanted) = (overlay.clone(), owner(client)?, id.clone());
+            let ended = out.waiting_for(engine, async move { asked.end_job(wanted, owner).await }).await?;
+            let ended = ended.map_err(Failure::from)?.ok_or_else(|| unknown_job(&id))?;
+            out.send(&Reply::Jobs(vec![ended])).await?;
+        }
+        Request::Jobs => {
+            let asked = overlay.clone();
+            let jobs = out.waiting_for(engine, async move { asked.jobs().await }).await?.map_err(Failure::from)?;
+            for part in jobs.chunks(limits::ENTRIES_PER_REPLY) {
+                out.send(&Reply::Jobs(part.to_vec())).await?;
+            }
+        }
+        Request::Job { id } => {
+            let (asked, wanted) = (overlay.clone(), id.clone());
+            let job = out.waiting_for(engine, async move { asked.job(wanted).await }).await?.map_err(Failure::from)?;
+            let (summary, files) = job.ok_or_else(|| unknown_job(&id))?;
+            out.send(&Reply::Jobs(vec![summary])).await?;
+            for part in files.chunks(limits::ENTRIES_PER_REPLY) {
+                out.send(&Reply::JobFiles(part.to_vec())).await?;
+            }
+        }
+        Request::Sample => {
+            let asked = overlay.clone();
+            let sample = out.waiting_for(engine, async move { asked.sample_jobs().await }).await?;
+            out.send(&Reply::Sample(sample.map_err(Failure::from)?)).await?;
+        }
     }
     Ok(())
+}
+
+/// The process that asks, as this one sees it.
+fn owner(client: &UCred) -> Result<Process, Failure> {
+    let pid = client.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    pid.map(Process::of).ok_or_else(|| Failure::usage("the daemon cannot see who asks: it is in another container"))
+}
+
+fn unknown_job(id: &str) -> Failure {
+    Failure::usage(format!("there is no job `{id}`")).remedy("`forebay job list` shows those that are known")
+}
+
+/// What was named is not there.
+fn refused(error: Error) -> Failure {
+    if error.is(ErrorKind::NotFound) { Failure::usage(error.to_string()) } else { error.into() }
 }
 
 /// Begins work whose tasks are the engine's.

@@ -16,6 +16,7 @@ use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
 use super::{Failure, FailureKind, doctor, limits};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
+use crate::jobs::Observe;
 use crate::{Options, Overlay, Policy};
 
 /// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
@@ -64,6 +65,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), 
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
     let mounted = Arc::new(mounted);
+    overlay.observe(observe(config)?, config.immutable).map_err(|e| Failure::io("cannot start the worker", &e))?;
     let kernel = mounted.clone();
     let passthrough = move || kernel.passthrough_state() == PassthroughState::On;
     let facts =
@@ -142,6 +144,15 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     Ok(Overlay::open(options).await?)
+}
+
+/// What is observed of a mount.
+fn observe(config: &MountConfig) -> Result<Observe, Failure> {
+    let pool = match Location::parse(&config.pool)? {
+        Location::Directory(dir) | Location::Striped(_, dir) => Some(dir),
+        _ => None,
+    };
+    Ok(Observe { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
 }
 
 /// The policy of a mount.

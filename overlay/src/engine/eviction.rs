@@ -76,6 +76,7 @@ impl Inner {
 
     /// Evicts until `bytes` more fit below the high watermark, if it can. Blocks.
     pub(super) fn make_room(&self, bytes: u64) -> Result<()> {
+        self.look_at_uses();
         let budget = &self.store.budget;
         let space = self.policy.space;
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes());

@@ -3,6 +3,8 @@
 use forebay_backends::UnderWay;
 use serde::{Deserialize, Serialize};
 
+use crate::jobs::ObserverStatus;
+
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
 pub type TypedPath = String;
 
@@ -95,6 +97,9 @@ pub struct Status {
     pub open_files: u64,
     pub passthrough: bool,
     pub content_io: String,
+    /// Who sees what jobs use.
+    #[serde(default)]
+    pub observer: ObserverStatus,
     pub counters: Counters,
 }
 

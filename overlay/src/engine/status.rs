@@ -166,6 +166,7 @@ impl Inner {
                 Some(why) => format!("{} ({why})", self.io.name()),
                 None => self.io.name().into(),
             },
+            observer: self.jobs.status(),
             counters: self.counters.read(self.pool.retried_requests()),
         }
     }

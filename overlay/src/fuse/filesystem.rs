@@ -16,7 +16,7 @@ use fuser::{
 };
 
 use super::front::{Front, Kill};
-use super::handle::Handle;
+use super::handle::{Handle, Mode};
 use super::{convert, init, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
 
@@ -224,9 +224,13 @@ impl Filesystem for Front {
         }
         let (ino, flags, caller) = (Ino(ino.0), flags.0, convert::caller(request));
         let (front, replier) = (self.clone(), self.clone());
+        let job = self.overlay.job_of(request.pid());
         let work = async move { front.open_file(ino, flags, caller).await };
         self.dispatch(request, "open", work, move |outcome| match outcome {
-            Ok((opened, privileged)) => replier.reply_opened(ino, flags, &opened, privileged, reply),
+            Ok((opened, privileged)) => {
+                replier.overlay.note_open(job, ino, &opened);
+                replier.reply_opened(ino, flags, &opened, privileged, reply);
+            }
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
@@ -244,6 +248,7 @@ impl Filesystem for Front {
         let (parent, name, caller) = (Ino(parent.0), bytes(name), convert::caller(request));
         let repeated = resend::is_repeated(request);
         let (front, replier) = (self.clone(), self.clone());
+        let job = self.overlay.job_of(request.pid());
         let work = async move {
             let overlay = &front.overlay;
             match overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await {
@@ -259,6 +264,7 @@ impl Filesystem for Front {
         self.dispatch(request, "create", work, move |outcome| match outcome {
             Ok((entry, opened)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+                replier.overlay.note_open(job, entry.attr.ino, &opened);
                 replier.reply_created(&entry, flags, &opened, privileged, reply);
             }
             Err(error) => reply.error(convert::errno(&error)),
@@ -269,17 +275,21 @@ impl Filesystem for Front {
         &self,
         request: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let overlay = self.overlay.clone();
+        let cached = Handle::decode(handle).is_none_or(|handle| handle.mode == Mode::Cached);
+        let (overlay, noted, job) = (self.overlay.clone(), self.overlay.clone(), self.overlay.job_of(request.pid()));
         let work = async move { overlay.read(Ino(ino.0), offset, size).await };
-        self.dispatch(request, "read", work, |outcome| match outcome {
-            Ok(data) => reply.data(&data),
+        self.dispatch(request, "read", work, move |outcome| match outcome {
+            Ok(data) => {
+                noted.note_read(job, Ino(ino.0), data.len() as u64, cached);
+                reply.data(&data);
+            }
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
@@ -301,9 +311,13 @@ impl Filesystem for Front {
             capabilities: Handle::decode(handle).is_some_and(|handle| handle.privileged),
         };
         let (front, data) = (self.clone(), Bytes::copy_from_slice(data));
+        let (noted, job) = (self.overlay.clone(), self.overlay.job_of(request.pid()));
         let work = async move { front.write(Ino(ino.0), offset, data, kill).await };
-        self.dispatch(request, "write", work, |outcome| match outcome {
-            Ok(count) => reply.written(count),
+        self.dispatch(request, "write", work, move |outcome| match outcome {
+            Ok(count) => {
+                noted.note_write(job, Ino(ino.0), u64::from(count));
+                reply.written(count);
+            }
             Err(error) => reply.error(convert::errno(&error)),
         });
     }

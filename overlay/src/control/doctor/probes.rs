@@ -20,7 +20,9 @@ const DESCRIPTORS: u64 = 65_536;
 pub fn machine() -> Vec<Check> {
     let mut checks = vec![kernel(), device(), passthrough()];
     checks.extend(unprivileged_mount());
-    checks.extend([io_uring(), observer(), descriptors(), wakeups()]);
+    checks.push(io_uring());
+    checks.extend(observer());
+    checks.extend([descriptors(), wakeups()]);
     checks
 }
 
@@ -123,21 +125,29 @@ fn io_uring() -> Check {
     Check::of(ok, "io_uring", found, costs, "sysctl -w kernel.io_uring_disabled=0; in a container: a seccomp profile")
 }
 
-fn observer() -> Check {
-    let btf = Path::new("/sys/kernel/btf/vmlinux").exists();
-    let bpf = holds(CAP_SYS_ADMIN) || (holds(CAP_BPF) && holds(CAP_PERFMON));
-    let word = |has: bool| if has { "yes" } else { "no" };
-    Check::of(
-        btf && bpf,
+/// What the observer is allowed, and what each of its hooks shows.
+fn observer() -> Vec<Check> {
+    const GRANT: &str = "sudo setcap cap_bpf,cap_perfmon+ep $(command -v forebay), or the systemd unit";
+    let held = holds(CAP_SYS_ADMIN) || (holds(CAP_BPF) && holds(CAP_PERFMON));
+    let allowed = Check::of(
+        held,
         "observer (eBPF)",
-        format!("kernel BTF: {}; CAP_BPF and CAP_PERFMON: {}", word(btf), word(bpf)),
-        "for later versions: accesses are observed in the FUSE stream, which does not see passthrough reads",
-        if btf {
-            "mount as root, or: setcap cap_bpf,cap_perfmon+ep $(command -v forebay)"
-        } else {
-            "a kernel with CONFIG_DEBUG_INFO_BTF"
+        match (holds(CAP_SYS_ADMIN), held) {
+            (true, _) => "CAP_SYS_ADMIN is held, which stands for CAP_BPF and CAP_PERFMON",
+            (false, true) => "CAP_BPF and CAP_PERFMON are held",
+            (false, false) => "CAP_BPF and CAP_PERFMON are not held",
         },
-    )
+        "what jobs use is known by their requests alone, which passthrough and the page cache do without",
+        GRANT,
+    );
+    let hook = |state: forebay_ebpf::HookState| {
+        let forebay_ebpf::Hook { name, shows, without, .. } = state.hook;
+        match state.lacking {
+            None => Check::ok(name, format!("shows {shows}")),
+            Some(why) => Check::lacking(name, Verdict::Missing, why, without, "a kernel that has it and its BTF"),
+        }
+    };
+    std::iter::once(allowed).chain(forebay_ebpf::probe(&[]).into_iter().map(hook)).collect()
 }
 
 fn descriptors() -> Check {

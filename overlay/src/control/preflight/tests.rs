@@ -28,6 +28,7 @@ fn config(dirs: &Dirs) -> MountConfig {
         threads: None,
         memory_bytes: None,
         kernel_options: Vec::new(),
+        mask_hooks: Vec::new(),
     }
 }
 

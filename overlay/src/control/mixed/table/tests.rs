@@ -15,6 +15,7 @@ fn common() -> MountConfig {
         threads: None,
         memory_bytes: None,
         kernel_options: Vec::new(),
+        mask_hooks: Vec::new(),
     }
 }
 

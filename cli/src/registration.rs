@@ -1,0 +1,100 @@
+//! A job at the daemons of several mounts.
+
+use std::path::Path;
+
+use forebay_overlay::control::protocol::{Reply, Request};
+use forebay_overlay::control::registry::{self, Entry};
+use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::jobs::{JobRequest, JobSummary};
+
+use crate::output::Output;
+use crate::targets;
+use crate::values::{bytes, counted, files, shown};
+
+/// A job that this process registered. It ends with the process at the latest.
+#[derive(Debug)]
+pub struct Registration {
+    id: String,
+    entries: Vec<Entry>,
+}
+
+/// The mounts that jobs are registered with: the one that is meant, or all that this user may ask.
+pub fn mounts(mount: Option<&Path>) -> Result<Vec<Entry>, Failure> {
+    let entries: Vec<Entry> = match mount {
+        Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
+        None => registry::entries().into_iter().filter(|e| e.supervisor_alive() || e.worker_alive()).collect(),
+    };
+    if entries.is_empty() {
+        return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount that is served")
+            .remedy("forebay mount URL MOUNTPOINT --fast DIR"));
+    }
+    Ok(entries)
+}
+
+impl Registration {
+    /// Registers a job with each of them.
+    ///
+    /// # Errors
+    /// That of the last that refused, where all did; of the others a note is made.
+    pub fn new(entries: Vec<Entry>, request: &JobRequest, output: &Output) -> Result<Self, Failure> {
+        let mut registered = Self { id: request.id.clone(), entries: Vec::new() };
+        let mut refused: Vec<Failure> = Vec::new();
+        for entry in entries {
+            match jobs(&entry, &Request::BeginJob(request.clone())) {
+                Ok(_) => registered.entries.push(entry),
+                Err(failure) => refused.push(failure),
+            }
+        }
+        let all_refused = registered.entries.is_empty();
+        let last = if all_refused { refused.pop() } else { None };
+        refused.iter().for_each(|failure| output.note(format!("forebay: not observed: {failure}")));
+        last.map_or(Ok(registered), Err)
+    }
+
+    /// Ends the job and says what it used, on standard error: standard output is the command's.
+    pub fn end(self, output: &Output) {
+        for entry in &self.entries {
+            let request = Request::EndJob { id: self.id.clone() };
+            match jobs(entry, &request).map(|mut jobs| jobs.pop()) {
+                Ok(Some(job)) => output.note(told(entry, &job, output)),
+                Ok(None) => {}
+                Err(failure) => output.note(format!("forebay: {failure}")),
+            }
+        }
+    }
+}
+
+fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
+    let mountpoint = entry.mountpoint();
+    if output.json {
+        return serde_json::json!({ "mountpoint": mountpoint, "job": job }).to_string();
+    }
+    let JobSummary { traffic, .. } = job;
+    let seen = if job.observer == "ebpf" { "" } else { " (without eBPF: what the daemon was asked for)" };
+    format!(
+        "forebay: job {} at {}: {}, {} read, {} written, {}{seen}",
+        shown(&job.id),
+        mountpoint.display(),
+        files(job.file_count + job.omitted_files),
+        bytes(traffic.read_bytes),
+        bytes(traffic.written_bytes),
+        counted(traffic.opens, "open"),
+    )
+}
+
+/// The jobs of a daemon's answer.
+pub fn jobs(entry: &Entry, request: &Request) -> Result<Vec<JobSummary>, Failure> {
+    let mut all = Vec::new();
+    for reply in client::call(entry, request)? {
+        if let Reply::Jobs(jobs) = reply? {
+            all.extend(jobs);
+        }
+    }
+    Ok(all)
+}
+
+/// The name of a job that was given none: Slurm's, or a new one.
+pub fn name(given: Option<String>) -> String {
+    let slurm = || std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty()).map(|id| format!("slurm-{id}"));
+    given.or_else(slurm).unwrap_or_else(|| format!("run-{}-{}", registry::now_unix(), std::process::id()))
+}

@@ -1,0 +1,131 @@
+//! Jobs that were, and those that run: as JSON, so that records of other versions of this program can be read.
+
+use forebay_backends::Result;
+use serde::{Deserialize, Serialize};
+
+use super::{Catalog, cf, corrupt};
+use crate::jobs::{JobFile, JobSummary};
+use crate::process::Process;
+
+/// Jobs that are kept at most, the newest,
+const JOBS_MAX: usize = 1000;
+/// and bytes of what they used.
+const JOBS_BYTES: u64 = 256 << 20;
+
+/// Ascending in the order in which jobs began.
+pub type JobSerial = u64;
+
+/// What is known of a job without its files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobHead {
+    pub summary: JobSummary,
+    /// Who began it: it runs as long as one of them does.
+    pub clients: Vec<Process>,
+    /// The cgroups of version 2 that it is made of, by the inodes of their directories.
+    pub cgroup_ids: Vec<u64>,
+    /// Bytes of its files' record.
+    pub files_bytes: u64,
+}
+
+fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
+    [[kind].as_slice(), &serial.to_be_bytes()].concat()
+}
+
+impl Catalog {
+    /// All that are kept, the oldest first.
+    pub fn jobs(&self, mut each: impl FnMut(JobSerial, JobHead) -> Result<bool>) -> Result<()> {
+        self.scan(cf::JOBS, b"h", |key, value| {
+            let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
+            let head = serde_json::from_slice(value).map_err(|e| corrupt(cf::JOBS).with_source(e))?;
+            each(super::id_of(serial)?, head)
+        })
+    }
+
+    pub fn job_files(&self, serial: JobSerial) -> Result<Vec<JobFile>> {
+        let value = self.db.get_pinned_cf(self.family(cf::JOBS)?, key(b'f', serial));
+        let Some(value) = value.map_err(|e| super::failed("read the catalog", e))? else { return Ok(Vec::new()) };
+        serde_json::from_slice(&value).map_err(|e| corrupt(cf::JOBS).with_source(e))
+    }
+
+    /// Keeps what a job is, and the files that it used where they are known; and gives up the oldest beyond the bounds.
+    pub fn put_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
+        let text = |e: serde_json::Error| corrupt(cf::JOBS).with_source(e);
+        let mut batch = self.batch();
+        if let Some(files) = files {
+            let files = serde_json::to_vec(files).map_err(text)?;
+            head.files_bytes = files.len() as u64;
+            batch.put_raw(cf::JOBS, &key(b'f', serial), &files);
+        }
+        batch.put_raw(cf::JOBS, &key(b'h', serial), &serde_json::to_vec(head).map_err(text)?);
+        self.write(batch)?;
+        self.prune_jobs()
+    }
+
+    fn prune_jobs(&self) -> Result<()> {
+        let mut kept = Vec::new();
+        self.jobs(|serial, head| {
+            kept.push((serial, head.summary.ended_unix.is_some(), head.files_bytes));
+            Ok(true)
+        })?;
+        let mut batch = self.batch();
+        let (mut jobs, mut bytes) = (0, 0);
+        for (serial, ended, files_bytes) in kept.into_iter().rev() {
+            (jobs, bytes) = (jobs + 1, bytes + files_bytes);
+            if ended && jobs > 1 && (jobs > JOBS_MAX || bytes > JOBS_BYTES) {
+                batch.delete_raw(cf::JOBS, &key(b'h', serial));
+                batch.delete_raw(cf::JOBS, &key(b'f', serial));
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.write(batch) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Durability;
+    use super::*;
+    use crate::jobs::Traffic;
+
+    fn head(id: &str, ended_unix: Option<u64>) -> JobHead {
+        let summary = JobSummary {
+            id: id.into(),
+            uid: 0,
+            command: String::new(),
+            begun_unix: 1,
+            ended_unix,
+            processes: Vec::new(),
+            cgroups: Vec::new(),
+            observer: "requests".into(),
+            missing: Vec::new(),
+            interrupted: false,
+            file_count: 0,
+            omitted_files: 0,
+            traffic: Traffic::default(),
+        };
+        JobHead { summary, clients: Vec::new(), cgroup_ids: Vec::new(), files_bytes: 0 }
+    }
+
+    #[test]
+    fn the_newest_thousand_are_kept_and_those_that_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        let file =
+            JobFile { path: "a".into(), first_use_rank: 1, traffic: Traffic::default(), in_pool: false, parts: None };
+        for serial in 1..=JOBS_MAX as u64 + 3 {
+            let ended = if serial == 1 { None } else { Some(2) };
+            catalog.put_job(serial, &mut head(&serial.to_string(), ended), Some(std::slice::from_ref(&file))).unwrap();
+        }
+        let mut serials = Vec::new();
+        catalog
+            .jobs(|serial, head| {
+                assert_eq!(head.summary.id, serial.to_string());
+                serials.push(serial);
+                Ok(true)
+            })
+            .unwrap();
+        assert_eq!(serials[..2], [1, 4], "the first runs");
+        assert_eq!(serials.len(), JOBS_MAX + 1);
+        assert_eq!(catalog.job_files(4).unwrap(), [file]);
+        assert!(catalog.job_files(3).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,98 @@
+//! A command that is run as a job: it gets the signals that are meant for it, and how it ends is how we end.
+
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
+use super::signals::Held;
+
+/// As shells say that a command was not found, and that it cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+/// As shells say that a command was ended by signal n: 128 + n.
+const BY_SIGNAL: i32 = 128;
+
+/// Readiness to run a command. Orphans below it become our children: who looks for their ancestors finds us.
+pub struct Stage(Held);
+
+impl Stage {
+    pub fn set() -> io::Result<Self> {
+        let held = Held::new(&[Held::ASK_TO_END.as_slice(), &[libc::SIGCHLD]].concat())?;
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        Ok(Self(held))
+    }
+
+    /// Runs a command to its end and returns what to exit with.
+    ///
+    /// # Errors
+    /// It cannot be run: with what to exit with, as shells do.
+    pub fn run(&self, command: &mut Command) -> Result<u8, (u8, io::Error)> {
+        let before = self.0.before();
+        // SAFETY: it only sets the signal mask, which is async-signal-safe.
+        unsafe { command.pre_exec(move || Held::restore(&before)) };
+        let child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => (NOT_FOUND, error),
+            _ => (NOT_RUN, error),
+        })?;
+        let Some(pid) = Pid::from_raw(child.id().cast_signed()) else { return Ok(NOT_RUN) };
+        loop {
+            let Some(came) = self.0.wait(None) else { continue };
+            if came.signal == libc::SIGCHLD {
+                if let Some(code) = reap(pid) {
+                    return Ok(code);
+                }
+            } else if !came.by_kernel
+                && let Some(signal) = Signal::from_named_raw(came.signal)
+            {
+                // It may have ended just now.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+/// Takes in who has ended. How `child` did, if it is among them.
+fn reap(child: Pid) -> Option<u8> {
+    let mut ended = None;
+    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+        if pid == child {
+            let status = std::process::ExitStatus::from_raw(status.as_raw());
+            let code = status.code().or_else(|| status.signal().map(|signal| BY_SIGNAL + signal));
+            ended = Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(NOT_RUN));
+        }
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One after the other, since children and their signals are the whole process's.
+    #[test]
+    fn how_a_command_ends_is_told_as_shells_do() {
+        // In a process of its own: the other tests have children too.
+        if std::env::var_os("FOREBAY_CHILD_TEST").is_none() {
+            let own = std::env::current_exe().unwrap();
+            let name = "control::child::tests::how_a_command_ends_is_told_as_shells_do";
+            let mut alone = Command::new(own);
+            alone.args(["--exact", name, "--test-threads=1"]).env("FOREBAY_CHILD_TEST", "1");
+            let output = alone.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            return;
+        }
+        let stage = Stage::set().unwrap();
+        let sh = |script: &str| stage.run(Command::new("sh").args(["-c", script]));
+        assert_eq!(sh("exit 0").unwrap(), 0);
+        assert_eq!(sh("exit 7").unwrap(), 7);
+        assert_eq!(sh("kill -9 $$").unwrap(), 137);
+        // Orphans are taken in, and signals reach the command.
+        assert_eq!(sh("(sleep 0.05 &); sleep 0.2; exit 3").unwrap(), 3);
+        assert_eq!(sh("trap 'exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.01; done").unwrap(), 5);
+        let (code, error) = stage.run(&mut Command::new("/no/such/command")).unwrap_err();
+        assert_eq!((code, error.kind()), (127, io::ErrorKind::NotFound));
+        assert_eq!(stage.run(&mut Command::new("/etc/passwd")).unwrap_err().0, 126);
+    }
+}

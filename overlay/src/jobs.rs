@@ -1,0 +1,296 @@
+//! Which job used what.
+//!
+//! Two sources feed one record of each job: the requests that reach the daemon, which tell of opens and of what is read
+//! and written through it; and, where this process may load eBPF programs, the observer, which sees what the kernel serves
+//! by itself. Reads through the page cache of the mount are seen by both, and counted from the observer alone.
+
+mod keeper;
+mod life;
+mod lineage;
+mod report;
+mod shown;
+mod uses;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+use forebay_ebpf::NO_JOB;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::catalog::{ContentId, JobHead, JobSerial};
+use crate::control::paths;
+use crate::engine::{Inner, blocking};
+use crate::operator::TypedPath;
+use crate::process::Process;
+use crate::{Ino, Opened, Overlay};
+use lineage::Lineage;
+pub use report::{
+    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
+};
+use uses::{FileId, PartMap, Uses};
+pub use watch::Observe;
+use watch::{Counted, Watch};
+
+/// Content files that were opened last: whose they were, though they may be gone when their use is told.
+const CONTENTS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add((16 << 10) - 1);
+/// Who asks again sooner is told what was seen then.
+const FRESH: Duration = Duration::from_millis(100);
+/// Eviction looks at what was used no more often than this.
+const EVICTION_LOOKS: Duration = Duration::from_secs(1);
+
+/// What only requests tell: what is not seen then.
+const MISSING: &str = "what the kernel reads and writes without the daemon: resident files, and the page cache";
+const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable mount by itself";
+
+/// The jobs of a mount.
+pub(crate) struct Jobs {
+    /// How many run: what a request looks at first.
+    running: AtomicU32,
+    table: Mutex<Table>,
+    lineage: Lineage,
+    contents: Mutex<LruCache<ContentId, Ino>>,
+    /// Somebody is about to set `watch`, and then `settled`.
+    starting: AtomicBool,
+    /// The observer, or why there is none.
+    watch: OnceLock<std::result::Result<Watch, String>>,
+    /// Jobs of an earlier daemon are taken up.
+    settled: OnceLock<()>,
+    /// The kernel does not tell of opens.
+    opens_unseen: AtomicBool,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct Table {
+    running: BTreeMap<u32, Running>,
+    last_number: u32,
+    last_serial: JobSerial,
+    /// What no job used.
+    others: Traffic,
+}
+
+struct Running {
+    serial: JobSerial,
+    head: JobHead,
+    uses: Uses,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self {
+            running: AtomicU32::new(0),
+            table: Mutex::default(),
+            lineage: Lineage::default(),
+            contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
+            starting: AtomicBool::new(false),
+            watch: OnceLock::new(),
+            settled: OnceLock::new(),
+            opens_unseen: AtomicBool::new(false),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl Jobs {
+    fn watch(&self) -> Option<&Watch> {
+        self.watch.get()?.as_ref().ok()
+    }
+
+    /// Waits until jobs can begin and end. Blocks for some tenths of a second at the start of a daemon.
+    fn wait_until_settled(&self) {
+        if self.starting.load(Ordering::Acquire) {
+            self.settled.wait();
+        }
+    }
+
+    fn any(&self) -> bool {
+        self.running.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whose content file this was when it was opened last.
+    fn content_of(&self, id: ContentId) -> Option<Ino> {
+        self.contents.lock().get(&id).copied()
+    }
+
+    /// The job of a thread whose request is answered.
+    fn job_of(&self, thread: u32) -> Option<u32> {
+        let observed = |process| self.watch().and_then(|watch| watch.observer.job_of(process));
+        let claims = |pid| {
+            let is_member = |running: &Running| {
+                let members = &running.head.summary.processes;
+                members.iter().any(|member| member.pid == pid && *member == Process::of(pid))
+            };
+            let member = || self.table.lock().running.iter().find(|(_, r)| is_member(r)).map(|(number, _)| *number);
+            observed(pid).or_else(member)
+        };
+        let claims_cgroup = |cgroup: &str| {
+            let holds = |running: &Running| {
+                running.head.summary.cgroups.iter().any(|ancestor| lineage::is_within(cgroup, ancestor))
+            };
+            self.table.lock().running.iter().find(|(_, running)| holds(running)).map(|(number, _)| *number)
+        };
+        self.lineage.job_of(thread, claims, claims_cgroup)
+    }
+
+    pub fn status(&self) -> ObserverStatus {
+        let requests = |why: &str| ObserverStatus {
+            kind: "requests".into(),
+            why: Some(why.to_owned()),
+            missing: self.unseen(),
+            ..ObserverStatus::default()
+        };
+        match self.watch.get() {
+            None if self.starting.load(Ordering::Acquire) => requests("the observer is being started"),
+            None => requests("no observer was asked for"),
+            Some(Err(why)) => requests(why),
+            Some(Ok(watch)) => {
+                let dropped = watch.observer.dropped();
+                ObserverStatus {
+                    kind: "ebpf".into(),
+                    why: None,
+                    missing: self.unseen(),
+                    dropped_uses: dropped.touches,
+                    dropped_paths: dropped.paths,
+                    dropped_processes: dropped.processes,
+                }
+            }
+        }
+    }
+
+    fn unseen(&self) -> Vec<String> {
+        let mut missing = self.watch().map_or_else(|| vec![MISSING.to_owned()], Watch::missing);
+        if self.opens_unseen.load(Ordering::Relaxed) {
+            missing.push(MISSING_OPENS.to_owned());
+        }
+        missing
+    }
+}
+
+impl Overlay {
+    /// Registers a job, or joins one that runs. It runs as long as one of those who asked for it does.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it cannot be called so; `NotFound` where a process is not there; `Busy` where too many
+    /// run.
+    pub async fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+        let inner = self.inner.clone();
+        blocking(move || inner.begin_job(request, client, uid)).await
+    }
+
+    /// Ends a job for one who asked for it: with the last one it is over. `None`: no such job runs.
+    pub async fn end_job(&self, id: String, client: Process) -> Result<Option<JobSummary>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.end_job(&id, client)).await
+    }
+
+    /// All jobs that are known, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.all_jobs()).await
+    }
+
+    /// The newest job of a name, with its files. `None`: there is none.
+    pub async fn job(&self, id: String) -> Result<Option<(JobSummary, Vec<JobFile>)>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.job(&id)).await
+    }
+
+    /// All that was counted so far.
+    pub async fn sample_jobs(&self) -> Result<Sample> {
+        let inner = self.inner.clone();
+        blocking(move || Ok(inner.sample_jobs())).await
+    }
+
+    /// The job of a thread. Where none runs this is one load.
+    pub(crate) fn job_of(&self, thread: u32) -> Option<u32> {
+        let jobs = &self.inner.jobs;
+        if jobs.any() { jobs.job_of(thread) } else { None }
+    }
+
+    /// A job opened a file.
+    pub(crate) fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        if let (true, Some(content)) = (self.inner.jobs.any(), &opened.resident) {
+            self.inner.jobs.contents.lock().put(ContentId(content.id), ino);
+        }
+        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() });
+    }
+
+    /// A job read a file through the daemon. `cached`: by way of the page cache, where the observer sees it.
+    pub(crate) fn note_read(&self, job: Option<u32>, ino: Ino, bytes: u64, cached: bool) {
+        if !(cached && self.inner.jobs.watch().is_some()) {
+            self.note(job, ino, Traffic { read_bytes: bytes, pool_bytes: bytes, ..Traffic::default() });
+        }
+    }
+
+    /// A job wrote to a file through the daemon.
+    pub(crate) fn note_write(&self, job: Option<u32>, ino: Ino, bytes: u64) {
+        self.note(job, ino, Traffic { written_bytes: bytes, ..Traffic::default() });
+    }
+
+    fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic) {
+        let Some(job) = job else { return };
+        let counted = Counted {
+            job,
+            file: FileId::Overlay(ino),
+            path: None,
+            first_ns: monotonic_ns(),
+            old: Traffic::default(),
+            new: traffic,
+            parts: PartMap::default(),
+        };
+        self.inner.count_use(counted);
+    }
+}
+
+impl Inner {
+    /// Eviction is about to choose.
+    pub(crate) fn look_at_uses(&self) {
+        self.collect_uses(EVICTION_LOOKS);
+    }
+
+    /// Takes over what the observer saw, unless that was done less than `age` ago: into the records of jobs, and into the
+    /// order of eviction.
+    fn collect_uses(&self, age: Duration) {
+        let Some(watch) = self.jobs.watch() else { return };
+        let mut read = Vec::new();
+        watch.collect(self, age, |counted| {
+            if let (FileId::Overlay(ino), true) = (&counted.file, counted.new.read_bytes > counted.old.read_bytes) {
+                read.push(*ino);
+            }
+            self.count_use(counted);
+        });
+        let mut evictor = self.evictor.lock();
+        read.into_iter().for_each(|ino| evictor.access(ino.0));
+    }
+
+    fn count_use(&self, Counted { job, file, path, first_ns, old, new, parts }: Counted) {
+        if job == NO_JOB {
+            return self.jobs.table.lock().others.replace(&old, &new);
+        }
+        let known = self.jobs.table.lock().running.get(&job).is_none_or(|running| running.uses.knows(&file));
+        let path = if known { None } else { self.path_now(&file).or(path) };
+        if let Some(running) = self.jobs.table.lock().running.get_mut(&job) {
+            running.uses.count(&file, first_ns, path, &old, &new, &parts);
+        }
+    }
+
+    /// What a file is called. `None`: it has no name any more.
+    fn path_now(&self, file: &FileId) -> Option<TypedPath> {
+        match file {
+            FileId::Overlay(ino) => self.overlay_path(*ino).map(|path| paths::encode(path.as_bytes())),
+            FileId::Pool(path) => Some(path.clone()),
+        }
+    }
+}
+
+/// As the observer stamps first touches.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

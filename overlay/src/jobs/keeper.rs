@@ -1,0 +1,134 @@
+//! The thread that keeps jobs: starts the observer, takes jobs up again that another daemon began, empties the ring, and
+//! ends jobs whose owners are gone.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+
+use super::Jobs;
+use super::watch::{Observe, Watch};
+use crate::Overlay;
+use crate::catalog::{JobHead, JobSerial};
+use crate::clock::unix_now;
+use crate::engine::Inner;
+use crate::process::Process;
+
+/// How often the ring of first touches is emptied: it holds 8 MiB, some fifty thousand of them.
+const TOUCHES_EVERY: Duration = Duration::from_millis(250);
+/// How often records are looked at, and owners of jobs, at most.
+const RECORDS_EVERY: Duration = Duration::from_secs(3);
+/// The observer is given one fiftieth of a CPU: after it has worked it rests for so many times as long.
+const REST: u32 = 50;
+
+impl Overlay {
+    /// Begins to keep jobs, with an observer where this process may have one. Returns at once.
+    ///
+    /// `opens_unseen`: the kernel does not tell of opens.
+    pub fn observe(&self, wanted: Observe, opens_unseen: bool) -> std::io::Result<()> {
+        let jobs = &self.inner.jobs;
+        jobs.opens_unseen.store(opens_unseen, Ordering::Relaxed);
+        jobs.starting.store(true, Ordering::Release);
+        let inner = Arc::downgrade(&self.inner);
+        let keeper = std::thread::Builder::new().name("forebay-jobs".into()).spawn(move || keep(&inner, &wanted));
+        if keeper.is_err() {
+            drop(Starting(jobs));
+        }
+        keeper.map(drop)
+    }
+}
+
+/// Who waits for the start waits no longer when this is dropped, however it went.
+struct Starting<'a>(&'a Jobs);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.watch.set(Err("the start of the observer broke off".into()));
+        let _ = self.0.settled.set(());
+    }
+}
+
+fn keep(inner: &Weak<Inner>, wanted: &Observe) {
+    let Some(begun) = inner.upgrade() else { return };
+    let starting = Starting(&begun.jobs);
+    let watch = Watch::start(&begun, wanted);
+    match &watch {
+        Ok(_) => tracing::info!("what jobs use is observed by eBPF"),
+        Err(why) => tracing::info!("what jobs use is known by their requests alone: {why}"),
+    }
+    let _ = begun.jobs.watch.set(watch);
+    if let Err(error) = begun.take_up_jobs() {
+        tracing::error!(%error, "jobs of an earlier daemon");
+    }
+    drop(starting);
+    drop(begun);
+    let mut looked = Instant::now();
+    loop {
+        std::thread::sleep(TOUCHES_EVERY);
+        let Some(inner) = inner.upgrade().filter(|inner| !inner.stop.is_cancelled()) else { return };
+        let began = Instant::now();
+        if let Some(watch) = inner.jobs.watch() {
+            watch.take_touches(&inner);
+        }
+        if looked.elapsed() >= RECORDS_EVERY {
+            inner.collect_uses(RECORDS_EVERY);
+            inner.end_jobs_where(|head| !head.clients.iter().any(Process::is_alive));
+            looked = Instant::now();
+        }
+        let rest = began.elapsed() * REST;
+        drop(inner);
+        std::thread::sleep(rest.saturating_sub(TOUCHES_EVERY));
+    }
+}
+
+impl Inner {
+    /// Ends all jobs, for a daemon that ends.
+    pub(crate) fn end_jobs(&self) {
+        self.end_jobs_where(|_| true);
+    }
+
+    /// Ends jobs before whoever began them says so.
+    fn end_jobs_where(&self, over: impl Fn(&JobHead) -> bool) {
+        let numbers: Vec<u32> = {
+            let table = self.jobs.table.lock();
+            table.running.iter().filter(|(_, running)| over(&running.head)).map(|(number, _)| *number).collect()
+        };
+        for number in numbers {
+            if let Err(error) = self.finish_job(number, true) {
+                tracing::error!(%error, "a job's report");
+            }
+        }
+    }
+
+    /// Goes on with the jobs that an earlier daemon did not see the end of.
+    fn take_up_jobs(&self) -> Result<()> {
+        let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
+        self.catalog.jobs(|serial, head| {
+            if head.summary.ended_unix.is_none() {
+                found.push((serial, head));
+            }
+            Ok(true)
+        })?;
+        for (serial, mut head) in found {
+            head.summary.interrupted = true;
+            head.clients.retain(Process::is_alive);
+            if head.clients.is_empty() {
+                head.summary.ended_unix = Some(unix_now());
+                self.catalog.put_job(serial, &mut head, Some(&[]))?;
+                continue;
+            }
+            let alive: Vec<u32> =
+                std::mem::take(&mut head.summary.processes).iter().filter(|p| p.is_alive()).map(|p| p.pid).collect();
+            let cgroups = std::mem::take(&mut head.summary.cgroups);
+            let ids = std::mem::take(&mut head.cgroup_ids);
+            head.summary.observer = self.jobs.status().kind;
+            head.summary.missing = self.jobs.unseen();
+            let number = self.run_job(&mut self.jobs.table.lock(), serial, head);
+            self.add_processes(number, &alive);
+            cgroups.into_iter().zip(ids).for_each(|(path, id)| self.add_cgroup(number, id, path));
+            self.keep_running(number)?;
+        }
+        Ok(())
+    }
+}

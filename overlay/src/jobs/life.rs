@@ -1,0 +1,170 @@
+//! A job from its beginning to its end.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use super::report::{JobRequest, JobSummary, Members, Traffic, check_id};
+use super::uses::Uses;
+use super::{Running, Table};
+use crate::catalog::{JobHead, JobSerial};
+use crate::clock::unix_now;
+use crate::engine::Inner;
+use crate::process::{self, Process};
+
+/// Jobs that run at a time.
+const RUNNING_MAX: usize = 256;
+/// Processes that are forked while a tree of processes is added are found by looking again, so often.
+const TREE_LOOKS: usize = 4;
+
+impl Inner {
+    pub(super) fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+        let jobs = &self.jobs;
+        check_id(&request.id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
+        jobs.wait_until_settled();
+        let roots = match &request.members {
+            Members::Caller => vec![client.pid],
+            Members::Processes(pids) => pids.clone(),
+            Members::Cgroup { .. } => Vec::new(),
+        };
+        if let Some(gone) = roots.iter().find(|pid| process::tree(&[**pid]).is_empty()) {
+            let what = format!("process {gone} does not exist");
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
+        }
+        let number = self.enter_job(&request, client, uid)?;
+        self.add_processes(number, &roots);
+        if let Members::Cgroup { id, path } = request.members {
+            self.add_cgroup(number, id, path);
+        }
+        self.keep_running(number)
+    }
+
+    /// A job's place in the table: its own, or one that is there.
+    fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<u32> {
+        let mut table = self.jobs.table.lock();
+        let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
+        if let Some((number, running)) = known {
+            running.head.clients.push(client);
+            return Ok(*number);
+        }
+        if table.running.len() >= RUNNING_MAX {
+            let what = format!("{RUNNING_MAX} jobs run already");
+            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        }
+        let summary = JobSummary {
+            id: request.id.clone(),
+            uid,
+            command: request.command.clone(),
+            begun_unix: unix_now(),
+            ended_unix: None,
+            processes: Vec::new(),
+            cgroups: Vec::new(),
+            observer: self.jobs.status().kind,
+            missing: self.jobs.unseen(),
+            interrupted: false,
+            file_count: 0,
+            omitted_files: 0,
+            traffic: Traffic::default(),
+        };
+        let head = JobHead { summary, clients: vec![client], cgroup_ids: Vec::new(), files_bytes: 0 };
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
+        let serial = micros.max(table.last_serial + 1);
+        Ok(self.run_job(&mut table, serial, head))
+    }
+
+    pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
+        table.last_number += 1;
+        table.last_serial = table.last_serial.max(serial);
+        table.running.insert(table.last_number, Running { serial, head, uses: Uses::default() });
+        self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
+        table.last_number
+    }
+
+    /// Adds processes with their descendants to a job.
+    pub(super) fn add_processes(&self, number: u32, roots: &[u32]) {
+        let mut known = Vec::new();
+        for _ in 0..TREE_LOOKS {
+            let tree = process::tree(roots);
+            let new: Vec<Process> = tree.into_iter().filter(|process| !known.contains(process)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for process in &new {
+                if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.add_process(process.pid, number))
+                {
+                    tracing::warn!("process {} is not observed: {error}", process.pid);
+                }
+            }
+            if let Some(running) = self.jobs.table.lock().running.get_mut(&number) {
+                running.head.summary.processes.extend(&new);
+            }
+            known.extend(new);
+        }
+        self.jobs.lineage.forget();
+    }
+
+    pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
+        if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.add_cgroup(id, number)) {
+            tracing::warn!("cgroup {path} is not observed: {error}");
+        }
+        if let Some(running) = self.jobs.table.lock().running.get_mut(&number) {
+            running.head.summary.cgroups.push(path);
+            running.head.cgroup_ids.push(id);
+        }
+        self.jobs.lineage.forget();
+    }
+
+    /// Writes down that a job runs, for the next daemon.
+    pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
+        let known = self.jobs.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
+        let Some((serial, mut head, summary)) = known else {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the job has ended"));
+        };
+        self.catalog.put_job(serial, &mut head, None)?;
+        Ok(summary)
+    }
+
+    pub(super) fn end_job(&self, id: &str, client: Process) -> Result<Option<JobSummary>> {
+        self.jobs.wait_until_settled();
+        let number = {
+            let mut table = self.jobs.table.lock();
+            let found = table.running.iter_mut().find(|(_, running)| running.head.summary.id == id);
+            let Some((number, running)) = found else { return Ok(None) };
+            if let Some(at) = running.head.clients.iter().position(|known| *known == client) {
+                running.head.clients.remove(at);
+            }
+            running.head.clients.retain(Process::is_alive);
+            if !running.head.clients.is_empty() {
+                return Ok(Some(running.summary()));
+            }
+            *number
+        };
+        self.finish_job(number, false)
+    }
+
+    /// Looks for the last time, and keeps what was seen.
+    pub(super) fn finish_job(&self, number: u32, interrupted: bool) -> Result<Option<JobSummary>> {
+        if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.end(number)) {
+            tracing::warn!("a job that has ended is still observed: {error}");
+        }
+        self.collect_uses(Duration::ZERO);
+        let ended = {
+            let mut table = self.jobs.table.lock();
+            let ended = table.running.remove(&number);
+            self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
+            ended
+        };
+        self.jobs.lineage.forget();
+        if let Some(watch) = self.jobs.watch() {
+            watch.forget(number);
+        }
+        let Some(mut ended) = ended else { return Ok(None) };
+        ended.head.summary.ended_unix = Some(unix_now());
+        ended.head.summary.interrupted |= interrupted;
+        let files = self.job_files(&ended.uses);
+        ended.head.summary = ended.summary();
+        self.catalog.put_job(ended.serial, &mut ended.head, Some(&files))?;
+        Ok(Some(ended.head.summary))
+    }
+}

@@ -1,0 +1,118 @@
+//! Processes, as /proc tells of them. Only files are read that ask nothing of the process itself: one that waits for an
+//! answer of ours holds locks that its command line, its environment and its mappings are read under.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+/// A process, told from a later one with the same number by the tick at which it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: u32,
+    pub start_ticks: u64,
+}
+
+impl Process {
+    pub fn current() -> Self {
+        Self::of(std::process::id())
+    }
+
+    pub fn of(pid: u32) -> Self {
+        Self { pid, start_ticks: stat(pid).map_or(0, |stat| stat.start_ticks) }
+    }
+
+    pub fn is_alive(&self) -> bool {
+        stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
+    }
+}
+
+struct Stat {
+    parent: u32,
+    /// In clock ticks since boot.
+    start_ticks: u64,
+}
+
+/// `None` when there is no such process, or when it has ended and only waits to be reaped.
+fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The command's name is in parentheses and may contain anything, parentheses too.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    Some(Stat { parent: fields.next()?.parse().ok()?, start_ticks: fields.nth(17)?.parse().ok()? })
+}
+
+/// The process that a thread belongs to, and the parent of that.
+pub fn process_and_parent(thread: u32) -> Option<(u32, u32)> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok();
+    Some((field("Tgid:")?, field("PPid:")?))
+}
+
+/// The processes of these numbers that live, and all that descend from them, parents first.
+pub fn tree(roots: &[u32]) -> Vec<Process> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut alive = HashMap::new();
+    for pid in all() {
+        if let Some(stat) = stat(pid) {
+            children.entry(stat.parent).or_default().push(pid);
+            alive.insert(pid, stat.start_ticks);
+        }
+    }
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    let mut next: Vec<u32> = roots.to_vec();
+    while let Some(pid) = next.pop() {
+        let Some(&start_ticks) = alive.get(&pid).filter(|_| seen.insert(pid)) else { continue };
+        found.push(Process { pid, start_ticks });
+        next.extend(children.get(&pid).into_iter().flatten());
+    }
+    found
+}
+
+/// The numbers of all processes.
+pub fn all() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_alive_until_it_is_not() {
+        assert!(Process::current().is_alive());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::of(child.id());
+        assert!(process.is_alive());
+        assert!(tree(&[std::process::id()]).contains(&process), "a child is below its parent");
+        assert_eq!(process_and_parent(child.id()), Some((child.id(), std::process::id())));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        assert!(tree(&[child.id()]).is_empty());
+    }
+
+    #[test]
+    fn names_of_commands_are_no_obstacle() {
+        let stat = parse_stat("7 (a) b (c) S 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 99 1 2").unwrap();
+        assert_eq!((stat.parent, stat.start_ticks), (3, 99));
+        assert!(parse_stat("7 (gone) Z 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 99").is_none());
+    }
+
+    #[test]
+    fn a_thread_belongs_to_its_process() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            tell.send((own, process_and_parent(own))).unwrap();
+        });
+        let (thread, known) = told.recv().unwrap();
+        assert_ne!(thread, std::process::id());
+        assert_eq!(known.unwrap().0, std::process::id());
+    }
+}
