@@ -233,6 +233,12 @@ impl Overlay {
         self.note(job, ino, Traffic { written_bytes: bytes, ..Traffic::default() });
     }
 
+    /// A job had the daemon copy from one content file to another.
+    pub(crate) fn note_copy(&self, job: Option<u32>, from: Ino, to: Ino, bytes: u64) {
+        self.note(job, from, Traffic { read_bytes: bytes, fast_bytes: bytes, ..Traffic::default() });
+        self.note_write(job, to, bytes);
+    }
+
     fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic) {
         let Some(job) = job else { return };
         let counted = Counted {

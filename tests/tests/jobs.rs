@@ -103,7 +103,8 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
 
     let one = report(&mount, "one");
     assert_eq!((&one["observer"], &one["missing"]), (&"ebpf".into(), &serde_json::json!([])), "{one}");
-    let ranks: Vec<u64> = one["files"].as_array().unwrap().iter().map(|f| f["first_use_rank"].as_u64().unwrap()).collect();
+    let ranks: Vec<u64> =
+        one["files"].as_array().unwrap().iter().map(|f| f["first_use_rank"].as_u64().unwrap()).collect();
     assert_eq!((paths(&one), ranks), (vec!["a", "b", "large", "c"], vec![1, 2, 3, 4]), "{one}");
     let (a, b) = (3_000_000, 200_001);
     assert_eq!((of(&one, "a", "bytes"), of(&one, "a", "opens")), (3 * a, 3), "{one}");
@@ -142,7 +143,8 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
 #[test]
 fn files_that_are_renamed_made_and_removed_meanwhile_are_known_by_their_last_names() {
     let mount = mount(None);
-    let script = "cat a >/dev/null; mv a renamed; cat b >/dev/null; rm b; cp c new; cat new >/dev/null; mkdir d; mv c d/c";
+    let script =
+        "cat a >/dev/null; mv a renamed; cat b >/dev/null; rm b; cp c new; cat new >/dev/null; mkdir d; mv c d/c";
     run(&mut job(&mount, "names", script), COMMAND).ok();
     let report = report(&mount, "names");
     assert_eq!(paths(&report), ["renamed", "b", "d/c", "new"], "{report}");
@@ -199,7 +201,9 @@ fn a_job_outlives_the_worker_and_no_job_outlives_who_began_it() {
     let running = Running::new(&mut job(&mount, "kept", &script));
     let mut orphaned = Running::new(&mut job(&mount, "orphaned", "sleep 1000"));
     wait_until("the first read", || first.exists());
-    wait_until("both run", || mount.forebay(["--json", "job", "list", "--mount"], &[&mount.place.mnt()]).ok().out.contains("orphaned"));
+    wait_until("both run", || {
+        mount.forebay(["--json", "job", "list", "--mount"], &[&mount.place.mnt()]).ok().out.contains("orphaned")
+    });
     let worker = mount.worker();
     mount.kill_worker();
     mount.wait_for_other_worker(worker);
@@ -230,7 +234,8 @@ fn a_command_runs_as_without_us_whether_there_is_a_daemon_or_not() {
         let mut command = program_as(&place, Some(NOBODY));
         run(command.args(words).current_dir(place.mnt()), COMMAND)
     };
-    let answer = as_nobody(&["run", "--", "sh", "-c", "echo out; exit 7"]).refused(7, &["unobserved", "no forebay mount"]);
+    let answer =
+        as_nobody(&["run", "--", "sh", "-c", "echo out; exit 7"]).refused(7, &["unobserved", "no forebay mount"]);
     assert_eq!(answer.out, "out\n");
     as_nobody(&["run", "--mount", "/no/such/mount", "--", "sh", "-c", "kill -TERM $$"]).refused(143, &["unobserved"]);
     as_nobody(&["run", "--", "/no/such/command"]).refused(127, &["/no/such/command"]);
@@ -267,10 +272,12 @@ fn cgroups() -> PathBuf {
 fn processes_that_run_already_are_observed_until_they_have_ended() {
     let mount = mount(None);
     let go = mount.place.at("go");
-    let script = format!("until [ -e {} ]; do sleep 0.02; done; cat a >/dev/null; bash -c 'cat b >/dev/null'", go.display());
+    let script =
+        format!("until [ -e {} ]; do sleep 0.02; done; cat a >/dev/null; bash -c 'cat b >/dev/null'", go.display());
     let start = |id: &str, whom: &[&str]| {
         let mut command = Command::new(forebay());
-        let observer = Running::new(command.args(["observe", "--job", id]).args(whom).arg("--mount").arg(mount.place.mnt()));
+        let observer =
+            Running::new(command.args(["observe", "--job", id]).args(whom).arg("--mount").arg(mount.place.mnt()));
         wait_until("it is observed", || {
             mount.forebay(["job", "list", "--mount"], &[&mount.place.mnt()]).ok().out.contains(id)
         });
@@ -301,7 +308,16 @@ fn top_shows_who_reads_how_much_and_from_where() {
     mount.forebay(["stage"], &[&mount.path("a")]).ok();
     let _running = Running::new(&mut job(&mount, "busy", "while :; do cat a >/dev/null; sleep 0.02; done"));
     let top = |words: &[&str]| {
-        run(Command::new(forebay()).args(words).arg("top").arg(mount.place.mnt()).args(["--count", "3", "--interval", "500ms"]), COMMAND).ok()
+        run(
+            Command::new(forebay()).args(words).arg("top").arg(mount.place.mnt()).args([
+                "--count",
+                "3",
+                "--interval",
+                "500ms",
+            ]),
+            COMMAND,
+        )
+        .ok()
     };
     let answer = top(&["--json"]);
     let samples: Vec<Value> = answer.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -311,7 +327,10 @@ fn top_shows_who_reads_how_much_and_from_where() {
     assert!(traffic["bytes"].as_u64() >= Some(3_000_000) && traffic["opens"].as_u64() > Some(0), "{answer}");
     assert_eq!(traffic["bytes"], traffic["cache_bytes"], "it is all in memory by now: {answer}");
     let shown = top(&[]);
-    assert!(shown.out.contains("page cache") && shown.out.contains("busy") && shown.out.contains("(no job)"), "{shown}");
+    assert!(
+        shown.out.contains("page cache") && shown.out.contains("busy") && shown.out.contains("(no job)"),
+        "{shown}"
+    );
 }
 
 const MIB: usize = 1 << 20;
@@ -327,6 +346,7 @@ fn hot_files_that_stay(more: &[&str]) -> usize {
     }
     let more = more.iter().map(|word| (*word).to_owned()).collect();
     let mount = Mount::on(mount, Options { immutable: true, limit: Some("64MiB".into()), more, ..Options::default() });
+    wait_until("the observer starts", || mount.status().observer.why.is_none_or(|why| why.contains("masked")));
     let files = |range: std::ops::Range<usize>| range.map(|at| mount.path(format!("f{at:03}"))).collect::<Vec<_>>();
     let stage = |files: Vec<PathBuf>| {
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
@@ -364,7 +384,8 @@ fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
 fn a_job_that_is_asked_to_end_ends_and_is_reported() {
     let mount = mount(None);
     let ready = mount.place.at("ready");
-    let script = format!("trap 'exit 9' TERM; cat a >/dev/null; touch {}; while :; do sleep 0.02; done", ready.display());
+    let script =
+        format!("trap 'exit 9' TERM; cat a >/dev/null; touch {}; while :; do sleep 0.02; done", ready.display());
     let running = Running::new(&mut job(&mount, "asked", &script));
     wait_until("it runs", || ready.exists());
     // SAFETY: a plain system call on our own child, which was not waited for.

@@ -20,6 +20,9 @@ pub struct Stage(Held);
 impl Stage {
     pub fn set() -> io::Result<Self> {
         let held = Held::new(&[Held::ASK_TO_END.as_slice(), &[libc::SIGCHLD]].concat())?;
+        // Where it is ignored, as whoever started us may have left it, children are gone without a word.
+        // SAFETY: the default is no handler of ours.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         Ok(Self(held))
     }

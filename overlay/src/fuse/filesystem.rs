@@ -520,9 +520,13 @@ impl Filesystem for Front {
         reply: ReplyWrite,
     ) {
         let (overlay, len) = (self.overlay.clone(), len.min(COPY_MAX_BYTES));
+        let (noted, job) = (self.overlay.clone(), self.overlay.job_of(request.pid()));
         let work = async move { overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await };
-        self.dispatch(request, "copy_file_range", work, |outcome| match outcome {
-            Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
+        self.dispatch(request, "copy_file_range", work, move |outcome| match outcome {
+            Ok(count) => {
+                noted.note_copy(job, Ino(from.0), Ino(to.0), count);
+                reply.written(u32::try_from(count).unwrap_or(u32::MAX));
+            }
             Err(error) => reply.error(convert::errno(&error)),
         });
     }

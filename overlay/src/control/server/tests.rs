@@ -141,3 +141,46 @@ async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
         assert!(matches!(told.as_slice(), [Reply::Alive, .., Reply::End]), "{told:?}");
     }
 }
+
+/// A job, as the reply to a request about one has it.
+async fn job(daemon: &Daemon, request: Request) -> Result<crate::jobs::JobSummary, Failure> {
+    match call(daemon, request).await.swap_remove(0)? {
+        Reply::Jobs(mut jobs) => Ok(jobs.swap_remove(0)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
+    use crate::jobs::{JobRequest, Members};
+    let daemon = daemon().await;
+    let begin = |members| Request::BeginJob(JobRequest { id: "train".into(), command: "sh".into(), members });
+    let end = || Request::EndJob { id: "train".into() };
+    let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
+    assert_eq!(begun.processes, [Process::current()], "the one who asks, seen by the socket");
+    assert_eq!((begun.observer.as_str(), begun.missing.len()), ("requests", 1));
+    job(&daemon, begin(Members::Caller)).await.unwrap();
+    // A thread of ours opens a file.
+    let asked = daemon.overlay.clone();
+    let noted = std::thread::spawn(move || {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        let opened = crate::Opened { resident: None, keep_cache: false, no_flush: true };
+        asked.note_open(asked.job_of(thread), crate::Ino(7), &opened);
+        asked.note_read(asked.job_of(thread), crate::Ino(7), 10, true);
+    });
+    noted.join().unwrap();
+    assert_eq!(job(&daemon, end()).await.unwrap().ended_unix, None, "another has begun it too");
+    let ended = job(&daemon, end()).await.unwrap();
+    assert!(ended.ended_unix.is_some() && ended.id == "train");
+    assert_eq!((ended.file_count, ended.traffic.opens, ended.traffic.read_bytes), (1, 1, 10));
+    assert_eq!(daemon.overlay.job_of(std::process::id()), None);
+    let shown = call(&daemon, Request::Job { id: "train".into() }).await;
+    let [Ok(Reply::Jobs(jobs)), Ok(Reply::JobFiles(files))] = &shown[..] else { panic!("{shown:?}") };
+    assert_eq!((jobs, files.len(), files[0].first_use_rank), (&vec![ended], 1, 1));
+    for request in [end(), Request::Job { id: "no".into() }, begin(Members::Processes(vec![u32::MAX]))] {
+        assert_eq!(job(&daemon, request).await.unwrap_err().kind, FailureKind::Usage);
+    }
+    assert_eq!(call(&daemon, Request::Jobs).await.len(), 1);
+    let refused = Request::BeginJob(JobRequest { id: "a b".into(), command: String::new(), members: Members::Caller });
+    assert_eq!(job(&daemon, refused).await.unwrap_err().kind, FailureKind::Usage);
+}
