@@ -208,9 +208,10 @@ impl Watch {
             && let Some(id) = content_id(&touch.path)
             && let Some(ino) = inner.jobs.content_of(id).or_else(|| Some(inner.catalog.content(id).ok()??.ino))
         {
-            // Where the pool lies on the same file system, it may have a file that is called so.
-            let stat = inner.store.stat(id);
-            if self.pool != Some(touch.key.device) || stat.is_ok_and(|stat| stat.ino() == touch.key.ino) {
+            // Where the pool lies on the same file system, it may have a file that is called so. A content file that was
+            // removed meanwhile was ours.
+            let is_content = |stat: std::fs::Metadata| stat.ino() == touch.key.ino;
+            if self.pool != Some(touch.key.device) || inner.store.stat(id).map_or(true, is_content) {
                 let path = inner.overlay_path(ino).map(|path| paths::encode(path.as_bytes()));
                 return Some((FileId::Overlay(ino), path.unwrap_or_default()));
             }
