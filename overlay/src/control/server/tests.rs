@@ -157,7 +157,8 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let begin = |members| Request::BeginJob(JobRequest { id: "train".into(), command: "sh".into(), members });
     let end = || Request::EndJob { id: "train".into() };
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
-    assert_eq!(begun.processes, [Process::current()], "the one who asks, seen by the socket");
+    // Other tests have children.
+    assert_eq!(begun.processes[0], Process::current(), "the one who asks, seen by the socket");
     assert_eq!((begun.observer.as_str(), begun.missing.len()), ("requests", 1));
     job(&daemon, begin(Members::Caller)).await.unwrap();
     // A thread of ours opens a file.
