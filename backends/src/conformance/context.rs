@@ -156,8 +156,19 @@ impl Context {
     }
 }
 
-/// Removes a directory with all that is in it.
+/// Removes a directory with all that is in it. What a `put` that was dropped still brings, or leaves to be cleared away by
+/// the pool, may come a moment later.
 pub(super) async fn remove_tree(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
+    for _ in 0..REMOVE_ATTEMPTS {
+        match remove_once(pool, dir).await {
+            Err(error) if error.is(ErrorKind::NotEmpty) => tokio::time::sleep(REMOVE_PAUSE).await,
+            answer => return answer,
+        }
+    }
+    remove_once(pool, dir).await
+}
+
+async fn remove_once(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
     let mut open = vec![dir.clone()];
     let mut emptied = Vec::new();
     while let Some(dir) = open.pop() {
@@ -180,20 +191,9 @@ pub(super) async fn remove_tree(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::
         emptied.push(dir);
     }
     for dir in emptied.iter().rev() {
-        remove_emptied(pool, dir).await?;
+        pool.remove_dir(dir).await?;
     }
     Ok(())
-}
-
-/// What a dropped `put` has left may be cleared away by the pool a moment later.
-async fn remove_emptied(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
-    for _ in 0..REMOVE_ATTEMPTS {
-        match pool.remove_dir(dir).await {
-            Err(error) if error.is(ErrorKind::NotEmpty) => tokio::time::sleep(REMOVE_PAUSE).await,
-            answer => return answer,
-        }
-    }
-    pool.remove_dir(dir).await
 }
 
 /// Fails where a call did not fail, or failed in another way.
