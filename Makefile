@@ -99,6 +99,7 @@ bench: build
 		timeout 7200 $(CARGO) bench -p forebay-benches --bench speed -- $(ARGS)
 
 bench-observer: build
+	@packaging/deps test
 	@timeout 3600 $(CARGO) bench -p forebay-benches --bench observer -- $(ARGS)
 
 bench-pools: build $(TOOLS)/$(VERSITYGW)

@@ -5,10 +5,11 @@ use std::process::Command;
 
 use crate::Result;
 
-/// One job description; 4 KiB blocks at random.
+/// One job description: blocks at random.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
     pub write: bool,
+    pub block_kib: u32,
     pub direct: bool,
     pub jobs: u32,
     /// Requests under way at once; more than one needs O_DIRECT.
@@ -18,13 +19,25 @@ pub struct Job {
 
 /// Operations per second.
 pub fn run(file: &Path, job: Job) -> Result<f64> {
+    Ok(report(file, job)?.0)
+}
+
+/// Operations for each second of fio's processor time.
+pub fn run_by_cpu(file: &Path, job: Job) -> Result<f64> {
+    let (rate, cpu) = report(file, job)?;
+    Ok(rate / cpu)
+}
+
+/// Operations per second, and how much of a processor they took.
+fn report(file: &Path, job: Job) -> Result<(f64, f64)> {
     let (mode, key) = if job.write { ("randwrite", "write") } else { ("randread", "read") };
     let engine = if job.depth > 1 { "libaio" } else { "psync" };
     let output = Command::new("fio")
-        .args(["--name=random", "--bs=4k", "--norandommap", "--randrepeat=0", "--invalidate=0", "--time_based"])
+        .args(["--name=random", "--norandommap", "--randrepeat=0", "--invalidate=0", "--time_based"])
         .args(["--group_reporting", "--output-format=json", "--allow_file_create=0", "--fallocate=none"])
         .arg(format!("--filename={}", file.display()))
         .arg(format!("--rw={mode}"))
+        .arg(format!("--bs={}k", job.block_kib))
         .arg(format!("--ioengine={engine}"))
         .arg(format!("--iodepth={}", job.depth))
         .arg(format!("--numjobs={}", job.jobs))
@@ -40,5 +53,7 @@ pub fn run(file: &Path, job: Job) -> Result<f64> {
         return Err(format!("fio on {}: {text}{}", file.display(), String::from_utf8_lossy(&output.stderr)).into());
     }
     let report: serde_json::Value = serde_json::from_str(json)?;
-    report["jobs"][0][key]["iops"].as_f64().ok_or_else(|| "fio reports no rate".into())
+    let job = &report["jobs"][0];
+    let number = |value: &serde_json::Value| value.as_f64().ok_or("fio reports no rate, or no processor time");
+    Ok((number(&job[key]["iops"])?, (number(&job["usr_cpu"])? + number(&job["sys_cpu"])?) / 100.0))
 }

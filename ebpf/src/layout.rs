@@ -105,6 +105,9 @@ pub struct Slot {
     pub ways: [Count; WAYS],
     pub read: [u64; MAP_WORDS],
     pub written: [u64; MAP_WORDS],
+    /// The pages that were mapped last.
+    pub mapped_from: u64,
+    pub mapped_until: u64,
     /// 0: touches of this file by this task do not count.
     pub shift: u32,
     pub reserved: u32,
@@ -124,7 +127,8 @@ pub struct Call {
     /// Bytes of the file that were left to read.
     pub from: u64,
     pub until: u64,
-    /// What the task brought into the cache last: during which call, of which file, which bytes.
+    /// What the task brought into the cache last: after how many calls to read or write, of which file, which bytes.
+    /// What was read since is not among them.
     pub fill_calls: u64,
     pub fill_inode: u64,
     pub fill_from: u64,
@@ -164,7 +168,10 @@ pub struct Offsets {
     pub task_start: u32,
     pub task_pid: u32,
     pub task_tgid: u32,
+    /// How many calls to read it has made,
     pub task_reads: u32,
+    /// and to write.
+    pub task_writes: u32,
     pub task_files: u32,
     pub files_table: u32,
     pub table_files: u32,
@@ -177,7 +184,6 @@ pub struct Offsets {
     /// Numbers of the system calls whose length is their third argument; the position of the second of them is the fourth.
     pub call_read: u32,
     pub call_pread: u32,
-    pub reserved: u32,
 }
 
 /// One place that is watched.

@@ -336,6 +336,7 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
         task_pid: types.offset("task_struct", "pid")?,
         task_tgid: types.offset("task_struct", "tgid")?,
         task_reads: types.offset("task_struct", "ioac.syscr")?,
+        task_writes: types.offset("task_struct", "ioac.syscw")?,
         task_files: types.offset("task_struct", "files")?,
         files_table: types.offset("files_struct", "fdt")?,
         table_files: types.offset("fdtable", "fd")?,
@@ -346,6 +347,5 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
         regs_fourth: types.offset("pt_regs", REGISTERS.4)? + REGISTERS.5,
         call_read: libc::SYS_read as u32,
         call_pread: libc::SYS_pread64 as u32,
-        reserved: 0,
     })
 }

@@ -7,6 +7,7 @@
 //! Operators talk to the worker by JSON lines over a unix socket in the runtime directory of the mount. Which mount
 //! a path belongs to is decided by text alone, so that no command ever waits for a mount that does not answer.
 
+pub mod capabilities;
 pub mod child;
 pub mod client;
 pub mod config;

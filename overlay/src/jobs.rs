@@ -14,6 +14,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ use crate::engine::{Inner, blocking};
 use crate::operator::TypedPath;
 use crate::process::Process;
 use crate::{Ino, Opened, Overlay};
+pub use keeper::Keeper;
 use lineage::Lineage;
 pub use report::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
@@ -218,28 +220,38 @@ impl Overlay {
         if let (true, Some(content)) = (self.inner.jobs.any(), &opened.resident) {
             self.inner.jobs.contents.lock().put(ContentId(content.id), ino);
         }
-        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() });
+        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
     }
 
     /// A job read a file through the daemon. `cached`: by way of the page cache, where the observer sees it.
-    pub(crate) fn note_read(&self, job: Option<u32>, ino: Ino, bytes: u64, cached: bool) {
+    pub(crate) fn note_read(&self, job: Option<u32>, ino: Ino, read: Range<u64>, cached: bool) {
         if !(cached && self.inner.jobs.watch().is_some()) {
-            self.note(job, ino, Traffic { read_bytes: bytes, pool_bytes: bytes, ..Traffic::default() });
+            let bytes = read.end - read.start;
+            let traffic = Traffic { read_bytes: bytes, pool_bytes: bytes, ..Traffic::default() };
+            self.note(job, ino, traffic, PartMap::of_read(read));
         }
     }
 
     /// A job wrote to a file through the daemon.
-    pub(crate) fn note_write(&self, job: Option<u32>, ino: Ino, bytes: u64) {
-        self.note(job, ino, Traffic { written_bytes: bytes, ..Traffic::default() });
+    pub(crate) fn note_write(&self, job: Option<u32>, ino: Ino, written: Range<u64>) {
+        let traffic = Traffic { written_bytes: written.end - written.start, ..Traffic::default() };
+        self.note(job, ino, traffic, PartMap::of_write(written));
     }
 
     /// A job had the daemon copy from one content file to another.
-    pub(crate) fn note_copy(&self, job: Option<u32>, from: Ino, to: Ino, bytes: u64) {
-        self.note(job, from, Traffic { read_bytes: bytes, fast_bytes: bytes, ..Traffic::default() });
-        self.note_write(job, to, bytes);
+    pub(crate) fn note_copy(
+        &self,
+        job: Option<u32>,
+        (from, read): (Ino, Range<u64>),
+        (to, written): (Ino, Range<u64>),
+    ) {
+        let bytes = read.end - read.start;
+        let traffic = Traffic { read_bytes: bytes, fast_bytes: bytes, ..Traffic::default() };
+        self.note(job, from, traffic, PartMap::of_read(read));
+        self.note_write(job, to, written);
     }
 
-    fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic) {
+    fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
         let Some(job) = job else { return };
         let counted = Counted {
             job,
@@ -248,7 +260,7 @@ impl Overlay {
             first_ns: monotonic_ns(),
             old: Traffic::default(),
             new: traffic,
-            parts: PartMap::default(),
+            parts,
         };
         self.inner.count_use(counted);
     }

@@ -10,5 +10,7 @@ pub mod observed;
 pub mod process;
 pub mod reading;
 pub mod servers;
+pub mod strace;
 pub mod sweep;
 pub mod tree;
+pub mod truth;

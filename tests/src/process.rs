@@ -163,3 +163,17 @@ pub fn need(programs: &[&str]) {
         assert!(found, "{program} is not installed: run `packaging/deps test`");
     }
 }
+
+/// The unpacked sources of a package that this workspace is built from.
+pub fn sources(package: &str) -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    // What is for other platforms was never fetched.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    cargo.args(["metadata", "--offline", "--format-version", "1", "--filter-platform", &platform, "--manifest-path"]);
+    cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    let answer = run(&mut cargo, Duration::from_secs(120)).ok();
+    let metadata: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let found = packages.iter().find(|p| p["name"] == package).unwrap_or_else(|| panic!("{package} is not built here"));
+    Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned()
+}

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,10 @@ pub enum How {
     Direct,
     Mmap,
 }
+
+/// All but mappings.
+pub const CALLS_TO_READ: [How; 8] =
+    [How::Read, How::Pread, How::Readv, How::IoUring, How::Sendfile, How::Splice, How::CopyFileRange, How::Direct];
 
 pub const WAYS_TO_READ: [How; 9] = [
     How::Read,
@@ -84,6 +88,10 @@ impl Step {
             }
             How::Sendfile => rustix::fs::sendfile(sink, &file, Some(&mut from.clone()), len).unwrap(),
             How::CopyFileRange => {
+                // Within one file system alone.
+                let here = tempfile::tempfile_in(".").unwrap();
+                let device = |file: &File| file.metadata().unwrap().dev();
+                let sink = if device(sink) == device(&file) { sink } else { &here };
                 rustix::fs::copy_file_range(&file, Some(&mut from.clone()), sink, Some(&mut 0), len).unwrap()
             }
             How::Splice => {

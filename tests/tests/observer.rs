@@ -1,6 +1,6 @@
 //! What the observer tells of processes whose every access is known. Needs root, and a kernel with BTF.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -9,70 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_ebpf::{FirstTouch, Key, Observer, Options, Place, Record, Way};
-use forebay_tests::reading::{BLOCK, How, PAGE, Step, WAYS_TO_READ};
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
-
-/// What must be told of one job and one file.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Truth {
-    read_bytes: u64,
-    direct_bytes: u64,
-    direct_calls: u64,
-    is_mapped: bool,
-    parts: BTreeSet<u64>,
-}
-
-/// A plan of accesses within the files: of bytes that are there, since others are not touches.
-fn plan<R: Rng>(rng: &mut R, files: &[(PathBuf, u64)], steps: usize) -> Vec<Step> {
-    let one = |rng: &mut R| {
-        let (file, size) = files.choose(rng).unwrap();
-        let how = *WAYS_TO_READ.choose(rng).unwrap();
-        // Those go on in pieces of whole pages, or may not begin elsewhere.
-        let aligned = !matches!(how, How::Read | How::Pread | How::Readv | How::IoUring);
-        let unit = if aligned { BLOCK } else { 1 };
-        let from = rng.random_range(0..size / unit) * unit;
-        let len = rng.random_range(1..=(400_000.min(size - from) / unit).max(1)) * unit;
-        Step { file: file.clone(), how, from, len: len.min(size - from) }
-    };
-    let end = |step: &Step| (step.file.clone(), (step.from + step.len).div_ceil(PAGE));
-    let mut plan: Vec<Step> = Vec::new();
-    while plan.len() < steps {
-        let step = one(rng);
-        // io_uring and splice are no calls that the kernel counts: one that ends where the one before ended, in the same
-        // file, is taken for the rest of it.
-        let last = plan.iter().rev().find(|last| !matches!(last.how, How::Mmap | How::Direct));
-        if last.is_none_or(|last| end(last) != end(&step)) {
-            plan.push(step);
-        }
-    }
-    plan
-}
-
-/// What the records should say, and the files in the order of their first touches.
-fn truth(plan: &[Step], sizes: &HashMap<PathBuf, u64>) -> (BTreeMap<PathBuf, Truth>, Vec<PathBuf>) {
-    let (mut all, mut order) = (BTreeMap::<PathBuf, Truth>::new(), Vec::new());
-    for step in plan {
-        let size = sizes[&step.file];
-        let of_file = all.entry(step.file.clone()).or_insert_with(|| {
-            order.push(step.file.clone());
-            Truth::default()
-        });
-        let (from, until) = (step.from, step.from + step.len);
-        let pages = (from / PAGE * PAGE, (until.div_ceil(PAGE) * PAGE).min(size));
-        match step.how {
-            How::Mmap => of_file.is_mapped = true,
-            How::Direct => {
-                of_file.direct_bytes += step.len;
-                of_file.direct_calls += 1;
-            }
-            _ => of_file.read_bytes += pages.1 - pages.0,
-        }
-        let shift = shift(size);
-        of_file.parts.extend(pages.0 >> shift..=(pages.1 - 1) >> shift);
-    }
-    (all, order)
-}
+use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
+use forebay_tests::truth::{Set, files, plans, seed, truth};
+use rand::SeedableRng;
 
 /// 256 parts of a file, of 64 KiB or more.
 fn shift(size: u64) -> u32 {
@@ -90,27 +29,6 @@ fn start() -> Child {
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("FOREBAY_SEED={seed}");
-    seed
-}
-
-/// Files of many sizes, in a directory on a disk.
-fn files(dir: &Path, rng: &mut impl Rng, sizes: &[u64]) -> Vec<(PathBuf, u64)> {
-    let one = |(number, size): (usize, &u64)| {
-        let path = dir.join(format!("file-{number}"));
-        let mut file = File::create(&path).unwrap();
-        let mut block = vec![0u8; *size as usize];
-        rng.fill_bytes(&mut block);
-        file.write_all(&block).unwrap();
-        (path, *size)
-    };
-    let made = sizes.iter().enumerate().map(one).collect();
-    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
-    made
 }
 
 const SIZES: [u64; 8] = [4096, 9000, 65_536, 100_001, 1 << 20, 5_000_000, 17 << 20, 40_000_003];
@@ -156,8 +74,9 @@ fn check(run: &Run, job: u32, dir: &Path, plan: &[Step], sizes: &HashMap<PathBuf
         let path = dir.join(&touch.path);
         let (record, truth) = (&run.records[&touch.key], &truth[&path]);
         let told = parts(record);
-        let differ: Vec<u64> = told.symmetric_difference(&truth.parts).copied().collect();
-        let part = 1 << shift(sizes[&path]);
+        let shift = shift(sizes[&path]);
+        let differ: Vec<u64> = told.symmetric_difference(&truth.parts(shift)).copied().collect();
+        let part = 1 << shift;
         let touches = |step: &&Step| {
             let mut parts = differ.iter().map(|differ| differ * part);
             step.file == path && parts.any(|at| step.from < at + part && at < step.from + step.len)
@@ -192,40 +111,51 @@ fn set_cached(path: &Path, cached: bool) {
     }
 }
 
-/// Four jobs at once: what they read is in the page cache or not, and is shared or not.
-fn observe_jobs(rng: &mut impl Rng, dir: &Path, sets: &[Vec<(PathBuf, u64)>], cached: bool) {
-    let plans: Vec<Vec<Step>> = (0..4).map(|job| plan(&mut *rng, &sets[job % sets.len()], 400)).collect();
-    sets.iter().flatten().for_each(|(path, _)| set_cached(path, cached));
+/// Jobs at once, of files that are in the page cache or are not.
+fn observe_jobs(dir: &Path, plans: &[Vec<Step>], files: &[(PathBuf, u64)], cached: bool) {
+    files.iter().for_each(|(path, _)| set_cached(path, cached));
     let observer = observe(Place::below(dir, false).unwrap());
-    let run = run(&observer, &plans);
+    let run = run(&observer, plans);
     assert!(run.records.keys().all(|key| (1..=4).contains(&key.job)), "nothing else is watched");
-    let sizes = sets.iter().flatten().cloned().collect();
+    let sizes = files.iter().cloned().collect();
     for (number, plan) in plans.iter().enumerate() {
         check(&run, number as u32 + 1, dir, plan, &sizes, cached);
     }
     assert_eq!(observer.dropped(), Default::default());
 }
 
+/// What is mapped is each job's own: where two map pages that one allocation holds, the kernel may map all of those and
+/// tell of one.
 #[test]
 fn records_are_exact_for_every_way_to_read_by_jobs_at_once() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed());
-    let files = files(dir.path(), &mut rng, &SIZES);
-    observe_jobs(&mut rng, dir.path(), &[files], true);
+    let shared = files(dir.path(), &mut rng, &SIZES);
+    let own: Vec<_> =
+        (0..4).map(|job| files(&dir.path().join(format!("job-{job}")), &mut rng, &[9000, 1 << 20, 17 << 20])).collect();
+    let of_job = |own: &Vec<_>| {
+        let calls = Set { files: &shared, ways: &CALLS_TO_READ, once: false };
+        let all = Set { files: own, ways: &WAYS_TO_READ, once: false };
+        plans(&mut rng, &[(calls, 300), (all, 100)])
+    };
+    let plans: Vec<_> = own.iter().map(of_job).collect();
+    observe_jobs(dir.path(), &plans, &[shared, own.concat()].concat(), true);
 }
 
-/// Where one waits for pages that another is reading, the kernel does not tell of all that it reads. So each has its own.
+/// Where a read finds some of its pages in memory and waits for others, the kernel does not tell of all that it reads. So
+/// each job has its own files, and reads nothing twice.
 #[test]
 fn ranges_are_exact_for_every_way_to_read_what_is_not_in_memory() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed());
     let of_job = |job: u32| {
         let own = dir.path().join(format!("job-{job}/with/directories"));
-        std::fs::create_dir_all(&own).unwrap();
-        files(&own, &mut rng, &[4096, 9000, 100_001, 5_000_000, 17 << 20])
+        files(&own, &mut rng, &[4096, 9000, 100_001, 5_000_000, 17 << 20, 40_000_003])
     };
-    let sets: Vec<_> = (0..4).map(of_job).collect();
-    observe_jobs(&mut rng, dir.path(), &sets, false);
+    let own: Vec<_> = (0..4).map(of_job).collect();
+    let of_job = |own: &Vec<_>| plans(&mut rng, &[(Set { files: own, ways: &WAYS_TO_READ, once: true }, 400)]);
+    let plans: Vec<_> = own.iter().map(of_job).collect();
+    observe_jobs(dir.path(), &plans, &own.concat(), false);
 }
 
 /// As fast as files can be opened, which is more than a hundred thousand in a second for two CPUs.

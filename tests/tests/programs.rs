@@ -10,23 +10,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, alone, content};
-use forebay_tests::process::{self, need, sh};
+use forebay_tests::process::{self, need, sh, sources};
 
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// The unpacked sources of a package that this workspace is built from.
-fn sources(package: &str) -> PathBuf {
-    let mut cargo = Command::new(env!("CARGO"));
-    // What is for other platforms was never fetched.
-    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    cargo.args(["metadata", "--offline", "--format-version", "1", "--filter-platform", &platform, "--manifest-path"]);
-    cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
-    let answer = process::run(&mut cargo, LIMIT).ok();
-    let metadata: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let found = packages.iter().find(|p| p["name"] == package).unwrap_or_else(|| panic!("{package} is not built here"));
-    Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned()
-}
 
 /// A repository beside the mount: the C sources of lz4 with a makefile, in two commits and on two branches.
 fn repository(place: &Path) {

@@ -35,7 +35,7 @@ pub fn read(bench: &mut Bench) -> Result<()> {
 /// Random reads, and reads through a mapping.
 pub fn random(bench: &mut Bench) -> Result<()> {
     let secs = bench.fio_secs();
-    let job = |jobs, depth, direct| Job { write: false, direct, jobs, depth, secs };
+    let job = |jobs, depth, direct| Job { write: false, block_kib: 4, direct, jobs, depth, secs };
     let rows = [
         ("random 4 KiB read, hot, 1 job", 0.88, job(1, 1, false)),
         ("random 4 KiB read, hot, 4 jobs", 0.88, job(4, 1, false)),
@@ -65,7 +65,7 @@ fn warm(place: &Place) -> Result<()> {
 /// Sequential and random writes, without and with the background flush of the default policy.
 pub fn write(bench: &mut Bench) -> Result<()> {
     let secs = bench.fio_secs();
-    let job = Job { write: true, direct: false, jobs: 1, depth: 1, secs };
+    let job = Job { write: true, block_kib: 4, direct: false, jobs: 1, depth: 1, secs };
     for (suffix, background) in [("", false), (", default policy", true)] {
         let target = |least| if background { Target::Beside } else { Target::AtLeast(least) };
         let name = format!("sequential write 1 MiB + fsync{suffix}");

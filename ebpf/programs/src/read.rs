@@ -8,9 +8,10 @@ use crate::maps::{load, offset};
 
 const PAGE: u64 = 1 << crate::touch::PAGE_SHIFT;
 
-/// Notes that the task brings bytes into the cache.
+/// Notes that the task brings bytes into the cache. A write does so too.
 #[inline(always)]
-pub fn fills(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) {
+pub fn fills(last: &mut Call, task: *const u8, inode: u64, from: u64, until: u64) {
+    let calls = calls(task);
     let goes_on = last.fill_calls == calls && last.fill_inode == inode && last.fill_until == from;
     if !goes_on {
         last.fill_calls = calls;
@@ -35,9 +36,9 @@ pub fn goes_on(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) -
 #[inline(always)]
 pub fn begin(last: &Call, task: *const u8, from: u64, wanted: u64) -> u64 {
     if last.fill_inode == last.inode
-        && last.fill_calls == last.calls
         && last.fill_from < from
         && last.fill_until >= from
+        && last.fill_calls == calls(task)
     {
         return last.fill_from;
     }
@@ -63,6 +64,12 @@ pub fn begin(last: &Call, task: *const u8, from: u64, wanted: u64) -> u64 {
         Some(position) if position < from && position + len + PAGE > wanted => position & !(PAGE - 1),
         _ => from,
     }
+}
+
+/// How many calls to read and to write the task has made.
+#[inline(always)]
+fn calls(task: *const u8) -> u64 {
+    load::<u64>(task, offset!(task_reads)) + load::<u64>(task, offset!(task_writes))
 }
 
 /// The position of an open file.

@@ -19,28 +19,26 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
     if until <= from {
         return;
     }
-    let task = unsafe { bpf_get_current_task_btf() }.cast::<u8>().cast_const();
-    let pid: u32 = load(task, offset!(task_pid));
-    let start: u64 = load(task, offset!(task_start));
-    let ino: u64 = load(inode, offset!(inode_ino));
-    let generation: u32 = load(inode, offset!(inode_generation));
     let Some(epoch) = NUMBERS.get(EPOCH) else { return };
     let epoch = *epoch as u32;
     let Some(slots) = CPU.get_ptr_mut(0) else { return };
+    let task = unsafe { bpf_get_current_task_btf() }.cast::<u8>().cast_const();
+    let pid: u32 = load(task, offset!(task_pid));
     let at = ((inode as u64 >> 9) ^ (pid as u64)) as usize & (SLOTS - 1);
     let slot = unsafe { &mut *slots.cast::<Slot>().add(at) };
+    // Each is read right where it is compared: there are few registers.
     let same = slot.inode == inode as u64
-        && slot.key.ino == ino
-        && slot.key.generation == generation
-        && slot.key.device == device
-        && slot.task_start == start
         && slot.task == pid
-        && slot.epoch == epoch;
+        && slot.epoch == epoch
+        && slot.key.device == device
+        && slot.task_start == load::<u64>(task, offset!(task_start))
+        && slot.key.ino == load::<u64>(inode, offset!(inode_ino))
+        && slot.key.generation == load::<u32>(inode, offset!(inode_generation));
     if !same {
         slot.changes_end += 1;
         add_to_record(slot);
-        let key = Key { job: 0, device, ino, generation, reserved: 0 };
-        take(slot, inode, task, Owner { key, start, pid, epoch }, size);
+        take(slot, inode, task, device, size);
+        slot.epoch = epoch;
     }
     if slot.shift == 0 {
         return;
@@ -50,20 +48,30 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
     if matches!(way, Way::Read | Way::Fill) {
         let Some(last) = CALLS.get_ptr_mut(pid & (layout::CALLS - 1)) else { return };
         let last = unsafe { &mut *last };
-        if last.task_start != start || last.task != pid {
-            last.task_start = start;
+        if last.task_start != slot.task_start || last.task != pid {
+            last.task_start = slot.task_start;
             last.task = pid;
             last.inode = 0;
             last.fill_inode = 0;
         }
-        let calls: u64 = load(task, offset!(task_reads));
         if matches!(way, Way::Fill) {
-            read::fills(last, inode as u64, calls, from, until);
-        } else if read::goes_on(last, inode as u64, calls, from, until) {
+            read::fills(last, task, inode as u64, from, until);
+        } else if read::goes_on(last, inode as u64, load(task, offset!(task_reads)), from, until) {
             return;
         } else {
             from = read::begin(last, task, from, wanted);
+            if last.fill_inode == inode as u64 && last.fill_from < until {
+                last.fill_from = until;
+            }
         }
+    }
+    if matches!(way, Way::Map) {
+        // A page that is not there is told twice, with those around it and alone, and the pages around it at each fault.
+        if from >= slot.mapped_from && until <= slot.mapped_until {
+            return;
+        }
+        slot.mapped_from = from;
+        slot.mapped_until = until;
     }
     let count = &mut slot.ways[way as usize & 7];
     count.calls += 1;
@@ -73,28 +81,27 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
     }
 }
 
-struct Owner {
-    key: Key,
-    start: u64,
-    pid: u32,
-    epoch: u32,
-}
-
 /// Gives a slot to a file and a task.
 #[inline(always)]
-fn take(slot: &mut Slot, inode: *const u8, task: *const u8, owner: Owner, size: u64) {
+fn take(slot: &mut Slot, inode: *const u8, task: *const u8, device: u32, size: u64) {
     let tgid: u32 = load(task, offset!(task_tgid));
-    let mut key = owner.key;
-    key.job = task::job(tgid);
+    let key = Key {
+        job: task::job(tgid),
+        device,
+        ino: load(inode, offset!(inode_ino)),
+        generation: load(inode, offset!(inode_generation)),
+        reserved: 0,
+    };
     let shift = if task::is_ignored() { 0 } else { first::shift_of(&key, inode, size, tgid) };
     slot.key = key;
     slot.inode = inode as u64;
-    slot.task_start = owner.start;
-    slot.task = owner.pid;
-    slot.epoch = owner.epoch;
+    slot.task_start = load(task, offset!(task_start));
+    slot.task = load(task, offset!(task_pid));
     slot.ways = [Count { calls: 0, bytes: 0 }; WAYS];
     slot.read = [0; MAP_WORDS];
     slot.written = [0; MAP_WORDS];
+    slot.mapped_from = 0;
+    slot.mapped_until = 0;
     slot.shift = shift;
     slot.changes = slot.changes_end;
 }
@@ -109,6 +116,11 @@ fn part(offset: u64, shift: u32) -> u32 {
 #[inline(always)]
 fn mark(map: &mut [u64; MAP_WORDS], shift: u32, from: u64, until: u64) {
     let (first, last) = (part(from, shift), part(until - 1, shift));
+    // Most reads are of one part, and this must cost little.
+    if first == last {
+        map[(first >> 6) as usize & (MAP_WORDS - 1)] |= 1 << (first & 63);
+        return;
+    }
     for word in 0..MAP_WORDS as u32 {
         let base = word * 64;
         if last < base || first >= base + 64 {

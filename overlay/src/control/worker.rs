@@ -14,9 +14,9 @@ use super::config::MountConfig;
 use super::registry::{Runtime, State};
 use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
-use super::{Failure, FailureKind, doctor, limits};
+use super::{Failure, FailureKind, capabilities, doctor, limits};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
-use crate::jobs::Observe;
+use crate::jobs::{Keeper, Observe};
 use crate::{Options, Overlay, Policy};
 
 /// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
@@ -42,6 +42,9 @@ fn start(dir: &Path) -> Result<(), Failure> {
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_descriptor_limit();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    // Before any other thread is there.
+    let keeper = Keeper::start().map_err(failed)?;
+    capabilities::give_up();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rt = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.min(ENGINE_THREADS))
@@ -50,12 +53,12 @@ fn start(dir: &Path) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(failed)?;
-    let outcome = rt.block_on(serve(&runtime, &state, device));
+    let outcome = rt.block_on(serve(&runtime, &state, device, keeper));
     rt.shutdown_background();
     outcome
 }
 
-async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), Failure> {
+async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, keeper: Keeper) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
     let overlay = open(config, attach != Attach::Fresh).await?;
@@ -65,7 +68,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd) -> Result<(), 
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
     let mounted = Arc::new(mounted);
-    overlay.observe(observe(config)?, config.immutable).map_err(|e| Failure::io("cannot start the worker", &e))?;
+    overlay.observe(keeper, observe(config)?, config.immutable);
     let kernel = mounted.clone();
     let passthrough = move || kernel.passthrough_state() == PassthroughState::On;
     let facts =

@@ -278,16 +278,17 @@ impl Filesystem for Front {
         handle: FileHandle,
         offset: u64,
         size: u32,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let cached = Handle::decode(handle).is_none_or(|handle| handle.mode == Mode::Cached);
+        let cached = cached && flags.0 & libc::O_DIRECT == 0;
         let (overlay, noted, job) = (self.overlay.clone(), self.overlay.clone(), self.overlay.job_of(request.pid()));
         let work = async move { overlay.read(Ino(ino.0), offset, size).await };
         self.dispatch(request, "read", work, move |outcome| match outcome {
             Ok(data) => {
-                noted.note_read(job, Ino(ino.0), data.len() as u64, cached);
+                noted.note_read(job, Ino(ino.0), offset..offset + data.len() as u64, cached);
                 reply.data(&data);
             }
             Err(error) => reply.error(convert::errno(&error)),
@@ -315,7 +316,7 @@ impl Filesystem for Front {
         let work = async move { front.write(Ino(ino.0), offset, data, kill).await };
         self.dispatch(request, "write", work, move |outcome| match outcome {
             Ok(count) => {
-                noted.note_write(job, Ino(ino.0), u64::from(count));
+                noted.note_write(job, Ino(ino.0), offset..offset + u64::from(count));
                 reply.written(count);
             }
             Err(error) => reply.error(convert::errno(&error)),
@@ -524,7 +525,8 @@ impl Filesystem for Front {
         let work = async move { overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await };
         self.dispatch(request, "copy_file_range", work, move |outcome| match outcome {
             Ok(count) => {
-                noted.note_copy(job, Ino(from.0), Ino(to.0), count);
+                let (read, written) = (from_offset..from_offset + count, to_offset..to_offset + count);
+                noted.note_copy(job, (Ino(from.0), read), (Ino(to.0), written));
                 reply.written(u32::try_from(count).unwrap_or(u32::MAX));
             }
             Err(error) => reply.error(convert::errno(&error)),

@@ -2,6 +2,7 @@
 //! ends jobs whose owners are gone.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use super::watch::{Observe, Watch};
 use crate::Overlay;
 use crate::catalog::{JobHead, JobSerial};
 use crate::clock::unix_now;
+use crate::control::capabilities;
 use crate::engine::Inner;
 use crate::process::Process;
 
@@ -22,20 +24,36 @@ const RECORDS_EVERY: Duration = Duration::from_secs(3);
 /// The observer is given one fiftieth of a CPU: after it has worked it rests for so many times as long.
 const REST: u32 = 50;
 
+/// The thread, while it waits for a mount. It has the capabilities of who starts it until the observer is loaded, and
+/// may be the only one that has them.
+pub struct Keeper(SyncSender<(Weak<Inner>, Observe)>);
+
+impl Keeper {
+    /// Starts the thread. It ends with the engine that it is given to, or when this is dropped.
+    pub fn start() -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(1);
+        std::thread::Builder::new().name("forebay-jobs".into()).spawn(move || wait(&receiver))?;
+        Ok(Self(sender))
+    }
+}
+
 impl Overlay {
     /// Begins to keep jobs, with an observer where this process may have one. Returns at once.
     ///
     /// `opens_unseen`: the kernel does not tell of opens.
-    pub fn observe(&self, wanted: Observe, opens_unseen: bool) -> std::io::Result<()> {
+    pub fn observe(&self, keeper: Keeper, wanted: Observe, opens_unseen: bool) {
         let jobs = &self.inner.jobs;
         jobs.opens_unseen.store(opens_unseen, Ordering::Relaxed);
         jobs.starting.store(true, Ordering::Release);
-        let inner = Arc::downgrade(&self.inner);
-        let keeper = std::thread::Builder::new().name("forebay-jobs".into()).spawn(move || keep(&inner, &wanted));
-        if keeper.is_err() {
+        if keeper.0.send((Arc::downgrade(&self.inner), wanted)).is_err() {
             drop(Starting(jobs));
         }
-        keeper.map(drop)
+    }
+}
+
+fn wait(begin: &Receiver<(Weak<Inner>, Observe)>) {
+    if let Ok((inner, wanted)) = begin.recv() {
+        keep(&inner, &wanted);
     }
 }
 
@@ -53,6 +71,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let Some(begun) = inner.upgrade() else { return };
     let starting = Starting(&begun.jobs);
     let watch = Watch::start(&begun, wanted);
+    capabilities::give_up();
     match &watch {
         Ok(_) => tracing::info!("what jobs use is observed by eBPF"),
         Err(why) => tracing::info!("what jobs use is known by their requests alone: {why}"),

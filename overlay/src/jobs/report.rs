@@ -104,7 +104,7 @@ pub struct JobFile {
     /// It was read in the pool's own directory, past the mount.
     #[serde(default)]
     pub in_pool: bool,
-    /// `None` where only requests were seen.
+    /// `None` where it was opened alone.
     #[serde(default)]
     pub parts: Option<Parts>,
 }

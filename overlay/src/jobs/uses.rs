@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
-use forebay_ebpf::layout::MAP_WORDS;
+use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 
 use super::report::{Parts, Traffic};
 use crate::Ino;
@@ -36,6 +37,17 @@ const BITS: usize = MAP_WORDS * 64;
 impl PartMap {
     pub fn new(shift: u32, read: [u64; MAP_WORDS], written: [u64; MAP_WORDS]) -> Self {
         Self { shift, read, written }
+    }
+
+    /// The parts that these bytes lie in, at the finest grain that they allow.
+    pub fn of_read(bytes: Range<u64>) -> Self {
+        let (shift, read) = of_bytes(bytes);
+        Self::new(shift, read, [0; MAP_WORDS])
+    }
+
+    pub fn of_write(bytes: Range<u64>) -> Self {
+        let (shift, written) = of_bytes(bytes);
+        Self::new(shift, [0; MAP_WORDS], written)
     }
 
     pub fn add(&mut self, other: &Self) {
@@ -73,6 +85,21 @@ impl PartMap {
             written: ranges(&self.written),
         })
     }
+}
+
+fn of_bytes(bytes: Range<u64>) -> (u32, [u64; MAP_WORDS]) {
+    let mut words = [0; MAP_WORDS];
+    if bytes.is_empty() {
+        return (0, words);
+    }
+    let mut shift = FINEST_SHIFT;
+    while shift < 63 && bytes.end > (BITS as u64) << shift {
+        shift += 1;
+    }
+    for part in bytes.start >> shift..=(bytes.end - 1) >> shift {
+        words[(part / 64) as usize] |= 1 << (part % 64);
+    }
+    (shift, words)
 }
 
 fn is_set(words: &[u64; MAP_WORDS], part: usize) -> bool {
@@ -186,6 +213,16 @@ mod tests {
         let parts = map(16, &[0, 1, 2, 7, 63, 64, 255]).parts().unwrap();
         assert_eq!((parts.part_bytes, parts.read.as_str(), parts.written.as_str()), (65_536, "0-2,7,63-64,255", ""));
         assert_eq!(PartMap::default().parts(), None);
+    }
+
+    #[test]
+    fn bytes_have_their_parts() {
+        assert_eq!(PartMap::of_read(0..1), map(16, &[0]));
+        assert_eq!(PartMap::of_read(65_535..65_537), map(16, &[0, 1]));
+        assert_eq!(PartMap::of_read((16 << 20) - 1..16 << 20), map(16, &[255]));
+        assert_eq!(PartMap::of_read((16 << 20) - 1..(16 << 20) + 1), map(17, &[127, 128]));
+        assert_eq!(PartMap::of_read(5..5), PartMap::default());
+        assert_eq!(PartMap::of_write(0..1).parts().unwrap().written, "0");
     }
 
     #[test]

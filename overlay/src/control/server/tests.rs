@@ -167,7 +167,7 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
         let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         let opened = crate::Opened { resident: None, keep_cache: false, no_flush: true };
         asked.note_open(asked.job_of(thread), crate::Ino(7), &opened);
-        asked.note_read(asked.job_of(thread), crate::Ino(7), 10, true);
+        asked.note_read(asked.job_of(thread), crate::Ino(7), 0..10, true);
     });
     noted.join().unwrap();
     assert_eq!(job(&daemon, end()).await.unwrap().ended_unix, None, "another has begun it too");

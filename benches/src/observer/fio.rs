@@ -1,0 +1,58 @@
+//! fio's reads at random from the page cache, by its processor time.
+
+use std::path::Path;
+
+use forebay_benches::Result;
+use forebay_benches::args::Args;
+use forebay_benches::fio::{self, Job};
+use forebay_benches::mount::Mount;
+
+use crate::{Observed, Samples, make_file};
+
+/// A mount that observes nothing.
+const BLIND: &[&str] = &["-o", "mask_hooks=all"];
+
+/// Name, least ratio, file, KiB of a read, and what mounts.
+type Row<'a> = (&'a str, f64, &'a Path, u32, &'a dyn Fn(&[&str]) -> Result<Mount>);
+
+pub fn rows(args: &Args) -> Result<()> {
+    let dir = tempfile::tempdir_in(&args.dir)?;
+    let elsewhere = tempfile::tempdir_in("/dev/shm")?;
+    let [pool, fast, point] = ["pool", "fast", "mount"].map(|name| dir.path().join(name));
+    let [other_pool, other_fast, other_point] = ["pool", "fast", "mount"].map(|name| elsewhere.path().join(name));
+    let (known, beside) = (point.join("file"), dir.path().join("file"));
+    std::fs::create_dir(&pool)?;
+    for file in [&pool.join("file"), &beside] {
+        make_file(file)?;
+    }
+    Mount::start(&pool, &point, &fast, &[])?.stage(&known)?;
+    let near = |options: &[&str]| Mount::start(&pool, &point, &fast, options);
+    let far = |options: &[&str]| Mount::start(&other_pool, &other_point, &other_fast, options);
+    println!("\n| fio, reads at random from the page cache | at least | | ratio | spread | off | on |");
+    println!("|---|---|---|---|---|---|---|");
+    let rows: [Row<'_>; 4] = [
+        ("4 KiB, a file of the mount that is known", 0.93, &known, 4, &near),
+        ("128 KiB, a file of the mount that is known", 0.99, &known, 128, &near),
+        ("4 KiB, another file system", 0.98, &beside, 4, &far),
+        ("4 KiB, the fast pool's file system, not of the fast pool", 0.93, &beside, 4, &near),
+    ];
+    for (name, least, file, block_kib, mount) in rows {
+        let job = Job { write: false, block_kib, direct: false, jobs: 1, depth: 1, secs: 1 };
+        let samples = Samples::take(args.pairs, |observed| {
+            let mount = mount(if observed == Observed::Yes { &[] } else { BLIND })?;
+            // The pages are in the cache, and the observer knows the file.
+            std::io::copy(&mut std::fs::File::open(file)?, &mut std::io::sink())?;
+            let rate = fio::run_by_cpu(file, job)?;
+            drop(mount);
+            Ok(1e9 / rate)
+        })?;
+        let ratio = samples.spread(|off, on| off / on);
+        let verdict = if (ratio.median * 100.0).round() / 100.0 >= least { "pass" } else { "**miss**" };
+        let [off, on] = [samples.spread(|off, _| off), samples.spread(|_, on| on)];
+        println!(
+            "| {name} | ≥ {least:.2} | {verdict} | {:.3} | {:.3}–{:.3} | {:.0} ns | {:.0} ns |",
+            ratio.median, ratio.min, ratio.max, off.median, on.median,
+        );
+    }
+    Ok(())
+}

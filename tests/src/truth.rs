@@ -1,0 +1,135 @@
+//! Plans of reads at random, and what must be told of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use crate::reading::{BLOCK, How, PAGE, Step};
+
+/// What must be told of one job and one file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Truth {
+    pub opens: u64,
+    pub read_bytes: u64,
+    pub direct_bytes: u64,
+    pub direct_calls: u64,
+    pub is_mapped: bool,
+    /// Whole pages, as far as the file goes.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Truth {
+    /// The parts of `1 << shift` bytes that were touched.
+    pub fn parts(&self, shift: u32) -> BTreeSet<u64> {
+        self.ranges.iter().flat_map(|(from, until)| from >> shift..=(until - 1) >> shift).collect()
+    }
+}
+
+pub fn seed() -> u64 {
+    let seed = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    println!("FOREBAY_SEED={seed}");
+    seed
+}
+
+/// Files of random bytes.
+pub fn files(dir: &Path, rng: &mut impl Rng, sizes: &[u64]) -> Vec<(PathBuf, u64)> {
+    std::fs::create_dir_all(dir).unwrap();
+    let one = |(number, size): (usize, &u64)| {
+        let path = dir.join(format!("file-{number}"));
+        let mut block = vec![0u8; *size as usize];
+        rng.fill_bytes(&mut block);
+        File::create(&path).unwrap().write_all(&block).unwrap();
+        (path, *size)
+    };
+    let made = sizes.iter().enumerate().map(one).collect();
+    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
+    made
+}
+
+/// Files, whether what is read of them may be read again, and ways to read them.
+pub struct Set<'a> {
+    pub files: &'a [(PathBuf, u64)],
+    pub ways: &'a [How],
+    /// Nothing is read twice: what is not in memory comes into it by one read alone.
+    pub once: bool,
+}
+
+/// Plans within sets of files, one among the other, each in its order.
+pub fn plans(rng: &mut impl Rng, sets: &[(Set<'_>, usize)]) -> Vec<Step> {
+    let mut all = Vec::new();
+    for (set, steps) in sets {
+        let mut at = 0;
+        for step in plan(rng, set, *steps) {
+            at = rng.random_range(at..=all.len());
+            all.insert(at, step);
+            at += 1;
+        }
+    }
+    all
+}
+
+/// A plan of accesses within the files: of bytes that are there, since others are not touches.
+fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
+    let (files, ways) = (set.files, set.ways);
+    // What one brings into memory must not be beside what another does.
+    let near = |a: &Step, b: &Step| {
+        a.file == b.file && a.from < b.from + b.len + 2 * PAGE && b.from < a.from + a.len + 2 * PAGE
+    };
+    let one = |rng: &mut R| {
+        let (file, size) = files.choose(rng).unwrap();
+        let how = *ways.choose(rng).unwrap();
+        // Those go on in pieces of whole pages, or may not begin elsewhere.
+        let aligned = !matches!(how, How::Read | How::Pread | How::Readv | How::IoUring);
+        let unit = if aligned { BLOCK } else { 1 };
+        let from = rng.random_range(0..size / unit) * unit;
+        let len = rng.random_range(1..=(400_000.min(size - from) / unit).max(1)) * unit;
+        Step { file: file.clone(), how, from, len: len.min(size - from) }
+    };
+    let end = |step: &Step| (step.file.clone(), (step.from + step.len).div_ceil(PAGE));
+    let mut plan: Vec<Step> = Vec::new();
+    // Where nothing is read twice there is an end to it.
+    for _ in 0..steps * 20 {
+        if plan.len() == steps {
+            break;
+        }
+        let step = one(rng);
+        if set.once && plan.iter().any(|other| near(other, &step)) {
+            continue;
+        }
+        // io_uring and splice are no calls that the kernel counts: one that ends where the one before ended, in the same
+        // file, is taken for the rest of it.
+        let last = plan.iter().rev().find(|last| !matches!(last.how, How::Mmap | How::Direct));
+        if last.is_none_or(|last| end(last) != end(&step)) {
+            plan.push(step);
+        }
+    }
+    plan
+}
+
+/// What must be told, and the files in the order of their first touches.
+pub fn truth(plan: &[Step], sizes: &HashMap<PathBuf, u64>) -> (BTreeMap<PathBuf, Truth>, Vec<PathBuf>) {
+    let (mut all, mut order) = (BTreeMap::<PathBuf, Truth>::new(), Vec::new());
+    for step in plan {
+        let of_file = all.entry(step.file.clone()).or_insert_with(|| {
+            order.push(step.file.clone());
+            Truth::default()
+        });
+        let (from, until) = (step.from, step.from + step.len);
+        let pages = (from / PAGE * PAGE, (until.div_ceil(PAGE) * PAGE).min(sizes[&step.file]));
+        of_file.opens += 1;
+        of_file.ranges.push(pages);
+        match step.how {
+            How::Mmap => of_file.is_mapped = true,
+            How::Direct => {
+                of_file.direct_bytes += step.len;
+                of_file.direct_calls += 1;
+            }
+            _ => of_file.read_bytes += pages.1 - pages.0,
+        }
+    }
+    (all, order)
+}
