@@ -250,6 +250,55 @@ fn a_command_runs_as_without_us_whether_there_is_a_daemon_or_not() {
     as_nobody(&["observe", "--pid", "1"]).refused(NO_DAEMON, &["no forebay mount"]);
 }
 
+/// What any thread of a process may do, as the bits of `capabilities(7)`: but the allocator's own, which are there before
+/// the program begins, and only give memory back.
+fn capabilities(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let permitted = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        if status.starts_with("Name:\tjemalloc_bg_thd") {
+            return 0;
+        }
+        let line = status.lines().find_map(|line| line.strip_prefix("CapPrm:")).map(str::trim).unwrap_or("0");
+        u64::from_str_radix(line, 16).unwrap()
+    };
+    tasks.map(|task| permitted(task.unwrap())).fold(0, |all, one| all | one)
+}
+
+const SYS_ADMIN: u64 = 1 << 21;
+/// Kernel modules, the network, reboots, the clock; CAP_PERFMON and CAP_BPF.
+const NOT_NEEDED: u64 = 1 << 16 | 1 << 12 | 1 << 22 | 1 << 25 | 1 << 38 | 1 << 39;
+
+#[test]
+fn a_worker_keeps_no_capability_that_it_does_not_need() {
+    let mount = mount(None);
+    wait_until("the observer", || mount.status().observer.kind == "ebpf");
+    let worker = mount.worker().pid;
+    wait_until("the observer's thread gives up", || capabilities(worker) & NOT_NEEDED == 0);
+    assert!(capabilities(worker) & SYS_ADMIN != 0, "passthrough takes it");
+}
+
+#[test]
+fn a_user_observes_by_two_capabilities_and_the_worker_keeps_neither() {
+    let place = Place::new();
+    place.let_users_mount();
+    place.give_to(NOBODY);
+    fs::write(place.pool().join("a"), content(1, 300_000)).unwrap();
+    let lent = place.lend(&forebay());
+    run(Command::new("setcap").arg("cap_bpf,cap_perfmon+ep").arg(&lent), COMMAND).ok();
+    let mount = Mount::on(place, Options { user: Some(NOBODY), ..Options::default() });
+    wait_until("the observer", || mount.status().observer.kind == "ebpf");
+    let mut job = program_as(&mount.place, Some(NOBODY));
+    job.args(["run", "--job", "user", "--mount"]).arg(mount.place.mnt()).args(["--", "cat"]).arg(mount.path("a"));
+    run(&mut job, COMMAND).ok();
+    let report = report(&mount, "user");
+    assert_eq!((&report["observer"], of(&report, "a", "bytes")), (&"ebpf".into(), 300_000), "{report}");
+    let status = mount.forebay(["--json", "status"], &[&mount.place.mnt()]).ok().out;
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let worker = status["state"]["worker"]["pid"].as_u64().unwrap_or_else(|| panic!("no worker: {status}"));
+    wait_until("the observer's thread gives up", || capabilities(worker as u32) == 0);
+}
+
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     let mount = mount(None);

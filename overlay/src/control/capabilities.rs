@@ -1,7 +1,8 @@
 //! What a worker may do: as much as it needs, and where there is an observer, no more than that once it is loaded.
 //!
 //! Capabilities belong to threads, and a new thread has those of the thread that starts it. So the first thread gives up
-//! before it starts any others; one alone is started earlier, loads the observer, and gives up after that.
+//! before it starts any others; one alone is started earlier, loads the observer, and gives up after that. The threads of
+//! the allocator are there before the program begins; they only give memory back.
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
