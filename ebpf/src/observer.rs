@@ -263,7 +263,8 @@ fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(programs: &mut 
 /// Kernels differ, and those that mend it do not say so.
 fn measure(btf: &Btf, setting: &Setting) -> Result<u64, Error> {
     let io = |source| Error::Io { what: "measure the hook".into(), source };
-    let mut programs = load(btf, &Setting { ignored: std::process::id(), ..*setting })?;
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let mut programs = load(btf, &Setting { ignored: thread, ..*setting })?;
     attach(&mut programs, btf, "measure", "mm_filemap_get_pages")?;
     let own = File::open("/proc/self/exe").map_err(io)?;
     own.read_exact_at(&mut [0; 1], 0).map_err(io)?;

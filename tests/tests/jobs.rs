@@ -236,7 +236,9 @@ fn a_command_runs_as_without_us_whether_there_is_a_daemon_or_not() {
     place.give_to(NOBODY);
     let as_nobody = |words: &[&str]| -> Answer {
         let mut command = program_as(&place, Some(NOBODY));
-        run(command.args(words).current_dir(place.mnt()), COMMAND)
+        // Other mounts of this user may be there.
+        command.env("XDG_RUNTIME_DIR", place.fast()).current_dir(place.mnt());
+        run(command.args(words), COMMAND)
     };
     let answer =
         as_nobody(&["run", "--", "sh", "-c", "echo out; exit 7"]).refused(7, &["unobserved", "no forebay mount"]);

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_ebpf::{FirstTouch, Key, Observer, Options, Place, Record, Way};
@@ -177,4 +178,28 @@ fn no_first_touch_of_a_flood_is_dropped() {
             run.touches.iter().filter(|t| t.key.job == job).map(|t| t.path.as_path()).collect();
         assert_eq!(paths.len(), FILES, "paths that were told of job {job}");
     }
+}
+
+/// How the kernel counts pages is measured at the start, by a read of one page: of the thread that starts, alone.
+#[test]
+fn what_other_threads_read_meanwhile_does_not_mislead() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (large, small) = (dir.path().join("large"), dir.path().join("small"));
+    std::fs::write(&large, [1; 1 << 16]).unwrap();
+    std::fs::write(&small, [1]).unwrap();
+    let plan = [Step { file: small, how: How::Pread, from: 0, len: 1 }];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                set_cached(&large, true);
+            }
+        });
+        let told = std::panic::catch_unwind(|| {
+            let of_one = |_| run(&observe(Place::below(dir.path(), false).unwrap()), &[plan.to_vec()]).records.len();
+            (0..10).map(of_one).collect::<Vec<_>>()
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(told.unwrap(), [1; 10]);
+    });
 }

@@ -30,11 +30,12 @@ pub fn get_pages(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Of the same, by the process that is ignored: how the kernel counts.
+/// Of the same, by the thread that loads the programs, which stands for the process that is ignored: how the kernel
+/// counts. Other threads of that process may read just then.
 #[btf_tracepoint(function = "mm_filemap_get_pages")]
 pub fn measure(ctx: BtfTracePointContext) -> i32 {
     let (first, last): (u64, u64) = (ctx.arg(1), ctx.arg(2));
-    if task::is_ignored() {
+    if task::thread() == maps::setting!(ignored) {
         if let Some(number) = maps::NUMBERS.get_ptr_mut(MEASURED) {
             unsafe { *number = last - first + 1 };
         }

@@ -16,6 +16,12 @@ pub fn is_ignored() -> bool {
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32 == setting!(ignored)
 }
 
+/// The number of the thread that runs.
+#[inline(always)]
+pub fn thread() -> u32 {
+    unsafe { bpf_get_current_pid_tgid() as u32 }
+}
+
 /// The job of the task that runs: by process tree first, since that was asked for by name, then by cgroup.
 #[inline(always)]
 pub fn job(tgid: u32) -> u32 {
