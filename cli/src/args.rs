@@ -67,6 +67,11 @@ pub enum Command {
         #[command(subcommand)]
         command: JobCommand,
     },
+    /// What earlier runs of jobs read: what `run` and `stage` bring in for the next.
+    Profile {
+        #[command(subcommand)]
+        command: ProfileCommand,
+    },
     /// Show which job reads how much, and from where: page cache, fast pool or pool.
     Top {
         /// Show only the mount that this path lies in.
@@ -192,8 +197,18 @@ pub struct Paths {
 
 #[derive(Debug, Args)]
 pub struct Stage {
-    #[command(flatten)]
-    pub paths: Paths,
+    /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input.
+    #[arg(required_unless_present = "command", value_name = "PATH")]
+    pub paths: Vec<std::ffi::OsString>,
+    /// Names in lists end with NUL instead of a newline.
+    #[arg(short = '0', long)]
+    pub null: bool,
+    /// Look for runs of COMMAND only at the mount that this path lies in.
+    #[arg(long, value_name = "PATH", requires = "command")]
+    pub mount: Option<PathBuf>,
+    /// What earlier runs of this command, or of one like it, have read: as `run` knows it.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
     /// How long eviction leaves the files alone, such as 12h. For as long as the owner holds it if not given.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub lease: Option<Duration>,
@@ -237,6 +252,9 @@ pub struct Run {
     /// Only at the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
+    /// Bring nothing in that earlier runs have read before this one asks for it.
+    #[arg(long)]
+    pub no_prefetch: bool,
     /// The command and its arguments.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub command: Vec<std::ffi::OsString>,
@@ -260,6 +278,55 @@ pub struct Observe {
     /// Only at the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ProfileCommand {
+    /// List the profiles.
+    List {
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    /// Show what runs of a command read.
+    Show {
+        /// Its short name, or its signature.
+        profile: String,
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    /// Print a profile for `import`.
+    Export {
+        /// Its short name, or its signature.
+        profile: String,
+        /// TOML instead of JSON.
+        #[arg(long)]
+        toml: bool,
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    /// Take a profile in that `export` printed.
+    Import {
+        /// The file, or - for standard input.
+        file: PathBuf,
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    /// Give a profile up.
+    #[command(group = clap::ArgGroup::new("which").required(true).args(["profile", "all"]))]
+    Forget {
+        /// Its short name, or its signature.
+        profile: Option<String>,
+        /// All of them.
+        #[arg(long)]
+        all: bool,
+        /// Only at the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,6 +10,7 @@ mod mount;
 mod observe;
 mod options;
 mod processes;
+mod profile;
 mod run;
 mod status;
 mod top;
@@ -35,6 +36,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Du { path, summarize } => listing::du(&path, summarize, output),
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
+        Command::Profile { command } => profile::run(command, output),
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
         Command::Fsck { place, repair } => fsck::run(&place, repair, output),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::registry::Entry;
 use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::foresight::Wanted;
 use forebay_overlay::operator::{Progress, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -42,6 +43,12 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
                     bar.set_message(values::under_way(work));
                 }
             }
+            Progress::Wanted(wanted) if !output.json => {
+                let Wanted { path, bytes, probability, why } = wanted;
+                let percent = probability * 100.0;
+                output.line(format!("{percent:3.0} %  {:>10}  {}  ({why})", values::bytes(bytes), values::shown(&path)));
+            }
+            Progress::Wanted(_) => {}
             Progress::Failed { path, reason } if !output.json => {
                 bar.suspend(|| output.note(format!("{}: {reason}", values::shown(&path))));
             }

@@ -1,10 +1,13 @@
 //! A job at the daemons of several mounts.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client};
+use forebay_overlay::control::{Failure, FailureKind, client, paths};
+use forebay_overlay::foresight::Invocation;
 use forebay_overlay::jobs::{JobRequest, JobSummary};
 
 use crate::output::Output;
@@ -71,8 +74,14 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
     }
     let JobSummary { traffic, .. } = job;
     let seen = if job.observer == "ebpf" { "" } else { " (without eBPF: what the daemon was asked for)" };
+    let ahead = match &job.ahead {
+        Some(ahead) if ahead.files > 0 => {
+            format!("; staged ahead: {}, {}, {} of it used", files(ahead.files), bytes(ahead.bytes), bytes(ahead.used_bytes))
+        }
+        _ => String::new(),
+    };
     format!(
-        "forebay: job {} at {}: {}, {} read, {} written, {}{seen}",
+        "forebay: job {} at {}: {}, {} read, {} written, {}{ahead}{seen}",
         shown(&job.id),
         mountpoint.display(),
         files(job.file_count + job.omitted_files),
@@ -80,6 +89,19 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
         bytes(traffic.written_bytes),
         counted(traffic.opens, "open"),
     )
+}
+
+/// How this process would start a command: what its profile goes by.
+pub fn invocation(command: &[OsString]) -> Invocation {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let own = rustix::process::getuid().as_raw();
+    Invocation {
+        // A prolog is root's, for the job's user.
+        user: number("SLURM_JOB_UID").filter(|_| own == 0).map_or(own, |user: u64| user as u32),
+        account: std::env::var("SLURM_JOB_ACCOUNT").ok().filter(|account| !account.is_empty()),
+        words: command.iter().map(|word| paths::encode(word.as_bytes())).collect(),
+        array_index: number("SLURM_ARRAY_TASK_ID"),
+    }
 }
 
 /// The jobs of a daemon's answer.

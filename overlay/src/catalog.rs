@@ -9,6 +9,7 @@ mod batch;
 mod content;
 mod ids;
 mod jobs;
+mod profiles;
 pub mod rebuild;
 mod records;
 
@@ -29,6 +30,7 @@ pub use batch::Batch;
 pub use content::ContentRecord;
 use ids::IdAllocator;
 pub use jobs::{JobHead, JobSerial};
+pub use profiles::ProfileHead;
 pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
     unmatched,
@@ -59,9 +61,11 @@ pub(crate) mod cf {
     pub const OBJECTS: &str = "objects";
     /// `h` + number → what a job was; `f` + number → the files that it used.
     pub const JOBS: &str = "jobs";
+    /// `h` + signature → what a profile is; `p` + signature → the profile.
+    pub const PROFILES: &str = "profiles";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 9] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, JOBS, META];
+    pub const ALL: [&str; 10] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, JOBS, PROFILES, META];
 }
 
 /// Something that the pool must be told.

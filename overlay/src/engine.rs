@@ -34,11 +34,13 @@ use tokio::sync::{Notify, Semaphore};
 use crate::catalog::{Catalog, Durability, InodeRecord};
 use crate::content::{ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
+use crate::foresight::Foresight;
 use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
 pub(crate) use flush::sync::NamesSync;
 pub use staging::summary;
+pub(crate) use pool_view::Age;
 pub(crate) use txn::Txn;
 pub use types::{
     Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
@@ -94,6 +96,7 @@ pub(crate) struct Inner {
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
     pub memory: Arc<Semaphore>,
     pub pace: fetch::Pace,
+    pub turns: fetch::Turns,
     pub evictor: Mutex<Box<dyn Evictor>>,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
@@ -113,6 +116,7 @@ pub(crate) struct Inner {
     pub mountpoint: Mutex<Option<String>>,
     pub passthrough: OnceLock<bool>,
     pub jobs: Jobs,
+    pub foresight: Foresight,
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
@@ -162,6 +166,7 @@ impl Overlay {
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
             pace: fetch::Pace::default(),
+            turns: fetch::Turns::default(),
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             health: pool_view::Health::default(),
@@ -177,6 +182,7 @@ impl Overlay {
             mountpoint: Mutex::new(None),
             passthrough: OnceLock::new(),
             jobs: Jobs::default(),
+            foresight: Foresight::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
         });

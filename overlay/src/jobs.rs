@@ -35,7 +35,8 @@ use lineage::Lineage;
 pub use report::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
 };
-use uses::{FileId, PartMap, Uses};
+pub(crate) use uses::{FileId, UsedFile};
+use uses::{PartMap, Uses};
 pub use watch::Observe;
 use watch::{Counted, Watch};
 

@@ -9,6 +9,7 @@ pub mod content_io;
 pub mod control;
 mod engine;
 mod extents;
+pub mod foresight;
 pub mod fuse;
 pub mod jobs;
 mod node;

@@ -80,6 +80,8 @@ pub struct Policy {
     pub space: SpacePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
+    /// Whether what a job will probably read is brought in when it begins.
+    pub prefetch: bool,
     /// How long a call for metadata may take before the pool counts as not answering.
     pub pool_deadline: Duration,
     /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
@@ -125,6 +127,12 @@ struct PoolSettings {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct PrefetchSettings {
+    jobs: Option<bool>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CpuSettings {
     wakeup_latency: Option<String>,
 }
@@ -141,6 +149,8 @@ struct File {
     #[serde(default)]
     cpu: CpuSettings,
     #[serde(default)]
+    prefetch: PrefetchSettings,
+    #[serde(default)]
     storage_pools: BTreeMap<String, String>,
     #[serde(default)]
     rule: Vec<toml::Table>,
@@ -154,6 +164,7 @@ impl Default for Policy {
             storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
             evictor: "s3fifo".into(),
+            prefetch: true,
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
             wakeup_latency: Some(Duration::ZERO),
@@ -216,6 +227,7 @@ impl Policy {
         if let Some(name) = file.space.evictor {
             policy.evictor = name;
         }
+        policy.prefetch = file.prefetch.jobs.unwrap_or(policy.prefetch);
         policy.storage_pool_names = file.storage_pools;
         for table in file.rule {
             policy.rules.push(Rule::parse(table)?);

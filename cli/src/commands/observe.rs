@@ -31,7 +31,7 @@ pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
         _ => ("a cgroup".into(), Watched::Cgroup(cgroup.unwrap_or_default())),
     };
     let name = args.job.or_else(|| args.slurm_job.map(|id| format!("slurm-{id}")));
-    let request = JobRequest { id: registration::name(name), command, members };
+    let request = JobRequest { id: registration::name(name), command, invocation: None, prefetch: false, members };
     let registered = Registration::new(registration::mounts(args.mount.as_deref())?, &request, output)?;
     output.note(format!("forebay: job {} is observed; Ctrl-C ends that", request.id));
     while watched.is_left() && signals.wait(Some(LOOK_EVERY)).is_none() {}

@@ -1,10 +1,9 @@
 //! `forebay run`
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 
 use forebay_overlay::control::child::Stage;
-use forebay_overlay::control::{Failure, paths};
+use forebay_overlay::control::Failure;
 use forebay_overlay::jobs::{JobRequest, Members};
 
 use crate::args;
@@ -15,8 +14,13 @@ use crate::registration::{self, Registration};
 pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("there is no command"))?;
     let stage = Stage::set().map_err(|e| Failure::io("cannot run commands", &e))?;
-    let request =
-        JobRequest { id: registration::name(args.job), command: line(&args.command), members: Members::Caller };
+    let request = JobRequest {
+        id: registration::name(args.job),
+        command: line(&args.command),
+        invocation: Some(registration::invocation(&args.command)),
+        prefetch: !args.no_prefetch,
+        members: Members::Caller,
+    };
     let registered = registration::mounts(args.mount.as_deref())
         .and_then(|entries| Registration::new(entries, &request, output))
         .inspect_err(|failure| output.note(format!("forebay: the command runs unobserved: {failure}")))
@@ -33,6 +37,5 @@ pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
 
 /// A command as one line of text.
 fn line(command: &[OsString]) -> String {
-    let words: Vec<String> = command.iter().map(|word| paths::encode(word.as_bytes())).collect();
-    words.join(" ")
+    registration::invocation(command).words.join(" ")
 }

@@ -4,10 +4,11 @@ use forebay_overlay::control::Failure;
 use forebay_overlay::control::protocol::Request;
 use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
 
-use crate::args;
+use crate::args::{self, Paths};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::progress::{self, Verb};
+use crate::registration;
 use crate::targets::{self, Target};
 
 const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
@@ -16,9 +17,23 @@ const EVICT: Verb = Verb { doing: "evicting", done: "evicted", of: "file" };
 
 pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
     let lease_owner = args.owner.clone().unwrap_or_else(owner);
-    on_each(&args.paths, STAGE, args.dry_run, output, |paths| {
+    let mut targets = Vec::new();
+    if !args.paths.is_empty() {
+        targets = targets::of(&Paths { paths: args.paths, null: args.null })?;
+    }
+    let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
+    if invocation.is_some() {
+        // Wherever it is known.
+        for entry in registration::mounts(args.mount.as_deref())? {
+            if !targets.iter().any(|target| target.entry.mountpoint() == entry.mountpoint()) {
+                targets.push(Target { entry, paths: Vec::new() });
+            }
+        }
+    }
+    on_each(targets, STAGE, args.dry_run, output, |paths| {
         Request::Stage(StageRequest {
             paths,
+            invocation: invocation.clone(),
             lease_owner: lease_owner.clone(),
             lease_secs: args.lease.map(|l| l.as_secs()),
             dry_run: args.dry_run,
@@ -28,25 +43,24 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
 
 pub fn flush(args: args::Flush, output: &Output) -> Result<Exit, Failure> {
     let verb = if args.wait { FLUSH } else { Verb { done: "queued", ..FLUSH } };
-    on_each(&args.paths, verb, args.dry_run, output, |paths| {
+    on_each(targets::of(&args.paths)?, verb, args.dry_run, output, |paths| {
         Request::Flush(FlushRequest { paths, wait: args.wait, dry_run: args.dry_run })
     })
 }
 
 pub fn evict(args: args::Evict, output: &Output) -> Result<Exit, Failure> {
-    on_each(&args.paths, EVICT, args.dry_run, output, |paths| {
+    on_each(targets::of(&args.paths)?, EVICT, args.dry_run, output, |paths| {
         Request::Evict(EvictRequest { paths, release_leases: args.release_leases, dry_run: args.dry_run })
     })
 }
 
 fn on_each(
-    paths: &args::Paths,
+    targets: Vec<Target>,
     verb: Verb,
     dry_run: bool,
     output: &Output,
     request: impl Fn(Vec<String>) -> Request,
 ) -> Result<Exit, Failure> {
-    let targets = targets::of(paths)?;
     let several = targets.len() > 1;
     targets::each(targets, output, |Target { entry, paths }| {
         if several {

@@ -1,6 +1,7 @@
 //! Jobs that were, and those that run: as JSON, so that records of other versions of this program can be read.
 
 use forebay_backends::Result;
+use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
 use super::{Catalog, cf, corrupt};
@@ -25,6 +26,10 @@ pub struct JobHead {
     pub cgroup_ids: Vec<u64>,
     /// Bytes of its files' record.
     pub files_bytes: u64,
+    #[serde(default)]
+    pub invocation: Option<Invocation>,
+    #[serde(default)]
+    pub prefetch: bool,
 }
 
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
@@ -100,9 +105,11 @@ mod tests {
             interrupted: false,
             file_count: 0,
             omitted_files: 0,
+            ahead: None,
             traffic: Traffic::default(),
         };
-        JobHead { summary, clients: Vec::new(), cgroup_ids: Vec::new(), files_bytes: 0 }
+        let (clients, cgroup_ids) = (Vec::new(), Vec::new());
+        JobHead { summary, clients, cgroup_ids, files_bytes: 0, invocation: None, prefetch: false }
     }
 
     #[test]

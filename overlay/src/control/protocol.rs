@@ -1,8 +1,10 @@
 //! What is said over the control socket: one request line from the client, then reply lines until `end` or `error`.
 
+use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
+use crate::foresight::ProfileSummary;
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, StageRequest, Status};
 
@@ -37,6 +39,18 @@ pub enum Request {
     },
     /// What jobs used up to now.
     Sample,
+    /// All profiles of jobs.
+    Profiles,
+    /// One of them, by its short name or its signature, with all that it says.
+    Profile {
+        profile: String,
+    },
+    /// Takes a profile in, in place of one of the same signature.
+    ImportProfile(Box<ProfileDocument>),
+    /// Gives a profile up; all of them where none is named.
+    ForgetProfiles {
+        profile: Option<String>,
+    },
 }
 
 /// One line of the daemon's answer.
@@ -53,6 +67,10 @@ pub enum Reply {
     /// Of the job that came before.
     JobFiles(Vec<JobFile>),
     Sample(Sample),
+    Profiles(Vec<ProfileSummary>),
+    Profile(Box<ProfileDocument>),
+    /// How many were given up.
+    Forgotten(u64),
     /// Nothing new, but the daemon is at work.
     Alive,
     /// The request was carried out, as far as the replies before say.

@@ -19,6 +19,7 @@ use super::protocol::{Reply, Request};
 use super::{Failure, FailureKind, limits};
 use crate::Overlay;
 use crate::backends::{Error, ErrorKind, PoolPath};
+use crate::foresight::Invocation;
 use crate::operator::{Progress, Status};
 use crate::process::Process;
 
@@ -145,7 +146,10 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
             let status = status.ok_or_else(|| stuck(&facts.mountpoint))?;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
-        Request::Stage(request) => out.forward(in_engine(engine, || overlay.stage(request))).await?,
+        Request::Stage(mut request) => {
+            request.invocation = request.invocation.map(|invocation| by(client, invocation));
+            out.forward(in_engine(engine, || overlay.stage(request))).await?;
+        }
         Request::Flush(request) => out.forward(in_engine(engine, || overlay.flush(request))).await?,
         Request::Evict(request) => out.forward(in_engine(engine, || overlay.evict(request))).await?,
         Request::Dirty => {
@@ -167,7 +171,8 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
             let report = out.waiting_for(engine, async move { asked.fsck(repair).await }).await?;
             out.send(&Reply::Fsck(report.map_err(Failure::from)?)).await?;
         }
-        Request::BeginJob(request) => {
+        Request::BeginJob(mut request) => {
+            request.invocation = request.invocation.map(|invocation| by(client, invocation));
             let (asked, owner, uid) = (overlay.clone(), owner(client)?, client.uid());
             let begun = out.waiting_for(engine, async move { asked.begin_job(request, owner, uid).await }).await?;
             out.send(&Reply::Jobs(vec![begun.map_err(refused)?])).await?;
@@ -199,6 +204,30 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
             let sample = out.waiting_for(engine, async move { asked.sample_jobs().await }).await?;
             out.send(&Reply::Sample(sample.map_err(Failure::from)?)).await?;
         }
+        Request::Profiles => {
+            let asked = overlay.clone();
+            let profiles = out.waiting_for(engine, async move { asked.profiles().await }).await?;
+            for part in profiles.map_err(Failure::from)?.chunks(limits::ENTRIES_PER_REPLY) {
+                out.send(&Reply::Profiles(part.to_vec())).await?;
+            }
+        }
+        Request::Profile { profile } => {
+            let asked = overlay.clone();
+            let found = out.waiting_for(engine, async move { asked.profile(profile).await }).await?;
+            let (summary, document) = found.map_err(unknown_profile)?;
+            out.send(&Reply::Profiles(vec![summary])).await?;
+            out.send(&Reply::Profile(Box::new(document))).await?;
+        }
+        Request::ImportProfile(document) => {
+            let asked = overlay.clone();
+            let imported = out.waiting_for(engine, async move { asked.import_profile(*document).await }).await?;
+            out.send(&Reply::Profiles(vec![imported.map_err(refused)?])).await?;
+        }
+        Request::ForgetProfiles { profile } => {
+            let asked = overlay.clone();
+            let forgotten = out.waiting_for(engine, async move { asked.forget_profiles(profile).await }).await?;
+            out.send(&Reply::Forgotten(forgotten.map_err(unknown_profile)?)).await?;
+        }
     }
     Ok(())
 }
@@ -211,6 +240,21 @@ fn owner(client: &UCred) -> Result<Process, Failure> {
 
 fn unknown_job(id: &str) -> Failure {
     Failure::usage(format!("there is no job `{id}`")).remedy("`forebay job list` shows those that are known")
+}
+
+/// How a command was started, by whom: only root may speak for others.
+fn by(client: &UCred, invocation: Invocation) -> Invocation {
+    let user = if client.uid() == 0 { invocation.user } else { client.uid() };
+    Invocation { user, ..invocation }
+}
+
+fn unknown_profile(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::InvalidInput => {
+            Failure::usage(error.to_string()).remedy("`forebay profile list` shows those that are known")
+        }
+        _ => error.into(),
+    }
 }
 
 /// What was named is not there.

@@ -94,15 +94,17 @@ impl Inner {
         Ok(())
     }
 
-    /// The next inode that the policy gives up and that may go.
+    /// The next inode that the policy gives up and that may go: what was staged for a job that runs goes last.
     fn victim(&self) -> Option<Ino> {
         let now = unix_now();
-        let mut may_evict = |key: u64| match self.table.peek(Ino(key)) {
+        let may_go = |key: u64| match self.table.peek(Ino(key)) {
             // One that is locked is in use.
             Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
             None => self.catalog.lease(Ino(key)).is_ok_and(|l| l.is_none()),
         };
-        self.evictor.lock().evict(&mut may_evict).map(Ino)
+        let mut evictor = self.evictor.lock();
+        let unwanted = evictor.evict(&mut |key| !self.foresight.keeps(Ino(key)) && may_go(key));
+        unwanted.or_else(|| evictor.evict(&mut |key| may_go(key))).map(Ino)
     }
 
     /// Why the content of an inode may not be evicted; `None`: it may.

@@ -3,6 +3,7 @@
 
 mod pace;
 mod request;
+mod turns;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
+use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
 use super::pool_view::OWN_CHANGES;
@@ -22,6 +24,7 @@ use crate::content::CHUNK_BYTES;
 use crate::node::{Flight, Node, NodeState};
 
 pub(crate) use pace::Pace;
+pub(crate) use turns::Turns;
 use request::{Chunk, Request};
 
 /// Requests that one reader or stager may have under way.
@@ -32,12 +35,33 @@ const MOST_AT_ONCE: usize = 32;
 const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
 
 impl Inner {
-    /// Makes a range of a file valid in its content file.
+    /// Makes a range of a file valid in its content file, for a reader who waits for it.
     ///
     /// # Errors
     /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is gone or another version by now,
     /// and whatever else the pool says.
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let _reading = self.turns.read();
+        self.fetch_now(node, range).await
+    }
+
+    /// The same before anybody asks: readers go first, between any two requests.
+    pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        let pieces = std::iter::from_fn(|| {
+            let bytes = self.request_bytes();
+            let from = at;
+            at = range.end.min((from / bytes + 1).saturating_mul(bytes));
+            (from < at).then_some(from..at)
+        });
+        let bring = |piece| async {
+            let _turn = self.turns.ahead().await;
+            self.fetch_now(node, piece).await
+        };
+        stream::iter(pieces.map(bring)).buffer_unordered(REQUESTS_AT_ONCE).try_collect().await
+    }
+
+    async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
             let asked = self.asked(&node.state.lock());

@@ -1,6 +1,7 @@
 //! What operators ask of the engine, and what it answers: the words of the control socket.
 
 use forebay_backends::UnderWay;
+use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
 use crate::jobs::ObserverStatus;
@@ -12,6 +13,9 @@ pub type TypedPath = String;
 pub struct StageRequest {
     /// Files, directories (with all that is in them) and globs.
     pub paths: Vec<TypedPath>,
+    /// And what earlier runs of this command read, as far as there is room.
+    #[serde(default)]
+    pub invocation: Option<Invocation>,
     /// Who the lease is for: a job or a user.
     pub lease_owner: String,
     /// Seconds until the lease ends; `None`: when it is released by `evict`.
@@ -48,6 +52,8 @@ pub enum Progress {
         files: u64,
         bytes: u64,
     },
+    /// With `dry_run`: a file that would be staged for the command.
+    Wanted(Wanted),
     /// What takes long in the pool: now and then.
     UnderWay(Vec<UnderWay>),
     Failed {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use forebay_prefetch::signature::Invocation;
 use futures::channel::mpsc;
 use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
@@ -20,6 +21,7 @@ use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
+use crate::foresight::path_of;
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
@@ -72,10 +74,10 @@ impl Reporter {
     }
 
     /// Ends what was not to be done, with what it would have done.
-    fn planned(&self, files: u64, bytes: u64) {
+    fn planned(&self, files: u64, bytes: u64, message: Option<String>) {
         self.files.store(files, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
-        self.done(None);
+        self.done(message);
     }
 
     fn done(&self, message: Option<String>) {
@@ -143,8 +145,12 @@ impl Overlay {
         let begun = Instant::now();
         let arrivals = Arrivals::default();
         let ask = if request.dry_run { Ask::Names } else { Ask::Contents(&arrivals) };
-        let files = self.files_of(&request.paths, ask, reporter).await?;
+        let mut files = self.files_of(&request.paths, ask, reporter).await?;
         let arrived = &arrivals.0.into_inner();
+        let mut message = None;
+        if let Some(invocation) = &request.invocation {
+            message = self.add_foreseen(&mut files, invocation, request.dry_run, reporter).await?;
+        }
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
@@ -157,7 +163,7 @@ impl Overlay {
         reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing + came });
         inner.check_fits(missing, total)?;
         if request.dry_run {
-            reporter.planned(files.len() as u64, missing);
+            reporter.planned(files.len() as u64, missing, message);
             return Ok(());
         }
         let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
@@ -172,8 +178,44 @@ impl Overlay {
         // The leases are on the disk before anybody relies on them.
         let again = inner.clone();
         super::blocking(move || again.catalog.sync()).await?;
-        reporter.done(None);
+        reporter.done(message);
         Ok(())
+    }
+
+    /// Adds the files that a command will probably read, in the order in which it does, to those that were declared.
+    /// Returns what there is to say of it.
+    async fn add_foreseen(
+        &self,
+        files: &mut Vec<Ino>,
+        invocation: &Invocation,
+        dry_run: bool,
+        reporter: &Reporter,
+    ) -> Result<Option<String>> {
+        let inner = &self.inner;
+        let mut declared_bytes = 0;
+        for ino in files.iter() {
+            declared_bytes += inner.attr_of(&inner.node(*ino)?)?.size;
+        }
+        let foreseen = self.foreseen(invocation.clone(), declared_bytes).await?;
+        if foreseen.expected.is_empty() {
+            return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
+        }
+        let declared: std::collections::HashSet<Ino> = files.iter().copied().collect();
+        let found = stream::iter(foreseen.chosen()).map(|expected| async move {
+            let ino = self.resolve(&path_of(expected).ok()?).await.ok()?;
+            // What is gone, or is no file by now, is not asked for.
+            inner.file_node(ino).is_ok().then_some((ino, expected))
+        });
+        let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
+        while let Some(found) = found.next().await {
+            let Some((ino, expected)) = found.filter(|(ino, _)| !declared.contains(ino)) else { continue };
+            if dry_run {
+                reporter.send(Progress::Wanted(expected.into()));
+            }
+            files.push(ino);
+        }
+        let left_out = foreseen.without_room();
+        Ok((left_out > 0).then(|| format!("{left_out} files that may be read are left out: there is no room for them")))
     }
 
     /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
@@ -191,7 +233,7 @@ impl Overlay {
             inner.lease(ino, LeaseRecord { owner: owner.into(), expires_unix, bytes: size })?;
             let fetched = match size {
                 0 => inner.complete_empty(&node),
-                _ => inner.fetch(&node, 0..size).await,
+                _ => inner.fetch_ahead(&node, 0..size).await,
             };
             match fetched {
                 Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
@@ -239,7 +281,7 @@ impl Overlay {
                 reporter.send(Progress::Planned { files: plan.changes, bytes: plan.bytes });
             }
             if request.dry_run {
-                reporter.planned(plan.changes, plan.bytes);
+                reporter.planned(plan.changes, plan.bytes, None);
                 return Ok(());
             }
             if plan.is_empty() {

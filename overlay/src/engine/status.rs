@@ -198,7 +198,7 @@ impl Inner {
     }
 
     /// Bytes of files that cannot be evicted, because the pool may not have them.
-    pub(super) fn dirty_bytes(&self) -> Result<u64> {
+    pub(crate) fn dirty_bytes(&self) -> Result<u64> {
         let mut inos = Vec::new();
         self.catalog.intents(|intent, _| {
             inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
@@ -256,7 +256,7 @@ impl Inner {
     }
 
     /// How much of a file of `size` bytes is here.
-    pub(super) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
+    pub(crate) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
             file if file.is_whole() => size,

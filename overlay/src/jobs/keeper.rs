@@ -121,7 +121,7 @@ impl Inner {
     }
 
     /// Goes on with the jobs that an earlier daemon did not see the end of.
-    fn take_up_jobs(&self) -> Result<()> {
+    fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
         let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
         self.catalog.jobs(|serial, head| {
             if head.summary.ended_unix.is_none() {
@@ -147,6 +147,7 @@ impl Inner {
             self.add_processes(number, &alive);
             cgroups.into_iter().zip(ids).for_each(|(path, id)| self.add_cgroup(number, id, path));
             self.keep_running(number)?;
+            self.go_ahead_of(number);
         }
         Ok(())
     }

@@ -1,13 +1,15 @@
 //! A job from its beginning to its end.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::report::{JobRequest, JobSummary, Members, Traffic, check_id};
+use super::report::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use super::uses::Uses;
 use super::{Running, Table};
+use crate::Overlay;
 use crate::catalog::{JobHead, JobSerial};
 use crate::clock::unix_now;
 use crate::engine::Inner;
@@ -19,7 +21,7 @@ const RUNNING_MAX: usize = 256;
 const TREE_LOOKS: usize = 4;
 
 impl Inner {
-    pub(super) fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+    pub(super) fn begin_job(self: &Arc<Self>, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
         let jobs = &self.jobs;
         check_id(&request.id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
         jobs.wait_until_settled();
@@ -32,21 +34,37 @@ impl Inner {
             let what = format!("process {gone} does not exist");
             return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
         }
-        let number = self.enter_job(&request, client, uid)?;
+        let (number, is_new) = self.enter_job(&request, client, uid)?;
         self.add_processes(number, &roots);
         if let Members::Cgroup { id, path } = request.members {
             self.add_cgroup(number, id, path);
         }
-        self.keep_running(number)
+        let begun = self.keep_running(number)?;
+        if is_new {
+            self.go_ahead_of(number);
+        }
+        Ok(begun)
     }
 
-    /// A job's place in the table: its own, or one that is there.
-    fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<u32> {
+    /// Begins to bring in what a job will read, where that is wanted.
+    pub(super) fn go_ahead_of(self: &Arc<Self>, number: u32) {
+        let wanted = |running: &Running| {
+            let invocation = running.head.invocation.clone().filter(|_| running.head.prefetch);
+            invocation.map(|invocation| (running.serial, invocation))
+        };
+        let found = self.jobs.table.lock().running.get(&number).and_then(wanted);
+        if let (Some((serial, invocation)), true) = (found, self.policy.prefetch) {
+            Overlay { inner: self.clone() }.stage_ahead(serial, invocation);
+        }
+    }
+
+    /// A job's place in the table: its own, which is new, or one that is there.
+    fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<(u32, bool)> {
         let mut table = self.jobs.table.lock();
         let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
         if let Some((number, running)) = known {
             running.head.clients.push(client);
-            return Ok(*number);
+            return Ok((*number, false));
         }
         if table.running.len() >= RUNNING_MAX {
             let what = format!("{RUNNING_MAX} jobs run already");
@@ -65,12 +83,20 @@ impl Inner {
             interrupted: false,
             file_count: 0,
             omitted_files: 0,
+            ahead: None,
             traffic: Traffic::default(),
         };
-        let head = JobHead { summary, clients: vec![client], cgroup_ids: Vec::new(), files_bytes: 0 };
+        let head = JobHead {
+            summary,
+            clients: vec![client],
+            cgroup_ids: Vec::new(),
+            files_bytes: 0,
+            invocation: request.invocation.clone(),
+            prefetch: request.prefetch,
+        };
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let serial = micros.max(table.last_serial + 1);
-        Ok(self.run_job(&mut table, serial, head))
+        Ok((self.run_job(&mut table, serial, head), true))
     }
 
     pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
@@ -162,8 +188,14 @@ impl Inner {
         let Some(mut ended) = ended else { return Ok(None) };
         ended.head.summary.ended_unix = Some(unix_now());
         ended.head.summary.interrupted |= interrupted;
-        let files = self.job_files(&ended.uses);
+        let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
+        let ahead = self.end_ahead(ended.serial);
+        match self.learn(&ended.head, &used, ahead.as_deref()) {
+            Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
+            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
+        }
+        let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
         self.catalog.put_job(ended.serial, &mut ended.head, Some(&files))?;
         Ok(Some(ended.head.summary))
     }

@@ -1,7 +1,9 @@
 //! What operators are shown of jobs: the words of the control socket, and of the catalog.
 
+use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
+use crate::foresight::AheadReport;
 use crate::operator::TypedPath;
 use crate::process::Process;
 
@@ -28,6 +30,12 @@ pub struct JobRequest {
     /// Who asks for one that runs already joins it.
     pub id: String,
     pub command: String,
+    /// How it was started, where that is known: what is learned from it is for those that are started likewise.
+    #[serde(default)]
+    pub invocation: Option<Invocation>,
+    /// Whether what it will probably read is brought in before it asks.
+    #[serde(default)]
+    pub prefetch: bool,
     pub members: Members,
 }
 
@@ -133,6 +141,9 @@ pub struct JobSummary {
     pub file_count: u64,
     /// Files beyond those, which are in the sums only; at least so many.
     pub omitted_files: u64,
+    /// What was brought in before it asked. `None`: nothing was to be.
+    #[serde(default)]
+    pub ahead: Option<AheadReport>,
     #[serde(flatten)]
     pub traffic: Traffic,
 }

@@ -3,7 +3,7 @@
 use forebay_backends::Result;
 
 use super::report::{JobFile, JobSample, JobSummary, Sample};
-use super::uses::{FileId, Use, Uses};
+use super::uses::{FileId, PartMap, Use, UsedFile, Uses};
 use super::{FRESH, Running};
 use crate::engine::Inner;
 
@@ -58,8 +58,15 @@ impl Inner {
         Sample { at_ms, jobs: jobs.collect(), others: table.others, observer }
     }
 
-    pub(super) fn job_files(&self, uses: &Uses) -> Vec<JobFile> {
-        self.named(self.ranked(uses))
+    /// The files of a job that has ended, in the order of their first uses.
+    pub(super) fn used_files(&self, uses: &Uses) -> Vec<UsedFile> {
+        let ranked = self.ranked(uses);
+        let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
+        let used = |((id, shown), parts): ((FileId, JobFile), PartMap)| {
+            let path = self.path_now(&id).unwrap_or_else(|| shown.path.clone());
+            UsedFile { id, parts, shown: JobFile { path, ..shown } }
+        };
+        ranked.into_iter().zip(parts).map(used).collect()
     }
 
     /// The files of a job, by the names that they had when they were used first.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 
-use super::report::{Parts, Traffic};
+use super::report::{JobFile, Parts, Traffic};
 use crate::Ino;
 use crate::operator::TypedPath;
 
@@ -34,7 +34,35 @@ pub struct PartMap {
 
 const BITS: usize = MAP_WORDS * 64;
 
+/// A file that a job used, as it is when the job has ended.
+#[derive(Debug, Clone)]
+pub struct UsedFile {
+    pub id: FileId,
+    pub shown: JobFile,
+    pub parts: PartMap,
+}
+
+impl UsedFile {
+    pub fn is_read(&self) -> bool {
+        self.shown.traffic.read_bytes > 0
+    }
+
+    /// Whether something was read that the job had not written itself, as far as is known.
+    pub fn reads_unwritten(&self) -> bool {
+        self.is_read() && (self.shown.traffic.written_bytes == 0 || self.parts.reads_unwritten())
+    }
+}
+
 impl PartMap {
+    fn reads_unwritten(&self) -> bool {
+        self.shift > 0 && self.read.iter().zip(self.written).any(|(read, written)| read & !written != 0)
+    }
+
+    /// Bytes of a part, and which of them were read. `None`: that is not known.
+    pub fn read_parts(&self) -> Option<(u64, [u64; MAP_WORDS])> {
+        (self.shift > 0).then(|| (1 << self.shift, self.read))
+    }
+
     pub fn new(shift: u32, read: [u64; MAP_WORDS], written: [u64; MAP_WORDS]) -> Self {
         Self { shift, read, written }
     }

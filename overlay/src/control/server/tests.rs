@@ -154,7 +154,11 @@ async fn job(daemon: &Daemon, request: Request) -> Result<crate::jobs::JobSummar
 async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     use crate::jobs::{JobRequest, Members};
     let daemon = daemon().await;
-    let begin = |members| Request::BeginJob(JobRequest { id: "train".into(), command: "sh".into(), members });
+    let request = |id: &str, members| {
+        let (id, command) = (id.into(), "sh".into());
+        Request::BeginJob(JobRequest { id, command, invocation: None, prefetch: false, members })
+    };
+    let begin = |members| request("train", members);
     let end = || Request::EndJob { id: "train".into() };
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
     // Other tests have children.
@@ -182,6 +186,6 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
         assert_eq!(job(&daemon, request).await.unwrap_err().kind, FailureKind::Usage);
     }
     assert_eq!(call(&daemon, Request::Jobs).await.len(), 1);
-    let refused = Request::BeginJob(JobRequest { id: "a b".into(), command: String::new(), members: Members::Caller });
+    let refused = request("a b", Members::Caller);
     assert_eq!(job(&daemon, refused).await.unwrap_err().kind, FailureKind::Usage);
 }

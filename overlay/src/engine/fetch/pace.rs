@@ -45,6 +45,12 @@ impl Pace {
         }));
     }
 
+    /// How long a request takes until its first byte, and bytes in a second after it. `None`: none was answered yet.
+    pub fn rate(&self) -> Option<(Duration, f64)> {
+        let measured = *self.measured.lock();
+        measured.map(|measured| (Duration::from_secs_f64(measured.latency_secs), measured.bytes_per_sec))
+    }
+
     /// Bytes that one request should ask for: whole chunks.
     pub fn request_bytes(&self) -> u64 {
         let Some(measured) = *self.measured.lock() else { return FIRST_BYTES };

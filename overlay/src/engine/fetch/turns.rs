@@ -1,0 +1,101 @@
+//! Whose turn it is at the pool: what a reader waits for goes before what is brought in ahead of the readers.
+//!
+//! What is ahead begins a request only while no reader waits for one. A job whose many readers leave no such moment
+//! would never be helped, so that a few requests begin after a short while all the same: fewer than a reader has.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+
+/// How long what is ahead lets readers go before it.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// Requests that are under way at the same time while readers wait, of all that is ahead.
+const IMPATIENT_MAX: usize = 2;
+
+#[derive(Debug)]
+pub(crate) struct Turns {
+    readers: AtomicUsize,
+    no_reader: Notify,
+    impatient: Semaphore,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { readers: AtomicUsize::new(0), no_reader: Notify::new(), impatient: Semaphore::new(IMPATIENT_MAX) }
+    }
+}
+
+/// A reader waits for the pool as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Reading<'a>(&'a Turns);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if self.0.readers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.no_reader.notify_waiters();
+        }
+    }
+}
+
+impl Turns {
+    pub fn read(&self) -> Reading<'_> {
+        self.readers.fetch_add(1, Ordering::AcqRel);
+        Reading(self)
+    }
+
+    /// Waits until a request may begin that no reader waits for. What is returned lives as long as the request does.
+    pub async fn ahead(&self) -> Option<SemaphorePermit<'_>> {
+        let quiet = async {
+            loop {
+                let notified = self.no_reader.notified();
+                if self.readers.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+                notified.await;
+            }
+        };
+        let impatient = async {
+            tokio::time::sleep(PATIENCE).await;
+            self.impatient.acquire().await.ok()
+        };
+        tokio::select! {
+            () = quiet => None,
+            permit = impatient => permit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn is_ready<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_ahead_waits_for_readers_but_not_for_ever() {
+        let turns = Turns::default();
+        assert!(turns.ahead().await.is_none(), "nobody reads");
+        let reading = turns.read();
+        let mut waits = std::pin::pin!(turns.ahead());
+        assert!(is_ready(waits.as_mut()).is_none());
+        drop(reading);
+        assert!(waits.await.is_none(), "at once");
+        let _reading = turns.read();
+        let held = [turns.ahead().await, turns.ahead().await];
+        assert!(held.iter().all(Option::is_some));
+        let mut third = std::pin::pin!(turns.ahead());
+        tokio::time::sleep(PATIENCE * 100).await;
+        assert!(is_ready(third.as_mut()).is_none(), "no more than a few");
+        drop(held);
+        assert!(third.await.is_some());
+    }
+}

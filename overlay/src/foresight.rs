@@ -1,0 +1,310 @@
+//! What a job will read, by what earlier runs of it read: learned when a job ends, and brought in when the next begins.
+//!
+//! The decisions are those of the `prefetch` crate; here are the profiles that it decides by, and what is done about it.
+
+mod ahead;
+mod learn;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_prefetch::plan::{Candidate, Limits, Plan, PoolRate, Refusal, plan, probability_min};
+pub use forebay_prefetch::profile::ProfileDocument;
+use forebay_prefetch::profile::{Expected, Profile};
+pub use forebay_prefetch::signature::{Invocation, Signature};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+
+use crate::catalog::{JobSerial, ProfileHead};
+use crate::clock::unix_now;
+use crate::engine::{Inner, blocking};
+use crate::operator::TypedPath;
+use crate::{Ino, Overlay};
+use ahead::Ahead;
+pub(crate) use ahead::path_of;
+
+/// How much less probable a file is where another job's profile stands in for one that is not there yet.
+const STAND_IN: f64 = 0.5;
+/// A profile stands in for jobs that are like its own by at least this much.
+const SIMILARITY_MIN: f64 = 0.5;
+/// What a pool is taken for while none of its answers was measured: a file server in the same building.
+const UNMEASURED: PoolRate =
+    PoolRate { bytes_per_second: 100e6, latency: std::time::Duration::from_millis(2), concurrency: 16 };
+
+/// What is known of the jobs of a mount, and what is under way for those that run.
+pub(crate) struct Foresight {
+    /// Where what is staged ahead runs.
+    runtime: Handle,
+    running: Mutex<HashMap<JobSerial, Arc<Ahead>>>,
+    /// Held while a profile is read, changed and written.
+    learning: Mutex<()>,
+}
+
+impl Foresight {
+    /// Needs a tokio runtime.
+    pub fn new() -> Self {
+        Self { runtime: Handle::current(), running: Mutex::default(), learning: Mutex::default() }
+    }
+
+    /// Whether a file was staged for a job that runs.
+    pub fn keeps(&self, ino: Ino) -> bool {
+        self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
+    }
+}
+
+/// What was brought in for a job before it asked, and what became of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AheadReport {
+    pub files: u64,
+    pub bytes: u64,
+    /// Of these, what the job used. Accuracy is their share.
+    pub used_files: u64,
+    pub used_bytes: u64,
+    /// Of the pool's files that the job used, those that were foreseen and were here when it ended.
+    pub covered_bytes: u64,
+    /// All that it used of the pool's files. Coverage is the share that was foreseen.
+    pub wanted_bytes: u64,
+}
+
+/// A profile, as it is listed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfileSummary {
+    /// Short, for command lines.
+    pub id: String,
+    pub signature: Signature,
+    pub runs: u64,
+    pub files: u64,
+    pub encoded_bytes: u64,
+    pub last_seen_unix: u64,
+    /// The share of what was staged that was used, from 0 to 1. `None`: nothing was staged yet.
+    pub accuracy: Option<f64>,
+}
+
+impl From<ProfileHead> for ProfileSummary {
+    fn from(head: ProfileHead) -> Self {
+        Self {
+            id: head.signature.id(),
+            accuracy: (head.staged_bytes > 0.0).then(|| (head.used_bytes / head.staged_bytes).min(1.0)),
+            signature: head.signature,
+            runs: head.runs,
+            files: head.files,
+            encoded_bytes: head.encoded_bytes,
+            last_seen_unix: head.last_seen_unix,
+        }
+    }
+}
+
+/// What to stage for a command.
+pub(crate) struct Foreseen {
+    pub expected: Vec<Expected>,
+    /// Its candidates are numbers of those.
+    pub plan: Plan,
+}
+
+impl Foreseen {
+    /// How many files are left out for a reason that more room would mend.
+    pub fn without_room(&self) -> usize {
+        self.plan.refused.iter().filter(|(_, why)| *why == Refusal::NoRoom).count()
+    }
+
+    /// What is to be staged, in that order.
+    pub fn chosen(&self) -> impl Iterator<Item = &Expected> {
+        self.plan.chosen.iter().map(|candidate| &self.expected[candidate.file as usize])
+    }
+}
+
+impl Inner {
+    /// What a command will read, and what of it is worth staging now. Nothing where no run like it is known.
+    ///
+    /// `declared_bytes`: what is staged as well, and goes first.
+    pub(crate) fn foresee(&self, invocation: &Invocation, declared_bytes: u64) -> Result<Foreseen> {
+        let (expected, accuracy) = self.expected(invocation)?;
+        let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
+            file: at as u64,
+            // What is here already needs its room as well.
+            bytes: expected.bytes.max(1),
+            probability: expected.probability,
+            rank: expected.rank,
+        });
+        let rate = self.pace.rate().map_or(UNMEASURED, |(latency, bytes_per_second)| PoolRate {
+            bytes_per_second: bytes_per_second.max(1.0),
+            latency,
+            ..UNMEASURED
+        });
+        let limits =
+            Limits { room_bytes: self.room_ahead()?.saturating_sub(declared_bytes), time: None, probability_min: probability_min(accuracy) };
+        let plan = plan(candidates.collect(), &rate, &limits);
+        Ok(Foreseen { expected, plan })
+    }
+
+    /// What a command will read, and what share of what was staged for runs like it was used.
+    fn expected(&self, invocation: &Invocation) -> Result<(Vec<Expected>, f64)> {
+        let signature = invocation.signature();
+        let accuracy = |head: Option<&ProfileHead>| match head {
+            Some(head) if head.staged_bytes > 0.0 => head.used_bytes / head.staged_bytes,
+            _ => 1.0,
+        };
+        if let Some(profile) = self.catalog.profile(&signature)? {
+            let head = self.catalog.profile_head(&signature)?;
+            return Ok((profile.predict(invocation), accuracy(head.as_ref())));
+        }
+        let mut nearest: Option<(f64, u64, ProfileHead)> = None;
+        self.catalog.profiles(|head| {
+            let near = signature.similarity(&head.signature);
+            let rank = |(near, seen, _): &(f64, u64, ProfileHead)| (*near, *seen);
+            let candidate = (near, head.last_seen_unix, head);
+            if near >= SIMILARITY_MIN && nearest.as_ref().is_none_or(|best| rank(&candidate) > rank(best)) {
+                nearest = Some(candidate);
+            }
+            Ok(true)
+        })?;
+        let Some((near, _, head)) = nearest else { return Ok((Vec::new(), 1.0)) };
+        let Some(profile) = self.catalog.profile(&head.signature)? else { return Ok((Vec::new(), 1.0)) };
+        let mut expected = profile.predict(invocation);
+        expected.iter_mut().for_each(|expected| expected.stand_in(&head.signature, near.max(STAND_IN)));
+        Ok((expected, accuracy(Some(&head))))
+    }
+
+    /// Bytes that what is staged ahead may occupy: all but what is dirty, leased, or staged for other jobs.
+    fn room_ahead(&self) -> Result<u64> {
+        let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark) as u64;
+        let mut taken = self.dirty_bytes()?;
+        let now = unix_now();
+        self.catalog.leases(|_, lease| {
+            if lease.expires_unix.is_none_or(|at| at > now) {
+                taken += lease.bytes;
+            }
+            Ok(true)
+        })?;
+        for ahead in self.foresight.running.lock().values() {
+            taken += ahead.staged.lock().values().sum::<u64>();
+        }
+        Ok(limit.saturating_sub(taken))
+    }
+
+    fn profile_of(&self, wanted: &str) -> Result<ProfileHead> {
+        let mut found = Vec::new();
+        self.catalog.profiles(|head| {
+            if head.signature.id() == wanted || head.signature.as_str() == wanted {
+                found.push(head);
+            }
+            Ok(true)
+        })?;
+        let many = found.len() > 1;
+        match found.pop() {
+            Some(_) if many => {
+                let what = format!("several profiles are called {wanted}: give the whole signature");
+                Err(Error::new(ErrorKind::InvalidInput, Side::Application, what))
+            }
+            Some(head) => Ok(head),
+            None => Err(Error::new(ErrorKind::NotFound, Side::Application, format!("there is no profile {wanted}"))),
+        }
+    }
+
+    fn import_profile(&self, document: ProfileDocument) -> Result<ProfileHead> {
+        let invalid = |e: String| Error::new(ErrorKind::InvalidInput, Side::Application, e);
+        let profile = Profile::try_from(document).map_err(|e| invalid(e.to_string()))?;
+        let mut head = ProfileHead {
+            signature: profile.signature().clone(),
+            runs: profile.runs() as u64,
+            files: profile.files().count() as u64,
+            encoded_bytes: 0,
+            last_seen_unix: profile.last_seen_unix(),
+            staged_bytes: 0.0,
+            used_bytes: 0.0,
+        };
+        let _learning = self.foresight.learning.lock();
+        self.catalog.put_profile(&mut head, &profile)?;
+        Ok(head)
+    }
+}
+
+impl Overlay {
+    /// All profiles, in the order of their signatures.
+    pub async fn profiles(&self) -> Result<Vec<ProfileSummary>> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let mut all = Vec::new();
+            inner.catalog.profiles(|head| {
+                all.push(head.into());
+                Ok(true)
+            })?;
+            Ok(all)
+        })
+        .await
+    }
+
+    /// One profile, by its short name or its signature, with all that it says.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` where the short name stands for several.
+    pub async fn profile(&self, wanted: String) -> Result<(ProfileSummary, ProfileDocument)> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let head = inner.profile_of(&wanted)?;
+            let gone = || Error::new(ErrorKind::NotFound, Side::Cache, format!("there is no profile {wanted}"));
+            let profile = inner.catalog.profile(&head.signature)?.ok_or_else(gone)?;
+            Ok((head.into(), profile.into()))
+        })
+        .await
+    }
+
+    /// Takes a profile in, in place of one of the same signature.
+    ///
+    /// # Errors
+    /// `InvalidInput` that names the field.
+    pub async fn import_profile(&self, document: ProfileDocument) -> Result<ProfileSummary> {
+        let inner = self.inner.clone();
+        blocking(move || inner.import_profile(document).map(ProfileSummary::from)).await
+    }
+
+    /// Gives a profile up, or all of them. How many there were.
+    ///
+    /// # Errors
+    /// As [`Self::profile`].
+    pub async fn forget_profiles(&self, wanted: Option<String>) -> Result<u64> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let _learning = inner.foresight.learning.lock();
+            let mut signatures = Vec::new();
+            match wanted {
+                Some(wanted) => signatures.push(inner.profile_of(&wanted)?.signature),
+                None => inner.catalog.profiles(|head| {
+                    signatures.push(head.signature);
+                    Ok(true)
+                })?,
+            }
+            signatures.iter().try_for_each(|signature| inner.catalog.delete_profile(signature))?;
+            Ok(signatures.len() as u64)
+        })
+        .await
+    }
+
+    pub(crate) async fn foreseen(&self, invocation: Invocation, declared_bytes: u64) -> Result<Foreseen> {
+        let inner = self.inner.clone();
+        blocking(move || inner.foresee(&invocation, declared_bytes)).await
+    }
+}
+
+/// A file that is going to be staged, as `--dry-run` tells it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wanted {
+    pub path: TypedPath,
+    pub bytes: u64,
+    /// That the command reads it, from 0 to 1.
+    pub probability: f64,
+    pub why: String,
+}
+
+impl From<&Expected> for Wanted {
+    fn from(expected: &Expected) -> Self {
+        Self {
+            path: expected.path.clone(),
+            bytes: expected.bytes,
+            probability: expected.probability,
+            why: expected.why.to_string(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Bringing in what a job that begins will read, behind what it reads by itself.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_backends::{ErrorKind, PoolPath, Result};
+use forebay_prefetch::profile::Expected;
+use forebay_prefetch::signature::Invocation;
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::catalog::JobSerial;
+use crate::control::paths;
+use crate::engine::{Age, Inner};
+use crate::{Ino, Overlay};
+
+/// Files that are brought in at the same time for one job.
+const CONCURRENCY: usize = 16;
+/// How often a file that changes in the pool meanwhile is begun anew.
+const ATTEMPTS: u32 = 3;
+/// Where at least this share of a file is wanted all of it is brought in: the kernel can serve it by itself then.
+const WHOLE_SHARE: f64 = 0.75;
+
+/// What is brought in for one job. Over when the job is.
+pub(crate) struct Ahead {
+    stop: CancellationToken,
+    /// Files, and what was fetched of them; those that were here have 0.
+    pub staged: Mutex<HashMap<Ino, u64>>,
+    /// The same, and those that the plan left out.
+    pub foreseen: Mutex<HashSet<Ino>>,
+}
+
+impl Overlay {
+    /// Begins to bring in what a job will read. Returns at once.
+    pub(crate) fn stage_ahead(&self, job: JobSerial, invocation: Invocation) {
+        let inner = &self.inner;
+        let ahead = Arc::new(Ahead {
+            stop: inner.stop.child_token(),
+            staged: Mutex::default(),
+            foreseen: Mutex::default(),
+        });
+        inner.foresight.running.lock().insert(job, ahead.clone());
+        let overlay = self.clone();
+        inner.foresight.runtime.spawn(async move {
+            let stop = ahead.stop.clone();
+            let work = overlay.bring_in(&ahead, invocation);
+            if let Some(Err(error)) = stop.run_until_cancelled(work).await {
+                tracing::warn!(%error, "staging ahead of a job");
+            }
+        });
+    }
+
+    async fn bring_in(&self, ahead: &Ahead, invocation: Invocation) -> Result<()> {
+        let foreseen = self.foreseen(invocation, 0).await?;
+        let begun = Instant::now();
+        stream::iter(foreseen.chosen())
+            .for_each_concurrent(CONCURRENCY, |expected| async move {
+                match self.bring_in_file(ahead, expected, begun).await {
+                    // A profile knows what was there, not what is.
+                    Err(error) if !error.is(ErrorKind::NotFound) => {
+                        tracing::debug!(%error, "{} is not staged", expected.path);
+                    }
+                    _ => {}
+                }
+            })
+            .await;
+        Ok(())
+    }
+
+    async fn bring_in_file(&self, ahead: &Ahead, expected: &Expected, begun: Instant) -> Result<()> {
+        let inner = &self.inner;
+        let ino = self.resolve(&path_of(expected)?).await?;
+        let node = inner.file_node(ino)?;
+        ahead.foreseen.lock().insert(ino);
+        for _ in 0..ATTEMPTS {
+            inner.revalidate(ino, Age::Since(begun)).await?;
+            let size = inner.attr_of(&node)?.size;
+            let here = inner.resident_bytes(&node, size)?;
+            // Kept from now on, so that what is fetched for it cannot go while the rest comes in.
+            ahead.staged.lock().entry(ino).or_insert(0);
+            let mut fetched = Ok(());
+            if size == 0 {
+                fetched = inner.complete_empty(&node);
+            }
+            for range in wanted(expected, size) {
+                if fetched.is_ok() {
+                    fetched = inner.fetch_ahead(&node, range).await;
+                }
+            }
+            let came = inner.resident_bytes(&node, size)?.saturating_sub(here);
+            ahead.staged.lock().entry(ino).and_modify(|bytes| *bytes += came);
+            match fetched {
+                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Ends what is brought in for a job, and says what was.
+    pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<Ahead>> {
+        let ahead = self.foresight.running.lock().remove(&job);
+        if let Some(ahead) = &ahead {
+            ahead.stop.cancel();
+        }
+        ahead
+    }
+}
+
+pub(crate) fn path_of(expected: &Expected) -> Result<PoolPath> {
+    PoolPath::parse(paths::decode(&expected.path))
+}
+
+/// The bytes of a file of this size that are wanted.
+fn wanted(expected: &Expected, size: u64) -> Vec<std::ops::Range<u64>> {
+    let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return vec![0..size] };
+    let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+    for part in (0..256).filter(|part| parts.bits[part / 64] >> (part % 64) & 1 == 1) {
+        let from = (part as u64).saturating_mul(parts.part_bytes).min(size);
+        let until = if part == 255 { size } else { from.saturating_add(parts.part_bytes).min(size) };
+        match ranges.last_mut() {
+            Some(last) if last.end == from => last.end = until,
+            _ if from < until => ranges.push(from..until),
+            _ => {}
+        }
+    }
+    let sum: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    if sum as f64 >= size as f64 * WHOLE_SHARE { vec![0..size] } else { ranges }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_prefetch::profile::{Parts, Reason};
+
+    use super::*;
+
+    fn of(bits: [u64; 4], size: u64) -> Vec<std::ops::Range<u64>> {
+        let parts = Some(Parts { part_bytes: 10, bits });
+        let why = Reason::Replayed { used: 1, seen: 1 };
+        wanted(&Expected { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why }, size)
+    }
+
+    #[test]
+    fn parts_are_ranges_and_nearly_all_is_all() {
+        assert_eq!(of([0b1011, 0, 0, 0], 100), [0..20, 30..40]);
+        assert_eq!(of([0b1000, 0, 0, 0], 35), [30..35]);
+        assert_eq!(of([0b1000, 0, 0, 0], 20), [], "it is shorter now");
+        assert_eq!(of([0, 0, 0, 1 << 63], 5000), [2550..5000], "the last stands for all beyond");
+        assert_eq!(of([0b1110, 0, 0, 0], 40), [0..40]);
+    }
+}

@@ -1,0 +1,89 @@
+//! What a job that has ended teaches.
+
+use forebay_backends::{FileKind, Result};
+use forebay_prefetch::profile::{Parts, Profile, Use};
+
+use super::AheadReport;
+use super::ahead::Ahead;
+use crate::catalog::{JobHead, ProfileHead};
+use crate::engine::Inner;
+use crate::jobs::{FileId, UsedFile};
+
+/// How much each run before weighs against the one after it.
+const DECAY: f64 = 0.5;
+
+impl Inner {
+    /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
+    pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&Ahead>) -> Result<AheadReport> {
+        let report = self.report_ahead(used, ahead);
+        let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
+            return Ok(report);
+        };
+        let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, &head.summary.observer)).collect();
+        if uses.is_empty() {
+            return Ok(report);
+        }
+        let signature = invocation.signature();
+        let _learning = self.foresight.learning.lock();
+        let mut profile = self.catalog.profile(&signature)?.unwrap_or_else(|| Profile::new(invocation));
+        let ended_unix = head.summary.ended_unix.unwrap_or_default();
+        profile.fold(invocation, ended_unix, uses);
+        let before = self.catalog.profile_head(&signature)?;
+        let of = |field: fn(&ProfileHead) -> f64| before.as_ref().map_or(0.0, field);
+        let mut after = ProfileHead {
+            runs: before.as_ref().map_or(0, |before| before.runs) + 1,
+            files: profile.files().count() as u64,
+            encoded_bytes: 0,
+            last_seen_unix: ended_unix,
+            staged_bytes: of(|head| head.staged_bytes) * DECAY + report.bytes as f64,
+            used_bytes: of(|head| head.used_bytes) * DECAY + report.used_bytes as f64,
+            signature,
+        };
+        self.catalog.put_profile(&mut after, &profile)?;
+        Ok(report)
+    }
+
+    /// What a run read of a file that the pool has; `None` where it read nothing of it.
+    fn use_of(&self, file: &UsedFile, observer: &str) -> Option<Use> {
+        let FileId::Overlay(ino) = file.id else { return None };
+        let size_bytes = self.size_in_pool(ino)?;
+        let parts = file.parts.read_parts();
+        // Requests do not tell what the kernel reads of a file that is here: who opens it and does not write reads it.
+        let read = file.reads_unwritten() || (observer == "requests" && file.shown.traffic.written_bytes == 0);
+        read.then(|| Use {
+            path: file.shown.path.clone(),
+            size_bytes,
+            rank: u32::try_from(file.shown.first_use_rank).unwrap_or(u32::MAX),
+            parts: parts.filter(|_| observer != "requests").map(|(part_bytes, bits)| Parts { part_bytes, bits }),
+        })
+    }
+
+    /// The size of a regular file that the pool has.
+    fn size_in_pool(&self, ino: crate::Ino) -> Option<u64> {
+        let node = self.node(ino).ok()?;
+        let state = node.state.lock();
+        (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
+    }
+
+    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&Ahead>) -> AheadReport {
+        let mut report = AheadReport::default();
+        let Some(ahead) = ahead else { return report };
+        // No file is locked while these are.
+        let (staged, foreseen) = (ahead.staged.lock().clone(), ahead.foreseen.lock().clone());
+        let counted = staged.iter().filter(|(_, bytes)| **bytes > 0);
+        (report.files, report.bytes) = counted.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more));
+        for file in used {
+            let FileId::Overlay(ino) = file.id else { continue };
+            let Some(size) = self.size_in_pool(ino).filter(|_| file.is_read()) else { continue };
+            report.wanted_bytes += size;
+            if foreseen.contains(&ino) {
+                report.covered_bytes += size;
+            }
+            if let Some(bytes) = staged.get(&ino).filter(|bytes| **bytes > 0) {
+                report.used_files += 1;
+                report.used_bytes += bytes;
+            }
+        }
+        report
+    }
+}

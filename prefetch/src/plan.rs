@@ -1,0 +1,242 @@
+//! What to stage before it is asked for, and in which order.
+//!
+//! A file that is staged and then used saves its reader the wait for it: a round trip to the pool and the time of its
+//! bytes. What staging costs is room on the fast pool and time of the pool before the job begins. The files with the most
+//! expected seconds saved for their cost are chosen until one of the two is used up: Dantzig's greedy rule for the
+//! knapsack (Operations Research 5, 1957), with the two costs added as shares of what there is (Pirkul's surrogate
+//! constraint, Naval Research Logistics 34, 1987, with equal multipliers). No single file is a large share of either, so
+//! the rule is close to the best choice.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+/// What is less probable than this is never staged: three of four bytes would be fetched for nothing.
+pub const PROBABILITY_MIN: f64 = 0.25;
+
+/// A file that may be staged.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The caller's name for it.
+    pub file: u64,
+    /// What would be fetched: 0 where all of it is here.
+    pub bytes: u64,
+    /// That the job uses it: from 0 to 1.
+    pub probability: f64,
+    /// Its place in the order of first uses.
+    pub rank: u32,
+}
+
+/// How fast the pool is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PoolRate {
+    /// Of all requests together; must be above 0.
+    pub bytes_per_second: f64,
+    /// From a request to its first byte.
+    pub latency: Duration,
+    /// Requests under way at the same time; at least 1.
+    pub concurrency: u32,
+}
+
+impl PoolRate {
+    /// What a reader waits who finds nothing of the file here.
+    fn stall_seconds(&self, bytes: u64) -> f64 {
+        self.latency.as_secs_f64() + bytes as f64 / self.bytes_per_second
+    }
+
+    /// For how long the pool is busy with it, while others are under way too.
+    fn busy_seconds(&self, bytes: u64) -> f64 {
+        let waiting = self.latency.as_secs_f64() / f64::from(self.concurrency.max(1));
+        waiting.max(bytes as f64 / self.bytes_per_second)
+    }
+}
+
+/// What there is to spend.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// What the fast pool can take without giving up anything that is dirty or leased.
+    pub room_bytes: u64,
+    /// Until the job begins; `None`: it will wait.
+    pub time: Option<Duration>,
+    /// What is less probable is left alone; see [`probability_min`].
+    pub probability_min: f64,
+}
+
+/// Why a file is not staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// All of it is on the fast pool.
+    Here,
+    Improbable,
+    /// Others save more for the room that they take,
+    NoRoom,
+    /// or for the time of the pool.
+    NoTime,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Here => "all of it is here",
+            Self::Improbable => "its use is not probable enough",
+            Self::NoRoom => "there is no room for it",
+            Self::NoTime => "there is no time for it",
+        })
+    }
+}
+
+/// What to stage.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// In the order to stage them: that of their first uses, so that the job finds what it needs first.
+    pub chosen: Vec<Candidate>,
+    pub refused: Vec<(Candidate, Refusal)>,
+    pub bytes: u64,
+    /// For how long the pool will be busy.
+    pub pool_seconds: f64,
+    /// What readers will probably not wait.
+    pub saved_seconds: f64,
+}
+
+/// Chooses among files, each named once.
+pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Plan {
+    let mut plan = Plan::default();
+    let mut wanted = Vec::with_capacity(candidates.len());
+    for candidate in candidates {
+        match () {
+            () if candidate.bytes == 0 => plan.refused.push((candidate, Refusal::Here)),
+            () if candidate.probability.is_nan() || candidate.probability < limits.probability_min => {
+                plan.refused.push((candidate, Refusal::Improbable));
+            }
+            () => wanted.push((density(&candidate, pool, limits), candidate)),
+        }
+    }
+    // Ties in the order of use, so that equal files are staged from the first.
+    wanted.sort_unstable_by(|(a, first), (b, second)| b.total_cmp(a).then(first.rank.cmp(&second.rank)));
+    let time = limits.time.map_or(f64::INFINITY, |time| time.as_secs_f64());
+    for (_, candidate) in wanted {
+        let busy = pool.busy_seconds(candidate.bytes);
+        if candidate.bytes > limits.room_bytes - plan.bytes {
+            plan.refused.push((candidate, Refusal::NoRoom));
+        } else if plan.pool_seconds + busy > time {
+            plan.refused.push((candidate, Refusal::NoTime));
+        } else {
+            plan.bytes += candidate.bytes;
+            plan.pool_seconds += busy;
+            plan.saved_seconds += candidate.probability * pool.stall_seconds(candidate.bytes);
+            plan.chosen.push(candidate);
+        }
+    }
+    plan.chosen.sort_unstable_by_key(|candidate| (candidate.rank, Reverse(candidate.bytes), candidate.file));
+    plan
+}
+
+/// Expected seconds saved, for the shares of room and time that are spent.
+fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
+    let room = candidate.bytes as f64 / limits.room_bytes.max(1) as f64;
+    let time = limits.time.map_or(0.0, |time| {
+        pool.busy_seconds(candidate.bytes) / time.as_secs_f64().max(f64::MIN_POSITIVE)
+    });
+    candidate.probability * pool.stall_seconds(candidate.bytes) / (room + time)
+}
+
+/// How probable a use must be, where of what was staged for runs before this one the share `accuracy` (0 to 1, by bytes)
+/// was used: prefetch that is wasted throttles itself, and what is nearly certain is staged always.
+pub fn probability_min(accuracy: f64) -> f64 {
+    let wasted = 1.0 - accuracy.clamp(0.0, 1.0);
+    PROBABILITY_MIN + (0.9 - PROBABILITY_MIN) * wasted
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const POOL: PoolRate =
+        PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
+
+    fn candidate(file: u64, bytes: u64, probability: f64) -> Candidate {
+        Candidate { file, bytes, probability, rank: file as u32 }
+    }
+
+    fn limits(room_bytes: u64, time: Option<Duration>) -> Limits {
+        Limits { room_bytes, time, probability_min: PROBABILITY_MIN }
+    }
+
+    fn files(plan: &Plan) -> Vec<u64> {
+        plan.chosen.iter().map(|chosen| chosen.file).collect()
+    }
+
+    #[test]
+    fn all_is_staged_in_the_order_of_use_where_it_fits() {
+        let candidates = vec![candidate(3, 1000, 0.5), candidate(1, 1 << 30, 0.9), candidate(2, 10, 1.0)];
+        let plan = plan(candidates, &POOL, &limits(u64::MAX, None));
+        assert_eq!(files(&plan), [1, 2, 3]);
+        assert_eq!((plan.bytes, plan.refused.len()), ((1 << 30) + 1010, 0));
+    }
+
+    #[test]
+    fn where_room_is_short_the_most_stall_for_a_byte_is_saved() {
+        // Small files save a round trip for few bytes.
+        let mut candidates: Vec<_> = (1..=100).map(|file| candidate(file, 10_000, 0.6)).collect();
+        candidates.push(candidate(200, 1_000_000, 1.0));
+        let short = plan(candidates.clone(), &POOL, &limits(1_000_000, None));
+        assert_eq!(files(&short), (1..=100).collect::<Vec<u64>>());
+        assert_eq!(short.refused, [(candidate(200, 1_000_000, 1.0), Refusal::NoRoom)]);
+        assert_eq!(files(&plan(candidates, &POOL, &limits(2_000_000, None))).len(), 101);
+    }
+
+    #[test]
+    fn where_time_is_short_the_pool_is_asked_for_what_it_can_give() {
+        let candidates = (1..=100).map(|file| candidate(file, 10_000_000, 1.0)).collect();
+        // 100 ms each.
+        let plan = plan(candidates, &POOL, &limits(u64::MAX, Some(Duration::from_millis(1050))));
+        assert_eq!(files(&plan), (1..=10).collect::<Vec<u64>>(), "those that are used first");
+        assert!(plan.refused.iter().all(|(_, why)| *why == Refusal::NoTime));
+        assert!((plan.pool_seconds - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_improbable_and_nothing_that_is_here_is_staged() {
+        let candidates = vec![candidate(1, 10, 0.24), candidate(2, 0, 1.0), candidate(3, 10, f64::NAN)];
+        let plan = plan(candidates, &POOL, &limits(100, None));
+        let why: Vec<Refusal> = plan.refused.iter().map(|(_, why)| *why).collect();
+        assert_eq!(why, [Refusal::Improbable, Refusal::Here, Refusal::Improbable]);
+    }
+
+    #[test]
+    fn waste_raises_what_is_asked_of_the_next() {
+        assert_eq!(probability_min(1.0), PROBABILITY_MIN);
+        assert!((probability_min(0.0) - 0.9).abs() < 1e-9);
+        assert!(probability_min(0.5) > probability_min(0.9));
+    }
+
+    /// The most that any choice saves, tried out.
+    fn best(candidates: &[Candidate], room: u64) -> f64 {
+        let value = |chosen: u32| {
+            let of = |field: fn(&Candidate) -> f64| -> f64 {
+                (0..candidates.len()).filter(|at| chosen >> at & 1 == 1).map(|at| field(&candidates[at])).sum()
+            };
+            let fits = of(|c| c.bytes as f64) <= room as f64;
+            if fits { of(|c| c.probability * POOL.stall_seconds(c.bytes)) } else { 0.0 }
+        };
+        (0..1u32 << candidates.len()).map(value).fold(0.0, f64::max)
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_there_is_and_nearly_the_best(
+            sizes in prop::collection::vec((1u64..50_000, 0.25f64..1.0), 1..12),
+            room in 50_000u64..500_000,
+        ) {
+            let candidates: Vec<_> =
+                sizes.iter().enumerate().map(|(at, (bytes, p))| candidate(at as u64, *bytes, *p)).collect();
+            let plan = plan(candidates.clone(), &POOL, &limits(room, None));
+            prop_assert!(plan.bytes <= room);
+            prop_assert_eq!(plan.chosen.len() + plan.refused.len(), candidates.len());
+            // The greedy rule misses less than what one file saves.
+            let largest = candidates.iter().map(|c| POOL.stall_seconds(c.bytes)).fold(0.0, f64::max);
+            prop_assert!(plan.saved_seconds + largest >= best(&candidates, room));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What runs of a job read is learned, and brought in for the next before it asks.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{COMMAND, Mount, Options, content};
+use forebay_tests::process::{Answer, forebay, run};
+use serde_json::Value;
+
+const USAGE: i32 = 2;
+
+fn mount(policy: Option<&str>) -> Mount {
+    Mount::new(Options { policy: policy.map(str::to_owned), ..Options::default() })
+}
+
+fn put(mount: &Mount, path: &str, seed: u64, len: usize) {
+    let path = mount.pool(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content(seed, len)).unwrap();
+}
+
+/// `forebay run` of a command in the mount.
+#[track_caller]
+fn job(mount: &Mount, id: &str, options: &[&str], words: &[&str]) -> Value {
+    let mut command = Command::new(forebay());
+    command.args(["run", "--job", id, "--mount"]).arg(mount.place.mnt()).args(options).arg("--").args(words);
+    run(command.current_dir(mount.place.mnt()), COMMAND).ok();
+    let answer = mount.forebay(["--json", "job", "show", id, "--mount"], &[&mount.place.mnt()]).ok();
+    serde_json::from_str(&answer.out).unwrap_or_else(|e| panic!("{e}: {answer}"))
+}
+
+/// `forebay stage -- words`
+#[track_caller]
+fn stage(mount: &Mount, options: &[&str], words: &[&str]) -> Answer {
+    let mut command = Command::new(forebay());
+    command.args(["--json", "stage"]).args(options).arg("--mount").arg(mount.place.mnt()).arg("--").args(words);
+    run(&mut command, COMMAND)
+}
+
+/// The paths that would be staged, in their order.
+fn wanted(answer: &Answer) -> Vec<String> {
+    let steps = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    steps.filter_map(|step| step["wanted"]["path"].as_str().map(str::to_owned)).collect()
+}
+
+#[track_caller]
+fn evict(mount: &Mount) {
+    mount.forebay(["evict", "--release-leases"], &[&mount.place.mnt()]).ok();
+}
+
+/// Each file below the mount, with its residency.
+fn states(mount: &Mount) -> Vec<(String, String)> {
+    let answer = mount.forebay(["--json", "ls", "-R"], &[&mount.place.mnt()]).ok();
+    let files = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let files = files.filter(|file| file["kind"] == "file");
+    files.map(|f| (f["path"].as_str().unwrap().into(), f["state"].as_str().unwrap().into())).collect()
+}
+
+fn resident(mount: &Mount) -> Vec<String> {
+    states(mount).into_iter().filter(|(_, state)| state == "resident").map(|(path, _)| path).collect()
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn profiles(mount: &Mount) -> Vec<Value> {
+    let answer = mount.forebay(["--json", "profile", "list", "--mount"], &[&mount.place.mnt()]).ok();
+    answer.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Reads what its arguments name, in that order, and waits for a file where one is named `@FILE`.
+const READER: &str = "for f; do case $f in @*) until [ -e ${f#@} ]; do sleep 0.02; done;; \
+                      *) cat $f >/dev/null;; esac; done";
+
+fn reader<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["bash", "-euc", READER, "reader"], arguments].concat()
+}
+
+#[test]
+fn what_a_job_read_is_here_before_its_next_run_asks() {
+    let mount = mount(None);
+    for file in 0..30 {
+        put(&mount, &format!("in/file-{file}"), file, 10_000 + file as usize * 1000);
+        put(&mount, &format!("other/file-{file}"), file, 10_000);
+    }
+    put(&mount, "large", 99, 9_000_000);
+    let go = mount.place.at("go");
+    let wait_for = format!("@{}", go.display());
+    // The names are not in the arguments: only what the first run read tells of them.
+    let script = format!(
+        "until [ -e {} ]; do sleep 0.02; done; cat in/* >/dev/null; head -c 200000 large >/dev/null; echo x >out",
+        go.display()
+    );
+    let words = ["bash", "-euc", &script];
+    fs::write(&go, "").unwrap();
+    let first = job(&mount, "first", &[], &words);
+    assert_eq!(first["ahead"]["files"], 0, "nothing is known yet: {first}");
+    assert!(wait_for.starts_with('@'));
+    mount.flush();
+    evict(&mount);
+    assert_eq!(resident(&mount), Vec::<String>::new());
+    fs::remove_file(&go).unwrap();
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| job(&mount, "second", &[], &words));
+        wait_until("what it will read is here", || resident(&mount).len() >= 30);
+        fs::write(&go, "").unwrap();
+        second.join().unwrap()
+    });
+    let ahead = &second["ahead"];
+    let number = |field: &str| ahead[field].as_u64().unwrap();
+    assert_eq!((number("files"), number("used_files")), (31, 31), "{second}");
+    assert!(number("used_bytes") as f64 >= 0.9 * number("bytes") as f64, "accuracy: {second}");
+    assert!(number("covered_bytes") as f64 >= 0.95 * number("wanted_bytes") as f64, "coverage: {second}");
+    let state = |path: &str| states(&mount).into_iter().find(|(p, _)| p.ends_with(path)).unwrap().1;
+    assert_eq!(state("large"), "partial", "no more of it than is read");
+    assert!(resident(&mount).iter().all(|path| !path.contains("other/")));
+    // And no more where that is not wanted.
+    mount.flush();
+    evict(&mount);
+    let third = job(&mount, "third", &["--no-prefetch"], &words);
+    assert_eq!(third["ahead"], Value::Null);
+}
+
+#[test]
+fn the_next_of_a_sequence_is_staged_though_nobody_has_read_it() {
+    let mount = mount(None);
+    for day in 27..=31 {
+        put(&mount, &format!("data/2026-01-{day}/part-0.bin"), day, 20_000);
+        put(&mount, &format!("data/2026-01-{day}/part-1.bin"), day, 30_000);
+    }
+    put(&mount, "data/2026-02-01/part-0.bin", 1, 20_000);
+    put(&mount, "data/2026-02-01/part-1.bin", 1, 20_000);
+    put(&mount, "model", 2, 100_000);
+    let script = "cat model data/$1/*.bin >/dev/null";
+    let command = |day: &'static str| ["bash", "-euc", script, "reader", day];
+    for day in ["2026-01-28", "2026-01-29", "2026-01-30", "2026-01-31"] {
+        job(&mount, day, &["--no-prefetch"], &command(day));
+    }
+    evict(&mount);
+    let dry = stage(&mount, &["--dry-run"], &command("2026-02-01")).ok();
+    assert_eq!(wanted(&dry), ["model", "data/2026-02-01/part-0.bin", "data/2026-02-01/part-1.bin"], "{dry}");
+    assert!(resident(&mount).is_empty(), "a dry run stages nothing");
+    stage(&mount, &[], &command("2026-02-01")).ok();
+    let staged = resident(&mount);
+    assert_eq!(staged.len(), 3, "{staged:?}");
+    assert!(staged.iter().all(|path| path.contains("2026-02-01") || path.ends_with("model")), "{staged:?}");
+    let evicted = mount.forebay(["--json", "evict"], &[&mount.place.mnt()]).ok();
+    assert!(evicted.out.contains(r#""skipped":3"#), "they are leased: {evicted}");
+}
+
+#[test]
+fn profiles_are_listed_shown_carried_to_other_mounts_and_forgotten() {
+    let mount = mount(None);
+    put(&mount, "a", 1, 10_000);
+    put(&mount, "b", 2, 20_000);
+    let words = reader(&["b", "a"]);
+    job(&mount, "one", &[], &words);
+    let listed = profiles(&mount);
+    let [profile] = listed.as_slice() else { panic!("{listed:?}") };
+    assert_eq!((&profile["runs"], &profile["files"]), (&1.into(), &2.into()), "{profile}");
+    let id = profile["id"].as_str().unwrap();
+    let text = mount.forebay(["profile", "show", id, "--mount"], &[&mount.place.mnt()]).ok().out;
+    let rows: Vec<&str> = text.lines().filter(|line| line.ends_with(" a") || line.ends_with(" b")).collect();
+    assert!(rows.len() == 2 && rows[0].ends_with(" b"), "in the order of first uses: {text}");
+
+    let other = Mount::new(Options::default());
+    put(&other, "a", 1, 10_000);
+    put(&other, "b", 2, 20_000);
+    for options in [&["profile", "export"][..], &["profile", "export", "--toml"]] {
+        let mut command = Command::new(forebay());
+        let exported = run(command.args(options).arg(id).arg("--mount").arg(mount.place.mnt()), COMMAND).ok();
+        let file = other.place.at("profile");
+        fs::write(&file, exported.out).unwrap();
+        let import = |file: &Path| {
+            let mut command = Command::new(forebay());
+            run(command.args(["profile", "import"]).arg(file).arg("--mount").arg(other.place.mnt()), COMMAND)
+        };
+        import(&file).ok();
+        let dry = stage(&other, &["--dry-run"], &words).ok();
+        assert_eq!(wanted(&dry), ["b", "a"], "{dry}");
+        fs::write(&file, "{}").unwrap();
+        import(&file).refused(USAGE, &["is not a profile"]);
+        other.forebay(["profile", "forget", "--all", "--mount"], &[&other.place.mnt()]).ok();
+        assert!(profiles(&other).is_empty());
+        let dry = stage(&other, &["--dry-run"], &words).ok();
+        assert!(wanted(&dry).is_empty() && dry.out.contains("no run like"), "{dry}");
+    }
+    mount.forebay(["profile", "show", "nothing", "--mount"], &[&mount.place.mnt()]).refused(USAGE, &["nothing"]);
+    // It is there for the next daemon.
+    mount.kill_all();
+    mount.mount();
+    assert_eq!(profiles(&mount), listed);
+}
+
+#[test]
+fn what_is_staged_for_a_job_goes_before_nothing_dirty_or_leased_and_ends_with_the_job() {
+    let mount = Mount::new(Options { limit: Some("64MiB".into()), ..Options::default() });
+    for file in 0..20 {
+        put(&mount, &format!("in/{file:02}"), file, 4 << 20);
+    }
+    put(&mount, "leased", 50, 10 << 20);
+    let script = "cat in/* >/dev/null; sleep 0.2";
+    let words = ["bash", "-euc", script];
+    job(&mount, "first", &[], &words);
+    evict(&mount);
+    mount.forebay(["stage"], &[&mount.path("leased")]).ok();
+    fs::write(mount.path("dirty"), content(60, 10 << 20)).unwrap();
+    for again in 0..3 {
+        let run = job(&mount, &format!("again-{again}"), &[], &words);
+        assert_eq!(run["files"].as_array().unwrap().len(), 20, "{run}");
+        let states = states(&mount);
+        let state = |path: &str| states.iter().find(|(p, _)| p.ends_with(path)).unwrap().1.clone();
+        assert_eq!((state("leased").as_str(), fs::read(mount.path("dirty")).unwrap()), ("resident", content(60, 10 << 20)));
+    }
+    let used = mount.status().used_bytes;
+    assert!(used <= 64 << 20, "{used}");
+    // Nothing is kept for jobs that are over.
+    let evicted = mount.forebay(["--json", "evict"], &[&mount.path("in")]).ok();
+    assert!(evicted.out.contains(r#""skipped":0"#), "{evicted}");
+}
+
+#[test]
+fn a_policy_may_say_that_nothing_is_staged_ahead() {
+    let mount = mount(Some("[prefetch]\njobs = false\n"));
+    put(&mount, "a", 1, 10_000);
+    for id in ["first", "second"] {
+        assert_eq!(job(&mount, id, &[], &reader(&["a"]))["ahead"], Value::Null);
+    }
+    assert_eq!(profiles(&mount).len(), 1, "it is learned all the same");
+}
