@@ -2,3 +2,5 @@
 //! one of them can be replayed and tested.
 
 pub mod eviction;
+pub mod profile;
+pub mod signature;
