@@ -3,3 +3,5 @@
 
 pub mod eviction;
 pub mod plan;
+pub mod profile;
+pub mod signature;

@@ -1,0 +1,263 @@
+//! What the runs of one signature read, and what the next one will.
+//!
+//! A profile remembers the last [`RUNS_MAX`] runs: their parameters, and for each file in which of them it was used.
+//! What a run is expected to read follows from how often a path was used lately, and, for paths that move with a
+//! parameter, with the date or with a counter, from how they moved before (`predict`).
+
+mod codec;
+mod document;
+mod expected;
+mod predict;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use crate::signature::{Invocation, Parameters, Signature};
+
+pub use codec::DecodeError;
+pub use document::{DocumentError, FileDocument, ParameterDocument, ProfileDocument, RunDocument};
+pub use expected::{Expected, Reason};
+
+/// Runs that a profile remembers. A byte says in which of them a file was used.
+pub const RUNS_MAX: usize = 8;
+
+/// Files that a profile remembers: of more, those used most lately and most often. About 100 bytes each in memory.
+pub const FILES_MAX: usize = 1 << 20;
+
+/// The longest path that is remembered, in bytes: Linux's own limit.
+pub const PATH_BYTES_MAX: usize = 4096;
+
+/// Words of the example that are kept, and the bytes of one: it is there to be read by people.
+const EXAMPLE_WORDS_MAX: usize = 64;
+const EXAMPLE_WORD_BYTES_MAX: usize = 256;
+
+/// A run counts this much less than the one after it: the weights of 8 runs are 1, 0.7, 0.49 ... 0.08, so that what
+/// was used in the last three of many runs counts two thirds.
+pub const DECAY_PER_RUN: f64 = 0.7;
+
+/// What of a file was used, at a grain that depends on its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parts {
+    /// Bytes of one part, at least 1.
+    pub part_bytes: u64,
+    /// One bit for each of 256 parts. The last stands for all beyond it as well.
+    pub bits: [u64; 4],
+}
+
+impl Parts {
+    /// Bytes of a file of `size_bytes` that are in the parts.
+    pub fn bytes(&self, size_bytes: u64) -> u64 {
+        let last = 255 * u128::from(self.part_bytes);
+        let begun = |part: u32| u128::from(self.part_bytes) * u128::from(part);
+        let in_part = |part: u32| {
+            let left = u128::from(size_bytes).saturating_sub(begun(part));
+            if begun(part) == last { left } else { left.min(u128::from(self.part_bytes)) }
+        };
+        let set = |part: &u32| self.bits[(part / 64) as usize] >> (part % 64) & 1 == 1;
+        (0..256).filter(set).map(in_part).sum::<u128>() as u64
+    }
+
+    fn count(&self) -> u32 {
+        self.bits.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// What is used of a file whose use was `self` before and is `new` now: both, as long as that is not mainly what
+    /// is of no use any more. A program that reads other parts each time must not end with all of them.
+    fn followed_by(self, new: Self) -> Self {
+        if self.part_bytes != new.part_bytes {
+            return new;
+        }
+        let mut both = new;
+        both.bits.iter_mut().zip(self.bits).for_each(|(to, from)| *to |= from);
+        if both.count() <= 2 * new.count() { both } else { new }
+    }
+}
+
+/// What one run used of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// Relative to the mount, parts divided by `/`; any text. Longer than [`PATH_BYTES_MAX`]: not remembered.
+    pub path: String,
+    pub size_bytes: u64,
+    /// In the order of first uses, from 1.
+    pub rank: u32,
+    /// `None`: all of it.
+    pub parts: Option<Parts>,
+}
+
+/// One run that is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    ended_unix: u64,
+    parameters: Parameters,
+}
+
+/// One file that is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct File {
+    path: Box<str>,
+    size_bytes: u64,
+    rank: u32,
+    /// Bit 0: used in the newest run, bit 1: in the one before. Never 0.
+    used: u8,
+    parts: Option<Box<Parts>>,
+}
+
+/// What is known of one file, to be shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileSummary<'a> {
+    pub path: &'a str,
+    pub size_bytes: u64,
+    /// Of the run that used it last, from 1.
+    pub rank: u32,
+    /// That the next run with any parameters uses it, 0 to 1.
+    pub probability: f64,
+    /// Runs that used it, of those `seen`.
+    pub used: u32,
+    /// Runs that are remembered.
+    pub seen: u32,
+    /// The end of the run that used it last, in seconds since 1970.
+    pub last_seen_unix: u64,
+    pub parts: Option<Parts>,
+}
+
+/// See the head of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// One of the runs, for people and for the signature.
+    example: Invocation,
+    /// The newest first, at most [`RUNS_MAX`].
+    runs: Vec<Run>,
+    /// By path, each once; at most [`FILES_MAX`].
+    files: Vec<File>,
+}
+
+impl Profile {
+    /// A profile of no runs yet.
+    pub fn new(example: &Invocation) -> Self {
+        let mut example = example.clone();
+        example.words.truncate(EXAMPLE_WORDS_MAX);
+        for word in example.words.iter_mut().chain(example.account.as_mut()) {
+            let mut end = word.len().min(EXAMPLE_WORD_BYTES_MAX);
+            while !word.is_char_boundary(end) {
+                end -= 1;
+            }
+            word.truncate(end);
+        }
+        Self { example, runs: Vec::new(), files: Vec::new() }
+    }
+
+    /// Takes one run in. A path that is there twice counts as its first use.
+    pub fn fold(&mut self, invocation: &Invocation, ended_unix: u64, mut uses: Vec<Use>) {
+        self.runs.insert(0, Run { ended_unix, parameters: invocation.parameters() });
+        self.runs.truncate(RUNS_MAX);
+        uses.retain(|u| u.path.len() <= PATH_BYTES_MAX && !u.path.is_empty());
+        uses.sort_unstable_by(|a, b| a.path.cmp(&b.path).then(a.rank.cmp(&b.rank)));
+        uses.dedup_by(|later, first| later.path == first.path);
+        let mut files = Vec::with_capacity(uses.len().max(self.files.len()));
+        let mut known = std::mem::take(&mut self.files).into_iter().peekable();
+        for used in uses {
+            while let Some(old) = known.next_if(|file| *file.path < *used.path) {
+                files.extend(old.unused());
+            }
+            files.push(match known.next_if(|file| *file.path == *used.path) {
+                Some(file) => file.used_again(used),
+                None => File::new(used),
+            });
+        }
+        files.extend(known.filter_map(File::unused));
+        if files.len() > FILES_MAX {
+            files.sort_by(|a, b| weight(b.used).total_cmp(&weight(a.used)));
+            files.truncate(FILES_MAX);
+            files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        }
+        self.files = files;
+    }
+
+    /// What a job that is started like this will read, in the order in which it will: a path once. Paths that moved
+    /// may not exist.
+    pub fn predict(&self, invocation: &Invocation) -> Vec<Expected> {
+        predict::predict(self, invocation)
+    }
+
+    /// The same for a job that has no profile of its own, from this one, which is of a similar job: `similarity` is
+    /// that of the signatures, 0 to 1, and what every probability is multiplied with.
+    pub fn predict_similar(&self, invocation: &Invocation, similarity: f64) -> Vec<Expected> {
+        let signature = self.signature().as_str().to_owned();
+        let mut expected = self.predict(invocation);
+        for file in &mut expected {
+            file.probability *= similarity.clamp(0.0, 1.0);
+            let (used, seen) = file.why.runs();
+            file.why = Reason::Similar { signature: signature.clone(), used, seen };
+        }
+        expected
+    }
+
+    /// One of the runs: how the signature looked in full.
+    pub fn example(&self) -> &Invocation {
+        &self.example
+    }
+
+    pub fn signature(&self) -> Signature {
+        self.example.signature()
+    }
+
+    /// Runs that are remembered, at most [`RUNS_MAX`].
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// The end of the newest run, in seconds since 1970; 0 without runs.
+    pub fn last_seen_unix(&self) -> u64 {
+        self.runs.first().map_or(0, |run| run.ended_unix)
+    }
+
+    /// The files by path.
+    pub fn files(&self) -> impl Iterator<Item = FileSummary<'_>> {
+        self.files.iter().map(|file| FileSummary {
+            path: &file.path,
+            size_bytes: file.size_bytes,
+            rank: file.rank,
+            probability: weight(file.used) / weight(all(self.runs.len())),
+            used: file.used.count_ones(),
+            seen: self.runs.len() as u32,
+            last_seen_unix: self.runs.get(file.used.trailing_zeros() as usize).map_or(0, |run| run.ended_unix),
+            parts: file.parts.as_deref().copied(),
+        })
+    }
+}
+
+impl File {
+    fn new(used: Use) -> Self {
+        let parts = used.parts.map(Box::new);
+        Self { path: used.path.into(), size_bytes: used.size_bytes, rank: used.rank, used: 1, parts }
+    }
+
+    fn used_again(mut self, new: Use) -> Self {
+        self.used = self.used << 1 | 1;
+        self.rank = new.rank;
+        self.size_bytes = new.size_bytes;
+        self.parts = match (self.parts, new.parts) {
+            (Some(old), Some(new)) => Some(Box::new(old.followed_by(new))),
+            (_, new) => new.map(Box::new),
+        };
+        self
+    }
+
+    /// After a run without it: forgotten once all that are remembered are.
+    fn unused(mut self) -> Option<Self> {
+        self.used <<= 1;
+        (self.used != 0).then_some(self)
+    }
+}
+
+/// The runs of a mask, each counted by its age.
+fn weight(used: u8) -> f64 {
+    (0..RUNS_MAX as i32).filter(|run| used >> run & 1 == 1).map(|run| DECAY_PER_RUN.powi(run)).sum()
+}
+
+/// The mask of the newest `runs`, up to 8.
+fn all(runs: usize) -> u8 {
+    (1_u16 << runs.min(RUNS_MAX)).wrapping_sub(1) as u8
+}

@@ -1,0 +1,88 @@
+//! What makes two jobs "the same job again": who runs which program in which shape, without what changes from run to
+//! run. What changes is kept apart, as parameters, so that a profile can tell which paths follow them.
+
+pub(crate) mod calendar;
+mod command;
+pub(crate) mod digits;
+mod parameters;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use calendar::Unit;
+pub use parameters::{PARAMETERS_MAX, Parameter, Parameters, Place};
+
+/// The longest that the text of a signature gets: what is beyond is in it as a checksum.
+pub const SIGNATURE_BYTES_MAX: usize = 256;
+
+/// Words of a command line that are looked at. `xargs` and globs make lines of 10^5; the first tell what is run.
+pub const WORDS_MAX: usize = 1024;
+
+/// How a job was started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invocation {
+    /// The number of the user.
+    pub user: u32,
+    /// The account that the batch system charges, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    /// The command line, with the command itself as the first word.
+    #[serde(default)]
+    pub words: Vec<String>,
+    /// `SLURM_ARRAY_TASK_ID`, for a task of an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array_index: Option<u64>,
+}
+
+impl Invocation {
+    /// What this job has in common with its other runs.
+    pub fn signature(&self) -> Signature {
+        let command = self.command();
+        let mut text = format!("{} {}", self.user, shape::name(self.account.as_deref().unwrap_or("-")));
+        for word in command.shape() {
+            text.push(' ');
+            text.push_str(&word);
+        }
+        Signature(shape::bounded(text, SIGNATURE_BYTES_MAX))
+    }
+
+    /// What tells this run from the others: the numbers and dates among its arguments, and the array index.
+    pub fn parameters(&self) -> Parameters {
+        Parameters::of(self.command().words, self.array_index)
+    }
+
+    fn command(&self) -> command::Command<'_> {
+        command::Command::of(&self.words[..self.words.len().min(WORDS_MAX)])
+    }
+}
+
+/// What makes two jobs the same job: user, account, program, script and the shape of the arguments, as readable text:
+/// `1000 - python3 train.py --epochs=# data/part-#`. At most [`SIGNATURE_BYTES_MAX`] bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Signature(String);
+
+impl Signature {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Eight hexadecimal digits (CRC-32C of the text), to name it on a command line.
+    pub fn id(&self) -> String {
+        format!("{:08x}", crc32c::crc32c(self.0.as_bytes()))
+    }
+
+    /// How probable it is that a job of one reads what a job of the other does, 0 to 1: 1 for the same, 0 for another
+    /// program. A guess from the text alone, to choose the profile that a job without one starts from.
+    pub fn similarity(&self, other: &Self) -> f64 {
+        shape::similarity(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Display for Signature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
