@@ -58,6 +58,11 @@ pub enum Command {
         #[arg(short, long)]
         summarize: bool,
     },
+    /// Say why a file is on the fast pool or not, which jobs read it, and what would evict it.
+    Explain {
+        /// A file under a mount.
+        path: PathBuf,
+    },
     /// Run a command as a job: what it reads and writes under the mounts is noted. Ends as the command does.
     Run(Run),
     /// Note what processes use that run already, until they have ended or Ctrl-C.

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod documents;
+mod explain;
 mod fsck;
 mod job;
 mod listing;
@@ -34,6 +35,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Dirty { path } => listing::dirty(path.as_deref(), output),
         Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
         Command::Du { path, summarize } => listing::du(&path, summarize, output),
+        Command::Explain { path } => explain::run(&path, output),
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
         Command::Profile { command } => profile::run(command, output),

@@ -3,6 +3,7 @@
 //! The decisions are those of the `prefetch` crate; here are the profiles that it decides by, and what is done about it.
 
 mod ahead;
+mod explain;
 mod learn;
 
 use std::collections::HashMap;
@@ -23,10 +24,8 @@ use crate::engine::{Inner, blocking};
 use crate::operator::TypedPath;
 use crate::{Ino, Overlay};
 use ahead::Ahead;
-pub(crate) use ahead::path_of;
+pub use explain::{Explanation, Reader};
 
-/// How much less probable a file is where another job's profile stands in for one that is not there yet.
-const STAND_IN: f64 = 0.5;
 /// A profile stands in for jobs that are like its own by at least this much.
 const SIMILARITY_MIN: f64 = 0.5;
 /// What a pool is taken for while none of its answers was measured: a file server in the same building.
@@ -51,6 +50,13 @@ impl Foresight {
     /// Whether a file was staged for a job that runs.
     pub fn keeps(&self, ino: Ino) -> bool {
         self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
+    }
+
+    /// Why a file was staged for a job that runs.
+    fn staged_for(&self, ino: Ino) -> Option<String> {
+        let running = self.running.lock();
+        let ahead = running.values().find(|ahead| ahead.staged.lock().contains_key(&ino))?;
+        ahead.foreseen.lock().get(&ino).cloned()
     }
 }
 
@@ -110,8 +116,8 @@ impl Foreseen {
     }
 
     /// What is to be staged, in that order.
-    pub fn chosen(&self) -> impl Iterator<Item = &Expected> {
-        self.plan.chosen.iter().map(|candidate| &self.expected[candidate.file as usize])
+    pub fn into_chosen(self) -> Vec<Expected> {
+        self.plan.chosen.iter().map(|candidate| self.expected[candidate.file as usize].clone()).collect()
     }
 }
 
@@ -162,9 +168,7 @@ impl Inner {
         })?;
         let Some((near, _, head)) = nearest else { return Ok((Vec::new(), 1.0)) };
         let Some(profile) = self.catalog.profile(&head.signature)? else { return Ok((Vec::new(), 1.0)) };
-        let mut expected = profile.predict(invocation);
-        expected.iter_mut().for_each(|expected| expected.stand_in(&head.signature, near.max(STAND_IN)));
-        Ok((expected, accuracy(Some(&head))))
+        Ok((profile.predict_similar(invocation, near), accuracy(Some(&head))))
     }
 
     /// Bytes that what is staged ahead may occupy: all but what is dirty, leased, or staged for other jobs.
@@ -207,7 +211,7 @@ impl Inner {
         let invalid = |e: String| Error::new(ErrorKind::InvalidInput, Side::Application, e);
         let profile = Profile::try_from(document).map_err(|e| invalid(e.to_string()))?;
         let mut head = ProfileHead {
-            signature: profile.signature().clone(),
+            signature: profile.signature(),
             runs: profile.runs() as u64,
             files: profile.files().count() as u64,
             encoded_bytes: 0,
@@ -246,7 +250,7 @@ impl Overlay {
             let head = inner.profile_of(&wanted)?;
             let gone = || Error::new(ErrorKind::NotFound, Side::Cache, format!("there is no profile {wanted}"));
             let profile = inner.catalog.profile(&head.signature)?.ok_or_else(gone)?;
-            Ok((head.into(), profile.into()))
+            Ok((head.into(), ProfileDocument::from(&profile)))
         })
         .await
     }

@@ -115,15 +115,12 @@ fn show(profile: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Fa
             |accuracy| format!("{:.0} % of what was staged by it was used", accuracy * 100.0)
         ),
     ));
-    let mut rows = vec![["rank", "size", "probable", "used", "path"].map(String::from).to_vec()];
-    rows.extend(document.files.iter().map(|file| {
-        vec![
-            file.rank.to_string(),
-            bytes(file.size_bytes),
-            format!("{:.0} %", file.probability * 100.0),
-            format!("{} of {}", file.runs_used, document.runs.len()),
-            shown(&file.path),
-        ]
+    let mut rows = vec![["rank", "size", "runs", "parts", "path"].map(String::from).to_vec()];
+    let mut ranked: Vec<_> = document.files.iter().collect();
+    ranked.sort_by_key(|file| file.rank);
+    rows.extend(ranked.into_iter().map(|file| {
+        let parts = file.parts.clone().unwrap_or_else(|| "all".into());
+        vec![file.rank.to_string(), bytes(file.size_bytes), file.runs.clone(), parts, shown(&file.path)]
     }));
     output.table(&rows);
     Ok(Exit::Done)

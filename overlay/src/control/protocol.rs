@@ -4,7 +4,7 @@ use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
-use crate::foresight::ProfileSummary;
+use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, StageRequest, Status};
 
@@ -39,6 +39,10 @@ pub enum Request {
     },
     /// What jobs used up to now.
     Sample,
+    /// Why a file is here, and what would evict it.
+    Explain {
+        path: String,
+    },
     /// All profiles of jobs.
     Profiles,
     /// One of them, by its short name or its signature, with all that it says.
@@ -67,6 +71,7 @@ pub enum Reply {
     /// Of the job that came before.
     JobFiles(Vec<JobFile>),
     Sample(Sample),
+    Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),
     Profile(Box<ProfileDocument>),
     /// How many were given up.

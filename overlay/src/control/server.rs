@@ -204,6 +204,11 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
             let sample = out.waiting_for(engine, async move { asked.sample_jobs().await }).await?;
             out.send(&Reply::Sample(sample.map_err(Failure::from)?)).await?;
         }
+        Request::Explain { path } => {
+            let (asked, path) = (overlay.clone(), parse(&path)?);
+            let explained = out.waiting_for(engine, async move { asked.explain(&path).await }).await?;
+            out.send(&Reply::Explanation(Box::new(explained.map_err(Failure::from)?))).await?;
+        }
         Request::Profiles => {
             let asked = overlay.clone();
             let profiles = out.waiting_for(engine, async move { asked.profiles().await }).await?;

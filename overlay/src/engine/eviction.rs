@@ -12,7 +12,7 @@ use crate::node::NodeState;
 
 /// Why a file's bytes stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     Dirty,
     Leased,
     Open,
@@ -30,6 +30,17 @@ impl Kept {
             Self::Open => "open: may go when closed",
             Self::Fetching => "just being fetched",
             Self::Absent => "not here",
+        }
+    }
+
+    /// What has to come first.
+    pub fn what_evicts(self) -> &'static str {
+        match self {
+            Self::Dirty => "stays until it is flushed",
+            Self::Leased => "stays until its lease ends, or `forebay evict --release-leases`",
+            Self::Open => "stays while it is open",
+            Self::Fetching => "stays while it is being fetched",
+            Self::Absent => "there is nothing to evict",
         }
     }
 }
@@ -108,7 +119,7 @@ impl Inner {
     }
 
     /// Why the content of an inode may not be evicted; `None`: it may.
-    pub(super) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
+    pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
         let file = state.record.file;
         match () {
             () if file.is_absent() => Some(Kept::Absent),

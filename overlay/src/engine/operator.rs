@@ -4,6 +4,7 @@ use forebay_backends::UnderWay;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
+use crate::foresight::Wanted;
 use crate::jobs::ObserverStatus;
 
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.

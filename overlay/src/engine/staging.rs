@@ -21,7 +21,6 @@ use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
-use crate::foresight::path_of;
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
@@ -201,8 +200,9 @@ impl Overlay {
             return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
         }
         let declared: std::collections::HashSet<Ino> = files.iter().copied().collect();
-        let found = stream::iter(foreseen.chosen()).map(|expected| async move {
-            let ino = self.resolve(&path_of(expected).ok()?).await.ok()?;
+        let left_out = foreseen.without_room();
+        let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
+            let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
             // What is gone, or is no file by now, is not asked for.
             inner.file_node(ino).is_ok().then_some((ino, expected))
         });
@@ -210,11 +210,10 @@ impl Overlay {
         while let Some(found) = found.next().await {
             let Some((ino, expected)) = found.filter(|(ino, _)| !declared.contains(ino)) else { continue };
             if dry_run {
-                reporter.send(Progress::Wanted(expected.into()));
+                reporter.send(Progress::Wanted((&expected).into()));
             }
             files.push(ino);
         }
-        let left_out = foreseen.without_room();
         Ok((left_out > 0).then(|| format!("{left_out} files that may be read are left out: there is no room for them")))
     }
 
@@ -259,7 +258,7 @@ impl Overlay {
         }
         let mut roots = Vec::new();
         for path in &request.paths {
-            roots.push(Some(self.resolve(&parse(path)?).await?));
+            roots.push(Some(self.resolve(&parse_path(path)?).await?));
         }
         Ok(roots)
     }
@@ -375,15 +374,15 @@ impl Overlay {
         let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
         let (root, glob) = match typed.split('/').position(is_glob) {
             // A name that exists as it is typed is meant as it is typed.
-            Some(_) if self.resolve(&parse(typed)?).await.is_ok() => (parse(typed)?, None),
+            Some(_) if self.resolve(&parse_path(typed)?).await.is_ok() => (parse_path(typed)?, None),
             Some(at) => {
                 let prefix: Vec<&str> = typed.split('/').take(at).collect();
                 let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
                 let glob =
                     glob.map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
-                (parse(&prefix.join("/"))?, Some(glob.compile_matcher()))
+                (parse_path(&prefix.join("/"))?, Some(glob.compile_matcher()))
             }
-            None => (parse(typed)?, None),
+            None => (parse_path(typed)?, None),
         };
         let root = self.resolve(&root).await?;
         let ask = match ask {
@@ -473,7 +472,7 @@ fn finish(reporter: &Reporter, result: Result<()>) {
 }
 
 /// A path as operators type it: a leading or trailing `/` does not matter, `\xNN` is a byte.
-fn parse(typed: &str) -> Result<PoolPath> {
+pub(crate) fn parse_path(typed: &str) -> Result<PoolPath> {
     let bad = || Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: not a path in the mount"));
     let mut bytes = Vec::with_capacity(typed.len());
     let mut rest = typed.trim_matches('/').as_bytes();

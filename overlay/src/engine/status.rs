@@ -265,7 +265,7 @@ impl Inner {
         })
     }
 
-    pub(super) fn listed(&self, ino: Ino) -> Result<Listed> {
+    pub(crate) fn listed(&self, ino: Ino) -> Result<Listed> {
         let node = self.node(ino)?;
         let attr = self.attr_of(&node)?;
         let path = self.display(ino);

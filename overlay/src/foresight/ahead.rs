@@ -1,10 +1,10 @@
 //! Bringing in what a job that begins will read, behind what it reads by itself.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::{ErrorKind, PoolPath, Result};
+use forebay_backends::{ErrorKind, Result};
 use forebay_prefetch::profile::Expected;
 use forebay_prefetch::signature::Invocation;
 use futures::{StreamExt, stream};
@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::JobSerial;
-use crate::control::paths;
-use crate::engine::{Age, Inner};
+use crate::engine::{Age, Inner, parse_path};
 use crate::{Ino, Overlay};
 
 /// Files that are brought in at the same time for one job.
@@ -28,8 +27,8 @@ pub(crate) struct Ahead {
     stop: CancellationToken,
     /// Files, and what was fetched of them; those that were here have 0.
     pub staged: Mutex<HashMap<Ino, u64>>,
-    /// The same, and those that the plan left out.
-    pub foreseen: Mutex<HashSet<Ino>>,
+    /// Files that were expected to be read, and why.
+    pub foreseen: Mutex<HashMap<Ino, String>>,
 }
 
 impl Overlay {
@@ -55,9 +54,9 @@ impl Overlay {
     async fn bring_in(&self, ahead: &Ahead, invocation: Invocation) -> Result<()> {
         let foreseen = self.foreseen(invocation, 0).await?;
         let begun = Instant::now();
-        stream::iter(foreseen.chosen())
+        stream::iter(foreseen.into_chosen())
             .for_each_concurrent(CONCURRENCY, |expected| async move {
-                match self.bring_in_file(ahead, expected, begun).await {
+                match self.bring_in_file(ahead, &expected, begun).await {
                     // A profile knows what was there, not what is.
                     Err(error) if !error.is(ErrorKind::NotFound) => {
                         tracing::debug!(%error, "{} is not staged", expected.path);
@@ -71,9 +70,9 @@ impl Overlay {
 
     async fn bring_in_file(&self, ahead: &Ahead, expected: &Expected, begun: Instant) -> Result<()> {
         let inner = &self.inner;
-        let ino = self.resolve(&path_of(expected)?).await?;
+        let ino = self.resolve(&parse_path(&expected.path)?).await?;
         let node = inner.file_node(ino)?;
-        ahead.foreseen.lock().insert(ino);
+        ahead.foreseen.lock().insert(ino, expected.why.to_string());
         for _ in 0..ATTEMPTS {
             inner.revalidate(ino, Age::Since(begun)).await?;
             let size = inner.attr_of(&node)?.size;
@@ -109,10 +108,6 @@ impl Inner {
         }
         ahead
     }
-}
-
-pub(crate) fn path_of(expected: &Expected) -> Result<PoolPath> {
-    PoolPath::parse(paths::decode(&expected.path))
 }
 
 /// The bytes of a file of this size that are wanted.

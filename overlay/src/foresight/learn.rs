@@ -76,7 +76,7 @@ impl Inner {
             let FileId::Overlay(ino) = file.id else { continue };
             let Some(size) = self.size_in_pool(ino).filter(|_| file.is_read()) else { continue };
             report.wanted_bytes += size;
-            if foreseen.contains(&ino) {
+            if foreseen.contains_key(&ino) {
                 report.covered_bytes += size;
             }
             if let Some(bytes) = staged.get(&ino).filter(|bytes| **bytes > 0) {

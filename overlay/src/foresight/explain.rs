@@ -1,0 +1,99 @@
+//! Why a file is here, how probable its use is, and what would evict it.
+
+use forebay_backends::{PoolPath, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::clock::unix_now;
+use crate::control::paths;
+use crate::engine::{Inner, blocking};
+use crate::operator::{Listed, TypedPath};
+use crate::{Ino, Overlay};
+
+/// Profiles that are looked through, those that were seen last: each is read from the catalog for it.
+const PROFILES_MAX: usize = 256;
+
+/// What is known of one file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Explanation {
+    #[serde(flatten)]
+    pub file: Listed,
+    /// Why it is here, or not.
+    pub why: String,
+    /// What would evict it.
+    pub goes: String,
+    /// The jobs whose runs have read it, the most probable first.
+    pub read_by: Vec<Reader>,
+}
+
+/// A job whose runs have read a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reader {
+    pub profile: String,
+    pub signature: String,
+    /// Runs that used it, of those that are remembered.
+    pub used: u32,
+    pub seen: u32,
+    /// That the next run does, from 0 to 1.
+    pub probability: f64,
+    pub last_seen_unix: u64,
+}
+
+impl Overlay {
+    /// Explains a file.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` where it is no regular file.
+    pub async fn explain(&self, path: &PoolPath) -> Result<Explanation> {
+        let ino = self.resolve(path).await?;
+        self.inner.file_node(ino)?;
+        let inner = self.inner.clone();
+        blocking(move || inner.explain(ino)).await
+    }
+}
+
+impl Inner {
+    fn explain(&self, ino: Ino) -> Result<Explanation> {
+        let file = self.listed(ino)?;
+        let kept = self.kept(&self.node(ino)?.state.lock(), unix_now());
+        let ahead = self.foresight.staged_for(ino);
+        let why = match (&file.lease_owner, &ahead) {
+            (Some(owner), _) => format!("staged for {owner}"),
+            (None, Some(why)) => format!("brought in ahead of a job that runs: {why}"),
+            (None, None) if file.state == "dirty" => "written here, and not in the pool yet".into(),
+            (None, None) if file.resident_bytes > 0 => "somebody read it, or wrote it".into(),
+            (None, None) => "not here: nobody has read it since it was evicted, or ever".into(),
+        };
+        let goes = match kept {
+            Some(kept) => kept.what_evicts().to_owned(),
+            None if ahead.is_some() => "goes last of what is clean, until the job ends".into(),
+            None => format!("goes when room is needed and the policy `{}` comes to it", self.policy.evictor),
+        };
+        let path = self.overlay_path(ino).map(|path| paths::encode(path.as_bytes()));
+        let read_by = path.map_or_else(|| Ok(Vec::new()), |path| self.readers(&path))?;
+        Ok(Explanation { file, why, goes, read_by })
+    }
+
+    fn readers(&self, path: &TypedPath) -> Result<Vec<Reader>> {
+        let mut heads = Vec::new();
+        self.catalog.profiles(|head| {
+            heads.push(head);
+            Ok(true)
+        })?;
+        heads.sort_unstable_by_key(|head| std::cmp::Reverse(head.last_seen_unix));
+        let mut readers = Vec::new();
+        for head in heads.into_iter().take(PROFILES_MAX) {
+            let Some(profile) = self.catalog.profile(&head.signature)? else { continue };
+            let Some(file) = profile.files().find(|file| file.path == path) else { continue };
+            readers.push(Reader {
+                profile: head.signature.id(),
+                signature: head.signature.as_str().to_owned(),
+                used: file.used,
+                seen: file.seen,
+                probability: file.probability,
+                last_seen_unix: file.last_seen_unix,
+            });
+        }
+        readers.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        Ok(readers)
+    }
+}
