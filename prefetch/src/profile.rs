@@ -7,6 +7,10 @@
 mod codec;
 mod document;
 mod expected;
+mod field;
+mod history;
+mod masks;
+mod motion;
 mod predict;
 #[cfg(test)]
 mod tests;
@@ -178,7 +182,13 @@ impl Profile {
     /// What a job that is started like this will read, in the order in which it will: a path once. Paths that moved
     /// may not exist.
     pub fn predict(&self, invocation: &Invocation) -> Vec<Expected> {
-        predict::predict(self, invocation)
+        predict::predict(self, invocation, None)
+    }
+
+    /// The same where the time is known, in seconds since 1970: what moves with the day on which a job runs is found
+    /// on weekdays and after breaks, and after one run.
+    pub fn predict_at(&self, invocation: &Invocation, now_unix: u64) -> Vec<Expected> {
+        predict::predict(self, invocation, Some(now_unix))
     }
 
     /// The same for a job that has no profile of its own, from this one, which is of a similar job: `similarity` is
