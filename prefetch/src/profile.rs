@@ -29,6 +29,9 @@ pub const RUNS_MAX: usize = 8;
 /// Files that a profile remembers: of more, those used most lately and most often. About 100 bytes each in memory.
 pub const FILES_MAX: usize = 1 << 20;
 
+/// The most that the paths of a profile take in all.
+pub const PATHS_BYTES_MAX: usize = 128 << 20;
+
 /// The longest path that is remembered, in bytes: Linux's own limit.
 pub const PATH_BYTES_MAX: usize = 4096;
 
@@ -171,12 +174,7 @@ impl Profile {
             });
         }
         files.extend(known.filter_map(File::unused));
-        if files.len() > FILES_MAX {
-            files.sort_by(|a, b| weight(b.used).total_cmp(&weight(a.used)));
-            files.truncate(FILES_MAX);
-            files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        }
-        self.files = files;
+        self.files = bounded(files);
     }
 
     /// What a job that is started like this will read, in the order in which it will: a path once. Paths that moved
@@ -260,6 +258,24 @@ impl File {
         self.used <<= 1;
         (self.used != 0).then_some(self)
     }
+}
+
+/// As many files as are remembered, by path: the most probable ones.
+fn bounded(mut files: Vec<File>) -> Vec<File> {
+    let bytes: usize = files.iter().map(|file| file.path.len()).sum();
+    if files.len() <= FILES_MAX && bytes <= PATHS_BYTES_MAX {
+        return files;
+    }
+    files.sort_by(|a, b| weight(b.used).total_cmp(&weight(a.used)));
+    files.truncate(FILES_MAX);
+    let mut left = PATHS_BYTES_MAX;
+    files.retain(|file| {
+        let fits = file.path.len() <= left;
+        left = left.saturating_sub(file.path.len());
+        fits
+    });
+    files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    files
 }
 
 /// The runs of a mask, each counted by its age.

@@ -243,6 +243,10 @@ impl Numbers<'_> {
                 }
             }
         }
+        // One that is written without a zero says that the others would be too.
+        if parts.iter().any(|(_, digits)| *digits == 0) {
+            parts[1..].iter_mut().for_each(|(_, digits)| *digits = 0);
+        }
         let mut best = valid(&parts, unit)?;
         if with_time && unit == Unit::Day {
             for (part, width, unit) in [

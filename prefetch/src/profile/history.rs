@@ -37,11 +37,16 @@ pub(super) struct Reference {
 }
 
 impl Row {
-    /// The ways in which the row can be read for a field of `unit`, in the runs of `active`, the others left out.
-    pub fn read(&self, unit: Unit, active: u8) -> Vec<Reference> {
-        let whole = |value| self.unit.convert(value, unit);
-        if self.unit == unit || unit != Unit::Count {
-            return self.reference(active, whole).into_iter().collect();
+    /// The row for a field of `unit`, in the runs of `active`, the others left out.
+    pub fn read(&self, unit: Unit, active: u8) -> Option<Reference> {
+        self.reference(active, |value| self.unit.convert(value, unit))
+    }
+
+    /// Day, month and year of a date, for a field that is just a number. Every row of days is one of numbers that go
+    /// up by one, so these say something only where they are equal to the field.
+    pub fn read_parts(&self, active: u8) -> Vec<Reference> {
+        if self.unit == Unit::Count {
+            return Vec::new();
         }
         let parts = [Part::Day, Part::Month, Part::Year]
             .map(|part| self.reference(active, |value| part_of(self.unit, value, part)));
@@ -73,7 +78,6 @@ struct Classes {
 
 /// The runs, as seen from a job that starts.
 pub(super) struct History {
-    pub runs: usize,
     pub rows: Vec<Row>,
     classes: Vec<Classes>,
     /// Some parameter that had one value only has another one now.
@@ -100,7 +104,7 @@ impl History {
         let is_news =
             |row: &Row| (0..runs).all(|run| row.values[run] == row.values[0] && row.values[run] != Some(row.now));
         let has_news = rows.iter().any(is_news);
-        Self { runs, rows, classes, has_news }
+        Self { rows, classes, has_news }
     }
 
     /// The probability of what was used in the runs of a mask, if a parameter says when it is used.

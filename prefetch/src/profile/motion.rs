@@ -29,9 +29,9 @@ const TESTED_MAX: usize = 1 << 16;
 /// The same for the values of one field, on which every candidate is tested.
 const FIELD_TESTED_MAX: usize = 1 << 14;
 
-/// How far the next step is trusted that no run has tested yet: small ones, and large ones of a counter, which two
-/// numbers that have nothing to do with each other are apart by.
-const STEP_TRUST: f64 = 0.8;
+/// How far the next step is trusted that no run has tested yet: steps of time, small ones, and those that the counter
+/// is a multiple of; and others, which two numbers that have nothing to do with each other are apart by.
+const STEP_TRUST: f64 = 0.9;
 const LEAP_TRUST: f64 = 0.3;
 const STEP_MAX: i64 = 100;
 
@@ -80,6 +80,11 @@ pub(super) struct Motions {
 }
 
 impl Motions {
+    /// Nothing of `fields` fields moves.
+    pub fn none(fields: usize) -> Self {
+        Self { of_fields: vec![None; fields], ..Self::default() }
+    }
+
     pub fn moves(&self) -> bool {
         self.of_fields.iter().any(Option::is_some)
     }
@@ -226,7 +231,7 @@ impl Trial<'_> {
         }
         best.unwrap_or_else(|| {
             let fields = Fields::new(numbers, Joined::Nothing);
-            let motions = Motions { of_fields: vec![None; fields.fields.len()], ..Motions::default() };
+            let motions = Motions::none(fields.fields.len());
             (fields, motions)
         })
     }
@@ -237,7 +242,8 @@ impl Trial<'_> {
         if best.score >= SCORE_GOOD || self.runs < 2 {
             return best;
         }
-        let [plain, mixed] = [false, true].map(|mixed| self.each_field(fields, mixed));
+        let plain = self.each_field(fields, false);
+        let some_stay = self.used.contains(&self.full());
         let moving = |of: &[Option<Motion>]| of.iter().filter(|motion| motion.is_some()).count();
         let mut joint = vec![(plain.clone(), false)];
         if moving(&plain) > 1 {
@@ -247,7 +253,9 @@ impl Trial<'_> {
                 joint.push((single, false));
             }
         }
-        joint.push((mixed, true));
+        if some_stay {
+            joint.push((self.each_field(fields, true), true));
+        }
         for (of_fields, mixed) in joint.into_iter().filter(|(of, _)| moving(of) > 0) {
             let mut motions = Motions { of_fields, mixed, score: 0.0 };
             motions.score = self.test(fields, &motions) * motions.trust();
@@ -329,18 +337,25 @@ impl Trial<'_> {
         let newest = |run: usize| values.iter().rev().find(|(_, used)| used >> run & 1 == 1 && moving(*used));
         let maxima: Option<Vec<i64>> = (0..self.runs).map(|run| Some(newest(run)?.0)).collect();
         let mut out: Vec<Motion> = Vec::new();
+        let mut add = |by: String, reference: Reference| {
+            let known = out.iter().any(|motion| motion.reference == reference);
+            if !known && reference.varies(self.runs) && out.len() < CANDIDATES_MAX {
+                out.push(Motion { by, reference, trust: 1.0 });
+            }
+        };
         for row in &self.history.rows {
-            for reference in row.read(unit, self.active) {
-                let known = out.iter().any(|motion| motion.reference == reference);
-                if known || !reference.varies(self.runs) || out.len() >= CANDIDATES_MAX {
-                    continue;
-                }
-                out.push(Motion { by: row.label.clone(), reference, trust: 1.0 });
+            if let Some(reference) = row.read(unit, self.active) {
+                add(row.label.clone(), reference);
                 let scaled = maxima.as_ref().filter(|_| unit == Unit::Count);
                 if let Some((factor, reference)) = scaled.and_then(|maxima| multiple(maxima, &reference)) {
-                    out.push(Motion { by: format!("{factor} x {}", row.label), reference, trust: 1.0 });
+                    add(format!("{factor} x {}", row.label), reference);
                 }
             }
+            let Some(maxima) = maxima.as_ref().filter(|_| unit == Unit::Count) else { continue };
+            let parts = row.read_parts(self.active);
+            parts.into_iter().filter(|part| part.runs[..self.runs] == maxima[..]).for_each(|part| {
+                add(row.label.clone(), part);
+            });
         }
         out.extend(maxima.and_then(|maxima| steps(unit, &maxima)));
         out
@@ -377,8 +392,9 @@ fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
         right += if was_right { weight } else { 0.0 };
         tests += weight;
     }
-    let small = unit != Unit::Count || (next - maxima[0]).abs() <= STEP_MAX;
-    let untested = if small { STEP_TRUST } else { LEAP_TRUST };
+    let step = next.saturating_sub(maxima[0]);
+    let likely = unit != Unit::Count || step.abs() <= STEP_MAX || next % step == 0;
+    let untested = if likely { STEP_TRUST } else { LEAP_TRUST };
     let trust = (right + untested * STEP_TRUST_TESTS) / (tests + STEP_TRUST_TESTS);
     let mut runs = [0; RUNS_MAX];
     runs.iter_mut().zip(maxima).for_each(|(to, value)| *to = *value);

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::expected::{Expected, Reason};
-use super::field::Numbers;
+use super::field::{Joined, Numbers};
 use super::history::{History, Reference, Row};
 use super::masks::{Compressed, Masks};
 use super::motion::{Fields, Motion, Motions, Trial};
@@ -47,7 +47,7 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
         files.extend(same.iter().map(|(_, file)| *file as usize));
         forecast.template(same[0].0 == NO_NUMBERS, &files, &mut out);
     }
-    out.sort_by(|a, b| a.rank.cmp(&b.rank).then_with(|| a.path.cmp(&b.path)));
+    out.sort_by_cached_key(|expected| expected.rank);
     out
 }
 
@@ -119,27 +119,43 @@ impl Forecast<'_> {
     /// What is expected of the files of one template.
     fn template(&self, no_numbers: bool, files: &[usize], out: &mut Vec<Expected>) {
         let active = files.iter().fold(0, |active, file| active | self.profile.files[*file].used);
+        // The common case: a template whose files were always used together, or never again.
+        let together = files.iter().all(|file| self.profile.files[*file].used == active);
+        if no_numbers || (together && !self.history.has_news) {
+            files.iter().for_each(|file| self.stays(*file, 1.0, out));
+            return;
+        }
         let runs = active.count_ones() as usize;
         let compressed = Compressed::new(active);
         let used: Vec<u8> = files.iter().map(|file| compressed.mask(self.profile.files[*file].used)).collect();
         let mut masks = Masks::new(runs);
         used.iter().for_each(|used| masks.add(*used));
         let stays = masks.score().is_none_or(|score| score >= STAYS_SCORE_MIN);
-        let numbers = if no_numbers || (stays && !self.history.has_news) { None } else { self.numbers(files) };
+        let numbers = if stays && !self.history.has_news { None } else { self.numbers(files) };
         let Some(numbers) = numbers else {
             files.iter().for_each(|file| self.stays(*file, 1.0, out));
             return;
         };
         let history = &self.history;
         let trial = Trial { history, active, runs, used: &used };
-        let (fields, motions) = trial.explain(&numbers);
-        let follows = follows(history, active, &fields, &motions);
+        let (mut fields, motions) = trial.explain(&numbers);
+        let mut news = follows(history, active, &fields, &motions);
+        if history.has_news && !motions.moves() {
+            for joined in [Joined::Dates, Joined::Nothing] {
+                let other = Fields::new(&numbers, joined);
+                let found = follows(history, active, &other, &Motions::none(other.fields.len()));
+                if found.len() > news.len() {
+                    (fields, news) = (other, found);
+                }
+            }
+        }
+        let motions = if motions.moves() { motions } else { Motions::none(fields.fields.len()) };
         let seen = self.profile.runs.len();
         let probability = match active == all(seen) {
             true => 1.0,
             false => history.explained(active).unwrap_or(weight(active) / weight(all(seen))),
         };
-        let template = Template { files, used, runs, fields, motions, follows, probability };
+        let template = Template { files, used, runs, fields, motions, follows: news, probability };
         self.moves(&template, &numbers, out);
     }
 
@@ -193,37 +209,41 @@ impl Forecast<'_> {
     /// The paths of a template, moved on and as they are, each once.
     fn moves(&self, template: &Template<'_>, numbers: &Numbers<'_>, out: &mut Vec<Expected>) {
         let begin = out.len();
-        let still = template.follows.is_empty();
         let all_used = all(template.runs);
-        let trust = template.motions.trust();
         let mut moving = Vec::new();
-        for (row, file) in template.files.iter().enumerate() {
-            let stays = template.fields.odd[row] || (template.motions.mixed && template.used[row] == all_used);
-            if !template.motions.moves() || stays {
-                self.follow(template, numbers, row, out);
-                if still || template.fields.odd[row] {
-                    self.stays(*file, 1.0, out);
-                }
+        for (row, &file) in template.files.iter().enumerate() {
+            if template.fields.odd[row] {
+                self.stays(file, 1.0, out);
+            } else if !template.motions.moves() || (template.motions.mixed && template.used[row] == all_used) {
+                let File { used, size_bytes: bytes, .. } = self.profile.files[file];
+                let probability = self.literal[usize::from(used)];
+                let values = template.fields.row(row).to_vec();
+                let still = Moved { row, values, probability, bytes, used: used.count_ones() };
+                let (share, moved) = self.follow(template, &still);
+                self.stays(file, share, out);
+                moved.iter().for_each(|(moved, by)| self.push_moved(template, numbers, moved, by, out));
             } else {
                 moving.push(row);
             }
         }
-        for moved in self.moved(template, &moving) {
-            self.push_moved(template, numbers, &moved, None, 1.0, out);
+        let by = template.motions.label();
+        for mut moved in self.moved(template, &moving) {
+            let (share, other) = self.follow(template, &moved);
+            other.iter().for_each(|(other, by)| self.push_moved(template, numbers, other, by, out));
+            moved.probability *= share;
+            self.push_moved(template, numbers, &moved, &by, out);
         }
-        if template.motions.moves() && trust < 1.0 {
-            moving.iter().for_each(|row| self.stays(template.files[*row], 1.0 - trust, out));
+        let doubt = 1.0 - template.motions.trust();
+        if doubt > 0.0 {
+            moving.iter().for_each(|row| self.stays(template.files[*row], doubt, out));
         }
         once(out, begin);
     }
 
-    /// What a path that stays becomes if it follows a parameter that is new.
-    fn follow(&self, template: &Template<'_>, numbers: &Numbers<'_>, row: usize, out: &mut Vec<Expected>) {
-        if template.follows.is_empty() || template.fields.odd[row] {
-            return;
-        }
-        let file = template.files[row];
-        let mut values = template.fields.row(row).to_vec();
+    /// What is expected of a path besides where it is: `moved`, if one of its fields may follow a parameter that is new.
+    /// The rest of the probability stays with the path.
+    fn follow(&self, template: &Template<'_>, moved: &Moved) -> (f64, Option<(Moved, String)>) {
+        let mut values = moved.values.clone();
         let (mut share, mut by) = (0.0_f64, "");
         for follows in &template.follows {
             if follows.only.is_none_or(|only| only == values[follows.field]) {
@@ -233,13 +253,12 @@ impl Forecast<'_> {
                 }
             }
         }
-        self.stays(file, 1.0 - share, out);
-        if share > 0.0 {
-            let File { used, size_bytes: bytes, .. } = self.profile.files[file];
-            let probability = self.literal[usize::from(used)];
-            let moved = Moved { row, values, probability, bytes, used: used.count_ones() };
-            self.push_moved(template, numbers, &moved, Some(by), share, out);
+        if share == 0.0 {
+            return (1.0, None);
         }
+        let before = template.motions.label();
+        let by = if before.is_empty() { by.to_owned() } else { format!("{before} and {by}") };
+        (1.0 - share, Some((Moved { values, probability: moved.probability * share, ..*moved }, by)))
     }
 
     /// The paths of these rows, one for each key, moved to where the next run is.
@@ -282,8 +301,7 @@ impl Forecast<'_> {
         template: &Template<'_>,
         numbers: &Numbers<'_>,
         moved: &Moved,
-        by: Option<&str>,
-        share: f64,
+        by: &str,
         out: &mut Vec<Expected>,
     ) {
         let Some(path) = self.path(template, numbers, moved) else { return };
@@ -292,10 +310,9 @@ impl Forecast<'_> {
         let why = if path == *file.path {
             Reason::Replayed { used, seen }
         } else {
-            let by = by.map_or_else(|| template.motions.label(), Into::into);
-            Reason::Moved { from: file.path.to_string(), by, used, seen }
+            Reason::Moved { from: file.path.to_string(), by: by.to_owned(), used, seen }
         };
-        self.push(file, Some(path), moved.probability * share, Some(moved.bytes), why, out);
+        self.push(file, Some(path), moved.probability, Some(moved.bytes), why, out);
     }
 
     /// The path of which these are the fields; `None` where they cannot be written.
@@ -348,7 +365,13 @@ fn once(out: &mut Vec<Expected>, begin: usize) {
 fn follows<'a>(history: &'a History, active: u8, fields: &Fields, motions: &Motions) -> Vec<Follows<'a>> {
     let free = |field: &usize| fields.ties[*field].is_none() && motions.of_fields[*field].is_none();
     let candidates = (0..fields.fields.len()).filter(free).filter(|_| history.has_news);
-    candidates.filter_map(|field| history.rows.iter().find_map(|row| follow(row, active, fields, field))).collect()
+    // A date that is that of a parameter is not the clock's, even where the parameter is what it was.
+    let first = |field| {
+        let mut found = history.rows.iter().filter_map(move |row| follow(row, active, fields, field));
+        let first = found.next()?;
+        if first.distance != 0 || first.only.is_none() { Some(first) } else { found.find(|other| other.distance != 0) }
+    };
+    candidates.filter_map(first).filter(|follows| follows.distance != 0).collect()
 }
 
 fn follow<'a>(row: &'a Row, active: u8, fields: &Fields, field: usize) -> Option<Follows<'a>> {
@@ -369,14 +392,15 @@ fn follow<'a>(row: &'a Row, active: u8, fields: &Fields, field: usize) -> Option
         true
     };
     let is_date = unit != Unit::Count;
-    row.read(unit, active).into_iter().find_map(|reference| {
+    let mut references: Vec<Reference> = row.read(unit, active).into_iter().collect();
+    if !is_date && !row.is_clock {
+        references.extend(row.read_parts(active));
+    }
+    references.into_iter().find_map(|reference| {
         let (was, now) = (reference.runs[0], reference.now);
-        if reference.varies(runs) || was == now {
-            return None;
-        }
         // The run of a day often reads what was written on the one before.
         let there = has(was) || (row.is_clock && is_date && has(was - 1));
-        if !there || !(is_date || few()) {
+        if reference.varies(runs) || !there || !(is_date || few()) {
             return None;
         }
         let only = (!is_date).then_some(was);

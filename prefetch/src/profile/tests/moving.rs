@@ -77,7 +77,7 @@ const SEQUENCES: &[Sequence] = &[
         let i = [4, 9, 5, 2, 7, 3, 8, 6][r];
         task(&format!("x {}", day(r, "-")), i, [format!("in/{}/{i:02}.tif", day(r, "-"))])
     }),
-    ("year with date", |r| job("x", [format!("{}/era5_{}.nc", date(330 + r).year, day(340 + r, ""))])),
+    ("year with date", |r| job("x", [format!("{}/era5_{}.nc", date(340 + r).year, day(340 + r, ""))])),
     ("constant and moving", |r| {
         let constant = (0..80).map(|i| format!("lib/module{i}.so"));
         job("x", constant.chain((0..20).map(move |i| format!("in/{}/{i}.nc", day(r, "-")))))
@@ -116,18 +116,118 @@ const SEQUENCES: &[Sequence] = &[
     ("growing", |r| job("x", (0..20 + r).map(|i| format!("log/{i:04}.txt")))),
 ];
 
+/// What of a sequence can be known: half of the inputs of these are new each time.
+fn knowable(name: &str) -> f64 {
+    if name.starts_with("half random") { 0.5 } else { 1.0 }
+}
+
+/// The learning curve. Two runs show a step and what an argument does; where the order of jobs must be learnt, three.
 #[test]
-fn print_them() {
+fn the_next_member_of_a_sequence_is_foreseen() {
+    let mut failed = Vec::new();
     for (name, of) in SEQUENCES {
-        let figures: Vec<String> = [1, 2, 3, 5, 7]
-            .iter()
-            .map(|k| {
-                let (coverage, accuracy) = foresight(*k, of);
-                let (c2, a2) = foresight_of(&learnt(*k, of).predict_at(&of(*k).invocation, at_day(*k)), &of(*k));
-                format!("{coverage:.2}/{accuracy:.2} ({c2:.2}/{a2:.2})")
-            })
-            .collect();
-        println!("{name:34} {}", figures.join("   "));
+        let figures = [1, 2, 3, 5].map(|runs| (runs, foresight(runs, of)));
+        println!("{name:34} {figures:.2?}");
+        for (runs, (coverage, accuracy)) in figures {
+            let first = if *name == "jobs in turn" { 3 } else { 2 };
+            if runs >= first && (coverage < 0.9 * knowable(name) || accuracy < 0.9) {
+                failed.push(format!("{name} after {runs}: coverage {coverage:.2}, accuracy {accuracy:.2}"));
+            }
+        }
     }
-    let _ = rand_chacha::ChaCha8Rng::seed_from_u64(1).random::<u8>();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// Where the time is known, a job that reads what its day is called after is known after one run.
+#[test]
+fn the_day_of_the_run_is_enough_after_one_run() {
+    let dated = ["daily, no argument", "daily, one file", "daily, directories, no argument", "hive, no argument"];
+    for (name, of) in SEQUENCES {
+        for runs in [1, 2, 3, 5, 7] {
+            let profile = learnt(runs, of);
+            let next = of(runs);
+            let timeless = foresight_of(&profile.predict(&next.invocation), &next);
+            let (coverage, accuracy) = foresight_of(&profile.predict_at(&next.invocation, at_day(runs)), &next);
+            if dated.contains(name) || runs > 1 {
+                assert!(coverage >= timeless.0 - 0.01, "{name} after {runs}: {coverage} with the time, {timeless:?}");
+            }
+            if dated.contains(name) {
+                assert!(coverage > 0.99 && accuracy > 0.99, "{name} after {runs}: {coverage}, {accuracy}");
+            }
+        }
+    }
+}
+
+#[test]
+fn weekends_are_left_out_where_the_time_is_known() {
+    let on = |run: usize| at_day(run / 5 * 7 + run % 5);
+    let of = |run: usize| job("x", [format!("in/{}.nc", day(run / 5 * 7 + run % 5, "-"))]);
+    let mut profile = Profile::new(&of(0).invocation);
+    for run in 0..20 {
+        if run > 1 {
+            let got = foresight_of(&profile.predict_at(&of(run).invocation, on(run)), &of(run));
+            assert_eq!(got, (1.0, 1.0), "run {run}");
+        }
+        profile.fold(&of(run).invocation, on(run), uses(&of(run).reads));
+    }
+}
+
+#[test]
+fn what_is_expected_says_why() {
+    let of = |run: usize| {
+        let i = [3, 9, 1, 4][run];
+        let reads = [format!("part-{i:04}"), format!("in/{}.nc", day(run, "-")), "same.db".into()];
+        task("x", i, reads)
+    };
+    let expected = learnt(3, of).predict(&of(3).invocation);
+    let why = |path: &str| expected.iter().find(|e| e.path == path).map(|e| e.why.to_string()).unwrap_or_default();
+    assert_eq!(why("same.db"), "used in 3 of the last 3 runs");
+    assert_eq!(why("part-0004"), "moved from part-0001 by array index, as in 3 of the last 3 runs");
+    assert_eq!(why("in/2024-01-28.nc"), "moved from in/2024-01-27.nc by date, +1 day, as in 3 of the last 3 runs");
+    let ranks: Vec<u32> = expected.iter().filter(|e| e.probability > STAGED_MIN).map(|e| e.rank).collect();
+    assert_eq!(ranks, [1, 2, 3]);
+}
+
+#[test]
+fn a_moved_file_is_as_large_as_those_that_it_stands_for() {
+    let mut profile = Profile::new(&job("x", []).invocation);
+    for (run, size) in [100, 120, 900, 110, 130].into_iter().enumerate() {
+        let used = Use { path: format!("step-{run}"), size_bytes: size, rank: 1, parts: None };
+        profile.fold(&job("x", []).invocation, 0, vec![used]);
+    }
+    let expected = profile.predict(&job("x", []).invocation);
+    let next = expected.iter().find(|e| e.path == "step-5").unwrap();
+    assert_eq!(next.bytes, 120);
+    assert!(next.probability > 0.9, "{next:?}");
+}
+
+/// A one-digit number is found in many paths: both are said, and neither is sure.
+#[test]
+fn one_run_with_a_number_of_one_digit_is_no_proof() {
+    let profile = learnt(1, |_| job("x --threads=4", ["model-4/weights".to_owned()]));
+    let expected = profile.predict(&job("x --threads=8", []).invocation);
+    let of = |path: &str| expected.iter().find(|e| e.path == path).map_or(0.0, |e| e.probability);
+    assert!(of("model-4/weights") > of("model-8/weights") && of("model-8/weights") > 0.3, "{expected:?}");
+}
+
+#[test]
+fn a_similar_job_says_what_a_new_one_may_read() {
+    let known = learnt(3, |_| job("python3 a.py --fast 1", ["lib".to_owned()]));
+    let new = job("python3 a.py --slow 1", []).invocation;
+    let similarity = known.signature().similarity(&new.signature());
+    let expected = known.predict_similar(&new, similarity);
+    assert!(expected[0].probability > 0.5 && expected[0].probability < 1.0);
+    assert!(matches!(&expected[0].why, Reason::Similar { signature, used: 3, seen: 3 } if signature.contains("a.py")));
+}
+
+/// An earlier argument again: what that run read, and not what the others did.
+#[test]
+fn a_rerun_of_an_earlier_argument_reads_the_same_again() {
+    let seeds = [4, 7, 9, 2];
+    let of = |run: usize| {
+        let seed = seeds[run % 4];
+        job(&format!("x --seed={seed}"), shuffled(seed, 100_000, 40).into_iter().map(|i| format!("obj/{i:06}.bin")))
+    };
+    let (coverage, accuracy) = foresight(4, of);
+    assert!(coverage > 0.99 && accuracy > 0.99, "{coverage} {accuracy}");
 }
