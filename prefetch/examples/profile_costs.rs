@@ -14,7 +14,9 @@ use rand_chacha::ChaCha8Rng;
 type Kind = (&'static str, bool, fn(usize, usize) -> Vec<String>);
 
 /// How the size of a file comes about.
-const SIZES: [(&str, fn(&mut ChaCha8Rng) -> u64); 2] =
+type Sizes = (&'static str, fn(&mut ChaCha8Rng) -> u64);
+
+const SIZES: [Sizes; 2] =
     [("equal sizes", |_| 4 << 20), ("sizes at random", |random| random.random_range(1 << 16..4 << 20))];
 
 fn hashed(run: usize, files: usize) -> Vec<String> {

@@ -202,6 +202,16 @@ impl Profile {
         expected
     }
 
+    /// The profile as it was without one of its runs.
+    fn without(&self, run: usize) -> Self {
+        let kept = masks::Compressed::new(!(1 << run));
+        let mut out = self.clone();
+        out.runs.remove(run);
+        out.files.iter_mut().for_each(|file| file.used = kept.mask(file.used));
+        out.files.retain(|file| file.used != 0);
+        out
+    }
+
     /// One of the runs: how the signature looked in full.
     pub fn example(&self) -> &Invocation {
         &self.example

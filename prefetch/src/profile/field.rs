@@ -264,7 +264,7 @@ impl Numbers<'_> {
                 };
                 let at = first + best.parts.len();
                 let near = |gap: &&str| gap.chars().count() == 1 || gap.contains("hour");
-                let follows = at < self.columns && self.gaps.get(at - 1).is_some_and(|gap| near(&gap));
+                let follows = at < self.columns && self.gaps.get(at - 1).is_some_and(near);
                 if in_turn && follows && self.width(at) == width {
                     let mut parts = best.parts.clone();
                     parts.push((part, width));

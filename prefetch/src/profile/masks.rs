@@ -5,6 +5,9 @@ use super::{DECAY_PER_RUN, all, weight};
 /// Uses that a guess from the frequency counts for, against what followed on the same history before.
 const PRIOR_USES: f64 = 4.0;
 
+/// What of a run that broke off must be in the one that it is measured by.
+const BEGUN_SHARE_MIN: f64 = 0.9;
+
 /// How many things have which mask. Bit 0 is the newest run.
 #[derive(Clone)]
 pub(super) struct Masks {
@@ -56,6 +59,20 @@ impl Masks {
             }
         }
         (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// A run that ended before it had read what it would have: one that used less than half of what another one did,
+    /// and of that hardly anything else. It says nothing of the next. Two such runs are a job that is small at times.
+    pub fn broken_off(&self) -> Option<usize> {
+        let used =
+            |runs: u8| -> f64 { self.each().filter(|(mask, _)| mask & runs == runs).map(|(_, count)| count).sum() };
+        let begun = |run: usize, of: usize| {
+            let own = used(1 << run);
+            own * 2.0 < used(1 << of) && used(1 << run | 1 << of) >= own * BEGUN_SHARE_MIN
+        };
+        let mut broken = (0..self.runs).filter(|run| (0..self.runs).any(|of| begun(*run, of)));
+        let first = broken.next()?;
+        broken.next().is_none().then_some(first)
     }
 
     /// For every mask how probable the next use is: how often one followed on the same last two runs, and where there
@@ -139,6 +156,15 @@ mod tests {
         let of = masks(4, &[(0b1111, 50), (0b0001, 50), (0b0010, 50), (0b0100, 50), (0b1000, 50)]);
         let probabilities = of.probabilities(of.frequency());
         assert!(probabilities[0b0001] < 0.1 && probabilities[0b1111] > 0.99);
+    }
+
+    #[test]
+    fn one_run_that_read_the_beginning_of_another_broke_off() {
+        assert_eq!(masks(3, &[(0b111, 5), (0b101, 95)]).broken_off(), Some(1));
+        assert_eq!(masks(2, &[(0b11, 5), (0b10, 95)]).broken_off(), Some(0));
+        assert_eq!(masks(3, &[(0b111, 5), (0b101, 4)]).broken_off(), None, "it had half");
+        assert_eq!(masks(2, &[(0b01, 5), (0b10, 95)]).broken_off(), None, "it read something else");
+        assert_eq!(masks(4, &[(0b1111, 5), (0b1010, 95)]).broken_off(), None, "the job is small at times");
     }
 
     #[test]

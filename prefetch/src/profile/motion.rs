@@ -18,7 +18,7 @@ const CANDIDATES_MAX: usize = 16;
 const MARGIN: f64 = 0.01;
 
 /// An explanation that foresees less than this is none.
-const SCORE_MIN: f64 = 0.1;
+const SCORE_MIN: f64 = 0.05;
 
 /// A template's paths count as foreseen with this: no other reading is tried.
 const SCORE_GOOD: f64 = 0.98;
@@ -34,6 +34,8 @@ const FIELD_TESTED_MAX: usize = 1 << 14;
 const STEP_TRUST: f64 = 0.9;
 const LEAP_TRUST: f64 = 0.3;
 const STEP_MAX: i64 = 100;
+
+const SHORTEST_MONTH_DAYS: i64 = 28;
 
 /// What that trust counts for, in tests of the step on the newest run.
 const STEP_TRUST_TESTS: f64 = 0.3;
@@ -405,22 +407,26 @@ fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
 /// where all are the same day of one, or the last.
 fn next(unit: Unit, values: &[i64]) -> Option<(i64, String)> {
     let (&[last, before], _) = values.split_first_chunk::<2>()?;
-    if unit == Unit::Day && (last - before).abs() >= 28 {
-        if let Some(months) = step(values.iter().map(|day| month_of(*day))) {
-            let dates = || values.iter().map(|day| Date::of_days(*day));
-            let newest = Date::of_days(last);
-            let month = month_of(last) + months;
-            let (year, number) = (month.div_euclid(12), month.rem_euclid(12) + 1);
-            let ends = dates().all(|date| date.day == days_in(date.year, date.month));
-            let same = dates().all(|date| date.day == newest.day);
-            let day = if ends { days_in(year, number) } else { newest.day };
-            if let (true, Some(date)) = (ends || same, Date::new(year, number, day)) {
-                return Some((date.to_days(), Unit::Month.steps(months)));
-            }
-        }
+    let far = unit == Unit::Day && (last - before).abs() >= SHORTEST_MONTH_DAYS;
+    if let Some(next) = if far { next_month(values) } else { None } {
+        return Some(next);
     }
     let step = step(values.iter().copied())?;
     Some((last.checked_add(step)?, unit.steps(step)))
+}
+
+/// The same day some months on, if these, the newest first, are the same day or the last one of their months.
+fn next_month(values: &[i64]) -> Option<(i64, String)> {
+    let months = step(values.iter().map(|day| month_of(*day)))?;
+    let dates = || values.iter().map(|day| Date::of_days(*day));
+    let newest = dates().next()?;
+    let month = month_of(*values.first()?) + months;
+    let (year, number) = (month.div_euclid(12), month.rem_euclid(12) + 1);
+    let ends = dates().all(|date| date.day == days_in(date.year, date.month));
+    let same = dates().all(|date| date.day == newest.day);
+    let day = if ends { days_in(year, number) } else { newest.day };
+    let date = Date::new(year, number, day).filter(|_| ends || same)?;
+    Some((date.to_days(), Unit::Month.steps(months)))
 }
 
 /// The most frequent difference, the newest of those that are as frequent.

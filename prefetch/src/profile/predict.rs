@@ -31,8 +31,16 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
     if profile.runs.is_empty() {
         return Vec::new();
     }
-    let mut all_masks = Masks::new(profile.runs.len());
-    profile.files.iter().for_each(|file| all_masks.add(file.used));
+    let mut all_masks = masks(profile);
+    let whole;
+    let profile = match all_masks.broken_off() {
+        Some(run) => {
+            whole = profile.without(run);
+            all_masks = masks(&whole);
+            &whole
+        }
+        None => profile,
+    };
     let history = History::new(profile, invocation, now_unix);
     let learnt = all_masks.probabilities(all_masks.frequency());
     let literal = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or(learnt[mask]));
@@ -49,6 +57,12 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
     }
     out.sort_by_cached_key(|expected| expected.rank);
     out
+}
+
+fn masks(profile: &Profile) -> Masks {
+    let mut masks = Masks::new(profile.runs.len());
+    profile.files.iter().for_each(|file| masks.add(file.used));
+    masks
 }
 
 /// The template of paths that have no numbers to move.

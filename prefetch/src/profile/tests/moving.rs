@@ -113,6 +113,50 @@ const SEQUENCES: &[Sequence] = &[
         let which = [8, 16, 16, 8, 16, 8, 8, 16][r];
         job(&format!("x {which}"), (0..50).map(move |i| format!("set{}/f{i}", if which == 8 { "a" } else { "b" })))
     }),
+    ("today and yesterday", |r| job("x", [format!("in/{}.nc", day(r, "-")), format!("in/{}.nc", day(r + 1, "-"))])),
+    ("hour argument", |r| {
+        let at = format!("{}T{:02}", day((r + 20) / 24, "-"), (r + 20) % 24);
+        job(&format!("x {at}"), (0..3).map(move |i| format!("obs/{}/ch{i}.h5", at.replace(['-', 'T'], "/"))))
+    }),
+    ("every fourth by array index", |r| {
+        let i = [3, 1, 2, 0, 3, 1, 2, 0][r];
+        task("x", i as u64, (0..25).map(|k| format!("shard-{:04}", 4 * k + i)))
+    }),
+    ("many tasks with common files", |r| {
+        let i = [31, 9, 77, 4, 58, 22, 91, 45][r];
+        let own = (0..30).map(move |k| format!("task/{i}/in_{k}.dat"));
+        task("x", i, own.chain((0..30).map(|k| format!("ref/chr{k}.fa"))))
+    }),
+    ("two arguments", |r| {
+        let (a, b) = ([3, 5, 4, 7, 6, 2, 9, 8][r], [17, 12, 19, 11, 14, 13, 10, 15][r]);
+        job(&format!("x {a} --b={b}"), (0..9).map(move |k| format!("a{a}/b{b}/{k}.bin")))
+    }),
+    ("a month by argument", |r| {
+        let m = r + 1;
+        job(&format!("x 2024-{m:02}"), (1..29).map(move |d| format!("in/2024/{m:02}/{d:02}.nc")))
+    }),
+    ("from and to", |r| {
+        let reads = (0..7).map(move |i| format!("in/{}.nc", day(7 * r + i, "")));
+        job(&format!("x --from={} --to={}", day(7 * r, "-"), day(7 * r + 6, "-")), reads)
+    }),
+    ("two jobs by argument, moving", |r| {
+        let which = [8, 16][r % 2];
+        job(&format!("x {which}"), (0..9).map(move |k| format!("m{which}/{}/{k}.bin", day(r / 2, "-"))))
+    }),
+    ("some left out", |r| {
+        job("x", shuffled(r, 100, 95).into_iter().map(move |i| format!("in/{}/{i}.nc", day(r, "-"))))
+    }),
+    ("one run broke off", |r| {
+        job("x", (0..if r == 1 { 5 } else { 100 }).map(move |i| format!("in/{}/{i}.nc", day(r, "-"))))
+    }),
+    ("one run broke off, the same files", |r| {
+        job("x", (0..if r == 1 { 5 } else { 100 }).map(move |i| format!("in/{i}.nc")))
+    }),
+    ("versions", |r| job("x", (0..30).map(move |i| format!("v1.2.{}/lib{i}.so", 9 + r)))),
+    ("rerun every time", |r| {
+        job(&format!("x {}", day(r / 2, "-")), (0..30).map(move |i| format!("in/{}/{i}", day(r / 2, "-"))))
+    }),
+    ("steps backward", |r| job("x", [format!("step-{:03}", 101 - r)])),
     ("growing", |r| job("x", (0..20 + r).map(|i| format!("log/{i:04}.txt")))),
 ];
 
@@ -121,7 +165,17 @@ fn knowable(name: &str) -> f64 {
     if name.starts_with("half random") { 0.5 } else { 1.0 }
 }
 
-/// The learning curve. Two runs show a step and what an argument does; where the order of jobs must be learnt, three.
+/// Two runs show a step and what an argument does. More are needed where one of two broke off, where the order of jobs
+/// must be learnt, and where a zero must be seen before the number.
+fn known_after(name: &str) -> usize {
+    match name {
+        "jobs in turn" | "one run broke off" | "steps backward" => 3,
+        "two jobs by argument, moving" => 5,
+        _ => 2,
+    }
+}
+
+/// The learning curve.
 #[test]
 fn the_next_member_of_a_sequence_is_foreseen() {
     let mut failed = Vec::new();
@@ -129,8 +183,7 @@ fn the_next_member_of_a_sequence_is_foreseen() {
         let figures = [1, 2, 3, 5].map(|runs| (runs, foresight(runs, of)));
         println!("{name:34} {figures:.2?}");
         for (runs, (coverage, accuracy)) in figures {
-            let first = if *name == "jobs in turn" { 3 } else { 2 };
-            if runs >= first && (coverage < 0.9 * knowable(name) || accuracy < 0.9) {
+            if runs >= known_after(name) && (coverage < 0.9 * knowable(name) || accuracy < 0.9) {
                 failed.push(format!("{name} after {runs}: coverage {coverage:.2}, accuracy {accuracy:.2}"));
             }
         }
@@ -148,7 +201,7 @@ fn the_day_of_the_run_is_enough_after_one_run() {
             let next = of(runs);
             let timeless = foresight_of(&profile.predict(&next.invocation), &next);
             let (coverage, accuracy) = foresight_of(&profile.predict_at(&next.invocation, at_day(runs)), &next);
-            if dated.contains(name) || runs > 1 {
+            if dated.contains(name) || (runs > 1 && known_after(name) <= runs && !name.starts_with("two jobs")) {
                 assert!(coverage >= timeless.0 - 0.01, "{name} after {runs}: {coverage} with the time, {timeless:?}");
             }
             if dated.contains(name) {
@@ -199,6 +252,15 @@ fn a_moved_file_is_as_large_as_those_that_it_stands_for() {
     let next = expected.iter().find(|e| e.path == "step-5").unwrap();
     assert_eq!(next.bytes, 120);
     assert!(next.probability > 0.9, "{next:?}");
+}
+
+#[test]
+fn a_run_that_broke_off_is_left_out() {
+    let of = |reads: [usize; 4]| move |run: usize| job("x", (0..reads[run]).map(|i| format!("in/{i}.nc")));
+    for broken in [[100, 5, 100, 100], [100, 100, 5, 100], [5, 100, 100, 100]] {
+        assert_eq!(foresight(2, of(broken)).0, 1.0, "{broken:?}");
+        assert_eq!(foresight(3, of(broken)), (1.0, 1.0), "{broken:?}");
+    }
 }
 
 /// A one-digit number is found in many paths: both are said, and neither is sure.
