@@ -1,6 +1,7 @@
 //! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names.
 //!
-//! `cargo run --release -p forebay-prefetch --example profile_costs [FILES]`, 10^4 files without a number.
+//! `cargo run --release -p forebay-prefetch --example profile_costs [FILES [NAMES]]`: 10^4 files without a
+//! number, of all kinds of names without a part of one.
 
 use std::time::Instant;
 
@@ -60,12 +61,13 @@ fn milliseconds<T>(of: impl FnOnce() -> T) -> (f64, T) {
 
 fn main() {
     let files = std::env::args().nth(1).and_then(|files| files.parse().ok()).unwrap_or(10_000);
+    let wanted = std::env::args().nth(2).unwrap_or_default();
     println!("{files} files a run, 8 runs; milliseconds, of predict the best of three");
     println!(
-        "{:26} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>9}",
-        "names", "", "files", "B/file", "fold", "encode", "decode", "predict", "expected"
+        "{:26} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8} {:>9}",
+        "names", "", "files", "B/file", "fold", "encode", "decode", "predict", "changed", "expected"
     );
-    for (name, shuffled, paths) in KINDS {
+    for (name, shuffled, paths) in KINDS.into_iter().filter(|(name, ..)| name.contains(&wanted)) {
         for (sizes, size) in SIZES {
             let job = |run: usize| Invocation {
                 words: ["solve", &format!("--day=2024-03-{:02}", run + 1), "--n=16", "in/x7"].map(Into::into).to_vec(),
@@ -82,9 +84,12 @@ fn main() {
             assert!(decoded.is_ok_and(|decoded| decoded == profile));
             let (predict, expected) = milliseconds(|| profile.predict(&job(8)));
             let predict = (0..2).map(|_| milliseconds(|| profile.predict(&job(8))).0).fold(predict, f64::min);
+            let mut changed = job(8);
+            changed.words[2] = "--n=17".into();
+            let news = milliseconds(|| profile.predict(&changed)).0;
             let known = profile.files().count();
             println!(
-                "{name:26} {sizes:16} {known:8} {:6.2} {fold:7.1} {encode:7.1} {decode:7.1} {predict:8.1} {:9}",
+                "{name:26} {sizes:16} {known:8} {:6.2} {fold:7.1} {encode:7.1} {decode:7.1} {predict:8.1} {news:8.1} {:9}",
                 bytes.len() as f64 / known as f64,
                 expected.len()
             );

@@ -17,6 +17,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use crate::signature::digits::has_hash;
 use crate::signature::{Invocation, Parameters, Signature};
 
 pub use codec::DecodeError;
@@ -38,6 +39,9 @@ pub const PATH_BYTES_MAX: usize = 4096;
 /// Words of the example that are kept, and the bytes of one: it is there to be read by people.
 const EXAMPLE_WORDS_MAX: usize = 64;
 const EXAMPLE_WORD_BYTES_MAX: usize = 256;
+
+/// Runs after which a file is forgotten that one run used and whose name is a hash: no other name follows from it.
+const HASHED_RUNS: u32 = 3;
 
 /// A run counts this much less than the one after it: the weights of 8 runs are 1, 0.7, 0.49 ... 0.08, so that what
 /// was used in the last three of many runs counts two thirds.
@@ -115,6 +119,7 @@ struct File {
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileSummary<'a> {
     pub path: &'a str,
+    /// A sixteenth more at most, if the newest run did not use it.
     pub size_bytes: u64,
     /// Of the run that used it last, from 1.
     pub rank: u32,
@@ -263,11 +268,20 @@ impl File {
         self
     }
 
-    /// After a run without it: forgotten once all that are remembered are.
+    /// After a run without it: forgotten once all runs that used it are. From now on only others are judged by its
+    /// size.
     fn unused(mut self) -> Option<Self> {
         self.used <<= 1;
-        (self.used != 0).then_some(self)
+        self.size_bytes = rounded_up(self.size_bytes);
+        let is_spent = self.used.is_power_of_two() && self.used >= 1 << HASHED_RUNS && has_hash(&self.path);
+        (self.used != 0 && !is_spent).then_some(self)
     }
+}
+
+/// To five binary digits: a sixteenth more at most, and what a size is stored in falls to a third.
+fn rounded_up(bytes: u64) -> u64 {
+    let unit = 1_u64 << bytes.checked_ilog2().unwrap_or(0).saturating_sub(4);
+    bytes.div_ceil(unit).saturating_mul(unit)
 }
 
 /// As many files as are remembered, by path: the most probable ones.

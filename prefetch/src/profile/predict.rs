@@ -11,7 +11,7 @@ use super::field::{Joined, Numbers};
 use super::history::{History, Reference, Row};
 use super::masks::{Compressed, Masks};
 use super::motion::{Fields, Motion, Motions, Trial};
-use super::{File, Profile, all, weight};
+use super::{File, Profile, all};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Unit};
 
@@ -44,11 +44,17 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
     let history = History::new(profile, invocation, now_unix);
     let learnt = all_masks.probabilities(all_masks.frequency());
     let literal = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or(learnt[mask]));
-    let forecast = Forecast { profile, history, literal };
-    let mut out = Vec::with_capacity(profile.files.len());
     let mut templates: Vec<(u64, u32)> =
         (0..).zip(&profile.files).map(|(at, file)| (template(&file.path), at)).collect();
     templates.sort_unstable();
+    let mut of_templates = Masks::new(profile.runs.len());
+    for same in templates.chunk_by(|a, b| a.0 == b.0) {
+        of_templates.add(same.iter().fold(0, |used, (_, file)| used | profile.files[*file as usize].used));
+    }
+    let learnt = of_templates.probabilities(of_templates.frequency());
+    let template = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or(learnt[mask]));
+    let forecast = Forecast { profile, history, literal, template };
+    let mut out = Vec::with_capacity(profile.files.len());
     let mut files = Vec::new();
     for same in templates.chunk_by(|a, b| a.0 == b.0) {
         files.clear();
@@ -94,6 +100,8 @@ struct Forecast<'a> {
     history: History,
     /// The probability of a path that stays, for every mask of its runs.
     literal: [f64; 256],
+    /// That a template whose paths move is used at all, for every mask of the runs in which it was.
+    template: [f64; 256],
 }
 
 /// A template whose paths may move.
@@ -164,11 +172,7 @@ impl Forecast<'_> {
             }
         }
         let motions = if motions.moves() { motions } else { Motions::none(fields.fields.len()) };
-        let seen = self.profile.runs.len();
-        let probability = match active == all(seen) {
-            true => 1.0,
-            false => history.explained(active).unwrap_or(weight(active) / weight(all(seen))),
-        };
+        let probability = self.template[usize::from(active)];
         let template = Template { files, used, runs, fields, motions, follows: news, probability };
         self.moves(&template, &numbers, out);
     }

@@ -160,10 +160,33 @@ fn regular_names_take_few_bytes() {
 
 #[test]
 fn a_file_is_forgotten_after_as_many_runs_as_are_remembered() {
-    let of = |run: usize| job("x", [format!("always"), format!("only-{}", ["a", "b"][usize::from(run > 0)])]);
+    let of = |run: usize| job("x", ["always".to_owned(), format!("only-{}", ["a", "b"][usize::from(run > 0)])]);
     let has = |runs: usize| learnt(runs, of).files().any(|file| file.path == "only-a");
     assert!(has(RUNS_MAX) && !has(RUNS_MAX + 1));
     assert_eq!(learnt(20, of).runs(), RUNS_MAX);
+}
+
+/// A job whose inputs are all new each time, by hash, must not fill its profile with what never comes back.
+#[test]
+fn hashes_that_one_run_used_are_forgotten_soon() {
+    let of = |run: usize| {
+        let hash = move |i: usize| ((run * 50 + i) as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        job("x", (0..50).map(move |i| format!("obj/{i:02x}/{:016x}", hash(i))))
+    };
+    let profile = learnt(8, of);
+    assert!(profile.files().count() <= 50 * 5, "{} files", profile.files().count());
+    assert!(profile.predict(&of(8).invocation).iter().all(|e| e.probability < STAGED_MIN));
+    let same = learnt(8, |_| of(0));
+    assert_eq!(same.files().count(), 50);
+}
+
+#[test]
+fn sizes_of_what_is_not_used_now_are_a_sixteenth_more_at_most() {
+    for bytes in [0, 1, 31, 33, 1000, 123_456_789, u64::MAX] {
+        let rounded = rounded_up(bytes);
+        assert!(rounded >= bytes && rounded - bytes <= bytes / 16, "{bytes}: {rounded}");
+        assert_eq!(rounded_up(rounded), rounded);
+    }
 }
 
 #[test]
