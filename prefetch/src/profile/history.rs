@@ -2,6 +2,7 @@
 
 use super::field::{Part, part_of};
 use super::{Profile, RUNS_MAX};
+use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Parameter, Parameters, Unit};
 
 /// How sure it is that a path follows a parameter that has had one value only: a one-digit number is found in many
@@ -13,6 +14,9 @@ const FOLLOWS_WEAKLY: f64 = 0.4;
 /// certain one where no value came twice.
 const EXPLAINED: f64 = 0.95;
 const EXPLAINED_ONCE: f64 = 0.8;
+
+/// A date begins with its year.
+const SHORTEST_DATE_DIGITS: usize = 4;
 
 /// One parameter through the runs.
 pub(super) struct Row {
@@ -80,8 +84,28 @@ struct Classes {
 pub(super) struct History {
     pub rows: Vec<Row>,
     classes: Vec<Classes>,
-    /// Some parameter that had one value only has another one now.
-    pub has_news: bool,
+    news: News,
+}
+
+/// The parameters that had one value in all runs, and have another one now.
+#[derive(Default)]
+struct News {
+    /// What they were, and days, months and years of it.
+    numbers: Vec<i64>,
+    /// Some are dates.
+    has_dates: bool,
+}
+
+impl News {
+    fn add(&mut self, row: &Row) {
+        let Some(was) = row.values[0].filter(|was| *was != row.now) else { return };
+        if row.unit == Unit::Count {
+            self.numbers.push(was);
+        } else {
+            self.has_dates = true;
+            self.numbers.extend([Part::Day, Part::Month, Part::Year].iter().filter_map(|p| part_of(row.unit, was, *p)));
+        }
+    }
 }
 
 impl History {
@@ -101,10 +125,25 @@ impl History {
         if let Some(now) = now_unix {
             rows.push(clock(profile, now));
         }
-        let is_news =
-            |row: &Row| (0..runs).all(|run| row.values[run] == row.values[0] && row.values[run] != Some(row.now));
-        let has_news = rows.iter().any(is_news);
-        Self { rows, classes, has_news }
+        let mut news = News::default();
+        let is_news = |row: &&Row| (0..runs).all(|run| row.values[run] == row.values[0]);
+        rows.iter().filter(is_news).for_each(|row| news.add(row));
+        Self { rows, classes, news }
+    }
+
+    /// Some parameter that had one value only has another one now.
+    pub fn has_news(&self) -> bool {
+        !self.news.numbers.is_empty() || self.news.has_dates
+    }
+
+    /// Whether a path has a number that may follow such a parameter: few have, and the others need no closer look.
+    pub fn may_follow(&self, path: &str) -> bool {
+        let mut may = false;
+        each_run(path, |run| {
+            let is_date = self.news.has_dates && run.width() >= SHORTEST_DATE_DIGITS;
+            may |= is_date || self.news.numbers.contains(&run.value);
+        });
+        may
     }
 
     /// The probability of what was used in the runs of a mask, if a parameter says when it is used.

@@ -143,7 +143,9 @@ impl Forecast<'_> {
         let active = files.iter().fold(0, |active, file| active | self.profile.files[*file].used);
         // The common case: a template whose files were always used together, or never again.
         let together = files.iter().all(|file| self.profile.files[*file].used == active);
-        if no_numbers || (together && !self.history.has_news) {
+        let has_news = self.history.has_news()
+            && files.iter().any(|file| self.history.may_follow(&self.profile.files[*file].path));
+        if no_numbers || (together && !has_news) {
             files.iter().for_each(|file| self.stays(*file, 1.0, out));
             return;
         }
@@ -153,7 +155,7 @@ impl Forecast<'_> {
         let mut masks = Masks::new(runs);
         used.iter().for_each(|used| masks.add(*used));
         let stays = masks.score().is_none_or(|score| score >= STAYS_SCORE_MIN);
-        let numbers = if stays && !self.history.has_news { None } else { self.numbers(files) };
+        let numbers = if stays && !has_news { None } else { self.numbers(files) };
         let Some(numbers) = numbers else {
             files.iter().for_each(|file| self.stays(*file, 1.0, out));
             return;
@@ -162,7 +164,7 @@ impl Forecast<'_> {
         let trial = Trial { history, active, runs, used: &used };
         let (mut fields, motions) = trial.explain(&numbers);
         let mut news = follows(history, active, &fields, &motions);
-        if history.has_news && !motions.moves() {
+        if has_news && !motions.moves() {
             for joined in [Joined::Dates, Joined::Nothing] {
                 let other = Fields::new(&numbers, joined);
                 let found = follows(history, active, &other, &Motions::none(other.fields.len()));
@@ -382,7 +384,7 @@ fn once(out: &mut Vec<Expected>, begin: usize) {
 /// The fields that may follow parameters which are new now, the first parameter for each.
 fn follows<'a>(history: &'a History, active: u8, fields: &Fields, motions: &Motions) -> Vec<Follows<'a>> {
     let free = |field: &usize| fields.ties[*field].is_none() && motions.of_fields[*field].is_none();
-    let candidates = (0..fields.fields.len()).filter(free).filter(|_| history.has_news);
+    let candidates = (0..fields.fields.len()).filter(free).filter(|_| history.has_news());
     // A date that is that of a parameter is not the clock's, even where the parameter is what it was.
     let first = |field| {
         let mut found = history.rows.iter().filter_map(move |row| follow(row, active, fields, field));
