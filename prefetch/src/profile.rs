@@ -7,12 +7,17 @@
 mod codec;
 mod document;
 mod expected;
+mod field;
+mod history;
+mod masks;
+mod motion;
 mod predict;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use crate::signature::digits::has_hash;
 use crate::signature::{Invocation, Parameters, Signature};
 
 pub use codec::DecodeError;
@@ -25,12 +30,18 @@ pub const RUNS_MAX: usize = 8;
 /// Files that a profile remembers: of more, those used most lately and most often. About 100 bytes each in memory.
 pub const FILES_MAX: usize = 1 << 20;
 
+/// The most that the paths of a profile take in all.
+pub const PATHS_BYTES_MAX: usize = 128 << 20;
+
 /// The longest path that is remembered, in bytes: Linux's own limit.
 pub const PATH_BYTES_MAX: usize = 4096;
 
 /// Words of the example that are kept, and the bytes of one: it is there to be read by people.
 const EXAMPLE_WORDS_MAX: usize = 64;
 const EXAMPLE_WORD_BYTES_MAX: usize = 256;
+
+/// Runs after which a file is forgotten that one run used and whose name is a hash: no other name follows from it.
+const HASHED_RUNS: u32 = 3;
 
 /// A run counts this much less than the one after it: the weights of 8 runs are 1, 0.7, 0.49 ... 0.08, so that what
 /// was used in the last three of many runs counts two thirds.
@@ -108,6 +119,7 @@ struct File {
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileSummary<'a> {
     pub path: &'a str,
+    /// A sixteenth more at most, if the newest run did not use it.
     pub size_bytes: u64,
     /// Of the run that used it last, from 1.
     pub rank: u32,
@@ -167,18 +179,19 @@ impl Profile {
             });
         }
         files.extend(known.filter_map(File::unused));
-        if files.len() > FILES_MAX {
-            files.sort_by(|a, b| weight(b.used).total_cmp(&weight(a.used)));
-            files.truncate(FILES_MAX);
-            files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        }
-        self.files = files;
+        self.files = bounded(files);
     }
 
     /// What a job that is started like this will read, in the order in which it will: a path once. Paths that moved
     /// may not exist.
     pub fn predict(&self, invocation: &Invocation) -> Vec<Expected> {
-        predict::predict(self, invocation)
+        predict::predict(self, invocation, None)
+    }
+
+    /// The same where the time is known, in seconds since 1970: what moves with the day on which a job runs is found
+    /// on weekdays and after breaks, and after one run.
+    pub fn predict_at(&self, invocation: &Invocation, now_unix: u64) -> Vec<Expected> {
+        predict::predict(self, invocation, Some(now_unix))
     }
 
     /// The same for a job that has no profile of its own, from this one, which is of a similar job: `similarity` is
@@ -192,6 +205,16 @@ impl Profile {
             file.why = Reason::Similar { signature: signature.clone(), used, seen };
         }
         expected
+    }
+
+    /// The profile as it was without one of its runs.
+    fn without(&self, run: usize) -> Self {
+        let kept = masks::Compressed::new(!(1 << run));
+        let mut out = self.clone();
+        out.runs.remove(run);
+        out.files.iter_mut().for_each(|file| file.used = kept.mask(file.used));
+        out.files.retain(|file| file.used != 0);
+        out
     }
 
     /// One of the runs: how the signature looked in full.
@@ -245,11 +268,38 @@ impl File {
         self
     }
 
-    /// After a run without it: forgotten once all that are remembered are.
+    /// After a run without it: forgotten once all runs that used it are. From now on only others are judged by its
+    /// size.
     fn unused(mut self) -> Option<Self> {
         self.used <<= 1;
-        (self.used != 0).then_some(self)
+        self.size_bytes = rounded_up(self.size_bytes);
+        let is_spent = self.used.is_power_of_two() && self.used >= 1 << HASHED_RUNS && has_hash(&self.path);
+        (self.used != 0 && !is_spent).then_some(self)
     }
+}
+
+/// To five binary digits: a sixteenth more at most, and what a size is stored in falls to a third.
+fn rounded_up(bytes: u64) -> u64 {
+    let unit = 1_u64 << bytes.checked_ilog2().unwrap_or(0).saturating_sub(4);
+    bytes.div_ceil(unit).saturating_mul(unit)
+}
+
+/// As many files as are remembered, by path: the most probable ones.
+fn bounded(mut files: Vec<File>) -> Vec<File> {
+    let bytes: usize = files.iter().map(|file| file.path.len()).sum();
+    if files.len() <= FILES_MAX && bytes <= PATHS_BYTES_MAX {
+        return files;
+    }
+    files.sort_by(|a, b| weight(b.used).total_cmp(&weight(a.used)));
+    files.truncate(FILES_MAX);
+    let mut left = PATHS_BYTES_MAX;
+    files.retain(|file| {
+        let fits = file.path.len() <= left;
+        left = left.saturating_sub(file.path.len());
+        fits
+    });
+    files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    files
 }
 
 /// The runs of a mask, each counted by its age.

@@ -14,8 +14,7 @@ const VERSION: u8 = 1;
 /// Of zstd: past this, time grows and the size hardly falls.
 const COMPRESSION_LEVEL: i32 = 9;
 
-/// The most that a profile is unpacked to: [`FILES_MAX`] files of 256 bytes each, far more than paths that share their
-/// beginnings take.
+/// The most that a profile is unpacked to: paths of up to 128 MiB, and up to 80 bytes for the rest of each of 2^20 files.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
 /// Why bytes are no profile.

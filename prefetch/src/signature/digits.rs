@@ -40,6 +40,13 @@ pub(crate) fn each_run(text: &str, mut number: impl FnMut(Run)) {
     });
 }
 
+/// Whether a word of the text is a hash.
+pub(crate) fn has_hash(text: &str) -> bool {
+    let mut found = false;
+    each_word(text, |word, _, _| found |= matches!(word, Word::Hash));
+    found
+}
+
 /// The text with every number as `#` and every hash as `~`.
 pub(crate) fn masked(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

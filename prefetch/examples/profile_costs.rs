@@ -1,0 +1,98 @@
+//! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names.
+//!
+//! `cargo run --release -p forebay-prefetch --example profile_costs [FILES [NAMES]]`: 10^4 files without a
+//! number, of all kinds of names without a part of one.
+
+use std::time::Instant;
+
+use forebay_prefetch::profile::{Profile, Use};
+use forebay_prefetch::signature::Invocation;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Names of `files` files in a run; `true`: they are first used in another order than that of their names.
+type Kind = (&'static str, bool, fn(usize, usize) -> Vec<String>);
+
+/// How the size of a file comes about.
+type Sizes = (&'static str, fn(&mut ChaCha8Rng) -> u64);
+
+const SIZES: [Sizes; 2] =
+    [("equal sizes", |_| 4 << 20), ("sizes at random", |random| random.random_range(1 << 16..4 << 20))];
+
+fn hashed(run: usize, files: usize) -> Vec<String> {
+    let mut random = ChaCha8Rng::seed_from_u64(run as u64);
+    (0..files).map(|_| format!("objects/{:02x}/{:032x}", random.random::<u8>(), random.random::<u128>())).collect()
+}
+
+const KINDS: [Kind; 8] = [
+    ("part-00042", false, |_, n| (0..n).map(|i| format!("data/train/part-{i:05}.parquet")).collect()),
+    ("part-00042, shuffled use", true, |_, n| (0..n).map(|i| format!("data/train/part-{i:05}.parquet")).collect()),
+    ("100 directories", false, |_, n| (0..n).map(|i| format!("a/dir{:03}/f{:05}.dat", i % 100, i / 100)).collect()),
+    ("images by class", true, |_, n| {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        (0..n).map(|i| format!("img/n{:08}/n{0:08}_{}.JPEG", i / 1000 * 7919, random.random_range(0..60_000))).collect()
+    }),
+    ("all move with the day", false, |run, n| {
+        (0..n).map(|i| format!("in/2024-03-{:02}/part-{i:05}.nc", run + 1)).collect()
+    }),
+    ("day and tile", false, |run, n| {
+        (0..n).map(|i| format!("in/2024-03-{:02}/tile-{:03}/{:03}.tif", run + 1, i / 100, i % 100)).collect()
+    }),
+    ("hashes, the same", true, |_, n| hashed(0, n)),
+    ("hashes, new each run", true, hashed),
+];
+
+fn uses(run: usize, paths: Vec<String>, shuffled: bool, size: fn(&mut ChaCha8Rng) -> u64) -> Vec<Use> {
+    let mut random = ChaCha8Rng::seed_from_u64(1000 + run as u64);
+    let mut ranks: Vec<u32> = (1..=paths.len() as u32).collect();
+    if shuffled {
+        ranks.shuffle(&mut random);
+    }
+    let of = |(path, rank): (String, u32)| Use { path, size_bytes: size(&mut random), rank, parts: None };
+    paths.into_iter().zip(ranks).map(of).collect()
+}
+
+fn milliseconds<T>(of: impl FnOnce() -> T) -> (f64, T) {
+    let begun = Instant::now();
+    let out = of();
+    (begun.elapsed().as_secs_f64() * 1e3, out)
+}
+
+fn main() {
+    let files = std::env::args().nth(1).and_then(|files| files.parse().ok()).unwrap_or(10_000);
+    let wanted = std::env::args().nth(2).unwrap_or_default();
+    println!("{files} files a run, 8 runs; milliseconds, of predict the best of three");
+    println!(
+        "{:26} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8} {:>9}",
+        "names", "", "files", "B/file", "fold", "encode", "decode", "predict", "changed", "expected"
+    );
+    for (name, shuffled, paths) in KINDS.into_iter().filter(|(name, ..)| name.contains(&wanted)) {
+        for (sizes, size) in SIZES {
+            let job = |run: usize| Invocation {
+                words: ["solve", &format!("--day=2024-03-{:02}", run + 1), "--n=16", "in/x7"].map(Into::into).to_vec(),
+                ..Invocation::default()
+            };
+            let mut profile = Profile::new(&job(0));
+            let mut fold = 0.0;
+            for run in 0..8 {
+                let used = uses(run, paths(run, files), shuffled, size);
+                fold = milliseconds(|| profile.fold(&job(run), run as u64 * 86_400, used)).0;
+            }
+            let (encode, bytes) = milliseconds(|| profile.encode());
+            let (decode, decoded) = milliseconds(|| Profile::decode(&bytes));
+            assert!(decoded.is_ok_and(|decoded| decoded == profile));
+            let (predict, expected) = milliseconds(|| profile.predict(&job(8)));
+            let predict = (0..2).map(|_| milliseconds(|| profile.predict(&job(8))).0).fold(predict, f64::min);
+            let mut changed = job(8);
+            changed.words[2] = "--n=17".into();
+            let news = milliseconds(|| profile.predict(&changed)).0;
+            let known = profile.files().count();
+            println!(
+                "{name:26} {sizes:16} {known:8} {:6.2} {fold:7.1} {encode:7.1} {decode:7.1} {predict:8.1} {news:8.1} {:9}",
+                bytes.len() as f64 / known as f64,
+                expected.len()
+            );
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What the numbers in a path are: counters, dates written in one number or several, times. A field is what moves as
+//! one, whatever numbers it takes.
+
+use crate::signature::Unit;
+use crate::signature::calendar::{Date, is_year};
+
+/// What one number of a path is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Count,
+    YearMonth,
+    YearToDay,
+    YearToHour,
+    YearToMinute,
+    YearToSecond,
+    Year,
+    Month,
+    Day,
+    Hour,
+    Minute,
+    Second,
+    HourMinute,
+    HourToSecond,
+}
+
+/// How far numbers are joined to dates and times. What looks like a time may be a shard, and what looks like a date a
+/// version: where the path is foreseen better without, it is neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    Times,
+    Dates,
+    Nothing,
+}
+
+/// One thing that moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Field {
+    /// The first of its numbers.
+    pub first: usize,
+    /// What each of its numbers is, and the digits that it is filled up to with zeros.
+    pub parts: Vec<(Part, usize)>,
+    pub unit: Unit,
+}
+
+/// A moment, from its parts.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    year: i64,
+    month: i64,
+    day: i64,
+    hour: i64,
+    minute: i64,
+    second: i64,
+}
+
+impl Moment {
+    const BEGIN: Self = Self { year: 1970, month: 1, day: 1, hour: 0, minute: 0, second: 0 };
+
+    fn set(&mut self, part: Part, n: i64) {
+        match part {
+            Part::Count => {}
+            Part::YearMonth => (self.year, self.month) = (n / 100, n % 100),
+            Part::YearToDay => (self.year, self.month, self.day) = (n / 10_000, n / 100 % 100, n % 100),
+            Part::YearToHour => {
+                self.set(Part::YearToDay, n / 100);
+                self.hour = n % 100;
+            }
+            Part::YearToMinute => {
+                self.set(Part::YearToDay, n / 10_000);
+                self.set(Part::HourMinute, n % 10_000);
+            }
+            Part::YearToSecond => {
+                self.set(Part::YearToDay, n / 1_000_000);
+                self.set(Part::HourToSecond, n % 1_000_000);
+            }
+            Part::Year => self.year = n,
+            Part::Month => self.month = n,
+            Part::Day => self.day = n,
+            Part::Hour => self.hour = n,
+            Part::Minute => self.minute = n,
+            Part::Second => self.second = n,
+            Part::HourMinute => (self.hour, self.minute) = (n / 100, n % 100),
+            Part::HourToSecond => (self.hour, self.minute, self.second) = (n / 10_000, n / 100 % 100, n % 100),
+        }
+    }
+
+    fn get(&self, part: Part) -> i64 {
+        let date = (self.year * 100 + self.month) * 100 + self.day;
+        let time = self.hour * 100 + self.minute;
+        match part {
+            Part::Count => 0,
+            Part::YearMonth => self.year * 100 + self.month,
+            Part::YearToDay => date,
+            Part::YearToHour => date * 100 + self.hour,
+            Part::YearToMinute => date * 10_000 + time,
+            Part::YearToSecond => (date * 10_000 + time) * 100 + self.second,
+            Part::Year => self.year,
+            Part::Month => self.month,
+            Part::Day => self.day,
+            Part::Hour => self.hour,
+            Part::Minute => self.minute,
+            Part::Second => self.second,
+            Part::HourMinute => time,
+            Part::HourToSecond => time * 100 + self.second,
+        }
+    }
+
+    /// `None` for what is no moment.
+    fn to(self, unit: Unit) -> Option<i64> {
+        let days = Date::new(self.year, self.month, self.day)?.to_days();
+        if self.hour >= 24 || self.minute >= 60 || self.second >= 60 {
+            return None;
+        }
+        let seconds = days * 86_400 + self.hour * 3_600 + self.minute * 60 + self.second;
+        Unit::Second.convert(seconds, unit)
+    }
+
+    fn of(unit: Unit, value: i64) -> Option<Self> {
+        let seconds = unit.convert(value, Unit::Second)?;
+        let date = Date::of_days(seconds.div_euclid(86_400));
+        let rest = seconds.rem_euclid(86_400);
+        let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
+        let Date { year, month, day } = date;
+        is_year(year).then_some(Self { year, month, day, hour, minute, second })
+    }
+}
+
+/// A number of a date, read from a value: what a counter may follow.
+pub(super) fn part_of(unit: Unit, value: i64, part: Part) -> Option<i64> {
+    Moment::of(unit, value).map(|moment| moment.get(part))
+}
+
+impl Field {
+    /// The value, from the numbers of a path; `None` where they are no moment.
+    pub fn read(&self, numbers: &[i64]) -> Option<i64> {
+        if self.unit == Unit::Count {
+            return Some(numbers[self.first]);
+        }
+        let mut moment = Moment::BEGIN;
+        self.parts.iter().zip(&numbers[self.first..]).for_each(|((part, _), n)| moment.set(*part, *n));
+        moment.to(self.unit)
+    }
+
+    /// The numbers of a value, as they are written; false where it cannot be.
+    pub fn write(&self, value: i64, out: &mut [Option<String>]) -> bool {
+        let moment = if self.unit == Unit::Count { None } else { Moment::of(self.unit, value) };
+        for (at, (part, digits)) in self.parts.iter().enumerate() {
+            let number = match (part, &moment) {
+                (Part::Count, _) if value >= 0 => value,
+                (Part::Count, _) | (_, None) => return false,
+                (part, Some(moment)) => moment.get(*part),
+            };
+            out[self.first + at] = Some(format!("{number:0digits$}"));
+        }
+        true
+    }
+}
+
+/// The numbers of paths of one template, a row for each path.
+pub(super) struct Numbers<'a> {
+    pub columns: usize,
+    pub values: Vec<i64>,
+    pub widths: Vec<u8>,
+    /// The texts between the numbers.
+    pub gaps: Vec<&'a str>,
+}
+
+impl Numbers<'_> {
+    pub fn rows(&self) -> usize {
+        self.values.len() / self.columns
+    }
+
+    pub fn row(&self, row: usize) -> &[i64] {
+        &self.values[row * self.columns..(row + 1) * self.columns]
+    }
+
+    fn column(&self, column: usize) -> impl Iterator<Item = (i64, u8)> {
+        self.values.iter().copied().zip(self.widths.iter().copied()).skip(column).step_by(self.columns)
+    }
+
+    /// The digits of a column, if all of its numbers have as many.
+    fn width(&self, column: usize) -> usize {
+        let mut widths = self.column(column).map(|(_, width)| usize::from(width));
+        let first = widths.next().unwrap_or(0);
+        if widths.all(|width| width == first) { first } else { 0 }
+    }
+
+    /// Zeros are filled up to as many digits as the longest number has that begins with one.
+    fn padding(&self, column: usize) -> usize {
+        let padded = self.column(column).filter(|(value, width)| digits(*value) < usize::from(*width));
+        padded.map(|(_, width)| usize::from(width)).max().unwrap_or(0)
+    }
+
+    /// Whether a path has a counter that is not written like those of the others: `7` among `007` and `008`.
+    pub fn is_odd(&self, fields: &[Field], row: usize) -> bool {
+        fields.iter().any(|field| match field.parts[..] {
+            [(Part::Count, padding)] => {
+                let at = row * self.columns + field.first;
+                usize::from(self.widths[at]) != padding.max(digits(self.values[at]))
+            }
+            _ => false,
+        })
+    }
+
+    /// What the numbers are.
+    pub fn fields(&self, joined: Joined) -> Vec<Field> {
+        let mut out = Vec::new();
+        let mut at = 0;
+        while at < self.columns {
+            let date = if joined == Joined::Nothing { None } else { self.date(at, joined == Joined::Times) };
+            let counter = || Field { first: at, parts: vec![(Part::Count, self.padding(at))], unit: Unit::Count };
+            let field = date.unwrap_or_else(counter);
+            at += field.parts.len();
+            out.push(field);
+        }
+        out
+    }
+
+    /// The date, with the time if wanted, that begins at a column in every path.
+    fn date(&self, first: usize, with_time: bool) -> Option<Field> {
+        let one = |part, unit| (vec![(part, self.width(first))], unit);
+        let (mut parts, mut unit) = match self.width(first) {
+            14 => one(Part::YearToSecond, Unit::Second),
+            12 => one(Part::YearToMinute, Unit::Minute),
+            10 => one(Part::YearToHour, Unit::Hour),
+            8 => one(Part::YearToDay, Unit::Day),
+            6 => one(Part::YearMonth, Unit::Month),
+            4 => one(Part::Year, Unit::Month),
+            _ => return None,
+        };
+        let valid = |parts: &[(Part, usize)], unit| {
+            let field = Field { first, parts: parts.to_vec(), unit };
+            (0..self.rows()).all(|row| field.read(self.row(row)).is_some()).then_some(field)
+        };
+        if parts[0].0 == Part::Year {
+            parts.push((Part::Month, self.follows(first, None, "month")?));
+            if let Some(digits) = self.follows(first + 1, Some(self.gaps[first]), "day") {
+                parts.push((Part::Day, digits));
+                if valid(&parts, Unit::Day).is_some() {
+                    unit = Unit::Day;
+                } else {
+                    parts.pop();
+                }
+            }
+        }
+        // One that is written without a zero says that the others would be too.
+        if parts.iter().any(|(_, digits)| *digits == 0) {
+            parts[1..].iter_mut().for_each(|(_, digits)| *digits = 0);
+        }
+        let mut best = valid(&parts, unit)?;
+        if with_time && unit == Unit::Day {
+            for (part, width, unit) in [
+                (Part::Hour, 2, Unit::Hour),
+                (Part::Minute, 2, Unit::Minute),
+                (Part::Second, 2, Unit::Second),
+                (Part::HourMinute, 4, Unit::Minute),
+                (Part::HourToSecond, 6, Unit::Second),
+            ] {
+                let of_day = matches!(best.unit, Unit::Day);
+                let in_turn = match part {
+                    Part::Minute => best.unit == Unit::Hour,
+                    Part::Second => best.unit == Unit::Minute && best.parts.len() > 1,
+                    _ => of_day,
+                };
+                let at = first + best.parts.len();
+                let near = |gap: &&str| gap.chars().count() == 1 || gap.contains("hour");
+                let follows = at < self.columns && self.gaps.get(at - 1).is_some_and(near);
+                if in_turn && follows && self.width(at) == width {
+                    let mut parts = best.parts.clone();
+                    parts.push((part, width));
+                    best = valid(&parts, unit).unwrap_or(best);
+                }
+            }
+        }
+        Some(best)
+    }
+
+    /// Whether the number behind a column is the next part of a date: what is between is one character, the same
+    /// everywhere, or says so (`/month=`). Returns how many digits it is filled up to.
+    fn follows(&self, column: usize, gap_before: Option<&str>, name: &str) -> Option<usize> {
+        let gap = *self.gaps.get(column)?;
+        let named = gap.contains(name) || gap.ends_with(&format!("{}=", &name[..1]));
+        let plain = gap.chars().count() == 1 && gap_before.is_none_or(|before| before == gap);
+        let at = column + 1;
+        if at >= self.columns || !(named || plain) {
+            return None;
+        }
+        match (self.width(at), self.padding(at)) {
+            (2, _) => Some(2),
+            (_, 0) if named => Some(0),
+            _ => None,
+        }
+    }
+}
+
+fn digits(value: i64) -> usize {
+    value.checked_ilog10().map_or(1, |tens| tens as usize + 1)
+}

@@ -1,0 +1,213 @@
+//! The parameters of the runs, a row for each: what the movement of paths may follow.
+
+use super::field::{Part, part_of};
+use super::{Profile, RUNS_MAX};
+use crate::signature::digits::each_run;
+use crate::signature::{Invocation, Parameter, Parameters, Unit};
+
+/// How sure it is that a path follows a parameter that has had one value only: a one-digit number is found in many
+/// paths, a longer one or a date is no coincidence. The rest stays with the path as it was.
+const FOLLOWS_STRONGLY: f64 = 0.8;
+const FOLLOWS_WEAKLY: f64 = 0.4;
+
+/// The probability of what runs with the same value of a parameter all used, and those with others did not; the less
+/// certain one where no value came twice.
+const EXPLAINED: f64 = 0.95;
+const EXPLAINED_ONCE: f64 = 0.8;
+
+/// A date begins with its year.
+const SHORTEST_DATE_DIGITS: usize = 4;
+
+/// One parameter through the runs.
+pub(super) struct Row {
+    /// As `argument 2`.
+    pub label: String,
+    pub unit: Unit,
+    /// The newest run first.
+    values: [Option<i64>; RUNS_MAX],
+    now: i64,
+    /// See `FOLLOWS_STRONGLY`.
+    pub follows: f64,
+    /// It is the day of the run, which a date may follow at a distance.
+    pub is_clock: bool,
+}
+
+/// What a field that counts in `unit` is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reference {
+    /// The newest run first; 0 for runs that are none.
+    pub runs: [i64; RUNS_MAX],
+    pub now: i64,
+}
+
+impl Row {
+    /// The row for a field of `unit`, in the runs of `active`, the others left out.
+    pub fn read(&self, unit: Unit, active: u8) -> Option<Reference> {
+        self.reference(active, |value| self.unit.convert(value, unit))
+    }
+
+    /// Day, month and year of a date, for a field that is just a number. Every row of days is one of numbers that go
+    /// up by one, so these say something only where they are equal to the field.
+    pub fn read_parts(&self, active: u8) -> Vec<Reference> {
+        if self.unit == Unit::Count {
+            return Vec::new();
+        }
+        let parts = [Part::Day, Part::Month, Part::Year]
+            .map(|part| self.reference(active, |value| part_of(self.unit, value, part)));
+        parts.into_iter().flatten().collect()
+    }
+
+    fn reference(&self, active: u8, read: impl Fn(i64) -> Option<i64>) -> Option<Reference> {
+        let mut runs = [0; RUNS_MAX];
+        let values = (0..RUNS_MAX).filter(|run| active >> run & 1 == 1).map(|run| self.values[run]);
+        for (to, value) in runs.iter_mut().zip(values) {
+            *to = read(value?)?;
+        }
+        Some(Reference { runs, now: read(self.now)? })
+    }
+}
+
+impl Reference {
+    pub fn varies(&self, runs: usize) -> bool {
+        self.runs[..runs].iter().any(|value| *value != self.runs[0])
+    }
+}
+
+/// The runs that had the same value of one parameter, for each value.
+struct Classes {
+    masks: Vec<u8>,
+    /// Those with the value of now.
+    now: u8,
+}
+
+/// The runs, as seen from a job that starts.
+pub(super) struct History {
+    pub rows: Vec<Row>,
+    classes: Vec<Classes>,
+    news: News,
+}
+
+/// The parameters that had one value in all runs, and have another one now.
+#[derive(Default)]
+struct News {
+    /// What they were, and days, months and years of it.
+    numbers: Vec<i64>,
+    /// Some are dates.
+    has_dates: bool,
+}
+
+impl News {
+    fn add(&mut self, row: &Row) {
+        let Some(was) = row.values[0].filter(|was| *was != row.now) else { return };
+        if row.unit == Unit::Count {
+            self.numbers.push(was);
+        } else {
+            self.has_dates = true;
+            self.numbers.extend([Part::Day, Part::Month, Part::Year].iter().filter_map(|p| part_of(row.unit, was, *p)));
+        }
+    }
+}
+
+impl History {
+    /// `now_unix` is the time, if it is known, in seconds since 1970.
+    pub fn new(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Self {
+        let runs = profile.runs.len();
+        let mut rows: Vec<Row> = Vec::new();
+        for parameter in invocation.parameters().iter() {
+            let of_run = |of: &Parameters| of.at(parameter);
+            let row = row(profile, parameter, of_run);
+            let known = |other: &Row| (other.unit, other.now, other.values) == (row.unit, row.now, row.values);
+            if !rows.iter().any(known) {
+                rows.push(row);
+            }
+        }
+        let classes = rows.iter().filter_map(|row| Classes::of(row, runs)).collect();
+        if let Some(now) = now_unix {
+            rows.push(clock(profile, now));
+        }
+        let mut news = News::default();
+        let is_news = |row: &&Row| (0..runs).all(|run| row.values[run] == row.values[0]);
+        rows.iter().filter(is_news).for_each(|row| news.add(row));
+        Self { rows, classes, news }
+    }
+
+    /// Some parameter that had one value only has another one now.
+    pub fn has_news(&self) -> bool {
+        !self.news.numbers.is_empty() || self.news.has_dates
+    }
+
+    /// Whether a path has a number that may follow such a parameter: few have, and the others need no closer look.
+    pub fn may_follow(&self, path: &str) -> bool {
+        let mut may = false;
+        each_run(path, |run| {
+            let is_date = self.news.has_dates && run.width() >= SHORTEST_DATE_DIGITS;
+            may |= is_date || self.news.numbers.contains(&run.value);
+        });
+        may
+    }
+
+    /// The probability of what was used in the runs of a mask, if a parameter says when it is used.
+    pub fn explained(&self, used: u8) -> Option<f64> {
+        let pure = |classes: &&Classes| {
+            let mixed = |class: &u8| used & class != 0 && used & class != *class;
+            !classes.masks.iter().any(mixed) && classes.masks.iter().any(|class| used & class == 0)
+        };
+        let of = |classes: &Classes| {
+            let twice = classes.masks.iter().any(|class| class.count_ones() > 1);
+            let probability = if twice { EXPLAINED } else { EXPLAINED_ONCE };
+            if used & classes.now != 0 { probability } else { 1.0 - probability }
+        };
+        let mut pure = self.classes.iter().filter(pure);
+        let first = pure.next()?;
+        let best = pure.fold(first, |best, other| {
+            let most = |classes: &Classes| classes.masks.iter().map(|class| class.count_ones()).max();
+            if most(other) > most(best) { other } else { best }
+        });
+        Some(of(best))
+    }
+}
+
+impl Classes {
+    /// `None` where the value is the same in all runs, or is new now: then it explains nothing.
+    fn of(row: &Row, runs: usize) -> Option<Self> {
+        let mut masks: Vec<(i64, u8)> = Vec::new();
+        for (run, value) in row.values[..runs].iter().enumerate() {
+            let value = (*value)?;
+            match masks.iter_mut().find(|(of, _)| *of == value) {
+                Some((_, mask)) => *mask |= 1 << run,
+                None => masks.push((value, 1 << run)),
+            }
+        }
+        let now = masks.iter().find(|(value, _)| *value == row.now)?.1;
+        (masks.len() > 1).then(|| Self { masks: masks.into_iter().map(|(_, mask)| mask).collect(), now })
+    }
+}
+
+fn row(profile: &Profile, parameter: &Parameter, of_run: impl Fn(&Parameters) -> Option<i64>) -> Row {
+    let mut values = [None; RUNS_MAX];
+    values.iter_mut().zip(&profile.runs).for_each(|(to, run)| *to = of_run(&run.parameters));
+    let is_strong =
+        parameter.width > 1 || parameter.unit != Unit::Count || parameter.place == crate::signature::Place::ArrayIndex;
+    Row {
+        label: parameter.place.to_string(),
+        unit: parameter.unit,
+        values,
+        now: parameter.value,
+        follows: if is_strong { FOLLOWS_STRONGLY } else { FOLLOWS_WEAKLY },
+        is_clock: false,
+    }
+}
+
+fn clock(profile: &Profile, now_unix: u64) -> Row {
+    let day = |unix: u64| (unix / 86_400) as i64;
+    let mut values = [None; RUNS_MAX];
+    values.iter_mut().zip(&profile.runs).for_each(|(to, run)| *to = Some(day(run.ended_unix)));
+    Row {
+        label: "the day of the run".into(),
+        unit: Unit::Day,
+        values,
+        now: day(now_unix),
+        follows: FOLLOWS_STRONGLY,
+        is_clock: true,
+    }
+}

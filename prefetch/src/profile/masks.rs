@@ -1,0 +1,176 @@
+//! In which runs things were used, as bits: how well that was foreseeable, and how probable the next use is.
+
+use super::{DECAY_PER_RUN, all, weight};
+
+/// Uses that a guess from the frequency counts for, against what followed on the same history before.
+const PRIOR_USES: f64 = 4.0;
+
+/// What of a run that broke off must be in the one that it is measured by.
+const BEGUN_SHARE_MIN: f64 = 0.9;
+
+/// How many things have which mask. Bit 0 is the newest run.
+#[derive(Clone)]
+pub(super) struct Masks {
+    counts: [u32; 256],
+    runs: usize,
+}
+
+impl Masks {
+    pub fn new(runs: usize) -> Self {
+        Self { counts: [0; 256], runs }
+    }
+
+    pub fn add(&mut self, mask: u8) {
+        self.counts[usize::from(mask)] += 1;
+    }
+
+    /// Sorts the pairs of a key and runs, and counts each key once with all its runs.
+    pub fn of_pairs(pairs: &mut [(u64, u8)], runs: usize) -> Self {
+        pairs.sort_unstable_by_key(|(key, _)| *key);
+        let mut masks = Self::new(runs);
+        for same in pairs.chunk_by(|a, b| a.0 == b.0) {
+            masks.add(same.iter().fold(0, |mask, (_, bits)| mask | bits));
+        }
+        masks
+    }
+
+    fn each(&self) -> impl Iterator<Item = (u8, f64)> {
+        (0..=255).zip(self.counts).filter(|(_, count)| *count > 0).map(|(mask, count)| (mask, f64::from(count)))
+    }
+
+    /// How well each run would have been foreseen from those before it: the harmonic mean of coverage and accuracy
+    /// (F1), 0 to 1, newer runs counting more. `None` where no run has both used any and has one before it.
+    pub fn score(&self) -> Option<f64> {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for run in 0..self.runs.saturating_sub(1) {
+            let (mut hit, mut expected, mut used) = (0.0, 0.0, 0.0);
+            let before = weight(all(self.runs - run - 1));
+            for (mask, count) in self.each() {
+                let probability = count * weight((u32::from(mask) >> (run + 1)) as u8) / before;
+                let is_used = f64::from(mask >> run & 1);
+                hit += probability * is_used;
+                expected += probability;
+                used += count * is_used;
+            }
+            if used > 0.0 {
+                let weight = DECAY_PER_RUN.powi(run as i32);
+                sum += weight * 2.0 * hit / (expected + used);
+                weights += weight;
+            }
+        }
+        (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// A run that ended before it had read what it would have: one that used less than half of what another one did,
+    /// and of that hardly anything else. It says nothing of the next. Two such runs are a job that is small at times.
+    pub fn broken_off(&self) -> Option<usize> {
+        let used =
+            |runs: u8| -> f64 { self.each().filter(|(mask, _)| mask & runs == runs).map(|(_, count)| count).sum() };
+        let begun = |run: usize, of: usize| {
+            let own = used(1 << run);
+            own * 2.0 < used(1 << of) && used(1 << run | 1 << of) >= own * BEGUN_SHARE_MIN
+        };
+        let mut broken = (0..self.runs).filter(|run| (0..self.runs).any(|of| begun(*run, of)));
+        let first = broken.next()?;
+        broken.next().is_none().then_some(first)
+    }
+
+    /// For every mask how probable the next use is: how often one followed on the same last two runs, and where there
+    /// is little to go by, `prior`.
+    pub fn probabilities(&self, prior: impl Fn(u8) -> f64) -> [f64; 256] {
+        let mut followed = [(0.0, 0.0); 4];
+        for run in 0..self.runs.saturating_sub(2) {
+            let weight = DECAY_PER_RUN.powi(run as i32);
+            for (mask, count) in self.each() {
+                let (uses, of) = &mut followed[usize::from(mask >> (run + 1) & 3)];
+                *uses += weight * count * f64::from(mask >> run & 1);
+                *of += weight * count;
+            }
+        }
+        std::array::from_fn(|mask| {
+            let (uses, of) = followed[mask & 3];
+            let prior = prior(mask as u8);
+            // What was not used in either run may be any of many older things: its own frequency tells more.
+            if mask & 3 == 0 { prior } else { (uses + PRIOR_USES * prior) / (of + PRIOR_USES) }
+        })
+    }
+
+    /// The frequency of a mask, decayed by run. After two runs, what is new in the second is trusted less the more of
+    /// the first did not come back: it is likely to be of the kind that does not.
+    pub fn frequency(&self) -> impl Fn(u8) -> f64 {
+        let count = |mask: u8| f64::from(self.counts[usize::from(mask)]);
+        let first = count(0b10) + count(0b11);
+        let transient = if self.runs == 2 && first > 0.0 { count(0b10) / first } else { 0.0 };
+        let whole = weight(all(self.runs)).max(1.0);
+        move |mask| {
+            let trust = if mask == 1 { 1.0 - transient / 2.0 } else { 1.0 };
+            weight(mask) / whole * trust
+        }
+    }
+}
+
+/// Masks of the runs in which a group was used at all, the others left out.
+pub(super) struct Compressed([u8; 256]);
+
+impl Compressed {
+    pub fn new(active: u8) -> Self {
+        let bits: Vec<u32> = (0..8).filter(|bit| active >> bit & 1 == 1).collect();
+        let compress = |mask: usize| {
+            (0..).zip(&bits).fold(0, |out: u8, (to, from): (u32, _)| out | ((mask >> from & 1) as u8) << to)
+        };
+        Self(std::array::from_fn(compress))
+    }
+
+    pub fn mask(&self, mask: u8) -> u8 {
+        self.0[usize::from(mask)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn masks(runs: usize, of: &[(u8, usize)]) -> Masks {
+        let mut out = Masks::new(runs);
+        of.iter().for_each(|(mask, count)| (0..*count).for_each(|_| out.add(*mask)));
+        out
+    }
+
+    #[test]
+    fn what_is_always_used_is_foreseen_and_what_never_comes_back_is_not() {
+        assert_eq!(masks(4, &[(0b1111, 10)]).score(), Some(1.0));
+        assert_eq!(masks(3, &[(0b001, 5), (0b010, 5), (0b100, 5)]).score(), Some(0.0));
+        assert_eq!(masks(1, &[(1, 5)]).score(), None);
+    }
+
+    #[test]
+    fn what_alternates_is_expected_in_turn() {
+        let of = masks(8, &[(0b0101_0101, 50), (0b1010_1010, 50)]);
+        let probabilities = of.probabilities(of.frequency());
+        assert!(probabilities[0b0101_0101] < 0.2, "{}", probabilities[0b0101_0101]);
+        assert!(probabilities[0b1010_1010] > 0.8, "{}", probabilities[0b1010_1010]);
+    }
+
+    #[test]
+    fn what_is_new_is_expected_as_often_as_new_things_came_back() {
+        let of = masks(4, &[(0b1111, 50), (0b0001, 50), (0b0010, 50), (0b0100, 50), (0b1000, 50)]);
+        let probabilities = of.probabilities(of.frequency());
+        assert!(probabilities[0b0001] < 0.1 && probabilities[0b1111] > 0.99);
+    }
+
+    #[test]
+    fn one_run_that_read_the_beginning_of_another_broke_off() {
+        assert_eq!(masks(3, &[(0b111, 5), (0b101, 95)]).broken_off(), Some(1));
+        assert_eq!(masks(2, &[(0b11, 5), (0b10, 95)]).broken_off(), Some(0));
+        assert_eq!(masks(3, &[(0b111, 5), (0b101, 4)]).broken_off(), None, "it had half");
+        assert_eq!(masks(2, &[(0b01, 5), (0b10, 95)]).broken_off(), None, "it read something else");
+        assert_eq!(masks(4, &[(0b1111, 5), (0b1010, 95)]).broken_off(), None, "the job is small at times");
+    }
+
+    #[test]
+    fn compressed_masks_keep_the_order() {
+        let compressed = Compressed::new(0b1010_0110);
+        assert_eq!(compressed.mask(0b1000_0010), 0b1001);
+        assert_eq!(compressed.mask(0b1010_0110), 0b1111);
+    }
+}

@@ -1,0 +1,440 @@
+//! How the paths of one template move from run to run: which of their fields follow a parameter, or go on by steps.
+
+use super::field::Part;
+use super::field::{Field, Joined, Numbers, part_of};
+use super::history::{History, Reference};
+use super::masks::Masks;
+use super::{DECAY_PER_RUN, RUNS_MAX};
+use crate::signature::Unit;
+use crate::signature::calendar::{Date, days_in, month_of};
+
+/// Fields of one template that are told apart. What is behind them stays as it is.
+const FIELDS_MAX: usize = 12;
+
+/// Candidates for the movement of one field: the parameters of a job are more, its first ones tell.
+const CANDIDATES_MAX: usize = 16;
+
+/// How much better than the simpler explanation another one must foresee the runs.
+const MARGIN: f64 = 0.01;
+
+/// An explanation that foresees less than this is none.
+const SCORE_MIN: f64 = 0.05;
+
+/// A template's paths count as foreseen with this: no other reading is tried.
+const SCORE_GOOD: f64 = 0.98;
+
+/// Pairs of a path and a run that an explanation is tested on: of more, a sample by hash.
+const TESTED_MAX: usize = 1 << 16;
+
+/// The same for the values of one field, on which every candidate is tested.
+const FIELD_TESTED_MAX: usize = 1 << 14;
+
+/// How far the next step is trusted that no run has tested yet: steps of time, small ones, and those that the counter
+/// is a multiple of; and others, which two numbers that have nothing to do with each other are apart by.
+const STEP_TRUST: f64 = 0.9;
+const LEAP_TRUST: f64 = 0.3;
+const STEP_MAX: i64 = 100;
+
+const SHORTEST_MONTH_DAYS: i64 = 28;
+
+/// What that trust counts for, in tests of the step on the newest run.
+const STEP_TRUST_TESTS: f64 = 0.3;
+
+/// How a field that is the same as another one in other words follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tie {
+    /// The same moment in the unit of this field.
+    Same,
+    /// Year, month or day of a date.
+    Part(Part),
+    Apart(i64),
+}
+
+/// The fields of a template, and their values: a row for each path.
+pub(super) struct Fields {
+    pub fields: Vec<Field>,
+    pub values: Vec<i64>,
+    /// The field that this one follows from.
+    pub ties: Vec<Option<(usize, Tie)>>,
+    /// Paths that are written otherwise than the rest.
+    pub odd: Vec<bool>,
+}
+
+/// One field's movement.
+#[derive(Debug, Clone)]
+pub(super) struct Motion {
+    /// As `argument 2` or `date, +1 day`.
+    pub by: String,
+    pub reference: Reference,
+    /// That `reference.now` is right, 0 to 1.
+    pub trust: f64,
+}
+
+/// How the paths of a template move, with all fields together.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Motions {
+    /// For each field; `None`: it does not, or is tied.
+    pub of_fields: Vec<Option<Motion>>,
+    /// Paths that were used in every run stay, and only the others move.
+    pub mixed: bool,
+    /// See `Masks::score`.
+    pub score: f64,
+}
+
+impl Motions {
+    /// Nothing of `fields` fields moves.
+    pub fn none(fields: usize) -> Self {
+        Self { of_fields: vec![None; fields], ..Self::default() }
+    }
+
+    pub fn moves(&self) -> bool {
+        self.of_fields.iter().any(Option::is_some)
+    }
+
+    pub fn trust(&self) -> f64 {
+        self.of_fields.iter().flatten().map(|motion| motion.trust).product()
+    }
+
+    pub fn label(&self) -> String {
+        let labels: Vec<&str> = self.of_fields.iter().flatten().map(|motion| motion.by.as_str()).collect();
+        labels.join(" and ")
+    }
+}
+
+impl Fields {
+    pub fn new(numbers: &Numbers<'_>, joined: Joined) -> Self {
+        let mut fields = numbers.fields(joined);
+        fields.truncate(FIELDS_MAX);
+        let odd: Vec<bool> = (0..numbers.rows()).map(|row| numbers.is_odd(&fields, row)).collect();
+        let mut values = Vec::with_capacity(numbers.rows() * fields.len());
+        for row in 0..numbers.rows() {
+            values.extend(fields.iter().map(|field| field.read(numbers.row(row)).unwrap_or_default()));
+        }
+        let mut out = Self { ties: vec![None; fields.len()], fields, values, odd };
+        for field in 0..out.fields.len() {
+            out.ties[field] = (0..out.fields.len()).find_map(|of| Some((of, out.tie(field, of)?)));
+        }
+        out
+    }
+
+    pub fn row(&self, row: usize) -> &[i64] {
+        &self.values[row * self.fields.len()..(row + 1) * self.fields.len()]
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (usize, &[i64])> {
+        self.values.chunks_exact(self.fields.len()).enumerate().filter(|(row, _)| !self.odd[*row])
+    }
+
+    /// How `field` follows from `of`, if it does in every path. A date says its month and year from one path on; that
+    /// two counters are equal means something only once they have changed together.
+    fn tie(&self, field: usize, of: usize) -> Option<Tie> {
+        if field == of || self.ties[of].is_some() {
+            return None;
+        }
+        let (unit, of_unit) = (self.fields[field].unit, self.fields[of].unit);
+        let (_, first) = self.rows().next()?;
+        let mut distinct: Vec<i64> = Vec::new();
+        for (_, row) in self.rows() {
+            if distinct.len() < 3 && !distinct.contains(&row[of]) {
+                distinct.push(row[of]);
+            }
+        }
+        let holds = |tie: &Tie| self.rows().all(|(_, row)| tie.follow(of_unit, row[of], unit) == Some(row[field]));
+        let finer = unit != of_unit && unit != Unit::Count && of_unit > unit;
+        let candidates: &[(Tie, bool)] = &[
+            (Tie::Same, finer || (unit == of_unit && distinct.len() >= 2)),
+            (Tie::Part(Part::Year), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Part(Part::Month), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Part(Part::Day), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Apart(first[field].wrapping_sub(first[of])), unit == of_unit && distinct.len() >= 3),
+        ];
+        candidates.iter().filter(|(_, applies)| *applies).map(|(tie, _)| *tie).find(holds)
+    }
+
+    /// The values of a path that moved: `moved` holds those of the fields that are not tied.
+    pub fn follow_ties(&self, moved: &mut [i64]) -> bool {
+        for field in 0..self.fields.len() {
+            let Some((of, tie)) = self.ties[field] else { continue };
+            match tie.follow(self.fields[of].unit, moved[of], self.fields[field].unit) {
+                Some(value) => moved[field] = value,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The key of a path in one run, by which it is found again in another run: its values, less what they follow.
+    pub fn key(&self, row: usize, motions: &[Option<Motion>], run: usize) -> u64 {
+        let mut key = 0;
+        for (field, value) in self.row(row).iter().enumerate() {
+            if self.ties[field].is_none() {
+                let from = motions[field].as_ref().map_or(0, |motion| motion.reference.runs[run]);
+                key = mix(key, value.wrapping_sub(from));
+            }
+        }
+        key
+    }
+}
+
+impl Tie {
+    fn follow(self, of_unit: Unit, of: i64, unit: Unit) -> Option<i64> {
+        match self {
+            Self::Same => of_unit.convert(of, unit),
+            Self::Part(part) => part_of(of_unit, of, part),
+            Self::Apart(distance) => of.checked_add(distance),
+        }
+    }
+}
+
+/// The multiplication and shifts of SplitMix64: keys are compared by these 64 bits alone.
+fn mix(key: u64, value: i64) -> u64 {
+    let mut z = (key ^ value as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+/// The bits of a key that must be 0 so that of `total` about `limit` are left.
+fn sample(total: usize, limit: usize) -> u64 {
+    (total / limit + 1).next_power_of_two() as u64 - 1
+}
+
+/// What a template's paths are tested with.
+pub(super) struct Trial<'a> {
+    pub history: &'a History,
+    /// Of the profile's runs, those in which the template was used: all masks here are of them alone.
+    pub active: u8,
+    pub runs: usize,
+    /// For each path.
+    pub used: &'a [u8],
+}
+
+impl Trial<'_> {
+    fn full(&self) -> u8 {
+        super::all(self.runs)
+    }
+
+    /// How the paths move, with their numbers read in the way that foresees the runs best.
+    pub fn explain(&self, numbers: &Numbers<'_>) -> (Fields, Motions) {
+        let mut best: Option<(Fields, Motions)> = None;
+        for joined in [Joined::Times, Joined::Dates, Joined::Nothing] {
+            let fields = Fields::new(numbers, joined);
+            if best.as_ref().is_some_and(|(before, _)| before.fields == fields.fields) {
+                continue;
+            }
+            let motions = self.motions(&fields);
+            let good = motions.score >= SCORE_GOOD || self.runs < 2;
+            if best.as_ref().is_none_or(|(_, before)| motions.score > before.score + MARGIN) {
+                best = Some((fields, motions));
+            }
+            if good {
+                break;
+            }
+        }
+        best.unwrap_or_else(|| {
+            let fields = Fields::new(numbers, Joined::Nothing);
+            let motions = Motions::none(fields.fields.len());
+            (fields, motions)
+        })
+    }
+
+    fn motions(&self, fields: &Fields) -> Motions {
+        let still = || vec![None; fields.fields.len()];
+        let mut best = Motions { of_fields: still(), mixed: false, score: self.literal() };
+        if best.score >= SCORE_GOOD || self.runs < 2 {
+            return best;
+        }
+        let plain = self.each_field(fields, false);
+        let some_stay = self.used.contains(&self.full());
+        let moving = |of: &[Option<Motion>]| of.iter().filter(|motion| motion.is_some()).count();
+        let mut joint = vec![(plain.clone(), false)];
+        if moving(&plain) > 1 {
+            for (at, motion) in plain.iter().enumerate().filter(|(_, motion)| motion.is_some()) {
+                let mut single = still();
+                single[at] = motion.clone();
+                joint.push((single, false));
+            }
+        }
+        if some_stay {
+            joint.push((self.each_field(fields, true), true));
+        }
+        for (of_fields, mixed) in joint.into_iter().filter(|(of, _)| moving(of) > 0) {
+            let mut motions = Motions { of_fields, mixed, score: 0.0 };
+            motions.score = self.test(fields, &motions) * motions.trust();
+            if motions.score > best.score + MARGIN && motions.score >= SCORE_MIN {
+                best = motions;
+            }
+        }
+        best
+    }
+
+    /// How well the runs are foreseen with every path staying what it is.
+    pub fn literal(&self) -> f64 {
+        let mut masks = Masks::new(self.runs);
+        self.used.iter().for_each(|used| masks.add(*used));
+        masks.score().unwrap_or(0.0)
+    }
+
+    fn test(&self, fields: &Fields, motions: &Motions) -> f64 {
+        let total: usize = self.used.iter().map(|used| used.count_ones() as usize).sum();
+        let sample = sample(total, TESTED_MAX);
+        let mut pairs = Vec::with_capacity(total.min(2 * TESTED_MAX));
+        for (row, used) in self.used.iter().enumerate() {
+            let stays = fields.odd[row] || (motions.mixed && *used == self.full());
+            for run in (0..self.runs).filter(|run| used >> run & 1 == 1) {
+                let key = if stays { mix(1, row as i64) } else { fields.key(row, &motions.of_fields, run) };
+                if key & sample == 0 {
+                    pairs.push((key, 1 << run));
+                }
+            }
+        }
+        Masks::of_pairs(&mut pairs, self.runs).score().unwrap_or(0.0)
+    }
+
+    /// For each field by itself the movement that foresees its values best.
+    fn each_field(&self, fields: &Fields, mixed: bool) -> Vec<Option<Motion>> {
+        let of_field = |field: usize| {
+            if fields.ties[field].is_some() {
+                return None;
+            }
+            let mut values: Vec<(i64, u8)> =
+                fields.rows().map(|(row, values)| (values[field], self.used[row])).collect();
+            values.sort_unstable_by_key(|(value, _)| *value);
+            let together = |same: &[(i64, u8)]| (same[0].0, same.iter().fold(0, |mask, (_, used)| mask | used));
+            let values: Vec<(i64, u8)> = values.chunk_by(|a, b| a.0 == b.0).map(together).collect();
+            if values.len() < 2 { None } else { self.best_motion(fields.fields[field].unit, &values, mixed) }
+        };
+        (0..fields.fields.len()).map(of_field).collect()
+    }
+
+    fn best_motion(&self, unit: Unit, values: &[(i64, u8)], mixed: bool) -> Option<Motion> {
+        let mut masks = Masks::new(self.runs);
+        values.iter().for_each(|(_, used)| masks.add(*used));
+        let mut score = masks.score().unwrap_or(0.0);
+        let mut best = None;
+        let sample = sample(values.len() * self.runs, FIELD_TESTED_MAX);
+        for motion in self.candidates(unit, values, mixed) {
+            let mut pairs = Vec::new();
+            for (value, used) in values {
+                let stays = mixed && *used == self.full();
+                for run in (0..self.runs).filter(|run| used >> run & 1 == 1) {
+                    let from = motion.reference.runs[run];
+                    let key = if stays { mix(1, *value) } else { mix(0, value.wrapping_sub(from)) };
+                    if key & sample == 0 {
+                        pairs.push((key, 1 << run));
+                    }
+                }
+            }
+            let foreseen = Masks::of_pairs(&mut pairs, self.runs).score().unwrap_or(0.0) * motion.trust;
+            if foreseen > score + MARGIN {
+                (score, best) = (foreseen, Some(motion));
+            }
+        }
+        best
+    }
+
+    /// What a field of these values may follow: parameters that changed, multiples of them, steps.
+    fn candidates(&self, unit: Unit, values: &[(i64, u8)], mixed: bool) -> Vec<Motion> {
+        let moving = |used: u8| !(mixed && used == self.full());
+        let newest = |run: usize| values.iter().rev().find(|(_, used)| used >> run & 1 == 1 && moving(*used));
+        let maxima: Option<Vec<i64>> = (0..self.runs).map(|run| Some(newest(run)?.0)).collect();
+        let mut out: Vec<Motion> = Vec::new();
+        let mut add = |by: String, reference: Reference| {
+            let known = out.iter().any(|motion| motion.reference == reference);
+            if !known && reference.varies(self.runs) && out.len() < CANDIDATES_MAX {
+                out.push(Motion { by, reference, trust: 1.0 });
+            }
+        };
+        for row in &self.history.rows {
+            if let Some(reference) = row.read(unit, self.active) {
+                add(row.label.clone(), reference);
+                let scaled = maxima.as_ref().filter(|_| unit == Unit::Count);
+                if let Some((factor, reference)) = scaled.and_then(|maxima| multiple(maxima, &reference)) {
+                    add(format!("{factor} x {}", row.label), reference);
+                }
+            }
+            let Some(maxima) = maxima.as_ref().filter(|_| unit == Unit::Count) else { continue };
+            let parts = row.read_parts(self.active);
+            parts.into_iter().filter(|part| part.runs[..self.runs] == maxima[..]).for_each(|part| {
+                add(row.label.clone(), part);
+            });
+        }
+        out.extend(maxima.and_then(|maxima| steps(unit, &maxima)));
+        out
+    }
+}
+
+/// The parameter times what the greatest values of two runs differ by for each of its units: task 3 of 100 files each
+/// reads from 300 on.
+fn multiple(maxima: &[i64], reference: &Reference) -> Option<(i64, Reference)> {
+    let other = (1..maxima.len()).find(|run| reference.runs[*run] != reference.runs[0])?;
+    let by = reference.runs[0].checked_sub(reference.runs[other])?;
+    let moved = maxima[0].checked_sub(maxima[other])?;
+    if moved % by != 0 || matches!(moved / by, 0 | 1) {
+        return None;
+    }
+    let factor = moved / by;
+    let mut out = Reference { runs: [0; RUNS_MAX], now: reference.now.checked_mul(factor)? };
+    for (to, from) in out.runs.iter_mut().zip(reference.runs) {
+        *to = from.checked_mul(factor)?;
+    }
+    Some((factor, out))
+}
+
+/// The movement by steps of what was greatest in each run, the newest first.
+fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
+    let (next, by) = next(unit, maxima)?;
+    if maxima.iter().all(|value| *value == maxima[0]) {
+        return None;
+    }
+    let (mut right, mut tests) = (0.0, 0.0);
+    for run in 0..maxima.len().saturating_sub(2) {
+        let weight = DECAY_PER_RUN.powi(run as i32);
+        let was_right = self::next(unit, &maxima[run + 1..]).is_some_and(|(value, _)| value == maxima[run]);
+        right += if was_right { weight } else { 0.0 };
+        tests += weight;
+    }
+    let step = next.saturating_sub(maxima[0]);
+    let likely = unit != Unit::Count || step.abs() <= STEP_MAX || next % step == 0;
+    let untested = if likely { STEP_TRUST } else { LEAP_TRUST };
+    let trust = (right + untested * STEP_TRUST_TESTS) / (tests + STEP_TRUST_TESTS);
+    let mut runs = [0; RUNS_MAX];
+    runs.iter_mut().zip(maxima).for_each(|(to, value)| *to = *value);
+    Some(Motion { by: format!("{}, {by}", unit.name()), reference: Reference { runs, now: next }, trust })
+}
+
+/// What follows on these values, the newest first, and by which step: the step that most of them took, or whole months
+/// where all are the same day of one, or the last.
+fn next(unit: Unit, values: &[i64]) -> Option<(i64, String)> {
+    let (&[last, before], _) = values.split_first_chunk::<2>()?;
+    let far = unit == Unit::Day && (last - before).abs() >= SHORTEST_MONTH_DAYS;
+    if let Some(next) = if far { next_month(values) } else { None } {
+        return Some(next);
+    }
+    let step = step(values.iter().copied())?;
+    Some((last.checked_add(step)?, unit.steps(step)))
+}
+
+/// The same day some months on, if these, the newest first, are the same day or the last one of their months.
+fn next_month(values: &[i64]) -> Option<(i64, String)> {
+    let months = step(values.iter().map(|day| month_of(*day)))?;
+    let dates = || values.iter().map(|day| Date::of_days(*day));
+    let newest = dates().next()?;
+    let month = month_of(*values.first()?) + months;
+    let (year, number) = (month.div_euclid(12), month.rem_euclid(12) + 1);
+    let ends = dates().all(|date| date.day == days_in(date.year, date.month));
+    let same = dates().all(|date| date.day == newest.day);
+    let day = if ends { days_in(year, number) } else { newest.day };
+    let date = Date::new(year, number, day).filter(|_| ends || same)?;
+    Some((date.to_days(), Unit::Month.steps(months)))
+}
+
+/// The most frequent difference, the newest of those that are as frequent.
+fn step(values: impl Iterator<Item = i64> + Clone) -> Option<i64> {
+    let differences = || values.clone().zip(values.clone().skip(1)).map(|(new, old)| new - old);
+    let count = |step: i64| differences().filter(|other| *other == step).count();
+    differences()
+        .map(|step| (count(step), step))
+        .reduce(|best, other| if other.0 > best.0 { other } else { best })
+        .map(|(_, step)| step)
+}
