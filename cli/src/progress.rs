@@ -46,7 +46,11 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
             Progress::Wanted(wanted) if !output.json => {
                 let Wanted { path, bytes, probability, why } = wanted;
                 let percent = probability * 100.0;
-                output.line(format!("{percent:3.0} %  {:>10}  {}  ({why})", values::bytes(bytes), values::shown(&path)));
+                output.line(format!(
+                    "{percent:3.0} %  {:>10}  {}  ({why})",
+                    values::bytes(bytes),
+                    values::shown(&path)
+                ));
             }
             Progress::Wanted(_) => {}
             Progress::Failed { path, reason } if !output.json => {

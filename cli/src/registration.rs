@@ -76,7 +76,12 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
     let seen = if job.observer == "ebpf" { "" } else { " (without eBPF: what the daemon was asked for)" };
     let ahead = match &job.ahead {
         Some(ahead) if ahead.files > 0 => {
-            format!("; staged ahead: {}, {}, {} of it used", files(ahead.files), bytes(ahead.bytes), bytes(ahead.used_bytes))
+            format!(
+                "; staged ahead: {}, {}, {} of it used",
+                files(ahead.files),
+                bytes(ahead.bytes),
+                bytes(ahead.used_bytes)
+            )
         }
         _ => String::new(),
     };

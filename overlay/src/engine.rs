@@ -39,9 +39,9 @@ use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
 pub(crate) use flush::sync::NamesSync;
+pub(crate) use pool_view::Age;
 pub(crate) use staging::parse_path;
 pub use staging::summary;
-pub(crate) use pool_view::Age;
 pub(crate) use txn::Txn;
 pub use types::{
     Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,

@@ -139,8 +139,11 @@ impl Inner {
             latency,
             ..UNMEASURED
         });
-        let limits =
-            Limits { room_bytes: self.room_ahead()?.saturating_sub(declared_bytes), time: None, probability_min: probability_min(accuracy) };
+        let limits = Limits {
+            room_bytes: self.room_ahead()?.saturating_sub(declared_bytes),
+            time: None,
+            probability_min: probability_min(accuracy),
+        };
         let plan = plan(candidates.collect(), &rate, &limits);
         Ok(Foreseen { expected, plan })
     }

@@ -133,9 +133,8 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
 /// Expected seconds saved, for the shares of room and time that are spent.
 fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
     let room = candidate.bytes as f64 / limits.room_bytes.max(1) as f64;
-    let time = limits.time.map_or(0.0, |time| {
-        pool.busy_seconds(candidate.bytes) / time.as_secs_f64().max(f64::MIN_POSITIVE)
-    });
+    let time =
+        limits.time.map_or(0.0, |time| pool.busy_seconds(candidate.bytes) / time.as_secs_f64().max(f64::MIN_POSITIVE));
     candidate.probability * pool.stall_seconds(candidate.bytes) / (room + time)
 }
 
@@ -152,8 +151,7 @@ mod tests {
 
     use super::*;
 
-    const POOL: PoolRate =
-        PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
+    const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
 
     fn candidate(file: u64, bytes: u64, probability: f64) -> Candidate {
         Candidate { file, bytes, probability, rank: file as u32 }

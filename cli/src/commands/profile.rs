@@ -172,7 +172,11 @@ fn forget(profile: Option<&str>, mount: Option<&Path>, output: &Output) -> Resul
             if let Reply::Forgotten(count) = reply? {
                 match output.json {
                     true => output.json(&serde_json::json!({ "mountpoint": entry.mountpoint(), "forgotten": count })),
-                    false => output.line(format!("forgotten: {} at {}", counted(count, "profile"), entry.mountpoint().display())),
+                    false => output.line(format!(
+                        "forgotten: {} at {}",
+                        counted(count, "profile"),
+                        entry.mountpoint().display()
+                    )),
                 }
             }
         }

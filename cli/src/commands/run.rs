@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use forebay_overlay::control::child::Stage;
 use forebay_overlay::control::Failure;
+use forebay_overlay::control::child::Stage;
 use forebay_overlay::jobs::{JobRequest, Members};
 
 use crate::args;

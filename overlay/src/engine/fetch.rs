@@ -24,8 +24,8 @@ use crate::content::CHUNK_BYTES;
 use crate::node::{Flight, Node, NodeState};
 
 pub(crate) use pace::Pace;
-pub(crate) use turns::Turns;
 use request::{Chunk, Request};
+pub(crate) use turns::Turns;
 
 /// Requests that one reader or stager may have under way.
 const REQUESTS_AT_ONCE: usize = 16;

@@ -35,11 +35,8 @@ impl Overlay {
     /// Begins to bring in what a job will read. Returns at once.
     pub(crate) fn stage_ahead(&self, job: JobSerial, invocation: Invocation) {
         let inner = &self.inner;
-        let ahead = Arc::new(Ahead {
-            stop: inner.stop.child_token(),
-            staged: Mutex::default(),
-            foreseen: Mutex::default(),
-        });
+        let ahead =
+            Arc::new(Ahead { stop: inner.stop.child_token(), staged: Mutex::default(), foreseen: Mutex::default() });
         inner.foresight.running.lock().insert(job, ahead.clone());
         let overlay = self.clone();
         inner.foresight.runtime.spawn(async move {

@@ -113,30 +113,51 @@ const WRAPPERS: [Wrapper; 22] = [
     wrapper("apptainer", CONTAINER, 2),
 ];
 
-/// A program that runs a script: its name up to a version, and the options whose value is the next word.
-const INTERPRETERS: [(&str, &[&str]); 13] = [
-    ("python", &["-W", "-X", "--check-hash-based-pycs"]),
-    ("pypy", &["-W", "-X"]),
-    ("perl", &["-I", "-M"]),
-    ("bash", &["-o", "-O", "--rcfile", "--init-file"]),
-    ("sh", &["-o"]),
-    ("dash", &["-o"]),
-    ("zsh", &["-o"]),
-    ("Rscript", &["-e"]),
-    ("julia", &["-t", "-p", "-J", "-L", "--project", "--threads"]),
-    ("node", &["-r", "--require"]),
-    ("ruby", &["-I", "-r"]),
-    ("java", &["-cp", "-classpath", "--class-path", "-p", "--module-path"]),
-    ("torchrun", &["--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"]),
+/// A program that runs a script.
+struct Interpreter {
+    /// Up to a version.
+    name: &'static str,
+    /// The letters of the options whose value is the script's text: `bash -c`, `perl -e`; they may end a cluster.
+    text: &'static str,
+    /// Options whose value is the next word.
+    with_value: &'static [&'static str],
+}
+
+const fn interpreted(name: &'static str, text: &'static str, with_value: &'static [&'static str]) -> Interpreter {
+    Interpreter { name, text, with_value }
+}
+
+const INTERPRETERS: [Interpreter; 13] = [
+    interpreted("python", "c", &["-W", "-X", "--check-hash-based-pycs"]),
+    interpreted("pypy", "c", &["-W", "-X"]),
+    interpreted("perl", "eE", &["-I", "-M"]),
+    interpreted("bash", "c", &["-o", "-O", "--rcfile", "--init-file"]),
+    interpreted("sh", "c", &["-o"]),
+    interpreted("dash", "c", &["-o"]),
+    interpreted("zsh", "c", &["-o"]),
+    interpreted("Rscript", "e", &[]),
+    interpreted("julia", "eE", &["-t", "-p", "-J", "-L", "--project", "--threads"]),
+    interpreted("node", "ep", &["-r", "--require"]),
+    interpreted("ruby", "e", &["-I", "-r"]),
+    interpreted("java", "", &["-cp", "-classpath", "--class-path", "-p", "--module-path"]),
+    interpreted("torchrun", "", &["--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"]),
 ];
+
+impl Interpreter {
+    /// Whether a word is an option that is followed by the script itself, as `-c` or `-euc`.
+    fn takes_text(&self, word: &str) -> bool {
+        let letters = word.strip_prefix('-').filter(|letters| letters.bytes().all(|b| b.is_ascii_alphabetic()));
+        letters.and_then(|letters| letters.chars().last()).is_some_and(|last| self.text.contains(last))
+    }
+}
 
 pub(super) fn is_interpreter(program: &str) -> bool {
     interpreter(program).is_some()
 }
 
-fn interpreter(program: &str) -> Option<&'static [&'static str]> {
+fn interpreter(program: &str) -> Option<&'static Interpreter> {
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-    INTERPRETERS.iter().find(|(name, _)| *name == bare).map(|(_, with_value)| *with_value)
+    INTERPRETERS.iter().find(|interpreter| interpreter.name == bare)
 }
 
 /// A command line, taken apart.
@@ -212,9 +233,9 @@ fn behind<'a>(wrapper: &Wrapper, mut words: &'a [String]) -> &'a [String] {
     words
 }
 
-/// The script that an interpreter was given: its file name, `-m` with the module, `-c` with a checksum of the text.
+/// The script that an interpreter was given: its file name, `-m` with the module, or its text behind `-c`.
 fn script(program: &str, words: &[String]) -> Option<(usize, String)> {
-    let with_value = interpreter(program)?;
+    let interpreter = interpreter(program)?;
     let mut at = 1;
     while let Some(word) = words.get(at) {
         let next = words.get(at + 1);
@@ -223,11 +244,10 @@ fn script(program: &str, words: &[String]) -> Option<(usize, String)> {
                 return Some((at + 1, shape::name(&format!("-m{module}"))));
             }
             ("-jar", Some(jar)) => return Some((at + 1, shape::argument(file_name(jar)))),
-            ("-c" | "-e" | "-E", Some(text)) => {
-                let text = super::digits::masked(text);
-                return Some((at + 1, format!("-c~{:08x}", crc32c::crc32c(text.as_bytes()))));
+            (option, Some(text)) if interpreter.takes_text(option) => {
+                return Some((at + 1, shape::name(&format!("-c:{}", super::digits::masked(text)))));
             }
-            (option, _) if with_value.contains(&option) => at += 2,
+            (option, _) if interpreter.with_value.contains(&option) => at += 2,
             (option, _) if option.starts_with('-') && option.len() > 1 => at += 1,
             (script, _) => return Some((at, shape::argument(file_name(script)))),
         }
