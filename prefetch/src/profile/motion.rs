@@ -4,7 +4,7 @@ use super::field::Part;
 use super::field::{Field, Joined, Numbers, part_of};
 use super::history::{History, Reference};
 use super::masks::Masks;
-use super::{DECAY_PER_RUN, RUNS_MAX};
+use super::{RUNS_MAX, weight};
 use crate::signature::Unit;
 use crate::signature::calendar::{Date, days_in, month_of};
 
@@ -389,7 +389,7 @@ fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
     }
     let (mut right, mut tests) = (0.0, 0.0);
     for run in 0..maxima.len().saturating_sub(2) {
-        let weight = DECAY_PER_RUN.powi(run as i32);
+        let weight = weight(1 << run);
         let was_right = self::next(unit, &maxima[run + 1..]).is_some_and(|(value, _)| value == maxima[run]);
         right += if was_right { weight } else { 0.0 };
         tests += weight;

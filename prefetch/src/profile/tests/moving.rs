@@ -20,6 +20,10 @@ const SEQUENCES: &[Sequence] = &[
         job(&format!("x --day={}", day(r, "-")), (0..20).map(move |i| format!("in/{}/{i}.nc", day(r, "/"))))
     }),
     ("daily, directories, no argument", |r| job("x", (0..20).map(move |i| format!("in/{}/f{i}.nc", day(r, "/"))))),
+    ("names without numbers, daily", |r| {
+        let names = ["albedo", "cloud", "dust", "flux", "humidity", "ice", "ozone", "rain", "snow", "wind"];
+        job("x", names.map(|name| format!("in/{}/{name}.nc", day(r, "-"))))
+    }),
     ("hive, no argument", |r| {
         let d = date(r);
         job("x", (0..20).map(move |i| format!("t/year={}/month={}/day={}/part-{i:05}.parquet", d.year, d.month, d.day)))
