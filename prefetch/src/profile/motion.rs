@@ -8,9 +8,6 @@ use super::{RUNS_MAX, weight};
 use crate::signature::Unit;
 use crate::signature::calendar::{Date, days_in, month_of};
 
-/// Fields of one template that are told apart. What is behind them stays as it is.
-const FIELDS_MAX: usize = 12;
-
 /// Candidates for the movement of one field: the parameters of a job are more, its first ones tell.
 const CANDIDATES_MAX: usize = 16;
 
@@ -103,8 +100,7 @@ impl Motions {
 
 impl Fields {
     pub fn new(numbers: &Numbers<'_>, joined: Joined) -> Self {
-        let mut fields = numbers.fields(joined);
-        fields.truncate(FIELDS_MAX);
+        let fields = numbers.fields(joined);
         let odd: Vec<bool> = (0..numbers.rows()).map(|row| numbers.is_odd(&fields, row)).collect();
         let mut values = Vec::with_capacity(numbers.rows() * fields.len());
         for row in 0..numbers.rows() {

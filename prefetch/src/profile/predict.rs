@@ -16,7 +16,7 @@ use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Unit};
 
 /// Numbers in a path that may move. A path with more is taken as it is.
-const NUMBERS_MAX: usize = 24;
+const NUMBERS_MAX: usize = 12;
 
 /// Values of a counter in one run, up to which one of them may be a parameter's by more than coincidence.
 const VALUES_OF_PARAMETER_MAX: usize = 4;
@@ -256,7 +256,10 @@ impl Forecast<'_> {
         if doubt > 0.0 {
             moving.iter().for_each(|row| self.stays(template.files[*row], doubt, out));
         }
-        once(out, begin);
+        let some_stay = template.motions.mixed || template.fields.odd.contains(&true);
+        if doubt > 0.0 || some_stay || !template.follows.is_empty() {
+            once(out, begin);
+        }
     }
 
     /// What is expected of a path besides where it is: `moved`, if one of its fields may follow a parameter that is new.

@@ -267,6 +267,15 @@ fn a_run_that_broke_off_is_left_out() {
     }
 }
 
+#[test]
+fn paths_of_many_numbers_stay_what_they_are() {
+    let of = |run: usize| {
+        let numbers = |i: usize| (0..40).map(|k| format!("{}", k * i)).collect::<Vec<_>>().join("-");
+        job(&format!("x {run}"), (0..20).map(|i| format!("in/{}.bin", numbers(i))))
+    };
+    assert_eq!(foresight(3, of), (1.0, 1.0));
+}
+
 /// A one-digit number is found in many paths: both are said, and neither is sure.
 #[test]
 fn one_run_with_a_number_of_one_digit_is_no_proof() {
