@@ -25,7 +25,7 @@ fn hashed(run: usize, files: usize) -> Vec<String> {
     (0..files).map(|_| format!("objects/{:02x}/{:032x}", random.random::<u8>(), random.random::<u128>())).collect()
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     ("part-00042", false, |_, n| (0..n).map(|i| format!("data/train/part-{i:05}.parquet")).collect()),
     ("part-00042, shuffled use", true, |_, n| (0..n).map(|i| format!("data/train/part-{i:05}.parquet")).collect()),
     ("100 directories", false, |_, n| (0..n).map(|i| format!("a/dir{:03}/f{:05}.dat", i % 100, i / 100)).collect()),
@@ -38,6 +38,17 @@ const KINDS: [Kind; 8] = [
     }),
     ("day and tile", false, |run, n| {
         (0..n).map(|i| format!("in/2024-03-{:02}/tile-{:03}/{:03}.tif", run + 1, i / 100, i % 100)).collect()
+    }),
+    ("names without numbers by day", false, |run, n| {
+        let letters = |mut i: usize| {
+            let mut out = String::new();
+            while out.len() < 4 {
+                out.push(char::from(b'a' + (i % 26) as u8));
+                i /= 26;
+            }
+            out
+        };
+        (0..n).map(|i| format!("in/2024-03-{:02}/station-{}.nc", run + 1, letters(i))).collect()
     }),
     ("hashes, the same", true, |_, n| hashed(0, n)),
     ("hashes, new each run", true, hashed),
@@ -64,7 +75,7 @@ fn main() {
     let wanted = std::env::args().nth(2).unwrap_or_default();
     println!("{files} files a run, 8 runs; milliseconds, of predict the best of three");
     println!(
-        "{:26} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8} {:>9}",
+        "{:28} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8} {:>9}",
         "names", "", "files", "B/file", "fold", "encode", "decode", "predict", "changed", "expected"
     );
     for (name, shuffled, paths) in KINDS.into_iter().filter(|(name, ..)| name.contains(&wanted)) {
@@ -89,7 +100,7 @@ fn main() {
             let news = milliseconds(|| profile.predict(&changed)).0;
             let known = profile.files().count();
             println!(
-                "{name:26} {sizes:16} {known:8} {:6.2} {fold:7.1} {encode:7.1} {decode:7.1} {predict:8.1} {news:8.1} {:9}",
+                "{name:28} {sizes:16} {known:8} {:6.2} {fold:7.1} {encode:7.1} {decode:7.1} {predict:8.1} {news:8.1} {:9}",
                 bytes.len() as f64 / known as f64,
                 expected.len()
             );

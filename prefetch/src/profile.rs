@@ -209,10 +209,10 @@ impl Profile {
 
     /// The profile as it was without one of its runs.
     fn without(&self, run: usize) -> Self {
-        let kept = masks::Compressed::new(!(1 << run));
+        let kept = !(1 << run);
         let mut out = self.clone();
         out.runs.remove(run);
-        out.files.iter_mut().for_each(|file| file.used = kept.mask(file.used));
+        out.files.iter_mut().for_each(|file| file.used = masks::compressed(file.used, kept));
         out.files.retain(|file| file.used != 0);
         out
     }
@@ -302,9 +302,27 @@ fn bounded(mut files: Vec<File>) -> Vec<File> {
     files
 }
 
+/// The weights of all masks: that of each of their runs by its age.
+const WEIGHTS: [f64; 256] = {
+    let mut weights = [0.0; 256];
+    let (mut run, mut of_run) = (0, 1.0);
+    while run < RUNS_MAX {
+        let mut mask = 0;
+        while mask < 256 {
+            if mask >> run & 1 == 1 {
+                weights[mask] += of_run;
+            }
+            mask += 1;
+        }
+        of_run *= DECAY_PER_RUN;
+        run += 1;
+    }
+    weights
+};
+
 /// The runs of a mask, each counted by its age.
 fn weight(used: u8) -> f64 {
-    (0..RUNS_MAX as i32).filter(|run| used >> run & 1 == 1).map(|run| DECAY_PER_RUN.powi(run)).sum()
+    WEIGHTS[usize::from(used)]
 }
 
 /// The mask of the newest `runs`, up to 8.

@@ -1,6 +1,6 @@
 //! In which runs things were used, as bits: how well that was foreseeable, and how probable the next use is.
 
-use super::{DECAY_PER_RUN, all, weight};
+use super::{all, weight};
 
 /// Uses that a guess from the frequency counts for, against what followed on the same history before.
 const PRIOR_USES: f64 = 4.0;
@@ -12,16 +12,19 @@ const BEGUN_SHARE_MIN: f64 = 0.9;
 #[derive(Clone)]
 pub(super) struct Masks {
     counts: [u32; 256],
+    /// A bit for each mask that there is: most templates have one or two.
+    present: [u64; 4],
     runs: usize,
 }
 
 impl Masks {
     pub fn new(runs: usize) -> Self {
-        Self { counts: [0; 256], runs }
+        Self { counts: [0; 256], present: [0; 4], runs }
     }
 
     pub fn add(&mut self, mask: u8) {
         self.counts[usize::from(mask)] += 1;
+        self.present[usize::from(mask / 64)] |= 1 << (mask % 64);
     }
 
     /// Sorts the pairs of a key and runs, and counts each key once with all its runs.
@@ -34,18 +37,27 @@ impl Masks {
         masks
     }
 
-    fn each(&self) -> impl Iterator<Item = (u8, f64)> {
-        (0..=255).zip(self.counts).filter(|(_, count)| *count > 0).map(|(mask, count)| (mask, f64::from(count)))
+    fn each(&self) -> Vec<(u8, f64)> {
+        let mut out = Vec::with_capacity(8);
+        for (begin, mut word) in [0, 64, 128, 192].into_iter().zip(self.present) {
+            while word != 0 {
+                let mask = begin + word.trailing_zeros() as u8;
+                out.push((mask, f64::from(self.counts[usize::from(mask)])));
+                word &= word - 1;
+            }
+        }
+        out
     }
 
     /// How well each run would have been foreseen from those before it: the harmonic mean of coverage and accuracy
     /// (F1), 0 to 1, newer runs counting more. `None` where no run has both used any and has one before it.
     pub fn score(&self) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
+        let each = self.each();
         for run in 0..self.runs.saturating_sub(1) {
             let (mut hit, mut expected, mut used) = (0.0, 0.0, 0.0);
             let before = weight(all(self.runs - run - 1));
-            for (mask, count) in self.each() {
+            for &(mask, count) in &each {
                 let probability = count * weight((u32::from(mask) >> (run + 1)) as u8) / before;
                 let is_used = f64::from(mask >> run & 1);
                 hit += probability * is_used;
@@ -53,7 +65,7 @@ impl Masks {
                 used += count * is_used;
             }
             if used > 0.0 {
-                let weight = DECAY_PER_RUN.powi(run as i32);
+                let weight = weight(1 << run);
                 sum += weight * 2.0 * hit / (expected + used);
                 weights += weight;
             }
@@ -64,8 +76,9 @@ impl Masks {
     /// A run that ended before it had read what it would have: one that used less than half of what another one did,
     /// and of that hardly anything else. It says nothing of the next. Two such runs are a job that is small at times.
     pub fn broken_off(&self) -> Option<usize> {
-        let used =
-            |runs: u8| -> f64 { self.each().filter(|(mask, _)| mask & runs == runs).map(|(_, count)| count).sum() };
+        let used = |runs: u8| -> f64 {
+            self.each().into_iter().filter(|(mask, _)| mask & runs == runs).map(|(_, count)| count).sum()
+        };
         let begun = |run: usize, of: usize| {
             let own = used(1 << run);
             own * 2.0 < used(1 << of) && used(1 << run | 1 << of) >= own * BEGUN_SHARE_MIN
@@ -75,24 +88,25 @@ impl Masks {
         broken.next().is_none().then_some(first)
     }
 
-    /// For every mask how probable the next use is: how often one followed on the same last two runs, and where there
+    /// For a mask, how probable the next use is: how often one followed on the same last two runs, and where there
     /// is little to go by, `prior`.
-    pub fn probabilities(&self, prior: impl Fn(u8) -> f64) -> [f64; 256] {
+    pub fn probability(&self, prior: impl Fn(u8) -> f64) -> impl Fn(u8) -> f64 {
         let mut followed = [(0.0, 0.0); 4];
+        let each = self.each();
         for run in 0..self.runs.saturating_sub(2) {
-            let weight = DECAY_PER_RUN.powi(run as i32);
-            for (mask, count) in self.each() {
+            let weight = weight(1 << run);
+            for &(mask, count) in &each {
                 let (uses, of) = &mut followed[usize::from(mask >> (run + 1) & 3)];
                 *uses += weight * count * f64::from(mask >> run & 1);
                 *of += weight * count;
             }
         }
-        std::array::from_fn(|mask| {
-            let (uses, of) = followed[mask & 3];
-            let prior = prior(mask as u8);
+        move |mask| {
+            let (uses, of) = followed[usize::from(mask & 3)];
+            let prior = prior(mask);
             // What was not used in either run may be any of many older things: its own frequency tells more.
             if mask & 3 == 0 { prior } else { (uses + PRIOR_USES * prior) / (of + PRIOR_USES) }
-        })
+        }
     }
 
     /// The frequency of a mask, decayed by run. After two runs, what is new in the second is trusted less the more of
@@ -109,21 +123,14 @@ impl Masks {
     }
 }
 
-/// Masks of the runs in which a group was used at all, the others left out.
-pub(super) struct Compressed([u8; 256]);
-
-impl Compressed {
-    pub fn new(active: u8) -> Self {
-        let bits: Vec<u32> = (0..8).filter(|bit| active >> bit & 1 == 1).collect();
-        let compress = |mask: usize| {
-            (0..).zip(&bits).fold(0, |out: u8, (to, from): (u32, _)| out | ((mask >> from & 1) as u8) << to)
-        };
-        Self(std::array::from_fn(compress))
+/// A mask of the runs of `active` alone, the others left out.
+pub(super) fn compressed(mask: u8, active: u8) -> u8 {
+    let (mut out, mut to) = (0, 0);
+    for bit in (0..8).filter(|bit| active >> bit & 1 == 1) {
+        out |= (mask >> bit & 1) << to;
+        to += 1;
     }
-
-    pub fn mask(&self, mask: u8) -> u8 {
-        self.0[usize::from(mask)]
-    }
+    out
 }
 
 #[cfg(test)]
@@ -146,16 +153,16 @@ mod tests {
     #[test]
     fn what_alternates_is_expected_in_turn() {
         let of = masks(8, &[(0b0101_0101, 50), (0b1010_1010, 50)]);
-        let probabilities = of.probabilities(of.frequency());
-        assert!(probabilities[0b0101_0101] < 0.2, "{}", probabilities[0b0101_0101]);
-        assert!(probabilities[0b1010_1010] > 0.8, "{}", probabilities[0b1010_1010]);
+        let probability = of.probability(of.frequency());
+        assert!(probability(0b0101_0101) < 0.2, "{}", probability(0b0101_0101));
+        assert!(probability(0b1010_1010) > 0.8, "{}", probability(0b1010_1010));
     }
 
     #[test]
     fn what_is_new_is_expected_as_often_as_new_things_came_back() {
         let of = masks(4, &[(0b1111, 50), (0b0001, 50), (0b0010, 50), (0b0100, 50), (0b1000, 50)]);
-        let probabilities = of.probabilities(of.frequency());
-        assert!(probabilities[0b0001] < 0.1 && probabilities[0b1111] > 0.99);
+        let probability = of.probability(of.frequency());
+        assert!(probability(0b0001) < 0.1 && probability(0b1111) > 0.99);
     }
 
     #[test]
@@ -169,8 +176,7 @@ mod tests {
 
     #[test]
     fn compressed_masks_keep_the_order() {
-        let compressed = Compressed::new(0b1010_0110);
-        assert_eq!(compressed.mask(0b1000_0010), 0b1001);
-        assert_eq!(compressed.mask(0b1010_0110), 0b1111);
+        assert_eq!(compressed(0b1000_0010, 0b1010_0110), 0b1001);
+        assert_eq!(compressed(0b1010_0110, 0b1010_0110), 0b1111);
     }
 }

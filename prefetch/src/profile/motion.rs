@@ -4,12 +4,9 @@ use super::field::Part;
 use super::field::{Field, Joined, Numbers, part_of};
 use super::history::{History, Reference};
 use super::masks::Masks;
-use super::{DECAY_PER_RUN, RUNS_MAX};
+use super::{RUNS_MAX, weight};
 use crate::signature::Unit;
 use crate::signature::calendar::{Date, days_in, month_of};
-
-/// Fields of one template that are told apart. What is behind them stays as it is.
-const FIELDS_MAX: usize = 12;
 
 /// Candidates for the movement of one field: the parameters of a job are more, its first ones tell.
 const CANDIDATES_MAX: usize = 16;
@@ -103,8 +100,7 @@ impl Motions {
 
 impl Fields {
     pub fn new(numbers: &Numbers<'_>, joined: Joined) -> Self {
-        let mut fields = numbers.fields(joined);
-        fields.truncate(FIELDS_MAX);
+        let fields = numbers.fields(joined);
         let odd: Vec<bool> = (0..numbers.rows()).map(|row| numbers.is_odd(&fields, row)).collect();
         let mut values = Vec::with_capacity(numbers.rows() * fields.len());
         for row in 0..numbers.rows() {
@@ -389,7 +385,7 @@ fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
     }
     let (mut right, mut tests) = (0.0, 0.0);
     for run in 0..maxima.len().saturating_sub(2) {
-        let weight = DECAY_PER_RUN.powi(run as i32);
+        let weight = weight(1 << run);
         let was_right = self::next(unit, &maxima[run + 1..]).is_some_and(|(value, _)| value == maxima[run]);
         right += if was_right { weight } else { 0.0 };
         tests += weight;

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use super::expected::{Expected, Reason};
 use super::field::{Joined, Numbers};
 use super::history::{History, Reference, Row};
-use super::masks::{Compressed, Masks};
+use super::masks::{Masks, compressed};
 use super::motion::{Fields, Motion, Motions, Trial};
 use super::{File, Profile, all};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Unit};
 
 /// Numbers in a path that may move. A path with more is taken as it is.
-const NUMBERS_MAX: usize = 24;
+const NUMBERS_MAX: usize = 12;
 
 /// Values of a counter in one run, up to which one of them may be a parameter's by more than coincidence.
 const VALUES_OF_PARAMETER_MAX: usize = 4;
@@ -42,8 +42,8 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
         None => profile,
     };
     let history = History::new(profile, invocation, now_unix);
-    let learnt = all_masks.probabilities(all_masks.frequency());
-    let literal = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or(learnt[mask]));
+    let learnt = all_masks.probability(all_masks.frequency());
+    let literal = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or_else(|| learnt(mask as u8)));
     let mut templates: Vec<(u64, u32)> =
         (0..).zip(&profile.files).map(|(at, file)| (template(&file.path), at)).collect();
     templates.sort_unstable();
@@ -51,8 +51,8 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
     for same in templates.chunk_by(|a, b| a.0 == b.0) {
         of_templates.add(same.iter().fold(0, |used, (_, file)| used | profile.files[*file as usize].used));
     }
-    let learnt = of_templates.probabilities(of_templates.frequency());
-    let template = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or(learnt[mask]));
+    let learnt = of_templates.probability(of_templates.frequency());
+    let template = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or_else(|| learnt(mask as u8)));
     let forecast = Forecast { profile, history, literal, template };
     let mut out = Vec::with_capacity(profile.files.len());
     let mut files = Vec::new();
@@ -150,8 +150,7 @@ impl Forecast<'_> {
             return;
         }
         let runs = active.count_ones() as usize;
-        let compressed = Compressed::new(active);
-        let used: Vec<u8> = files.iter().map(|file| compressed.mask(self.profile.files[*file].used)).collect();
+        let used: Vec<u8> = files.iter().map(|file| compressed(self.profile.files[*file].used, active)).collect();
         let mut masks = Masks::new(runs);
         used.iter().for_each(|used| masks.add(*used));
         let stays = masks.score().is_none_or(|score| score >= STAYS_SCORE_MIN);
@@ -257,7 +256,10 @@ impl Forecast<'_> {
         if doubt > 0.0 {
             moving.iter().for_each(|row| self.stays(template.files[*row], doubt, out));
         }
-        once(out, begin);
+        let some_stay = template.motions.mixed || template.fields.odd.contains(&true);
+        if doubt > 0.0 || some_stay || !template.follows.is_empty() {
+            once(out, begin);
+        }
     }
 
     /// What is expected of a path besides where it is: `moved`, if one of its fields may follow a parameter that is new.
@@ -295,7 +297,7 @@ impl Forecast<'_> {
         let mut masks = Masks::new(template.runs);
         let mask = |same: &[(u64, u8, u32)]| same.iter().fold(0, |mask, (_, run, _)| mask | 1 << run);
         keys.chunk_by(|a, b| a.0 == b.0).for_each(|same| masks.add(mask(same)));
-        let probabilities = masks.probabilities(masks.frequency());
+        let probability = masks.probability(masks.frequency());
         let scale = template.probability * motions.trust();
         let mut out = Vec::new();
         for same in keys.chunk_by(|a, b| a.0 == b.0) {
@@ -309,7 +311,7 @@ impl Forecast<'_> {
                 same.iter().map(|(_, _, row)| self.profile.files[template.files[*row as usize]].size_bytes).collect();
             sizes.sort_unstable();
             let used = mask(same);
-            let probability = probabilities[usize::from(used)] * scale;
+            let probability = probability(used) * scale;
             let (row, bytes) = (row as usize, sizes[sizes.len() / 2]);
             out.push(Moved { row, values, probability, bytes, used: used.count_ones() });
         }

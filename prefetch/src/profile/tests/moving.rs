@@ -20,6 +20,10 @@ const SEQUENCES: &[Sequence] = &[
         job(&format!("x --day={}", day(r, "-")), (0..20).map(move |i| format!("in/{}/{i}.nc", day(r, "/"))))
     }),
     ("daily, directories, no argument", |r| job("x", (0..20).map(move |i| format!("in/{}/f{i}.nc", day(r, "/"))))),
+    ("names without numbers, daily", |r| {
+        let names = ["albedo", "cloud", "dust", "flux", "humidity", "ice", "ozone", "rain", "snow", "wind"];
+        job("x", names.map(|name| format!("in/{}/{name}.nc", day(r, "-"))))
+    }),
     ("hive, no argument", |r| {
         let d = date(r);
         job("x", (0..20).map(move |i| format!("t/year={}/month={}/day={}/part-{i:05}.parquet", d.year, d.month, d.day)))
@@ -261,6 +265,15 @@ fn a_run_that_broke_off_is_left_out() {
         assert_eq!(foresight(2, of(broken)).0, 1.0, "{broken:?}");
         assert_eq!(foresight(3, of(broken)), (1.0, 1.0), "{broken:?}");
     }
+}
+
+#[test]
+fn paths_of_many_numbers_stay_what_they_are() {
+    let of = |run: usize| {
+        let numbers = |i: usize| (0..40).map(|k| format!("{}", k * i)).collect::<Vec<_>>().join("-");
+        job(&format!("x {run}"), (0..20).map(|i| format!("in/{}.bin", numbers(i))))
+    };
+    assert_eq!(foresight(3, of), (1.0, 1.0));
 }
 
 /// A one-digit number is found in many paths: both are said, and neither is sure.
