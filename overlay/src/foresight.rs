@@ -157,7 +157,7 @@ impl Inner {
         };
         if let Some(profile) = self.catalog.profile(&signature)? {
             let head = self.catalog.profile_head(&signature)?;
-            return Ok((profile.predict(invocation), accuracy(head.as_ref())));
+            return Ok((profile.predict_at(invocation, unix_now()), accuracy(head.as_ref())));
         }
         let mut nearest: Option<(f64, u64, ProfileHead)> = None;
         self.catalog.profiles(|head| {

@@ -36,10 +36,6 @@ pub const PATHS_BYTES_MAX: usize = 128 << 20;
 /// The longest path that is remembered, in bytes: Linux's own limit.
 pub const PATH_BYTES_MAX: usize = 4096;
 
-/// Words of the example that are kept, and the bytes of one: it is there to be read by people.
-const EXAMPLE_WORDS_MAX: usize = 64;
-const EXAMPLE_WORD_BYTES_MAX: usize = 256;
-
 /// Runs after which a file is forgotten that one run used and whose name is a hash: no other name follows from it.
 const HASHED_RUNS: u32 = 3;
 
@@ -148,16 +144,7 @@ pub struct Profile {
 impl Profile {
     /// A profile of no runs yet.
     pub fn new(example: &Invocation) -> Self {
-        let mut example = example.clone();
-        example.words.truncate(EXAMPLE_WORDS_MAX);
-        for word in example.words.iter_mut().chain(example.account.as_mut()) {
-            let mut end = word.len().min(EXAMPLE_WORD_BYTES_MAX);
-            while !word.is_char_boundary(end) {
-                end -= 1;
-            }
-            word.truncate(end);
-        }
-        Self { example, runs: Vec::new(), files: Vec::new() }
+        Self { example: example.bounded().into_owned(), runs: Vec::new(), files: Vec::new() }
     }
 
     /// Takes one run in. A path that is there twice counts as its first use.

@@ -9,6 +9,8 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 pub use calendar::Unit;
@@ -17,8 +19,10 @@ pub use parameters::{PARAMETERS_MAX, Parameter, Parameters, Place};
 /// The longest that the text of a signature gets: what is beyond is in it as a checksum.
 pub const SIGNATURE_BYTES_MAX: usize = 256;
 
-/// Words of a command line that are looked at. `xargs` and globs make lines of 10^5; the first tell what is run.
-pub const WORDS_MAX: usize = 1024;
+/// Words of a command line that are looked at, and bytes of each. `xargs` and globs make lines of 10^5 words, and
+/// scripts are given as one; the first tell what is run.
+pub(crate) const WORDS_MAX: usize = 1024;
+pub(crate) const WORD_BYTES_MAX: usize = 1024;
 
 /// How a job was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +43,9 @@ pub struct Invocation {
 impl Invocation {
     /// What this job has in common with its other runs.
     pub fn signature(&self) -> Signature {
-        let command = self.command();
-        let mut text = format!("{} {}", self.user, shape::name(self.account.as_deref().unwrap_or("-")));
+        let bounded = self.bounded();
+        let command = command::Command::of(&bounded.words);
+        let mut text = format!("{} {}", self.user, shape::name(bounded.account.as_deref().unwrap_or("-")));
         for word in command.shape() {
             text.push(' ');
             text.push_str(&word);
@@ -50,11 +55,21 @@ impl Invocation {
 
     /// What tells this run from the others: the numbers and dates among its arguments, and the array index.
     pub fn parameters(&self) -> Parameters {
-        Parameters::of(self.command().words, self.array_index)
+        Parameters::of(command::Command::of(&self.bounded().words).words, self.array_index)
     }
 
-    fn command(&self) -> command::Command<'_> {
-        command::Command::of(&self.words[..self.words.len().min(WORDS_MAX)])
+    /// As much of it as is looked at: of two that are the same to this extent the signature is the same.
+    pub(crate) fn bounded(&self) -> Cow<'_, Self> {
+        let fits = |word: &String| word.len() <= WORD_BYTES_MAX;
+        if self.words.len() <= WORDS_MAX && self.words.iter().chain(&self.account).all(fits) {
+            return Cow::Borrowed(self);
+        }
+        let cut = |word: &String| {
+            let end = (0..=WORD_BYTES_MAX.min(word.len())).rev().find(|at| word.is_char_boundary(*at));
+            word[..end.unwrap_or(0)].to_owned()
+        };
+        let words = self.words.iter().take(WORDS_MAX).map(cut).collect();
+        Cow::Owned(Self { words, account: self.account.as_ref().map(cut), ..*self })
     }
 }
 

@@ -3,10 +3,8 @@
 
 use std::io::Read;
 
-use super::{
-    EXAMPLE_WORD_BYTES_MAX, EXAMPLE_WORDS_MAX, FILES_MAX, File, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, Run, all,
-};
-use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, Parameters, Place, Unit};
+use super::{FILES_MAX, File, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, Run, all};
+use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, Parameters, Place, Unit, WORD_BYTES_MAX, WORDS_MAX};
 
 /// The first byte. Another one is another layout.
 const VERSION: u8 = 1;
@@ -200,7 +198,7 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self) -> Result<String, DecodeError> {
-        let length = self.length(EXAMPLE_WORD_BYTES_MAX, "a word is too long")?;
+        let length = self.length(WORD_BYTES_MAX, "a word is too long")?;
         let text = std::str::from_utf8(self.take(length)?);
         text.map(Into::into).map_err(|_| DecodeError::Damaged("a word is no text"))
     }
@@ -209,7 +207,7 @@ impl<'a> Reader<'a> {
         let user = self.small("the user")?;
         let account = self.flag()?;
         let text = self.text()?;
-        let count = self.length(EXAMPLE_WORDS_MAX, "too many words")?;
+        let count = self.length(WORDS_MAX, "too many words")?;
         let words = (0..count).map(|_| self.text()).collect::<Result<_, _>>()?;
         let array = self.flag()?;
         let index = self.number()?;

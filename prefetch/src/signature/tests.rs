@@ -48,6 +48,9 @@ fn scripts_are_named_for_interpreters() {
     assert_eq!(signature("bash /x/job_17.sh 17"), "1000 - bash job_#.sh #");
     assert_eq!(signature("python3 -c print(1)"), signature("python3 -c print(2)"));
     assert_ne!(signature("python3 -c print(1)"), signature("python3 -c exit(1)"));
+    assert_ne!(signature("bash -euc cat(1)"), signature("bash -euc tac(1)"));
+    assert_eq!(signature("bash -e -u 7.sh"), signature("bash -e -u 8.sh"));
+    assert!(signature("bash -e -u x.sh").as_str().ends_with("bash x.sh -e -u"), "{:?}", signature("bash -e -u x.sh"));
 }
 
 #[test]
@@ -97,4 +100,16 @@ fn parameters_are_numbers_and_dates_by_place() {
     assert_eq!(array.parameters().at(&like), Some(7));
     let many = words(&format!("x {}", "1 ".repeat(5000)));
     assert_eq!(many.parameters().len(), PARAMETERS_MAX);
+}
+
+/// What is kept of an invocation as an example has its signature.
+#[test]
+fn what_is_looked_at_is_bounded() {
+    let words = |n: usize, len: usize| (0..n).map(|at| format!("{at}{}", "ä".repeat(len))).collect::<Vec<_>>();
+    for words in [words(5000, 1), words(3, 5000)] {
+        let whole = Invocation { words, ..Invocation::default() };
+        let bounded = whole.bounded().into_owned();
+        assert!(bounded != whole && bounded.bounded().into_owned() == bounded);
+        assert_eq!(bounded.signature(), whole.signature());
+    }
 }
