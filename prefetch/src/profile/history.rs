@@ -8,7 +8,7 @@ use crate::signature::{Invocation, Parameter, Parameters, Unit};
 /// How sure it is that a path follows a parameter that has had one value only: a one-digit number is found in many
 /// paths, a longer one or a date is no coincidence. The rest stays with the path as it was.
 const FOLLOWS_STRONGLY: f64 = 0.8;
-const FOLLOWS_WEAKLY: f64 = 0.4;
+pub(super) const FOLLOWS_WEAKLY: f64 = 0.4;
 
 /// The probability of what runs with the same value of a parameter all used, and those with others did not; the less
 /// certain one where no value came twice.

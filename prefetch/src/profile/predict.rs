@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::expected::{Expected, Reason};
 use super::field::{Joined, Numbers};
-use super::history::{History, Reference, Row};
+use super::history::{FOLLOWS_WEAKLY, History, Reference, Row};
 use super::masks::{Masks, compressed};
 use super::motion::{Fields, Motion, Motions, Trial};
 use super::{File, Profile, all};
@@ -400,33 +400,34 @@ fn follow<'a>(row: &'a Row, active: u8, fields: &Fields, field: usize) -> Option
     let unit = fields.fields[field].unit;
     let runs = active.count_ones() as usize;
     let has = |value: i64| (0..fields.odd.len()).any(|row| fields.row(row)[field] == value);
-    let few = || {
-        let mut distinct = Vec::new();
-        for row in 0..fields.odd.len() {
-            let value = fields.row(row)[field];
-            if !distinct.contains(&value) {
-                distinct.push(value);
-            }
-            if distinct.len() > VALUES_OF_PARAMETER_MAX {
-                return false;
-            }
+    let mut distinct = Vec::new();
+    for row in 0..fields.odd.len() {
+        let value = fields.row(row)[field];
+        if !distinct.contains(&value) {
+            distinct.push(value);
         }
-        true
-    };
-    let is_date = unit != Unit::Count;
-    let mut references: Vec<Reference> = row.read(unit, active).into_iter().collect();
-    if !is_date && !row.is_clock {
-        references.extend(row.read_parts(active));
+        if distinct.len() > VALUES_OF_PARAMETER_MAX {
+            break;
+        }
     }
-    references.into_iter().find_map(|reference| {
+    let is_date = unit != Unit::Count;
+    let mut references: Vec<(Reference, f64)> =
+        row.read(unit, active).map(|read| (read, row.follows)).into_iter().collect();
+    if !is_date && !row.is_clock {
+        // A part of a date is a small number.
+        references.extend(row.read_parts(active).into_iter().map(|read| (read, row.follows.min(FOLLOWS_WEAKLY))));
+    }
+    references.into_iter().find_map(|(reference, follows)| {
         let (was, now) = (reference.runs[0], reference.now);
         // The run of a day often reads what was written on the one before.
         let there = has(was) || (row.is_clock && is_date && has(was - 1));
-        if reference.varies(runs) || !there || !(is_date || few()) {
+        if reference.varies(runs) || !there || !(is_date || distinct.len() <= VALUES_OF_PARAMETER_MAX) {
             return None;
         }
         let only = (!is_date).then_some(was);
         let distance = now.checked_sub(was)?;
-        Some(Follows { field, by: &row.label, only, distance, probability: row.follows })
+        // One of several numbers is more often that by chance.
+        let probability = if is_date || distinct.len() == 1 { follows } else { follows.min(FOLLOWS_WEAKLY) };
+        Some(Follows { field, by: &row.label, only, distance, probability })
     })
 }

@@ -306,3 +306,25 @@ fn a_rerun_of_an_earlier_argument_reads_the_same_again() {
     let (coverage, accuracy) = foresight(4, of);
     assert!(coverage > 0.99 && accuracy > 0.99, "{coverage} {accuracy}");
 }
+
+#[test]
+fn a_digit_of_a_script_is_no_part_of_a_path() {
+    let command = |day: &str| Invocation {
+        words: ["bash", "-euc", "cat model data/$1/*.bin >/dev/null", "reader", day].map(Into::into).to_vec(),
+        ..Invocation::default()
+    };
+    let mut profile = Profile::new(&command("2026-01-28"));
+    for day in ["2026-01-28", "2026-01-29", "2026-01-30", "2026-01-31"] {
+        let paths = ["model".to_owned(), format!("data/{day}/part-0.bin"), format!("data/{day}/part-1.bin")];
+        let used = |(at, path): (usize, &String)| Use {
+            path: path.clone(),
+            size_bytes: 10_000 * (at as u64 + 1),
+            rank: at as u32 + 1,
+            parts: None,
+        };
+        profile.fold(&command(day), 1_800_000_000, paths.iter().enumerate().map(used).collect());
+    }
+    let expected = profile.predict_at(&command("2026-02-01"), 1_800_000_100);
+    let paths: Vec<&str> = expected.iter().filter(|e| e.probability > 0.5).map(|e| e.path.as_str()).collect();
+    assert_eq!(paths, ["model", "data/2026-02-01/part-0.bin", "data/2026-02-01/part-1.bin"], "{expected:#?}");
+}
