@@ -2,3 +2,4 @@
 //! one of them can be replayed and tested.
 
 pub mod eviction;
+pub mod simulate;

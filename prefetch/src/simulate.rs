@@ -1,0 +1,13 @@
+//! Replays a trace of requests against the policies of [`crate::eviction`], and against what nobody can do better.
+
+mod belady;
+mod bound;
+pub mod jobs;
+pub mod oracle_general;
+mod replay;
+mod trace;
+
+pub use belady::belady;
+pub use bound::bound;
+pub use replay::{Misses, replay};
+pub use trace::{Trace, TraceError};
