@@ -6,6 +6,7 @@
 mod cost;
 mod epoch;
 mod gdsf;
+mod gittins;
 mod lru;
 mod queue;
 mod s3fifo;
@@ -16,6 +17,7 @@ mod wtinylfu;
 
 pub use epoch::EpochPin;
 pub use gdsf::Gdsf;
+pub use gittins::Gittins;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
@@ -67,7 +69,11 @@ const POLICIES: &[(&str, Build)] = &[
     ("wtinylfu", |capacity_bytes| Box::new(WTinyLfu::new(capacity_bytes))),
     ("gdsf", |_| Box::new(Gdsf::new())),
     ("epoch", |_| Box::new(EpochPin::new())),
+    ("gittins", |capacity_bytes| Box::new(Gittins::new(capacity_bytes))),
 ];
+
+/// The policy where none is asked for: the one that wins `benches/src/foresight.rs`.
+pub const DEFAULT: &str = "gittins";
 
 /// The policy that the configuration calls `name`, for a fast pool of `capacity_bytes`; `None` if there is none.
 pub fn by_name(name: &str, capacity_bytes: u64) -> Option<Box<dyn Evictor>> {

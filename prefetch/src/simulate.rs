@@ -5,6 +5,8 @@ mod bound;
 pub mod jobs;
 pub mod oracle_general;
 mod replay;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 pub use belady::belady;

@@ -43,7 +43,7 @@ impl Gdsf {
 
     fn worth(&mut self, bytes: u64, uses: u32) -> Worth {
         self.uses += 1;
-        let worth = self.clock + f64::from(uses) * self.cost.by_byte(bytes);
+        let worth = self.clock + f64::from(uses) * self.cost.by_byte(bytes, 1.0);
         Worth { bits: worth.to_bits(), used_at: self.uses }
     }
 
@@ -123,9 +123,9 @@ mod tests {
         let mut policy = Gdsf::new();
         policy.insert(0, 1);
         (0..10).for_each(|_| policy.access(0));
-        for key in 1..100 {
+        policy.insert(1, 1);
+        for key in 2..100 {
             policy.insert(key, 1);
-            policy.insert(key + 1000, 1);
             if policy.evict(&mut |_| true) == Some(0) {
                 return;
             }

@@ -92,10 +92,6 @@ impl Queue {
         true
     }
 
-    pub fn get(&self, key: u64) -> Option<Entry> {
-        self.slots.get(&key).map(|&slot| self.node(slot).entry)
-    }
-
     pub fn newest(&self) -> Option<Entry> {
         (self.newest != NIL).then(|| self.node(self.newest).entry)
     }

@@ -63,9 +63,9 @@ impl Evictor for Sieve {
     }
 
     fn evict(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
-        // Each entry is spared for its use at most once, and is then asked for at most once.
-        let mut asked = 0;
-        while asked < self.arrivals.len() {
+        // Each entry is spared for its use once at most, so this is two rounds and a bit.
+        let mut refused_in_a_row = 0;
+        while refused_in_a_row < self.arrivals.len() {
             let key = self.hand.or_else(|| self.arrivals.oldest().map(|entry| entry.key))?;
             let used = self.arrivals.frequency_mut(key).map(std::mem::take).unwrap_or(0);
             if used == 0 {
@@ -73,7 +73,9 @@ impl Evictor for Sieve {
                     self.take(key);
                     return Some(key);
                 }
-                asked += 1;
+                refused_in_a_row += 1;
+            } else {
+                refused_in_a_row = 0;
             }
             self.hand = self.after(key);
         }

@@ -112,7 +112,8 @@ impl Evictor for WTinyLfu {
     }
 
     fn resize(&mut self, key: u64, bytes: u64) {
-        let _ = self.window.resize(key, bytes) || self.probation.resize(key, bytes) || self.protected.resize(key, bytes);
+        let _ =
+            self.window.resize(key, bytes) || self.probation.resize(key, bytes) || self.protected.resize(key, bytes);
         self.close_window();
         self.close_protected();
     }

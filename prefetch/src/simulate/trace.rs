@@ -79,11 +79,20 @@ pub enum TraceError {
     /// Nothing is in it.
     Empty,
     /// The length is not a whole number of records.
-    Truncated { records: usize, left_over_bytes: usize },
+    Truncated {
+        records: usize,
+        left_over_bytes: usize,
+    },
     /// What a record says cannot be.
-    Record { index: usize, why: String },
+    Record {
+        index: usize,
+        why: String,
+    },
     /// A line is not what `forebay job show --json` prints.
-    Line { number: usize, why: String },
+    Line {
+        number: usize,
+        why: String,
+    },
     TooManyContents,
 }
 
