@@ -72,7 +72,7 @@ const POLICIES: &[(&str, Build)] = &[
     ("gittins", |capacity_bytes| Box::new(Gittins::new(capacity_bytes))),
 ];
 
-/// The policy where none is asked for: the one that wins `benches/src/foresight.rs`.
+/// The policy where none is asked for: the one that wins `benches/src/foresight`.
 pub const DEFAULT: &str = "gittins";
 
 /// The policy that the configuration calls `name`, for a fast pool of `capacity_bytes`; `None` if there is none.

@@ -121,8 +121,9 @@ impl Gittins {
         let standing = self.runs.standing(node.used_at);
         match order {
             Order::Epoch if standing == Standing::Stale => Rank { standing, worth: 0.0, then: node.used_at },
-            // What was used in this epoch is all as far away; so the largest, which brings the most misses of others.
-            Order::Epoch if standing == Standing::Used => Rank { standing, worth: -(node.bytes as f64), then: age },
+            // The newest first, also of what was used in this epoch: where the order is the same each time that is the
+            // last to be used again. Sizes do not count: to give up the largest first misses fewer files, and more
+            // bytes than Belady.
             Order::Epoch => Rank { standing, worth: 0.0, then: age },
             Order::Recency => Rank { standing: Standing::Used, worth: 0.0, then: node.used_at },
             Order::Index => {
