@@ -3,6 +3,7 @@
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make bench-observer   what the observer costs those that read
 # make bench-pools   pools behind servers, to plain clients and to other programs
+# make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady
 # make help    the rest
 #
 # Each target installs what it needs and is missing. One profile (--release) for all, so that RocksDB is compiled
@@ -38,7 +39,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools bench-foresight lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -105,6 +106,10 @@ bench-observer: build
 bench-pools: build $(TOOLS)/$(VERSITYGW)
 	@packaging/deps test bench-pools
 	@timeout 7200 $(CARGO) bench -p forebay-benches --bench pools -- $(ARGS)
+
+bench-foresight:
+	@packaging/deps build
+	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(TRACES)
 
 nightly: test deny
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace

@@ -109,6 +109,9 @@ pub enum Command {
         #[arg(long)]
         repair: bool,
     },
+    /// Replay a trace of requests in a cache, and show what every eviction policy misses: against LRU, and against
+    /// Belady, which knows the future.
+    Simulate(Simulate),
     /// Supervise a mount that is described on standard input.
     #[command(hide = true, name = forebay_overlay::control::SUPERVISE_COMMAND)]
     Supervise,
@@ -283,6 +286,23 @@ pub struct Observe {
     /// Only at the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// The trace: in the oracleGeneral format of libCacheSim, or what `forebay --json job show` prints, one job on each
+    /// line in the order in which they ran. Either may be compressed with zstd.
+    pub trace: PathBuf,
+    /// The size of the cache as a share of the bytes of all contents, such as 0.1. Repeat it, or give several with
+    /// commas, for more sizes.
+    #[arg(long, value_name = "F", required = true, value_delimiter = ',', value_parser = values::fraction)]
+    pub cache_fraction: Vec<f64>,
+    /// Only this policy, beside LRU and Belady.
+    #[arg(long, value_name = "NAME", value_parser = values::evictor)]
+    pub policy: Option<String>,
+    /// Draw the miss ratios over the cache sizes into this file (SVG).
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

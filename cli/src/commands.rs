@@ -13,6 +13,7 @@ mod options;
 mod processes;
 mod profile;
 mod run;
+mod simulate;
 mod status;
 mod top;
 mod transfer;
@@ -42,6 +43,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
         Command::Fsck { place, repair } => fsck::run(&place, repair, output),
+        Command::Simulate(args) => simulate::run(&args, output),
         Command::Supervise => processes::supervise(),
         Command::Worker { runtime } => processes::worker(&runtime),
         Command::Man { dir } => documents::man(&dir),

@@ -26,6 +26,24 @@ pub fn interval(text: &str) -> Result<Duration, String> {
     if interval < SHORTEST { Err("at least 100ms".into()) } else { Ok(interval) }
 }
 
+/// Reads a share of a whole: above 0 and up to 1.
+pub fn fraction(text: &str) -> Result<f64, String> {
+    let fraction: f64 = text.trim().parse().map_err(|e| format!("`{text}`, such as 0.1: {e}"))?;
+    match fraction {
+        _ if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
+        _ => Err("a share is above 0 and at most 1, such as 0.1".into()),
+    }
+}
+
+/// Reads the name of an eviction policy.
+pub fn evictor(text: &str) -> Result<String, String> {
+    use forebay_prefetch::eviction::names;
+    match names().any(|name| name == text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("there is no such policy; known are {}", names().collect::<Vec<_>>().join(", "))),
+    }
+}
+
 /// Reads the name of a job.
 pub fn job_id(text: &str) -> Result<String, String> {
     forebay_overlay::jobs::check_id(text).map(|()| text.to_owned())

@@ -141,7 +141,11 @@ impl Overlay {
                 Error::new(
                     ErrorKind::InvalidInput,
                     Side::Application,
-                    format!("policy: evictor = \"{}\" is not known: \"s3fifo\"", options.policy.evictor),
+                    format!(
+                        "policy: evictor = \"{}\" is not known: it is one of {}",
+                        options.policy.evictor,
+                        forebay_prefetch::eviction::names().collect::<Vec<_>>().join(", "),
+                    ),
                 )
             })?;
         let (io, io_fallback) = content_io::open(options.content_io);

@@ -163,7 +163,7 @@ impl Default for Policy {
             rules: Vec::new(),
             storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
-            evictor: "s3fifo".into(),
+            evictor: forebay_prefetch::eviction::DEFAULT.into(),
             prefetch: true,
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),

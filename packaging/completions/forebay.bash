@@ -61,6 +61,9 @@ _forebay() {
             forebay,run)
                 cmd="forebay__subcmd__run"
                 ;;
+            forebay,simulate)
+                cmd="forebay__subcmd__simulate"
+                ;;
             forebay,stage)
                 cmd="forebay__subcmd__stage"
                 ;;
@@ -121,6 +124,9 @@ _forebay() {
             forebay__subcmd__help,run)
                 cmd="forebay__subcmd__help__subcmd__run"
                 ;;
+            forebay__subcmd__help,simulate)
+                cmd="forebay__subcmd__help__subcmd__simulate"
+                ;;
             forebay__subcmd__help,stage)
                 cmd="forebay__subcmd__help__subcmd__stage"
                 ;;
@@ -167,7 +173,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict dirty ls du run observe job top doctor fsck supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict dirty ls du run observe job top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -301,7 +307,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict dirty ls du run observe job top doctor fsck supervise daemon man completions help"
+            opts="mount umount status stage flush evict dirty ls du run observe job top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -539,6 +545,20 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__run)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__simulate)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -848,6 +868,32 @@ _forebay() {
                     return 0
                     ;;
                 --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate)
+            opts="-h --cache-fraction --policy --plot --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --cache-fraction)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --policy)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --plot)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

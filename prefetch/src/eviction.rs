@@ -3,12 +3,25 @@
 //! A policy only orders; what may go at all (clean, unleased, not open) is the caller's knowledge, and is asked for
 //! through `may_evict`.
 
+mod cost;
+mod epoch;
+mod gdsf;
+mod gittins;
+mod lru;
 mod queue;
 mod s3fifo;
+mod sieve;
 #[cfg(test)]
 mod tests;
+mod wtinylfu;
 
+pub use epoch::EpochPin;
+pub use gdsf::Gdsf;
+pub use gittins::Gittins;
+pub use lru::Lru;
 pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+pub use wtinylfu::WTinyLfu;
 
 /// One policy. Keys are opaque content ids, sizes are bytes on the fast pool. Not `Sync`: the caller locks.
 ///
@@ -49,7 +62,18 @@ pub trait Evictor: Send {
 type Build = fn(u64) -> Box<dyn Evictor>;
 
 /// A new policy is one new file and one line here.
-const POLICIES: &[(&str, Build)] = &[("s3fifo", |capacity_bytes| Box::new(S3Fifo::new(capacity_bytes)))];
+const POLICIES: &[(&str, Build)] = &[
+    ("lru", |_| Box::new(Lru::new())),
+    ("s3fifo", |capacity_bytes| Box::new(S3Fifo::new(capacity_bytes))),
+    ("sieve", |_| Box::new(Sieve::new())),
+    ("wtinylfu", |capacity_bytes| Box::new(WTinyLfu::new(capacity_bytes))),
+    ("gdsf", |_| Box::new(Gdsf::new())),
+    ("epoch", |_| Box::new(EpochPin::new())),
+    ("gittins", |capacity_bytes| Box::new(Gittins::new(capacity_bytes))),
+];
+
+/// The policy where none is asked for: the one that wins `benches/src/foresight`.
+pub const DEFAULT: &str = "gittins";
 
 /// The policy that the configuration calls `name`, for a fast pool of `capacity_bytes`; `None` if there is none.
 pub fn by_name(name: &str, capacity_bytes: u64) -> Option<Box<dyn Evictor>> {

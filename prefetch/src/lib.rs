@@ -5,3 +5,4 @@ pub mod eviction;
 pub mod plan;
 pub mod profile;
 pub mod signature;
+pub mod simulate;

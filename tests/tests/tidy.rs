@@ -14,7 +14,7 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("ebpf", &[]),
     ("prefetch", &[]),
     ("overlay", &["backends", "ebpf", "prefetch"]),
-    ("cli", &["overlay"]),
+    ("cli", &["overlay", "prefetch"]),
     ("tests", &["backends", "ebpf", "prefetch", "overlay"]),
     ("benches", &["backends", "ebpf", "prefetch", "overlay"]),
 ];

@@ -131,7 +131,8 @@ impl Inner {
         }
     }
 
-    /// Gives up the content of an inode. Returns the bytes that it occupied, or why it stays.
+    /// Gives up the content of an inode. Returns the bytes that it occupied, or why it stays. The eviction policy is told
+    /// by the caller, where the choice was not its own: what it chose itself it goes on to remember.
     pub(super) fn evict_inode(&self, ino: Ino) -> Result<Result<u64, Kept>> {
         let mut txn = Txn::begin(self);
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
@@ -146,7 +147,6 @@ impl Inner {
         (state.content, state.residency) = (None, None);
         // What the page cache has of this version stays right.
         txn.commit()?;
-        self.evictor.lock().remove(ino.0);
         self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
         // The kernel holds the content file by its passthrough registration, and with it the space.
         self.tell_kernel_inode(ino, true);

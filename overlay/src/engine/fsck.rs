@@ -125,6 +125,7 @@ impl Inner {
             && !record.file.is_dirty()
             && let Ok(Ok(_)) = self.evict_inode(ino)
         {
+            self.evictor.lock().remove(ino.0);
             report.repaired += 1;
         }
         Ok(())

@@ -336,6 +336,9 @@ impl Overlay {
             } else {
                 inner.evict_inode(ino)?
             };
+            if !request.dry_run && given_up.is_ok() {
+                inner.evictor.lock().remove(ino.0);
+            }
             match given_up {
                 Ok(bytes) => reporter.advanced(bytes),
                 Err(Kept::Absent) => {}

@@ -35,6 +35,12 @@ pub(super) struct Queue {
     bytes: u128,
 }
 
+impl Default for Queue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Queue {
     pub fn new() -> Self {
         Self { slots: HashMap::new(), nodes: Vec::new(), free: Vec::new(), newest: NIL, oldest: NIL, bytes: 0 }
@@ -76,6 +82,30 @@ impl Queue {
             self.unlink(slot);
             self.link_newest(slot);
         }
+    }
+
+    /// Makes an entry the newest; false if it is not here.
+    pub fn renew(&mut self, key: u64) -> bool {
+        let Some(&slot) = self.slots.get(&key) else { return false };
+        self.unlink(slot);
+        self.link_newest(slot);
+        true
+    }
+
+    pub fn newest(&self) -> Option<Entry> {
+        (self.newest != NIL).then(|| self.node(self.newest).entry)
+    }
+
+    /// The entry that came in next after this one.
+    pub fn newer_than(&self, key: u64) -> Option<Entry> {
+        let newer = self.node(*self.slots.get(&key)?).newer;
+        (newer != NIL).then(|| self.node(newer).entry)
+    }
+
+    /// The entry that came in last before this one.
+    pub fn older_than(&self, key: u64) -> Option<Entry> {
+        let older = self.node(*self.slots.get(&key)?).older;
+        (older != NIL).then(|| self.node(older).entry)
     }
 
     pub fn remove(&mut self, key: u64) -> Option<Entry> {

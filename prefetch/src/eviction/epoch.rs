@@ -1,0 +1,146 @@
+//! Epoch pin: for a set that is read over and over, as in training, in the same order each time or in another.
+//!
+//! Each content is used once in an epoch, so what was used in this epoch is needed again later than all that was not:
+//! what is left of the last epoch is pinned until it is used, and of what was used the newest goes first. With C of N
+//! contents that gives C hits an epoch, and no policy can have more where every interval between two uses crosses the
+//! border of an epoch; LRU has none where the order is the same. What is left over from before the last epoch is in
+//! the set no more, and goes before all else.
+
+use std::collections::HashMap;
+
+use super::Evictor;
+use super::queue::{Entry, Queue};
+
+/// The policy; see the head of the file.
+#[derive(Debug, Default)]
+pub struct EpochPin {
+    /// Used in this epoch.
+    used: Queue,
+    /// Not used in this epoch, but in the last.
+    pinned: Queue,
+    /// Not used in the last epoch either.
+    stale: Queue,
+    /// When each content was used last, counted in uses since the epoch began.
+    used_at: HashMap<u64, u64>,
+    clock: u64,
+}
+
+impl EpochPin {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What was used in this epoch becomes what is pinned in the next.
+    fn begin_epoch(&mut self) {
+        while let Some(entry) = self.pinned.pop_oldest() {
+            self.stale.push(entry);
+        }
+        std::mem::swap(&mut self.used, &mut self.pinned);
+        self.clock = 0;
+    }
+
+    /// Notes a use of what is in none of the queues.
+    fn use_entry(&mut self, entry: Entry) {
+        self.used.push(entry);
+        self.used_at.insert(entry.key, self.clock);
+        self.clock += 1;
+    }
+
+    fn queues(&mut self) -> [&mut Queue; 3] {
+        [&mut self.used, &mut self.pinned, &mut self.stale]
+    }
+
+    fn take(&mut self, key: u64) -> Option<Entry> {
+        self.queues().into_iter().find_map(|queue| queue.remove(key))
+    }
+}
+
+impl Evictor for EpochPin {
+    fn insert(&mut self, key: u64, bytes: u64) {
+        if self.used_at.contains_key(&key) {
+            return self.resize(key, bytes);
+        }
+        self.use_entry(Entry { key, bytes, frequency: 0 });
+    }
+
+    fn access(&mut self, key: u64) {
+        let Some(&used_at) = self.used_at.get(&key) else { return };
+        // A file that is opened twice in a row begins no epoch: the uses between must be most of those so far.
+        if self.used.contains(key) && (self.clock - used_at) * 2 > self.clock {
+            self.begin_epoch();
+        }
+        if let Some(entry) = self.take(key) {
+            self.use_entry(entry);
+        }
+    }
+
+    fn resize(&mut self, key: u64, bytes: u64) {
+        self.queues().into_iter().any(|queue| queue.resize(key, bytes));
+    }
+
+    fn remove(&mut self, key: u64) {
+        self.take(key);
+        self.used_at.remove(&key);
+    }
+
+    fn evict(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+        let mut victim = None;
+        for queue in [&self.stale, &self.used, &self.pinned] {
+            let mut next = queue.newest();
+            while let (None, Some(candidate)) = (victim, next) {
+                victim = may_evict(candidate.key).then_some(candidate.key);
+                next = queue.older_than(candidate.key);
+            }
+        }
+        self.remove(victim?);
+        victim
+    }
+
+    fn len(&self) -> usize {
+        self.used_at.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::try_from(self.used.bytes() + self.pinned.bytes() + self.stale.bytes()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_in_this_epoch_goes_before_what_was_not() {
+        let mut policy = EpochPin::new();
+        for key in 0..4 {
+            policy.insert(key, 1);
+        }
+        policy.access(2); // the second epoch, in another order
+        policy.access(0);
+        assert_eq!(policy.evict(&mut |_| true), Some(0));
+        assert_eq!(policy.evict(&mut |_| true), Some(2));
+        assert_eq!(policy.evict(&mut |_| true), Some(3), "the pinned ones at last");
+    }
+
+    #[test]
+    fn what_the_set_has_lost_goes_first() {
+        let mut policy = EpochPin::new();
+        for key in 0..4 {
+            policy.insert(key, 1);
+        }
+        for _ in 0..2 {
+            (0..3).for_each(|key| policy.access(key));
+        }
+        assert_eq!(policy.evict(&mut |_| true), Some(3));
+    }
+
+    #[test]
+    fn a_file_that_is_opened_twice_in_a_row_begins_no_epoch() {
+        let mut policy = EpochPin::new();
+        for key in 0..10 {
+            policy.insert(key, 1);
+            policy.access(key);
+        }
+        assert_eq!((policy.used.len(), policy.pinned.len()), (10, 0));
+    }
+}

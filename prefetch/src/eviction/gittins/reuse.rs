@@ -1,0 +1,256 @@
+//! When content is used again, learned from when content like it was.
+//!
+//! For each class of contents and each range of ages: how many reached it unused, and how many of them were used in it.
+//! That is the estimator of Kaplan and Meier (1958), in which what has not been used *yet* counts as well, so that it
+//! follows a change at once. What has little data leans on what has more: a class on all of its interval, that on all
+//! contents, and those on the assumption that recency is worth something.
+
+/// Ranges of ages. Their bounds grow by half an octave, so the last is at 2^26 uses.
+pub(super) const BUCKETS: usize = 52;
+
+/// Ages end a bucket at these, in uses of any content.
+pub(super) const BOUNDS: [u64; BUCKETS] = bounds();
+
+const fn bounds() -> [u64; BUCKETS] {
+    let mut bounds = [0; BUCKETS];
+    let mut bucket = 0;
+    while bucket < BUCKETS {
+        let octave = bucket / 2;
+        bounds[bucket] = if bucket % 2 == 0 { 2 << octave } else { 3 << octave };
+        bucket += 1;
+    }
+    bounds
+}
+
+/// Octaves of the smoothed interval between two uses; 0: it was used once.
+const INTERVALS: usize = 32;
+
+/// Ranges of the number of uses: 1, 2, 3-4, 5-8, 9-32, more.
+const FREQUENCIES: usize = 6;
+
+const CLASSES: usize = INTERVALS * FREQUENCIES;
+
+/// A class leans on the more general one as if it had seen so many of that.
+const LEAN: f64 = 16.0;
+
+/// Before anything is known: the chance to be used within half an octave of ages. The same for each means that the
+/// chance by use falls with the age, so that the order is that of LRU.
+const CHANCE_UNKNOWN: f64 = 0.1;
+
+/// The indices are computed anew after a sixteenth of all uses, within these bounds.
+const RENEWAL_USES: (u64, u64) = (16, 4096);
+
+/// All counts are halved after so many uses, and after so many for each content that is known.
+const HALF_LIFE_USES: u64 = 1 << 17;
+const HALF_LIFE_EACH: u64 = 8;
+
+/// Fixed point of a smoothed interval: eighths of an octave.
+const OCTAVE: u8 = 8;
+
+/// What is known of the past of one content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Past {
+    /// In eighths of an octave; 0: it was used once.
+    interval: u8,
+    /// Saturating.
+    uses: u8,
+}
+
+impl Past {
+    pub const fn once() -> Self {
+        Self { interval: 0, uses: 1 }
+    }
+
+    /// Content that was used again after `age` uses of any content, 1 at least.
+    pub fn again(self, age: u64) -> Self {
+        let octave = (u64::BITS - age.leading_zeros()).min(INTERVALS as u32 - 1) as u8 * OCTAVE;
+        let interval = match self.interval {
+            0 => octave,
+            // A quarter of what is new, in logarithms, so that one odd interval does not make another content of it.
+            before => ((3 * u16::from(before) + u16::from(octave)) / 4) as u8,
+        };
+        Self { interval, uses: self.uses.saturating_add(1) }
+    }
+
+    fn class(self) -> usize {
+        let frequency = match self.uses {
+            0 | 1 => 0,
+            2 => 1,
+            3..=4 => 2,
+            5..=8 => 3,
+            9..=32 => 4,
+            _ => 5,
+        };
+        usize::from(self.interval / OCTAVE) * FREQUENCIES + frequency
+    }
+}
+
+type Row = [f64; BUCKETS];
+
+/// Counts by bucket.
+#[derive(Debug, Clone)]
+struct Counts {
+    reached: Row,
+    used: Row,
+}
+
+impl Counts {
+    const NONE: Self = Self { reached: [0.0; BUCKETS], used: [0.0; BUCKETS] };
+
+    fn add(&mut self, other: &Self) {
+        self.reached.iter_mut().zip(&other.reached).for_each(|(sum, count)| *sum += count);
+        self.used.iter_mut().zip(&other.used).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// The chance to be used in each bucket for what reaches it, where `general` counts as `lean` observations.
+    fn chances(&self, general: &Row, lean: f64) -> Row {
+        std::array::from_fn(|b| ((self.used[b] + lean * general[b]) / (self.reached[b] + lean)).min(1.0))
+    }
+}
+
+/// The index at the two ends of each bucket.
+#[derive(Debug, Clone)]
+struct Index {
+    begin: Row,
+    end: Row,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Reuse {
+    counts: Vec<Counts>,
+    indices: Vec<Index>,
+    renew_at: u64,
+    halved_at: u64,
+}
+
+impl Reuse {
+    pub fn new() -> Self {
+        Self {
+            counts: vec![Counts::NONE; CLASSES],
+            indices: vec![Index { begin: [0.0; BUCKETS], end: [0.0; BUCKETS] }; CLASSES],
+            renew_at: RENEWAL_USES.0,
+            halved_at: 0,
+        }
+    }
+
+    /// Content of this past has not been used up to the age at which the bucket begins.
+    pub fn reached(&mut self, past: Past, bucket: usize) {
+        self.counts[past.class()].reached[bucket] += 1.0;
+    }
+
+    /// Content of this past was used in this bucket.
+    pub fn used(&mut self, past: Past, bucket: usize) {
+        self.counts[past.class()].used[bucket] += 1.0;
+    }
+
+    /// Lets time pass: `clock` in uses, and how many contents are known.
+    pub fn tick(&mut self, clock: u64, contents: usize) {
+        if clock < self.renew_at {
+            return;
+        }
+        self.renew_at = clock + (clock / 16).clamp(RENEWAL_USES.0, RENEWAL_USES.1);
+        if clock - self.halved_at > HALF_LIFE_USES.max(HALF_LIFE_EACH * contents as u64) {
+            self.halved_at = clock;
+            for counts in &mut self.counts {
+                counts.reached.iter_mut().chain(&mut counts.used).for_each(|count| *count /= 2.0);
+            }
+        }
+        // Nothing is older than the clock.
+        let buckets = BOUNDS.partition_point(|&bound| bound <= clock) + 2;
+        self.renew(buckets.min(BUCKETS));
+    }
+
+    fn renew(&mut self, buckets: usize) {
+        let mut all = Counts::NONE;
+        self.counts.iter().for_each(|counts| all.add(counts));
+        let all = all.chances(&[CHANCE_UNKNOWN; BUCKETS], 1.0);
+        for interval in 0..INTERVALS {
+            let classes = interval * FREQUENCIES..(interval + 1) * FREQUENCIES;
+            let mut of_interval = Counts::NONE;
+            self.counts[classes.clone()].iter().for_each(|counts| of_interval.add(counts));
+            let general = of_interval.chances(&all, LEAN);
+            for class in classes {
+                let counts = &self.counts[class];
+                if counts.reached[0] > 0.0 {
+                    let doubt: Row = std::array::from_fn(|bucket| 1.0 / (counts.reached[bucket] + LEAN));
+                    self.indices[class].renew(&counts.chances(&general, LEAN), &doubt, buckets);
+                }
+            }
+        }
+    }
+
+    /// The index of content of this past in this bucket and of this age, per use. Finite, and not negative.
+    pub fn index(&self, past: Past, bucket: usize, age: u64) -> f64 {
+        let index = &self.indices[past.class()];
+        let begin = bucket.checked_sub(1).map_or(0, |before| BOUNDS[before]);
+        let share = (age.saturating_sub(begin) as f64 / (BOUNDS[bucket] - begin) as f64).min(1.0);
+        index.begin[bucket] + share * (index.end[bucket] - index.begin[bucket])
+    }
+}
+
+impl Index {
+    /// From the chance of each bucket, for the first `buckets` of them.
+    ///
+    /// The index is the most uses for the time that the space is held, over all times at which one might give up:
+    /// Gittins, "Bandit processes and dynamic allocation indices", Journal of the Royal Statistical Society B 41(2),
+    /// 1979. Where the chance falls with the age it is the chance now, so that the order is that of LRU; where content
+    /// comes back after a known time, it is the greater the nearer that is, so that the newest goes first.
+    fn renew(&mut self, chances: &Row, doubt: &Row, buckets: usize) {
+        let width = |bucket: usize| (BOUNDS[bucket] - if bucket == 0 { 0 } else { BOUNDS[bucket - 1] }) as f64;
+        for first in 0..buckets {
+            let (mut uses, mut time, mut left, mut best) = (0.0, 0.0, 1.0, 0.0f64);
+            for (bucket, chance) in chances.iter().enumerate().take(buckets).skip(first) {
+                uses += left * chance;
+                // Who is used in a bucket is so in its middle.
+                time += left * width(bucket) * (1.0 - chance / 2.0);
+                left *= 1.0 - chance;
+                best = best.max(uses / time);
+            }
+            self.begin[first] = best;
+        }
+        for bucket in 0..buckets {
+            // Of those that are still unused at the end of a bucket in which most are used, the rest is due now.
+            let due = chances[bucket] / width(bucket) / (1.0 - chances[bucket] + doubt[bucket]);
+            self.end[bucket] = due.max(self.begin[(bucket + 1).min(buckets - 1)]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index_of(chances: Row) -> Index {
+        let mut index = Index { begin: [0.0; BUCKETS], end: [0.0; BUCKETS] };
+        index.renew(&chances, &[0.01; BUCKETS], BUCKETS);
+        index
+    }
+
+    #[test]
+    fn where_chances_fall_with_age_the_oldest_is_worth_least() {
+        let index = index_of([0.3; BUCKETS]);
+        // The first bucket is wider than the second.
+        assert!(index.begin[1..].is_sorted_by(|a, b| a >= b), "{:?}", index.begin);
+    }
+
+    #[test]
+    fn where_content_comes_back_after_a_known_time_the_newest_is_worth_least() {
+        let mut chances = [0.0; BUCKETS];
+        chances[20] = 1.0;
+        let index = index_of(chances);
+        assert!(index.begin[..=20].is_sorted() && index.end[20] > index.begin[20]);
+    }
+
+    #[test]
+    fn bounds_grow_by_half_octaves() {
+        assert_eq!(BOUNDS[..6], [2, 3, 4, 6, 8, 12]);
+        assert!(BOUNDS.is_sorted());
+    }
+
+    #[test]
+    fn one_odd_interval_does_not_make_another_content() {
+        let regular = (0..4).fold(Past::once(), |past, _| past.again(1000));
+        assert_eq!(regular.again(4000).interval / OCTAVE, regular.interval / OCTAVE);
+    }
+}

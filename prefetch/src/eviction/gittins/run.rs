@@ -1,0 +1,108 @@
+//! Whether a set is read over and over, each content once in an epoch.
+//!
+//! There is no need to learn when each content comes back: all that was not used in this epoch is used before all that
+//! was, whatever the order. A *run* is a sequence of uses without a repetition. An epoch is one that is longer than
+//! what fits here, so that the cache has nothing to gain from what is recent, and is followed by a run over the same
+//! contents.
+
+/// A run ends when more than one in so many of its uses are repetitions of what was used shortly before: that many
+/// hits, at most, may be lost to the assumption that nothing is used twice in it.
+const REPETITIONS_ONE_IN: u64 = 100;
+
+/// A run goes over the contents of the one before it if no more than one in so many uses is of something else.
+const STRANGERS_ONE_IN: u64 = 8;
+
+/// The run that goes on, and the one before it. Times are counts of uses.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    begun: u64,
+    repetitions: u64,
+    /// Uses in this run of what was used in the one before.
+    returned: u64,
+    before_begun: u64,
+    before_length: u64,
+}
+
+/// Where content stands in an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    /// Neither in this nor in the last: it belongs to the set no more.
+    Stale,
+    /// In this one: all others are used before it.
+    Used,
+    /// In the last one: it will be used in this.
+    Pinned,
+}
+
+impl Runs {
+    /// Notes that what was used at `used_at` is used again now.
+    pub fn used_again(&mut self, used_at: u64, now: u64) {
+        let length = now - self.begun;
+        if used_at < self.begun {
+            self.returned += u64::from(used_at >= self.before_begun);
+        } else if used_at + 1 >= now {
+            self.returned += 1; // a file that is opened twice in a row
+        } else if (now - used_at) * 2 > length {
+            self.end(now);
+        } else {
+            self.repetitions += 1;
+            if self.repetitions * REPETITIONS_ONE_IN > length {
+                self.end(now);
+            }
+        }
+    }
+
+    fn end(&mut self, now: u64) {
+        let before_length = now - self.begun;
+        *self = Self { begun: now, repetitions: 0, returned: 1, before_begun: self.begun, before_length };
+    }
+
+    /// Whether this run is an epoch of a set of which only `residents` contents are here.
+    pub fn is_epoch(&self, now: u64, residents: usize) -> bool {
+        let length = now - self.begun;
+        let strangers = length.saturating_sub(self.returned);
+        self.before_length > residents as u64 && strangers * STRANGERS_ONE_IN <= length
+    }
+
+    pub fn standing(&self, used_at: u64) -> Standing {
+        match used_at {
+            _ if used_at < self.before_begun => Standing::Stale,
+            _ if used_at < self.begun => Standing::Pinned,
+            _ => Standing::Used,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn runs(uses: impl IntoIterator<Item = u64>) -> (Runs, u64) {
+        let (mut runs, mut used_at, mut now) = (Runs::default(), HashMap::new(), 0);
+        for key in uses {
+            if let Some(before) = used_at.insert(key, now) {
+                runs.used_again(before, now);
+            }
+            now += 1;
+        }
+        (runs, now)
+    }
+
+    #[test]
+    fn an_epoch_begins_with_the_first_content_that_comes_back() {
+        let (runs, now) = runs((0..100).chain(0..30));
+        assert!(runs.is_epoch(now, 50) && !runs.is_epoch(now, 100));
+        assert_eq!(runs.standing(99), Standing::Pinned);
+        assert_eq!(runs.standing(100), Standing::Used);
+    }
+
+    #[test]
+    fn a_scan_is_no_epoch_and_neither_is_what_is_used_soon_again() {
+        let (scan, now) = runs(0..1000);
+        assert!(!scan.is_epoch(now, 50));
+        let (local, now) = runs((0..1000u64).map(|at| at.saturating_sub(at % 3 * 10)));
+        assert!(!local.is_epoch(now, 50));
+    }
+}
