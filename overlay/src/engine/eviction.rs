@@ -95,12 +95,20 @@ impl Inner {
         if budget.above(space.high_watermark) > 0 {
             wanted = wanted.max(budget.above(space.low_watermark) + bytes);
         }
+        let mut stayed = Vec::new();
         while wanted > 0 {
             let Some(victim) = self.victim() else { break };
             match self.evict_inode(victim)? {
                 Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
-                Err(_) => continue,
+                Err(Kept::Absent) => {}
+                // It was wanted just then. The policy has given it up, and must know of it again.
+                Err(_) => stayed.push(victim),
             }
+        }
+        for ino in stayed {
+            let Ok(node) = self.node(ino) else { continue };
+            let bytes = self.counted_bytes(&mut node.state.lock());
+            self.evictor.lock().insert(ino.0, bytes);
         }
         Ok(())
     }
