@@ -52,7 +52,8 @@ impl Rival {
         let keep = 1.0 - 1.0 / window;
         self.requests.note(1.0, hit, rival_hit, keep);
         self.bytes.note(bytes as f64, hit, rival_hit, keep);
-        let behind = self.requests.behind();
+        // In bytes twice as much: there is another remedy, which is tried first.
+        let behind = self.requests.behind().max(self.bytes.behind() / 2.0);
         if self.requests.asked * KNOWN_ONE_IN > window && behind > BEHIND {
             self.followed = true;
         } else if behind < BEHIND / 2.0 {
