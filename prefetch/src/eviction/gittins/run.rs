@@ -12,6 +12,10 @@ const REPETITIONS_ONE_IN: u64 = 100;
 /// A run goes over the contents of the one before it if no more than one in so many uses is of something else.
 const STRANGERS_ONE_IN: u64 = 8;
 
+/// Uses after which one knows what the first epoch that is like its predecessor goes over; the later ones are trusted
+/// from their first use on. Runs of a few uses are everywhere.
+const KNOWN_USES: u64 = 6;
+
 /// The run that goes on, and the one before it. Times are counts of uses.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
@@ -21,6 +25,8 @@ pub(super) struct Runs {
     returned: u64,
     before_begun: u64,
     before_length: u64,
+    /// The run before went over the contents of its own predecessor.
+    before_returned: bool,
 }
 
 /// Where content stands in an epoch.
@@ -53,15 +59,24 @@ impl Runs {
     }
 
     fn end(&mut self, now: u64) {
-        let before_length = now - self.begun;
-        *self = Self { begun: now, repetitions: 0, returned: 1, before_begun: self.begun, before_length };
+        let (before_length, before_returned) = (now - self.begun, self.is_known(now) && self.goes_over_the_same(now));
+        *self =
+            Self { begun: now, repetitions: 0, returned: 1, before_begun: self.begun, before_length, before_returned };
     }
 
     /// Whether this run is an epoch of a set of which only `residents` contents are here.
     pub fn is_epoch(&self, now: u64, residents: usize) -> bool {
+        let known = self.before_returned || self.is_known(now);
+        self.before_length > residents as u64 && known && self.goes_over_the_same(now)
+    }
+
+    fn is_known(&self, now: u64) -> bool {
+        now - self.begun >= KNOWN_USES
+    }
+
+    fn goes_over_the_same(&self, now: u64) -> bool {
         let length = now - self.begun;
-        let strangers = length.saturating_sub(self.returned);
-        self.before_length > residents as u64 && strangers * STRANGERS_ONE_IN <= length
+        length.saturating_sub(self.returned) * STRANGERS_ONE_IN <= length
     }
 
     pub fn standing(&self, used_at: u64) -> Standing {
