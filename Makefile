@@ -3,7 +3,7 @@
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make bench-observer   what the observer costs those that read
 # make bench-pools   pools behind servers, to plain clients and to other programs
-# make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady
+# make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
 # make help    the rest
 #
 # Each target installs what it needs and is missing. One profile (--release) for all, so that RocksDB is compiled
@@ -110,6 +110,7 @@ bench-pools: build $(TOOLS)/$(VERSITYGW)
 bench-foresight:
 	@packaging/deps build
 	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(TRACES)
+	@timeout 600 $(CARGO) bench -p forebay-benches --bench profiles
 
 nightly: test deny
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace

@@ -8,8 +8,8 @@ use super::reuse::{BOUNDS, BUCKETS, Past};
 /// The end of the list. Fewer than `u32::MAX` contents are known.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// The most evicted contents that are remembered. About 100 bytes each: 100 MiB.
-pub(super) const GHOSTS_MAX: usize = 1 << 20;
+/// The most evicted contents that are remembered. About 100 bytes each: 50 MiB.
+pub(super) const GHOSTS_MAX: usize = 1 << 19;
 
 /// A bucket is entered up to a sixteenth of its bound too late, so that not every bound is looked at for every use.
 const LATE_ONE_IN: u64 = 16;

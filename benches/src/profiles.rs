@@ -1,7 +1,6 @@
 //! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names.
 //!
-//! `cargo run --release -p forebay-prefetch --example profile_costs [FILES [NAMES]]`: 10^4 files without a
-//! number, of all kinds of names without a part of one.
+//! Arguments: `[FILES [NAMES]]`, 10^4 files without a number, of all kinds of names without a part of one.
 
 use std::time::Instant;
 
@@ -71,8 +70,10 @@ fn milliseconds<T>(of: impl FnOnce() -> T) -> (f64, T) {
 }
 
 fn main() {
-    let files = std::env::args().nth(1).and_then(|files| files.parse().ok()).unwrap_or(10_000);
-    let wanted = std::env::args().nth(2).unwrap_or_default();
+    // Cargo adds options of its own.
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let files = arguments.next().and_then(|files| files.parse().ok()).unwrap_or(10_000);
+    let wanted = arguments.next().unwrap_or_default();
     println!("{files} files a run, 8 runs; milliseconds, of predict the best of three");
     println!(
         "{:28} {:16} {:>8} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8} {:>9}",
