@@ -195,8 +195,7 @@ fn profiles_are_listed_shown_carried_to_other_mounts_and_forgotten() {
     assert_eq!(profiles(&mount), listed);
 }
 
-/// 41. What is brought in because earlier runs of a job have read it changes nothing but how long reads take: an open
-/// confirms it like any other file (and, in the next test: nothing dirty or leased goes for it).
+/// SEMANTICS 41: "an open confirms it like any other file"
 #[test]
 fn what_is_brought_in_ahead_and_changes_in_the_pool_is_read_as_it_is_there() {
     let mount = mount(None);
@@ -219,7 +218,7 @@ fn what_is_brought_in_ahead_and_changes_in_the_pool_is_read_as_it_is_there() {
     assert!(fs::read(&read).unwrap() == content(2, 120_000), "what the pool had when it was opened");
 }
 
-/// 41. ... and nothing dirty or leased goes for it.
+/// SEMANTICS 41: "nothing dirty or leased goes for it"
 #[test]
 fn what_is_staged_for_a_job_goes_before_nothing_dirty_or_leased_and_ends_with_the_job() {
     let mount = Mount::new(Options { limit: Some("64MiB".into()), ..Options::default() });

@@ -109,7 +109,8 @@ impl Inner {
 
 /// The bytes of a file of this size that are wanted.
 fn wanted(expected: &Expected, size: u64) -> Vec<std::ops::Range<u64>> {
-    let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return vec![0..size] };
+    let all = || std::iter::once(0..size).collect();
+    let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return all() };
     let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
     for part in (0..256).filter(|part| parts.bits[part / 64] >> (part % 64) & 1 == 1) {
         let from = (part as u64).saturating_mul(parts.part_bytes).min(size);
@@ -121,7 +122,7 @@ fn wanted(expected: &Expected, size: u64) -> Vec<std::ops::Range<u64>> {
         }
     }
     let sum: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-    if sum as f64 >= size as f64 * WHOLE_SHARE { vec![0..size] } else { ranges }
+    if sum as f64 >= size as f64 * WHOLE_SHARE { all() } else { ranges }
 }
 
 #[cfg(test)]
@@ -130,18 +131,19 @@ mod tests {
 
     use super::*;
 
-    fn of(bits: [u64; 4], size: u64) -> Vec<std::ops::Range<u64>> {
+    fn of(bits: [u64; 4], size: u64) -> Vec<(u64, u64)> {
         let parts = Some(Parts { part_bytes: 10, bits });
         let why = Reason::Replayed { used: 1, seen: 1 };
-        wanted(&Expected { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why }, size)
+        let expected = Expected { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why };
+        wanted(&expected, size).into_iter().map(|range| (range.start, range.end)).collect()
     }
 
     #[test]
     fn parts_are_ranges_and_nearly_all_is_all() {
-        assert_eq!(of([0b1011, 0, 0, 0], 100), [0..20, 30..40]);
-        assert_eq!(of([0b1000, 0, 0, 0], 35), [30..35]);
+        assert_eq!(of([0b1011, 0, 0, 0], 100), [(0, 20), (30, 40)]);
+        assert_eq!(of([0b1000, 0, 0, 0], 35), [(30, 35)]);
         assert_eq!(of([0b1000, 0, 0, 0], 20), [], "it is shorter now");
-        assert_eq!(of([0, 0, 0, 1 << 63], 5000), [2550..5000], "the last stands for all beyond");
-        assert_eq!(of([0b1110, 0, 0, 0], 40), [0..40]);
+        assert_eq!(of([0, 0, 0, 1 << 63], 5000), [(2550, 5000)], "the last stands for all beyond");
+        assert_eq!(of([0b1110, 0, 0, 0], 40), [(0, 40)]);
     }
 }
