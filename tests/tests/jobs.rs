@@ -392,9 +392,10 @@ fn top_shows_who_reads_how_much_and_from_where() {
     );
 }
 
-/// Eviction begins far from the limit, below which room is kept for those who write past the daemon; and what is on
-/// probation by then is more than the tenth of the limit that it always may have.
+/// Eviction begins far from the limit, below which room is kept for those who write past the daemon.
 const SPACE: &str = "[default]\nconsistency = \"immutable\"\n[space]\nhigh-watermark = 0.45\nlow-watermark = 0.42\n";
+/// Who sees no use takes the order in which things came for that of their uses.
+const LRU: &str = "evictor = \"lru\"\n";
 const LIMIT: &str = "440MiB";
 const FILE: usize = 4 << 20;
 const HOT: usize = 12;
@@ -403,14 +404,15 @@ const NEW: usize = 20;
 
 /// How many of the files that are read again and again are still there when as many others were staged as fit. No open
 /// and no read of them reaches the daemon.
-fn hot_files_that_stay(more: &[&str]) -> usize {
+fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
     let mount = Place::new();
     for at in 0..HOT + COLD + NEW {
         fs::write(mount.pool().join(format!("f{at:03}")), content(at as u64, FILE)).unwrap();
     }
     let more = more.iter().map(|word| (*word).to_owned()).collect();
+    let policy = format!("{SPACE}{evictor}");
     let mount =
-        Mount::on(mount, Options { immutable: true, limit: Some(LIMIT.into()), more, ..Options::policy(SPACE) });
+        Mount::on(mount, Options { immutable: true, limit: Some(LIMIT.into()), more, ..Options::policy(&policy) });
     wait_until("the observer starts", || mount.status().observer.why.is_none_or(|why| why.contains("masked")));
     let files = |range: std::ops::Range<usize>| range.map(|at| mount.path(format!("f{at:03}"))).collect::<Vec<_>>();
     let stage = |files: Vec<PathBuf>| {
@@ -440,8 +442,9 @@ fn hot_files_that_stay(more: &[&str]) -> usize {
 
 #[test]
 fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
-    assert_eq!(hot_files_that_stay(&[]), HOT);
-    let blind = hot_files_that_stay(&["-o", "mask_hooks=all"]);
+    assert_eq!(hot_files_that_stay("", &[]), HOT, "by default");
+    assert_eq!(hot_files_that_stay(LRU, &[]), HOT);
+    let blind = hot_files_that_stay(LRU, &["-o", "mask_hooks=all"]);
     assert!(blind < HOT / 2, "{blind} stay of those that nobody seems to use");
 }
 
