@@ -43,6 +43,9 @@ pub struct Gittins {
     clock: u64,
     random: u64,
     candidates: Vec<(Rank, u32)>,
+    /// Where among the residents the search goes on when no candidate may go: what was refused there before is asked
+    /// again last.
+    search_from: usize,
 }
 
 /// The least goes first.
@@ -80,6 +83,7 @@ impl Gittins {
             clock: 0,
             random: 0x9E37_79B9_7F4A_7C15,
             candidates: Vec::new(),
+            search_from: 0,
         }
     }
 
@@ -213,8 +217,11 @@ impl Evictor for Gittins {
                 return self.give_up(slot);
             }
         }
-        let slot = self.history.residents().iter().copied().find(|&slot| may_evict(self.history.node(slot).key))?;
-        self.give_up(slot)
+        let residents = self.history.residents();
+        let from = self.search_from.min(residents.len());
+        let at = (from..residents.len()).chain(0..from).find(|&at| may_evict(self.history.node(residents[at]).key))?;
+        self.search_from = at;
+        self.give_up(residents[at])
     }
 
     fn len(&self) -> usize {

@@ -189,3 +189,21 @@ fn a_scan_does_not_push_a_loop_out_of_s3fifo_as_it_does_out_of_fifo() {
     // Half of the reads can hit at all.
     assert!(s3fifo > 0.45 && fifo < 0.30, "S3-FIFO {s3fifo}, FIFO {fifo}");
 }
+
+/// A fast pool that is full of leases and gives little: it is not walked through for each victim.
+#[test]
+fn what_must_stay_is_not_asked_again_for_every_victim() {
+    const LEASED: u64 = 20_000;
+    const VICTIMS: u64 = 500;
+    let mut policy = by_name(DEFAULT, LEASED * 100).expect("the default is listed");
+    (0..LEASED + VICTIMS).for_each(|key| policy.insert(key, 100));
+    let mut asked = 0;
+    for _ in 0..VICTIMS {
+        let victim = policy.evict(&mut |key| {
+            asked += 1;
+            key >= LEASED
+        });
+        assert!(victim.is_some_and(|key| key >= LEASED));
+    }
+    assert!(asked <= VICTIMS * 100 + 2 * LEASED, "{asked} questions for {VICTIMS} victims");
+}

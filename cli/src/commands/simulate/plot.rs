@@ -51,7 +51,8 @@ fn chart(
         .draw()?;
     for (at, name) in first.policies.keys().enumerate() {
         let color = match *name {
-            LRU | BELADY => BLACK.to_rgba(),
+            BELADY => BLACK.to_rgba(),
+            LRU => RGBColor(128, 128, 128).to_rgba(),
             _ => Palette99::pick(at).to_rgba(),
         };
         let style = color.stroke_width(if *name == first.default { 3 } else { 1 });
