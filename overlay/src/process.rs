@@ -21,6 +21,8 @@ impl Process {
         Self { pid, start_ticks: stat(pid).map_or(0, |stat| stat.start_ticks) }
     }
 
+    /// Whether any of its threads is left: the first may have ended before the others, and what they have open stays
+    /// open until the last one ends.
     pub fn is_alive(&self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
     }
@@ -32,18 +34,36 @@ struct Stat {
     start_ticks: u64,
 }
 
-/// `None` when there is no such process, or when it has ended and only waits to be reaped.
+/// Whether a process is on its way out: its first thread has ended, what it has open may not be closed yet.
+pub fn is_ending(pid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    text.is_ok_and(|text| stat_fields(&text).is_some_and(|mut fields| fields.next().is_some_and(has_ended)))
+}
+
+/// `None` when there is no such process, or when all its threads have ended and it only waits to be reaped.
 fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn parse_stat(text: &str) -> Option<Stat> {
-    // The command's name is in parentheses and may contain anything, parentheses too.
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
+    let mut fields = stat_fields(text)?;
+    let ended = has_ended(fields.next()?);
+    let parent = fields.next()?.parse().ok()?;
+    let threads: u32 = fields.nth(15)?.parse().ok()?;
+    if ended && threads <= 1 {
         return None;
     }
-    Some(Stat { parent: fields.next()?.parse().ok()?, start_ticks: fields.nth(17)?.parse().ok()? })
+    Some(Stat { parent, start_ticks: fields.nth(1)?.parse().ok()? })
+}
+
+/// What is behind the name: proc_pid_stat(5), from field 3 on.
+fn stat_fields(text: &str) -> Option<std::str::SplitWhitespace<'_>> {
+    // The command's name is in parentheses and may contain anything, parentheses too.
+    Some(text.rsplit_once(')')?.1.split_whitespace())
+}
+
+fn has_ended(state: &str) -> bool {
+    matches!(state, "Z" | "X")
 }
 
 /// The process that a thread belongs to, and the parent of that.
@@ -99,9 +119,28 @@ mod tests {
 
     #[test]
     fn names_of_commands_are_no_obstacle() {
-        let stat = parse_stat("7 (a) b (c) S 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 99 1 2").unwrap();
+        let stat = parse_stat("7 (a) b (c) S 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99 1 2").unwrap();
         assert_eq!((stat.parent, stat.start_ticks), (3, 99));
-        assert!(parse_stat("7 (gone) Z 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 99").is_none());
+        assert!(parse_stat("7 (gone) Z 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99").is_none());
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_any_of_its_threads() {
+        let script = "import ctypes, threading, time\n\
+                      threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
+                      ctypes.CDLL(None).syscall(SYS_EXIT, 0)";
+        let script = script.replace("SYS_EXIT", &libc::SYS_exit.to_string());
+        let mut child = std::process::Command::new("python3").args(["-c", &script]).spawn().unwrap();
+        let process = Process::of(child.id());
+        let begun = std::time::Instant::now();
+        while !is_ending(child.id()) {
+            assert!(begun.elapsed().as_secs() < 30, "its first thread ends");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(process.is_alive() && child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive() && !is_ending(child.id()));
     }
 
     #[test]

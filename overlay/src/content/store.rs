@@ -2,11 +2,11 @@
 //! number and never after a path.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
@@ -14,6 +14,7 @@ use super::SpaceBudget;
 use crate::Content;
 use crate::catalog::{Catalog, ContentId};
 use crate::node::Stamp;
+use crate::process;
 
 /// The device's number is the top byte of a content id.
 const DEVICE_SHIFT: u32 = 56;
@@ -26,6 +27,9 @@ const DEFAULT_LIMIT_SHARE: f64 = 0.9;
 
 /// The kernel's clock for times of files where it has no finer one: at most 10 ms (`CONFIG_HZ=100`), with a margin.
 const TICK: Duration = Duration::from_millis(12);
+
+/// How long a daemon that is ending may take to let go of its directory.
+const ENDING_MAX: Duration = Duration::from_secs(10);
 
 /// One directory on local NVMe.
 #[derive(Debug)]
@@ -255,9 +259,15 @@ impl Device {
 
     fn take(path: &Path, lock: &File) -> Result<()> {
         use rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        if rustix::fs::flock(lock, NonBlockingLockExclusive).is_err() {
+        let begun = Instant::now();
+        while rustix::fs::flock(lock, NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
-            let _ = (&mut &*lock).read_to_string(&mut pid);
+            let _ = (&*lock).rewind().and_then(|()| (&*lock).read_to_string(&mut pid));
+            // One that was killed holds it until its last thread has ended.
+            if begun.elapsed() < ENDING_MAX && pid.trim().parse().is_ok_and(process::is_ending) {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
             return Err(Error::new(
                 ErrorKind::Busy,
                 Side::Cache,
@@ -271,7 +281,8 @@ impl Device {
         }
         let write = || -> io::Result<()> {
             lock.set_len(0)?;
-            (&mut &*lock).write_all(format!("{}\n", std::process::id()).as_bytes())
+            (&*lock).rewind()?;
+            (&*lock).write_all(format!("{}\n", std::process::id()).as_bytes())
         };
         write().map_err(|e| {
             Error::io(e, Side::Cache, format!("fast-pool directory {}: cannot be written; make room", path.display()))

@@ -47,18 +47,18 @@ impl Inner {
 
     /// The same before anybody asks: readers go first, between any two requests.
     pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let stripe = self.stripe_of(node).await;
         let mut at = range.start;
         let pieces = std::iter::from_fn(|| {
-            let bytes = self.request_bytes();
             let from = at;
-            at = range.end.min((from / bytes + 1).saturating_mul(bytes));
+            at = range.end.min(self.request_end(stripe, from));
             (from < at).then_some(from..at)
         });
         let bring = |piece| async {
             let _turn = self.turns.ahead().await;
             self.fetch_now(node, piece).await
         };
-        stream::iter(pieces.map(bring)).buffer_unordered(REQUESTS_AT_ONCE).try_collect().await
+        stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
     }
 
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
@@ -74,14 +74,13 @@ impl Inner {
 
     /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
     pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
-        let stripe = self.layout_of(node).await.and_then(|layout| layout.stripe);
-        let at_once = stripe.map_or(REQUESTS_AT_ONCE, |s| (s.targets as usize).clamp(REQUESTS_AT_ONCE, MOST_AT_ONCE));
+        let stripe = self.stripe_of(node).await;
+        let at_once = requests_at_once(stripe);
         let mut under_way = VecDeque::new();
         let mut at = range.start;
         loop {
             while at < range.end && under_way.len() < at_once {
-                let bytes = stripe.map_or_else(|| self.request_bytes(), in_stripe);
-                let end = range.end.min((at / bytes + 1).saturating_mul(bytes));
+                let end = range.end.min(self.request_end(stripe, at));
                 let flights = self.begin_fetch(node, at..end)?;
                 if !flights.is_empty() {
                     under_way.push_back(flights);
@@ -96,6 +95,16 @@ impl Inner {
                 }
             }
         }
+    }
+
+    async fn stripe_of(&self, node: &Node) -> Option<Stripe> {
+        self.layout_of(node).await?.stripe
+    }
+
+    /// Where a request ends that begins at `at`, in a file that is as long as need be.
+    fn request_end(&self, stripe: Option<Stripe>, at: u64) -> u64 {
+        let bytes = stripe.map_or_else(|| self.request_bytes(), in_stripe);
+        (at / bytes + 1).saturating_mul(bytes)
     }
 
     /// Makes a file whole of bytes that came without being asked for, where it has none yet. Whether they were of use.
@@ -358,6 +367,11 @@ impl Inner {
         self.keep_open(ino);
         Ok(content)
     }
+}
+
+/// Requests for one file that are under way at the same time: to as many targets as have a part of it.
+fn requests_at_once(stripe: Option<Stripe>) -> usize {
+    stripe.map_or(REQUESTS_AT_ONCE, |s| (s.targets as usize).clamp(REQUESTS_AT_ONCE, MOST_AT_ONCE))
 }
 
 /// Bytes of one request to a striped file: whole chunks of ours in whole chunks of the pool, so that each asks as few
