@@ -3,6 +3,7 @@
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make bench-observer   what the observer costs those that read
 # make bench-pools   pools behind servers, to plain clients and to other programs
+# make bench-jobs   staging ahead of real programs on a slow pool, and where nothing can be foreseen (ARGS="--runs 3 --only compile")
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
 # make help    the rest
 #
@@ -39,7 +40,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools bench-foresight lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -111,6 +112,10 @@ bench-foresight:
 	@packaging/deps build
 	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(TRACES)
 	@timeout 600 $(CARGO) bench -p forebay-benches --bench profiles
+
+bench-jobs: build
+	@packaging/deps test bench-jobs
+	@timeout 7200 $(CARGO) bench -p forebay-benches --bench jobs -- $(ARGS)
 
 nightly: test deny
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace

@@ -1,0 +1,125 @@
+//! What staging ahead of jobs is worth to real programs on a slow pool, what of their reads was foreseen, and what it
+//! costs where nothing can be.
+//!
+//! Arguments: `[--runs N] [--only WORD] [--plot FILE]`. Each program runs N times (6), each time on two mounts of one
+//! pool that is slowed down, in turns: with staging ahead and without. Before each run nothing of the pool is here.
+
+mod curve;
+mod ground;
+mod programs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_benches::pairs::spread;
+use forebay_benches::{Result, interrupt, machine};
+
+use ground::{Ground, Mode, Ran};
+use programs::{Program, Target};
+
+/// A pool across a building: 100 MB/s in all, 2 ms to each answer.
+const POOL: &str = "100MB/s,2ms";
+const RUNS: usize = 6;
+
+struct Args {
+    runs: usize,
+    only: Option<String>,
+    plot: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn args() -> Result<Args> {
+    let mut args = Args { runs: RUNS, only: None, plot: None };
+    let mut words = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        match word.as_str() {
+            "--runs" => args.runs = value()?.parse()?,
+            "--only" => args.only = Some(value()?),
+            "--plot" => args.plot = Some(value()?.into()),
+            _ => return Err(format!("{word}: not known; there are --runs N, --only WORD and --plot FILE").into()),
+        }
+    }
+    if args.runs < 2 { Err("--runs: at least 2".into()) } else { Ok(args) }
+}
+
+fn run() -> Result<()> {
+    let args = args()?;
+    interrupt::watch();
+    println!("Pool: {POOL}. {} runs of each program on either mount. {}\n", args.runs, machine::today()?);
+    for fact in machine::facts(std::path::Path::new("/var/tmp"))? {
+        println!("* {fact}");
+    }
+    println!(
+        "\n| program | run 1 | later runs, staged ahead | without | how much faster | spread | staged before it begins | \
+         all here | coverage | accuracy | target | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    );
+    let mut records = Vec::new();
+    for program in programs::all().iter().filter(|p| args.only.as_ref().is_none_or(|only| p.name.contains(only))) {
+        records.push((program.name, measure(program, args.runs)?));
+    }
+    curve::rows(&records, args.plot.as_deref())
+}
+
+/// A row. What the runs without staging read, in their order, and what a user would have declared.
+fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
+    let mut ground = Ground::make(program)?;
+    let (mut ahead, mut plain): (Vec<Ran>, Vec<Ran>) = Default::default();
+    for run in 0..runs {
+        ground.slow_down((program.throttle)(run))?;
+        let order = if run % 2 == 0 { [Mode::Plain, Mode::Ahead] } else { [Mode::Ahead, Mode::Plain] };
+        for mode in order {
+            interrupt::check()?;
+            (program.before)(&ground.dir, run)?;
+            ground.empty(mode)?;
+            let ran = ground.run(mode, &(program.words)(&ground.dir, run))?;
+            if mode == Mode::Ahead { ahead.push(ran) } else { plain.push(ran) }
+        }
+    }
+    // The next member of the sequence, staged as a prolog would; and once more, with everything here.
+    (program.before)(&ground.dir, runs)?;
+    ground.empty(Mode::Ahead)?;
+    let words = (program.words)(&ground.dir, runs);
+    ground.stage(&words)?;
+    let before = ground.run(Mode::Ahead, &words)?;
+    (program.before)(&ground.dir, runs)?;
+    let here = ground.run(Mode::Ahead, &words)?;
+    let ratios: Vec<f64> = ahead.iter().zip(&plain).skip(1).map(|(a, p)| p.seconds / a.seconds).collect();
+    let middle = |ran: &[Ran]| spread(ran.iter().skip(1).map(|ran| ran.seconds).collect()).median;
+    let shares = |of: fn(&Ran) -> f64| spread(ahead.iter().skip(1).map(of).collect()).median;
+    let (coverage, accuracy) = (shares(Ran::coverage), shares(Ran::accuracy));
+    let ratio = spread(ratios);
+    let (target, passes) = match program.target {
+        Target::Repeat => {
+            ("≥ 2.00, coverage ≥ 0.95, accuracy ≥ 0.9", ratio.median >= 2.0 && coverage >= 0.95 && accuracy >= 0.9)
+        }
+        Target::Next => ("≥ 2.00, coverage ≥ 0.9", ratio.median >= 2.0 && coverage >= 0.9),
+        Target::NoSlower => ("≥ 0.97", ratio.median >= 0.97),
+    };
+    println!(
+        "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {:.2} s | {coverage:.3} | {accuracy:.3} | \
+         {target} | {} |",
+        program.name,
+        ahead[0].seconds,
+        middle(&ahead),
+        middle(&plain),
+        ratio.median,
+        ratio.min,
+        ratio.max,
+        before.seconds,
+        here.seconds,
+        if passes { "pass" } else { "**miss**" },
+    );
+    let words = (0..runs).map(|run| (program.words)(&ground.dir, run)).collect();
+    let declared = ground.below(program.declared)?.into_keys().collect();
+    Ok(curve::Record { runs: plain, words, declared, sizes: ground.below(".")? })
+}
