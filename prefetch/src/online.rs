@@ -9,7 +9,7 @@
 //! entry takes, in the modules: [`reader::READERS_MAX`], [`track::TRACKS_MAX`] and [`track::TOUCHED_MAX`],
 //! [`listing::DIRECTORIES_MAX`] and [`listing::LISTED_MAX`], [`epochs::LOGS_MAX`], [`asked::ASKED_MAX`],
 //! [`association::ROWS_MAX`] and [`association::LEADERS_MAX`]. Together 120 MiB at most, for a mount where everything is
-//! at its bound; a job that reads a set of 2,000 files in one directory takes half a MiB.
+//! at its bound; a job that reads a set of 2,000 files in one directory takes 1 MiB.
 
 mod accuracy;
 mod asked;
@@ -49,13 +49,11 @@ const LISTING_TOUCHES: usize = 3;
 
 /// A file that was opened for reading by somebody.
 #[derive(Debug, Clone, Copy)]
-pub struct Touch<'a> {
+pub struct Touch {
     /// A job, or a process group where there is none.
     pub reader: u64,
     /// The directory that the file was opened in, any number that is its own.
     pub directory: u64,
-    /// Of the file in the directory.
-    pub name: &'a str,
     /// The inode number.
     pub file: u64,
     /// Since any fixed moment.
@@ -136,11 +134,7 @@ impl Online {
     /// `None`: not known; then only what goes without it is suggested.
     ///
     /// Answer each suggestion with [`Online::staged`] or [`Online::not_staged`].
-    pub fn touched(
-        &mut self,
-        touch: &Touch<'_>,
-        listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>,
-    ) -> Vec<Suggestion> {
+    pub fn touched(&mut self, touch: &Touch, listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Vec<Suggestion> {
         self.settle(touch.file, true);
         let Some(opened) = self.open(touch, listing) else { return Vec::new() };
         let candidates = self.candidates(touch, &opened);
@@ -191,32 +185,51 @@ impl Online {
     /// A suggestion, if there is one for this file, was used or wasted.
     fn settle(&mut self, file: u64, used: bool) {
         let Some(asked) = self.asked.remove(file) else { return };
-        self.accuracy[asked.predictor.index()].note(used);
         if let Some(reader) = self.readers.peek_mut(&asked.reader) {
             reader.settled(asked.predictor, used, asked.state == State::Refused);
         }
-        let Some(track) = self.tracks.peek_mut(&(asked.reader, asked.directory)) else { return };
-        match asked.predictor {
-            Predictor::Sequence => track.sequence.settled(asked.stream, used),
-            Predictor::Siblings => track.settled(used),
-            _ => (),
+        let mut outcomes = Some((usize::from(used), usize::from(!used)));
+        if let Some(track) = self.tracks.peek_mut(&(asked.reader, asked.directory)) {
+            match asked.predictor {
+                Predictor::Sequence => track.sequence.settled(asked.stream, used),
+                Predictor::Siblings => outcomes = track.settled(used),
+                _ => (),
+            }
+        }
+        if let Some(outcomes) = outcomes {
+            self.note(asked.reader, asked.predictor, outcomes);
+        }
+    }
+
+    /// So many suggestions were used, and so many wasted.
+    fn note(&mut self, reader: u64, predictor: Predictor, outcomes: (usize, usize)) {
+        self.accuracy[predictor.index()].note(outcomes.0, outcomes.1);
+        if let Some(reader) = self.readers.peek_mut(&reader) {
+            reader.note(predictor, outcomes);
         }
     }
 
     /// Lets go of what a reader has left behind.
     fn forget(&mut self, number: u64, reader: Reader, has_ended: bool) {
         self.logged -= reader.epochs.log_len();
+        let (mut used_siblings, mut wasted) = (0, [0; 5]);
         for (file, suggestion) in reader.into_awaited() {
             if !self.asked.is(file, suggestion) {
                 continue;
             }
             if let Some(asked) = self.asked.remove(file).filter(|asked| has_ended && asked.state == State::Staged) {
-                self.accuracy[asked.predictor.index()].note(false);
+                wasted[asked.predictor.index()] += 1;
             }
         }
         let tracks: Vec<(u64, u64)> = self.tracks.iter().map(|(key, _)| *key).filter(|key| key.0 == number).collect();
         for key in tracks {
-            self.touched -= self.tracks.pop(&key).map_or(0, |track| track.touched_count());
+            let Some(track) = self.tracks.pop(&key) else { continue };
+            self.touched -= track.touched_count();
+            used_siblings += track.used_untold();
+        }
+        for predictor in Predictor::ALL {
+            let used = if predictor == Predictor::Siblings { used_siblings } else { 0 };
+            self.accuracy[predictor.index()].note(used, wasted[predictor.index()]);
         }
     }
 
@@ -231,7 +244,7 @@ impl Online {
     }
 
     /// Notes an open. `None` if it is the same as one before.
-    fn open(&mut self, touch: &Touch<'_>, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<Opened> {
+    fn open(&mut self, touch: &Touch, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<Opened> {
         let (readers_made, file) = (&mut self.readers_made, touch.file);
         let reader = self.readers.get_or_insert_mut(touch.reader, || {
             *readers_made += 1;
@@ -240,7 +253,7 @@ impl Online {
         let logged = reader.epochs.log_len();
         let is_new = reader.touch(file, touch.at);
         self.logged = self.logged + reader.epochs.log_len() - logged;
-        let now = reader.now();
+        let (now, touches) = (reader.now(), reader.touches());
         while self.readers.len() > reader::READERS_MAX || self.logged > epochs::LOGS_MAX {
             if !self.forget_oldest_reader() {
                 break;
@@ -253,7 +266,7 @@ impl Online {
         let touched = track.touched_count();
         let is_known = touched + usize::from(!track.is_touched(file)) >= LISTING_TOUCHES;
         let listing = if is_known { self.listings.get(touch.directory, file, ask) } else { None };
-        let follows = track.touch(file, listing.as_deref());
+        let follows = track.touch(file, listing.as_deref(), touches);
         self.touched = self.touched + track.touched_count() - touched;
         self.forget_tracks();
         if !follows {
@@ -269,7 +282,7 @@ impl Online {
         }
     }
 
-    fn candidates(&mut self, touch: &Touch<'_>, opened: &Opened) -> Vec<Candidate> {
+    fn candidates(&mut self, touch: &Touch, opened: &Opened) -> Vec<Candidate> {
         let Some(reader) = self.readers.peek_mut(&touch.reader) else { return Vec::new() };
         let Some(track) = self.tracks.peek_mut(&(touch.reader, touch.directory)) else { return Vec::new() };
         let (association, asked, accuracy) = (&mut self.association, &self.asked, &self.accuracy);
@@ -278,7 +291,7 @@ impl Online {
     }
 
     /// Makes suggestions of the best candidates.
-    fn suggest(&mut self, touch: &Touch<'_>, mut candidates: Vec<Candidate>) -> Vec<Suggestion> {
+    fn suggest(&mut self, touch: &Touch, mut candidates: Vec<Candidate>) -> Vec<Suggestion> {
         let probability = |candidate: &Candidate| candidate.suggestion.probability;
         candidates.sort_by(|a, b| probability(b).total_cmp(&probability(a)));
         while self.asked.len() + SUGGESTIONS_MAX > asked::ASKED_MAX && self.forget_oldest_reader() {}
@@ -293,7 +306,7 @@ impl Online {
         suggestions
     }
 
-    fn ask(&mut self, touch: &Touch<'_>, candidate: &Candidate) {
+    fn ask(&mut self, touch: &Touch, candidate: &Candidate) {
         let (file, predictor) = (candidate.suggestion.file, candidate.suggestion.why.predictor());
         let (directory, stream) = (touch.directory, candidate.stream);
         let asked = Asked { reader: touch.reader, directory, predictor, stream, number: 0, state: State::Said };

@@ -26,10 +26,17 @@ impl Accuracy {
         Self { used: 0.0, settled: 0.0, kept: KEPT_OF_MOUNT }
     }
 
-    /// Notes that a suggestion was used, or was wasted.
-    pub fn note(&mut self, used: bool) {
-        self.used = self.used * self.kept + f64::from(u8::from(used));
-        self.settled = self.settled * self.kept + 1.0;
+    /// Notes how many suggestions were used, and how many wasted, at the same time.
+    pub fn note(&mut self, used: usize, wasted: usize) {
+        if used + wasted == 0 {
+            return;
+        }
+        let outcomes = (used + wasted) as f64;
+        let kept = self.kept.powf(outcomes);
+        // As much as so many outcomes count together, one after the other.
+        let weight = (1.0 - kept) / (1.0 - self.kept);
+        self.used = self.used * kept + weight * used as f64 / outcomes;
+        self.settled = self.settled * kept + weight;
     }
 
     /// The share that is used, above 0 and below 1 as `assumed` is: that is what it is before there are outcomes.
@@ -46,9 +53,11 @@ mod tests {
     fn what_was_assumed_gives_way_to_outcomes_and_the_old_to_the_new() {
         let mut accuracy = Accuracy::of_reader();
         assert_eq!(accuracy.share(0.8), 0.8);
-        (0..200).for_each(|_| accuracy.note(true));
+        (0..200).for_each(|_| accuracy.note(1, 0));
         assert!(accuracy.share(0.1) > 0.89);
-        (0..200).for_each(|_| accuracy.note(false));
-        assert!(accuracy.share(0.9) < 0.11);
+        (0..200).for_each(|_| accuracy.note(0, 1));
+        assert!(accuracy.share(0.9) < 0.12);
+        accuracy.note(500, 500);
+        assert!((accuracy.share(0.5) - 0.5).abs() < 1e-6);
     }
 }

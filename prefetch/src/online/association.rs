@@ -23,7 +23,7 @@ pub(super) const ROWS_MAX: usize = 8192;
 
 /// Recorded files that are mined at once, and opens after which it is done however few they are; but not more often than
 /// there are such files, so that an open costs no more than the comparison of one of them with its neighbours.
-const MINED_MAX: usize = 1024;
+const MINED_MAX: usize = 512;
 const MINED_AFTER_TOUCHES: u64 = 256;
 
 /// Files that have followers, about 300 bytes each with theirs: 5 MiB.

@@ -10,8 +10,8 @@ use super::track::Track;
 use super::{SUGGESTIONS_MAX, Suggestion, sequence};
 use crate::plan::PROBABILITY_MIN;
 
-/// Opens of a reader after which a sibling that was suggested was wasted: so many times the files of the directory.
-const SIBLINGS_AWAITED: u64 = 2;
+/// A sibling was wasted that was not used after the opens that it takes for so many times the files of the directory.
+const SIBLINGS_AWAITED: usize = 2;
 
 /// A suggestion in the making.
 #[derive(Debug)]
@@ -85,7 +85,11 @@ impl Sources<'_> {
     fn association(&mut self, file: u64, out: &mut Vec<Candidate>) {
         let trust = self.trust(Predictor::Association);
         let followers = self.association.followers(file).to_vec();
-        let candidates = followers.into_iter().filter(|follower| self.is_free(follower.file)).map(|follower| {
+        let candidates = followers.into_iter().filter(|follower| {
+            // Not what was opened in this epoch: such files are opened together again and again in one.
+            !self.asked.contains(follower.file) && !self.reader.is_recent(follower.file)
+        });
+        let candidates = candidates.map(|follower| {
             let why = Why::Association { times: follower.times };
             let probability = follower.probability * trust.accuracy;
             let suggestion = Suggestion { file: follower.file, probability, why };
@@ -117,10 +121,11 @@ impl Sources<'_> {
         let free = |file: u64| !asked.contains(file) && !epochs.is_touched(file);
         let wanted = others.wanted.min(trust.most).min(SUGGESTIONS_MAX);
         let untouched = self.track.untouched(listing, wanted, free);
+        let awaited_touches = self.track.opens_for(SIBLINGS_AWAITED * listing.len(), self.reader.touches());
         let candidates = untouched.into_iter().map(|file| {
             let why = Why::Siblings { opened: others.opened, of: others.of };
             let suggestion = Suggestion { file, probability: others.probability, why };
-            Candidate { suggestion, stream: 0, awaited_touches: SIBLINGS_AWAITED * listing.len() as u64 }
+            Candidate { suggestion, stream: 0, awaited_touches }
         });
         take(trust, candidates, out);
     }

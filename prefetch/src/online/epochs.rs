@@ -28,6 +28,10 @@ const SLACK: u64 = 8;
 const ORDER_LAST: f64 = 0.25;
 const ORDER_MIN: f64 = 0.75;
 
+/// So many opens, one after the other, of files that were opened in this epoch before may begin another one. With fewer
+/// between others it is a configuration, or the like, that is read every few steps: it is no part of the set.
+const REPEATS: usize = 3;
+
 /// Suggestions of files of a set that may be outstanding or wasted for each of it that was opened in this epoch, at
 /// most. All of them were used in the epoch before, so this is bolder than with siblings.
 const FOR_EACH_OPENED_MAX: f64 = 16.0;
@@ -40,8 +44,10 @@ const LOOKS_BESIDES: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     runs: Runs,
-    /// Counts opens.
+    /// Counts opens, without those that are no part of a set.
     clock: u64,
+    /// The last opens, as far as they are of files that were opened in this epoch before and are not in the log.
+    repeated: Vec<u64>,
     /// What was opened, from the time `clock - log.len()` on.
     log: VecDeque<u64>,
     /// When each of those was opened last.
@@ -77,6 +83,18 @@ impl Epochs {
     /// Notes an open.
     pub fn touch(&mut self, file: u64) {
         self.refused = self.refused.saturating_sub(1);
+        if self.is_touched(file) {
+            self.repeated.push(file);
+            if self.repeated.len() == REPEATS {
+                std::mem::take(&mut self.repeated).into_iter().for_each(|file| self.log(file));
+            }
+        } else {
+            self.repeated.clear();
+            self.log(file);
+        }
+    }
+
+    fn log(&mut self, file: u64) {
         if let Some(before) = self.touched_at.insert(file, self.clock) {
             let begun = self.runs.begun();
             self.runs.used_again(before, self.clock);
@@ -250,8 +268,23 @@ mod tests {
         let mut epochs = epochs((0..100).chain((0..20).map(|at| at * 37 % 100)));
         assert_eq!(epochs.next(0.9), []);
         let rest = epochs.rest(0.8, 1000, |file| file != 1);
-        assert_eq!(rest.len(), 79.min(4 * 20));
+        assert_eq!(rest.len(), 79, "80 files are left, and four for each opened one are allowed");
         assert!(!rest.contains(&1) && !rest.contains(&37) && rest.contains(&2));
+    }
+
+    #[test]
+    fn what_is_opened_all_the_time_is_no_part_of_the_set() {
+        let with_configuration = |at: u64| [at * 37 % 500].into_iter().chain(at.is_multiple_of(7).then_some(999));
+        let mut epochs = epochs((0..500).chain((0..100).flat_map(with_configuration)));
+        assert!(epochs.is_epoch());
+        assert!(!epochs.rest(0.8, 1000, |_| true).contains(&999));
+    }
+
+    #[test]
+    fn a_small_set_is_a_set() {
+        let mut epochs = epochs((0..4).flat_map(|_| 0..20));
+        (0..4).for_each(|file| epochs.touch(file));
+        assert_eq!(files(epochs.next(0.9)), [4, 5]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn key(name: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn sorted<'a>(mut names: Vec<&'a str>) -> Vec<&'a str> {
+    fn sorted(mut names: Vec<&str>) -> Vec<&str> {
         names.sort_by_key(|name| key(name));
         names
     }

@@ -15,6 +15,10 @@ pub(super) const READERS_MAX: usize = 256;
 /// An open of one of the last so many files, so soon after the one before, is the same open: programs look at a file,
 /// close it and open it again, or read a configuration beside each file of a set.
 const SAME_OPEN_FILES: usize = 4;
+
+/// What was opened so recently is not suggested because it goes with something else, though it is not of this epoch.
+const RECENT_FILES: usize = 16;
+
 const SAME_OPEN: Duration = Duration::from_secs(10);
 
 /// The logical time of a reader has so many bits, and its number stands above them.
@@ -56,6 +60,8 @@ pub(super) struct Reader {
     accuracy: [Accuracy; 5],
     /// By predictor, the oldest first. Some of them may have been settled since.
     awaited: [VecDeque<Awaited>; 5],
+    /// How many of each were left when those that were settled were taken out.
+    kept: [usize; 5],
     outstanding: [usize; 5],
     probed: [u64; 5],
 }
@@ -66,10 +72,11 @@ impl Reader {
         Self {
             serial,
             touches: 0,
-            recent: VecDeque::with_capacity(SAME_OPEN_FILES),
+            recent: VecDeque::with_capacity(RECENT_FILES),
             epochs: Epochs::default(),
             accuracy: [Accuracy::of_reader(); 5],
             awaited: Default::default(),
+            kept: [0; 5],
             outstanding: [0; 5],
             probed: [0; 5],
         }
@@ -77,21 +84,29 @@ impl Reader {
 
     /// Notes an open; false if it is the same as one before.
     pub fn touch(&mut self, file: u64, at: Duration) -> bool {
-        if let Some(before) = self.recent.iter().position(|(recent, _)| *recent == file) {
-            let same = self.recent.remove(before).is_some_and(|(_, last)| at.saturating_sub(last) <= SAME_OPEN);
-            self.recent.push_back((file, at));
-            if same {
-                return false;
-            }
-        } else {
-            if self.recent.len() == SAME_OPEN_FILES {
-                self.recent.pop_front();
-            }
-            self.recent.push_back((file, at));
+        let before = self.recent.iter().position(|(recent, _)| *recent == file);
+        if before.is_none() && self.recent.len() == RECENT_FILES {
+            self.recent.pop_front();
+        }
+        let files_since = before.map_or(RECENT_FILES, |before| self.recent.len() - before);
+        let last = before.and_then(|before| self.recent.remove(before));
+        self.recent.push_back((file, at));
+        if files_since <= SAME_OPEN_FILES && last.is_some_and(|(_, last)| at.saturating_sub(last) <= SAME_OPEN) {
+            return false;
         }
         self.touches += 1;
         self.epochs.touch(file);
         true
+    }
+
+    /// Whether the file is one of the last that were opened.
+    pub fn is_recent(&self, file: u64) -> bool {
+        self.recent.iter().any(|(recent, _)| *recent == file)
+    }
+
+    /// Opens, without those that were the same one.
+    pub fn touches(&self) -> u64 {
+        self.touches
     }
 
     /// The logical time of the last open, far from that of all other readers.
@@ -121,10 +136,11 @@ impl Reader {
         if predictor == Predictor::Set {
             self.epochs.asked_rest();
         }
-        let awaited = &mut self.awaited[at];
-        // At most one half of the queue was settled, and a few: no more work than was put in.
-        if awaited.len() > 2 * self.outstanding[at] + 64 {
+        let (awaited, kept) = (&mut self.awaited[at], &mut self.kept[at]);
+        // Those that were settled, each time as many came in as were left then: no more work than was put in.
+        if awaited.len() > 2 * *kept + 64 {
             awaited.retain(|awaited| asked.is(awaited.file, awaited.number));
+            *kept = awaited.len();
         }
         awaited.push_back(Awaited { file, number, until: self.touches + touches });
     }
@@ -149,7 +165,6 @@ impl Reader {
     /// One of its suggestions was used, or wasted; `was_refused`: it was not brought in.
     pub fn settled(&mut self, predictor: Predictor, used: bool, was_refused: bool) {
         let at = predictor.index();
-        self.accuracy[at].note(used);
         if !was_refused {
             self.outstanding[at] = self.outstanding[at].saturating_sub(1);
         }
@@ -158,6 +173,11 @@ impl Reader {
             Predictor::Set => self.epochs.settled_rest(used),
             _ => (),
         }
+    }
+
+    /// So many suggestions were used, and so many wasted.
+    pub fn note(&mut self, predictor: Predictor, (used, wasted): (usize, usize)) {
+        self.accuracy[predictor.index()].note(used, wasted);
     }
 
     /// One of its suggestions will not be brought in.

@@ -200,6 +200,12 @@ impl Sequence {
         })
     }
 
+    /// The chance that a file which is opened in no order continues a stream, among so many files.
+    pub fn follows_by_chance(&self, files: usize) -> f64 {
+        let near = self.streams.len() * (2 * SLACK_STEPS as usize + 1);
+        (near as f64 / files.max(1) as f64).min(1.0)
+    }
+
     /// A suggestion of a stream was used, or wasted.
     pub fn settled(&mut self, stream: u32, used: bool) {
         if let Some(stream) = self.streams.iter_mut().find(|known| known.number == stream) {

@@ -6,7 +6,7 @@ use super::listing::{Listing, NOTHING};
 use super::sequence::Sequence;
 use super::siblings;
 
-/// Readers in directories that are kept, 1 KiB each.
+/// Readers in directories that are kept, 2 KiB each.
 pub(super) const TRACKS_MAX: usize = 4096;
 
 /// Opened files that all of them may remember, 18 bytes each at most: 18 MiB.
@@ -29,9 +29,14 @@ pub(super) struct Track {
     /// In this pass.
     touched: HashSet<u64>,
     repeats: u32,
+    /// Opens of its reader, anywhere, when this pass began.
+    begun: u64,
     pub sequence: Sequence,
-    /// Opens in this pass that continued a stream.
+    /// Opens in this pass since there is a listing; and of those, the ones that continued a stream.
+    listed: usize,
     in_order: usize,
+    /// How many of them would have, had the files been opened in no order.
+    by_chance: f64,
     /// Files that were opened in this pass, by kind.
     kinds: Vec<(u16, u32)>,
     version: u64,
@@ -41,6 +46,8 @@ pub(super) struct Track {
     outstanding: usize,
     /// Of those of this pass: wasted.
     wasted: usize,
+    /// Used, and not yet told.
+    used: usize,
     /// Refused lately: one is forgiven with every open, so that a caller that has no room is not asked for ever more.
     refused: usize,
 }
@@ -64,8 +71,8 @@ impl Track {
         self.touched.contains(&file)
     }
 
-    /// Notes an open; true if it continued a stream.
-    pub fn touch(&mut self, file: u64, listing: Option<&Listing>) -> bool {
+    /// Notes an open; true if it continued a stream. `now`: opens of its reader, anywhere.
+    pub fn touch(&mut self, file: u64, listing: Option<&Listing>, now: u64) -> bool {
         self.refused = self.refused.saturating_sub(1);
         if self.touched.contains(&file) {
             self.repeats += 1;
@@ -75,21 +82,28 @@ impl Track {
             self.begin_pass();
         }
         self.repeats = 0;
+        if self.touched.is_empty() {
+            self.begun = now;
+        }
         self.touched.insert(file);
         let Some(listing) = listing else {
             self.sequence.touched_unlisted(file);
             return false;
         };
         self.count(file, listing);
+        if listing.position(file).is_some() {
+            self.listed += 1;
+            self.by_chance += self.sequence.follows_by_chance(listing.len());
+        }
         let follows = self.sequence.touched(file, listing);
         self.in_order += usize::from(follows);
         follows
     }
 
     /// Forgets what was opened. Of the sequence nothing: it is where it is.
-    pub fn begin_pass(&mut self) {
+    fn begin_pass(&mut self) {
         self.touched = HashSet::new();
-        (self.in_order, self.wasted, self.repeats) = (0, 0, 0);
+        (self.listed, self.in_order, self.by_chance, self.wasted, self.repeats) = (0, 0, 0.0, 0, 0);
         self.kinds.clear();
     }
 
@@ -107,12 +121,19 @@ impl Track {
         }
     }
 
+    /// Whether more than half of the opens for which chance does not account continued a stream (the kappa of Cohen).
+    /// In a small directory everything is near some stream.
+    fn is_in_order(&self) -> bool {
+        let unexplained = self.listed as f64 - self.by_chance;
+        self.listed == 0 || (unexplained > 0.0 && self.in_order as f64 - self.by_chance >= 0.5 * unexplained)
+    }
+
     /// What to think of the files that were not opened. `None` where a stream explains what was, or nothing is left.
     /// `accuracy`: what share of such suggestions is used.
     pub fn others(&self, listing: &Listing, accuracy: f64) -> Option<Others> {
         let known = self.kinds.iter().filter(|(kind, opened)| *kind != NOTHING && *opened >= siblings::OPENED_MIN);
         let (opened, of) = known.fold((0, 0), |(opened, of), kind| (opened + kind.1, of + listing.of_kind(kind.0)));
-        if opened == 0 || of <= opened as usize || self.in_order * 2 > self.touched.len() {
+        if opened == 0 || of <= opened as usize || self.is_in_order() {
             return None;
         }
         let probability = siblings::probability(opened, of, accuracy);
@@ -120,6 +141,12 @@ impl Track {
         let left = (of - opened as usize).saturating_sub(self.outstanding + self.wasted);
         let wanted = allowed.saturating_sub(self.outstanding + self.wasted + self.refused).min(left);
         Some(Others { opened, of, probability, wanted })
+    }
+
+    /// Opens of its reader, anywhere, that it takes to open so many files here.
+    pub fn opens_for(&self, files: usize, now: u64) -> u64 {
+        let opened = self.touched.len().max(1) as u64;
+        files as u64 * ((now - self.begun) / opened + 1)
     }
 
     /// At most `wanted` files of the kinds that were opened, of those that are `free`, from where it stopped last.
@@ -151,10 +178,18 @@ impl Track {
         self.outstanding += 1;
     }
 
-    /// A sibling that was suggested was used, or wasted.
-    pub fn settled(&mut self, used: bool) {
+    /// A sibling that was suggested was used, or wasted. Says how many were used and wasted if that tells something:
+    /// while all are used that have been settled, the others may be so many that will not be.
+    pub fn settled(&mut self, used: bool) -> Option<(usize, usize)> {
         self.outstanding = self.outstanding.saturating_sub(1);
+        self.used += usize::from(used);
         self.wasted += usize::from(!used);
+        (!used).then(|| (std::mem::take(&mut self.used), 1))
+    }
+
+    /// Siblings that were used, of which nothing was told.
+    pub fn used_untold(&self) -> usize {
+        self.used
     }
 
     /// A sibling that was suggested will not be brought in.

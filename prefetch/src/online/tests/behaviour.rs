@@ -95,11 +95,7 @@ fn files_that_are_gone_are_refused_and_harm_nothing() {
 fn a_directory_that_is_not_known_leaves_associations() {
     let mut play = Play::default();
     let set = |round: u64| [10, 20, 30].into_iter().chain((0..90).map(move |at| 1000 * (round + 1) + at));
-    let play = {
-        (0..5).flat_map(set).for_each(|file| drop(play.open((9, 1, file))));
-        play
-    };
-    let mut play = play;
+    (0..5).flat_map(set).for_each(|file| drop(play.open((9, 1, file))));
     let next = play.open((9, 1, 10));
     assert_eq!(next.len(), 2, "{next:?}");
     assert_eq!(next[0].why.predictor(), Predictor::Association);
@@ -108,7 +104,7 @@ fn a_directory_that_is_not_known_leaves_associations() {
 
 #[test]
 fn empty_files_and_other_kinds_of_files_are_no_siblings() {
-    let name = |at: u64| if at % 2 == 0 { format!("{at}.jpg") } else { format!("{at}.json") };
+    let name = |at: u64| if at.is_multiple_of(2) { format!("{at}.jpg") } else { format!("{at}.json") };
     let sibling = |at: u64| Sibling { name: name(at).into(), file: at, bytes: u64::from(at % 10 != 4) };
     let mut play = Play::default();
     play.tree.directories.insert(1, (0..100).map(sibling).collect());
@@ -188,10 +184,16 @@ fn the_same_opens_give_the_same_suggestions() {
 }
 
 #[test]
+fn it_may_be_handed_from_thread_to_thread() {
+    fn is_send<T: Send>(_: &T) {}
+    is_send(&Online::new());
+}
+
+#[test]
 fn time_that_goes_back_does_no_harm() {
     let mut online = Online::new();
     for at in (0..100).rev() {
-        let touch = Touch { reader: 1, directory: 1, name: "a", file: at % 7, at: Duration::from_secs(at) };
+        let touch = Touch { reader: 1, directory: 1, file: at % 7, at: Duration::from_secs(at) };
         online.touched(&touch, &mut |_| None);
     }
     check_bounds(&online);
