@@ -81,7 +81,7 @@ pub struct Suggestion {
 }
 
 /// All that is known of the readers of a mount; see the head of the file. Deterministic: the same calls give the same
-/// suggestions. Not `Sync`: the caller locks. No call but [`Online::ended`] takes longer with more readers.
+/// suggestions. The caller locks. Only to forget a reader, which [`Online::ended`] does, takes longer the more there is.
 #[derive(Debug)]
 pub struct Online {
     readers: LruCache<u64, Reader>,
@@ -127,7 +127,8 @@ impl Online {
     }
 
     /// Notes an open, and says which files will probably be opened next, the most probable first: at most
-    /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this pass.
+    /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this epoch, or
+    /// this pass over the directory. What goes with the file may be one that it has opened before, if not just now.
     ///
     /// `listing` gives the files of a directory, in any order. It is called at most once, for the directory of the open,
     /// and only if the reader has opened some files there and what was listed before is not known or lacks the file.
