@@ -2,7 +2,9 @@
 //! one of them can be replayed and tested.
 
 pub mod eviction;
+pub mod online;
 pub mod plan;
 pub mod profile;
+mod runs;
 pub mod signature;
 pub mod simulate;

@@ -7,22 +7,21 @@
 //! improving cache hit rate by maximizing hit density" (Beckmann, Chen, Cidon, NSDI 2018) it is looked up for a sample
 //! of what is here. What was evicted is remembered, so that intervals are known that are longer than the cache is large.
 //!
-//! Two things are not left to statistics: a set that is read over and over ([`run`]), for which the order is known; and
-//! LRU on the same uses as a rival ([`rival`]), which is followed where it does better.
+//! Two things are not left to statistics: a set that is read over and over ([`crate::runs`]), for which the order is
+//! known; and LRU on the same uses as a rival ([`rival`]), which is followed where it does better.
 
 use std::cmp::Ordering;
 
 use super::Evictor;
 use super::cost::FetchCost;
+use crate::runs::{Runs, Standing};
 use history::History;
 use reuse::{Past, Reuse};
 use rival::Rival;
-use run::{Runs, Standing};
 
 mod history;
 mod reuse;
 mod rival;
-mod run;
 
 /// Candidates for eviction. LHD finds that more than 64 gain nothing.
 const SAMPLE: usize = 64;

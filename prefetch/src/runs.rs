@@ -18,7 +18,7 @@ const KNOWN_USES: u64 = 6;
 
 /// The run that goes on, and the one before it. Times are counts of uses.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
+pub(crate) struct Runs {
     begun: u64,
     repetitions: u64,
     /// Uses in this run of what was used in the one before.
@@ -31,7 +31,7 @@ pub(super) struct Runs {
 
 /// Where content stands in an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// Neither in this nor in the last: it belongs to the set no more.
     Stale,
     /// In this one: all others are used before it.
@@ -68,6 +68,16 @@ impl Runs {
     pub fn is_epoch(&self, now: u64, residents: usize) -> bool {
         let known = self.before_returned || self.is_known(now);
         self.before_length > residents as u64 && known && self.goes_over_the_same(now)
+    }
+
+    /// When this run began.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// When the one before it began.
+    pub fn before_begun(&self) -> u64 {
+        self.before_begun
     }
 
     fn is_known(&self, now: u64) -> bool {

@@ -1,0 +1,322 @@
+//! What readers will open next, told from what they open while they run: the online source of the planner.
+//!
+//! Four kinds of patterns are known: the order of names in a directory ([`sequence`]), a directory that is read in no
+//! order ([`siblings`]), files that are opened together now and then ([`association`]), and sets that are read over and
+//! over ([`epochs`]). Here their suggestions are put together. Each predictor is believed as far as its suggestions to
+//! this reader, or to others if there were none, were used; one that is nearly always wrong is only tried now and then.
+//!
+//! Nothing grows without bound: what was not of use for longest is forgotten. The bounds are constants, with what an
+//! entry takes, in the modules: [`reader::READERS_MAX`], [`track::TRACKS_MAX`] and [`track::TOUCHED_MAX`],
+//! [`listing::DIRECTORIES_MAX`] and [`listing::LISTED_MAX`], [`epochs::LOGS_MAX`], [`asked::ASKED_MAX`],
+//! [`association::ROWS_MAX`] and [`association::LEADERS_MAX`]. Together 120 MiB at most, for a mount where everything is
+//! at its bound; a job that reads a set of 2,000 files in one directory takes 1 MiB.
+
+mod accuracy;
+mod asked;
+mod association;
+mod candidates;
+mod epochs;
+mod listing;
+mod natural;
+mod predictor;
+mod reader;
+mod sequence;
+mod siblings;
+#[cfg(test)]
+mod tests;
+mod track;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lru::LruCache;
+
+pub use predictor::{Predictor, Why};
+
+use accuracy::Accuracy;
+use asked::{Asked, AskedFor, State};
+use association::Association;
+use candidates::{Candidate, Sources};
+use listing::{Listing, Listings};
+use reader::Reader;
+use track::Track;
+
+/// Suggestions for one open, at most: what the caller can begin before the next one.
+pub const SUGGESTIONS_MAX: usize = 64;
+
+/// Files that a reader opens in a directory before its listing is asked for: an order takes three steps to show.
+const LISTING_TOUCHES: usize = 3;
+
+/// A file that was opened for reading by somebody.
+#[derive(Debug, Clone, Copy)]
+pub struct Touch {
+    /// A job, or a process group where there is none.
+    pub reader: u64,
+    /// The directory that the file was opened in, any number that is its own.
+    pub directory: u64,
+    /// The inode number.
+    pub file: u64,
+    /// Since any fixed moment.
+    pub at: Duration,
+}
+
+/// A file of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sibling {
+    pub name: Box<str>,
+    /// The inode number.
+    pub file: u64,
+    /// Its size. Empty files are never suggested.
+    pub bytes: u64,
+}
+
+/// A file that the reader will probably open.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Suggestion {
+    /// The inode number.
+    pub file: u64,
+    /// From 0 to 1.
+    pub probability: f64,
+    pub why: Why,
+}
+
+/// All that is known of the readers of a mount; see the head of the file. Deterministic: the same calls give the same
+/// suggestions. The caller locks. Only to forget a reader, which [`Online::ended`] does, takes longer the more there is.
+#[derive(Debug)]
+pub struct Online {
+    readers: LruCache<u64, Reader>,
+    readers_made: u64,
+    /// Opens that the readers remember.
+    logged: usize,
+    /// By reader and directory.
+    tracks: LruCache<(u64, u64), Track>,
+    /// Files that the tracks remember.
+    touched: usize,
+    listings: Listings,
+    association: Association,
+    asked: AskedFor,
+    /// By predictor, over all readers.
+    accuracy: [Accuracy; 5],
+}
+
+/// What an open is part of.
+struct Opened {
+    listing: Option<Arc<Listing>>,
+    follows: bool,
+}
+
+impl Default for Online {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Online {
+    pub fn new() -> Self {
+        Self {
+            readers: LruCache::unbounded(),
+            readers_made: 0,
+            logged: 0,
+            tracks: LruCache::unbounded(),
+            touched: 0,
+            listings: Listings::new(),
+            association: Association::new(),
+            asked: AskedFor::default(),
+            accuracy: [Accuracy::of_mount(); 5],
+        }
+    }
+
+    /// Notes an open, and says which files will probably be opened next, the most probable first: at most
+    /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this epoch, or
+    /// this pass over the directory. What goes with the file may be one that it has opened before, if not just now.
+    ///
+    /// `listing` gives the files of a directory, in any order. It is called at most once, for the directory of the open,
+    /// and only if the reader has opened some files there and what was listed before is not known or lacks the file.
+    /// `None`: not known; then only what goes without it is suggested.
+    ///
+    /// Answer each suggestion with [`Online::staged`] or [`Online::not_staged`].
+    pub fn touched(&mut self, touch: &Touch, listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Vec<Suggestion> {
+        self.settle(touch.file, true);
+        let Some(opened) = self.open(touch, listing) else { return Vec::new() };
+        let candidates = self.candidates(touch, &opened);
+        let suggestions = self.suggest(touch, candidates);
+        while let Some(late) = self.readers.peek_mut(&touch.reader).and_then(|reader| reader.late(&self.asked)) {
+            self.settle(late, false);
+        }
+        suggestions
+    }
+
+    /// The file was brought in, or was here.
+    pub fn staged(&mut self, file: u64) {
+        if let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state == State::Said) {
+            asked.state = State::Staged;
+        }
+    }
+
+    /// The file will not be brought in: there is no room, or other files come first. Counts as no waste.
+    pub fn not_staged(&mut self, file: u64) {
+        let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state != State::Refused) else { return };
+        let (reader, directory, predictor) = (asked.reader, asked.directory, asked.predictor);
+        if predictor.is_ordered() {
+            // Whether it is opened when it was expected tells how good the predictor is, at no cost.
+            asked.state = State::Refused;
+        } else {
+            self.asked.remove(file);
+        }
+        if let Some(reader) = self.readers.peek_mut(&reader) {
+            reader.refused(predictor);
+        }
+        if let (Predictor::Siblings, Some(track)) = (predictor, self.tracks.peek_mut(&(reader, directory))) {
+            track.refused();
+        }
+    }
+
+    /// The file was evicted, or the job for which it was brought in ended, and nobody has used it.
+    pub fn wasted(&mut self, file: u64) {
+        self.settle(file, false);
+    }
+
+    /// The reader will open nothing more. What was brought in for it and not used was wasted.
+    pub fn ended(&mut self, reader: u64) {
+        if let Some(known) = self.readers.pop(&reader) {
+            self.forget(reader, known, true);
+        }
+    }
+
+    /// A suggestion, if there is one for this file, was used or wasted.
+    fn settle(&mut self, file: u64, used: bool) {
+        let Some(asked) = self.asked.remove(file) else { return };
+        if let Some(reader) = self.readers.peek_mut(&asked.reader) {
+            reader.settled(asked.predictor, used, asked.state == State::Refused);
+        }
+        let mut outcomes = Some((usize::from(used), usize::from(!used)));
+        if let Some(track) = self.tracks.peek_mut(&(asked.reader, asked.directory)) {
+            match asked.predictor {
+                Predictor::Sequence => track.sequence.settled(asked.stream, used),
+                Predictor::Siblings => outcomes = track.settled(used),
+                _ => (),
+            }
+        }
+        if let Some(outcomes) = outcomes {
+            self.note(asked.reader, asked.predictor, outcomes);
+        }
+    }
+
+    /// So many suggestions were used, and so many wasted.
+    fn note(&mut self, reader: u64, predictor: Predictor, outcomes: (usize, usize)) {
+        self.accuracy[predictor.index()].note(outcomes.0, outcomes.1);
+        if let Some(reader) = self.readers.peek_mut(&reader) {
+            reader.note(predictor, outcomes);
+        }
+    }
+
+    /// Lets go of what a reader has left behind.
+    fn forget(&mut self, number: u64, reader: Reader, has_ended: bool) {
+        self.logged -= reader.epochs.log_len();
+        let (mut used_siblings, mut wasted) = (0, [0; 5]);
+        for (file, suggestion) in reader.into_awaited() {
+            if !self.asked.is(file, suggestion) {
+                continue;
+            }
+            if let Some(asked) = self.asked.remove(file).filter(|asked| has_ended && asked.state == State::Staged) {
+                wasted[asked.predictor.index()] += 1;
+            }
+        }
+        let tracks: Vec<(u64, u64)> = self.tracks.iter().map(|(key, _)| *key).filter(|key| key.0 == number).collect();
+        for key in tracks {
+            let Some(track) = self.tracks.pop(&key) else { continue };
+            self.touched -= track.touched_count();
+            used_siblings += track.used_untold();
+        }
+        for predictor in Predictor::ALL {
+            let used = if predictor == Predictor::Siblings { used_siblings } else { 0 };
+            self.accuracy[predictor.index()].note(used, wasted[predictor.index()]);
+        }
+    }
+
+    /// Forgets the reader that was silent for longest; false if there is only one.
+    fn forget_oldest_reader(&mut self) -> bool {
+        if self.readers.len() < 2 {
+            return false;
+        }
+        let Some((number, reader)) = self.readers.pop_lru() else { return false };
+        self.forget(number, reader, false);
+        true
+    }
+
+    /// Notes an open. `None` if it is the same as one before.
+    fn open(&mut self, touch: &Touch, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<Opened> {
+        let (readers_made, file) = (&mut self.readers_made, touch.file);
+        let reader = self.readers.get_or_insert_mut(touch.reader, || {
+            *readers_made += 1;
+            Reader::new(*readers_made)
+        });
+        let logged = reader.epochs.log_len();
+        let is_new = reader.touch(file, touch.at);
+        self.logged = self.logged + reader.epochs.log_len() - logged;
+        let (now, touches) = (reader.now(), reader.touches());
+        while self.readers.len() > reader::READERS_MAX || self.logged > epochs::LOGS_MAX {
+            if !self.forget_oldest_reader() {
+                break;
+            }
+        }
+        if !is_new {
+            return None;
+        }
+        let track = self.tracks.get_or_insert_mut((touch.reader, touch.directory), Track::default);
+        let touched = track.touched_count();
+        let is_known = touched + usize::from(!track.is_touched(file)) >= LISTING_TOUCHES;
+        let listing = if is_known { self.listings.get(touch.directory, file, ask) } else { None };
+        let follows = track.touch(file, listing.as_deref(), touches);
+        self.touched = self.touched + track.touched_count() - touched;
+        self.forget_tracks();
+        if !follows {
+            self.association.record(file, now);
+        }
+        Some(Opened { listing, follows })
+    }
+
+    fn forget_tracks(&mut self) {
+        while self.tracks.len() > track::TRACKS_MAX || self.touched > track::TOUCHED_MAX {
+            let Some((_, track)) = self.tracks.pop_lru() else { break };
+            self.touched -= track.touched_count();
+        }
+    }
+
+    fn candidates(&mut self, touch: &Touch, opened: &Opened) -> Vec<Candidate> {
+        let Some(reader) = self.readers.peek_mut(&touch.reader) else { return Vec::new() };
+        let Some(track) = self.tracks.peek_mut(&(touch.reader, touch.directory)) else { return Vec::new() };
+        let (association, asked, accuracy) = (&mut self.association, &self.asked, &self.accuracy);
+        let sources = Sources { reader, track, association, asked, accuracy };
+        sources.candidates(touch.file, opened.listing.as_deref(), opened.follows)
+    }
+
+    /// Makes suggestions of the best candidates.
+    fn suggest(&mut self, touch: &Touch, mut candidates: Vec<Candidate>) -> Vec<Suggestion> {
+        let probability = |candidate: &Candidate| candidate.suggestion.probability;
+        candidates.sort_by(|a, b| probability(b).total_cmp(&probability(a)));
+        while self.asked.len() + SUGGESTIONS_MAX > asked::ASKED_MAX && self.forget_oldest_reader() {}
+        let room = (asked::ASKED_MAX - self.asked.len()).min(SUGGESTIONS_MAX);
+        let mut suggestions = Vec::with_capacity(room.min(candidates.len()));
+        for candidate in candidates {
+            if suggestions.len() < room && !self.asked.contains(candidate.suggestion.file) {
+                self.ask(touch, &candidate);
+                suggestions.push(candidate.suggestion);
+            }
+        }
+        suggestions
+    }
+
+    fn ask(&mut self, touch: &Touch, candidate: &Candidate) {
+        let (file, predictor) = (candidate.suggestion.file, candidate.suggestion.why.predictor());
+        let (directory, stream) = (touch.directory, candidate.stream);
+        let asked = Asked { reader: touch.reader, directory, predictor, stream, number: 0, state: State::Said };
+        let number = self.asked.insert(file, asked);
+        if let Some(reader) = self.readers.peek_mut(&touch.reader) {
+            reader.asked(predictor, file, number, candidate.awaited_touches, &self.asked);
+        }
+        if let (Predictor::Siblings, Some(track)) = (predictor, self.tracks.peek_mut(&(touch.reader, directory))) {
+            track.asked();
+        }
+    }
+}

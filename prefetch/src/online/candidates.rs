@@ -1,0 +1,138 @@
+//! What the predictors expect after an open, before it is put together.
+
+use super::accuracy::Accuracy;
+use super::asked::AskedFor;
+use super::association::{self, Association};
+use super::listing::Listing;
+use super::predictor::{Predictor, Why};
+use super::reader::{Reader, Trust};
+use super::track::Track;
+use super::{SUGGESTIONS_MAX, Suggestion, sequence};
+use crate::plan::PROBABILITY_MIN;
+
+/// A sibling was wasted that was not used after the opens that it takes for so many times the files of the directory.
+const SIBLINGS_AWAITED: usize = 2;
+
+/// A suggestion in the making.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub suggestion: Suggestion,
+    /// Of [`Predictor::Sequence`].
+    pub stream: u32,
+    /// Opens of its reader after which it was wrong.
+    pub awaited_touches: u64,
+}
+
+/// All that is asked.
+pub(super) struct Sources<'a> {
+    pub reader: &'a mut Reader,
+    pub track: &'a mut Track,
+    pub association: &'a mut Association,
+    pub asked: &'a AskedFor,
+    /// Of the predictors, over all readers.
+    pub accuracy: &'a [Accuracy; 5],
+}
+
+impl Sources<'_> {
+    /// What is expected after `file` was opened, in any order; a file may be expected for two reasons. `follows`: it
+    /// continued a sequence in the directory.
+    pub fn candidates(mut self, file: u64, listing: Option<&Listing>, follows: bool) -> Vec<Candidate> {
+        let mut out = Vec::new();
+        if let Some(listing) = listing.filter(|_| follows) {
+            self.sequence(listing, &mut out);
+        }
+        self.epoch(&mut out);
+        self.association(file, &mut out);
+        self.set(&mut out);
+        if let Some(listing) = listing.filter(|_| !self.reader.epochs.is_epoch()) {
+            self.siblings(listing, &mut out);
+        }
+        out
+    }
+
+    fn trust(&self, predictor: Predictor) -> Trust {
+        let of_mount = self.accuracy[predictor.index()].share(predictor.assumed_accuracy());
+        self.reader.trust(predictor, of_mount)
+    }
+
+    fn is_free(&self, file: u64) -> bool {
+        !self.asked.contains(file) && !self.reader.epochs.is_touched(file)
+    }
+
+    fn sequence(&self, listing: &Listing, out: &mut Vec<Candidate>) {
+        let trust = self.trust(Predictor::Sequence);
+        let next = self.track.sequence.next(listing, trust.accuracy);
+        let next = next.filter(|next| self.is_free(next.file) && !self.track.is_touched(next.file));
+        let candidates = next.map(|next| {
+            let why = Why::Sequence { steps: next.ahead, stride: next.stride };
+            let suggestion = Suggestion { file: next.file, probability: next.probability, why };
+            Candidate { suggestion, stream: next.stream, awaited_touches: sequence::AWAITED_TOUCHES }
+        });
+        take(trust, candidates, out);
+    }
+
+    fn epoch(&self, out: &mut Vec<Candidate>) {
+        let trust = self.trust(Predictor::Epoch);
+        let next = self.reader.epochs.next(trust.accuracy).into_iter().filter(|next| self.is_free(next.file));
+        let candidates = next.map(|next| {
+            let why = Why::Epoch { places: next.ahead };
+            let suggestion = Suggestion { file: next.file, probability: next.probability, why };
+            Candidate { suggestion, stream: 0, awaited_touches: sequence::AWAITED_TOUCHES }
+        });
+        take(trust, candidates, out);
+    }
+
+    fn association(&mut self, file: u64, out: &mut Vec<Candidate>) {
+        let trust = self.trust(Predictor::Association);
+        let followers = self.association.followers(file).to_vec();
+        let candidates = followers.into_iter().filter(|follower| {
+            // Not what was opened in this epoch: such files are opened together again and again in one.
+            !self.asked.contains(follower.file) && !self.reader.is_recent(follower.file)
+        });
+        let candidates = candidates.map(|follower| {
+            let why = Why::Association { times: follower.times };
+            let probability = follower.probability * trust.accuracy;
+            let suggestion = Suggestion { file: follower.file, probability, why };
+            Candidate { suggestion, stream: 0, awaited_touches: association::AWAITED_TOUCHES }
+        });
+        take(trust, candidates, out);
+    }
+
+    fn set(&mut self, out: &mut Vec<Candidate>) {
+        let trust = self.trust(Predictor::Set);
+        let asked = self.asked;
+        let free = |file: u64| !asked.contains(file);
+        let rest = self.reader.epochs.rest(trust.accuracy, trust.most.min(SUGGESTIONS_MAX), free);
+        let awaited_touches = self.reader.epochs.awaited_touches();
+        let candidates = rest.into_iter().map(|file| {
+            let suggestion = Suggestion { file, probability: trust.accuracy, why: Why::Set };
+            Candidate { suggestion, stream: 0, awaited_touches }
+        });
+        take(trust, candidates, out);
+    }
+
+    fn siblings(&mut self, listing: &Listing, out: &mut Vec<Candidate>) {
+        let trust = self.trust(Predictor::Siblings);
+        let Some(others) = self.track.others(listing, trust.accuracy) else { return };
+        if others.probability < PROBABILITY_MIN && !trust.probes {
+            return;
+        }
+        let (asked, epochs) = (self.asked, &self.reader.epochs);
+        let free = |file: u64| !asked.contains(file) && !epochs.is_touched(file);
+        let wanted = others.wanted.min(trust.most).min(SUGGESTIONS_MAX);
+        let untouched = self.track.untouched(listing, wanted, free);
+        let awaited_touches = self.track.opens_for(SIBLINGS_AWAITED * listing.len(), self.reader.touches());
+        let candidates = untouched.into_iter().map(|file| {
+            let why = Why::Siblings { opened: others.opened, of: others.of };
+            let suggestion = Suggestion { file, probability: others.probability, why };
+            Candidate { suggestion, stream: 0, awaited_touches }
+        });
+        take(trust, candidates, out);
+    }
+}
+
+/// Takes what is probable enough; from a predictor that probes, whatever it is.
+fn take(trust: Trust, candidates: impl Iterator<Item = Candidate>, out: &mut Vec<Candidate>) {
+    let probable = |candidate: &Candidate| trust.probes || candidate.suggestion.probability >= PROBABILITY_MIN;
+    out.extend(candidates.filter(probable).take(trust.most));
+}

@@ -1,0 +1,204 @@
+//! The files of directories, in natural order, as far as patterns in them need to be known.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lru::LruCache;
+
+use super::{Sibling, natural};
+
+/// Directories whose listings are kept.
+pub(super) const DIRECTORIES_MAX: usize = 256;
+
+/// Files in all of them together, 26 bytes each and as many again for what the containers leave free: 28 MiB at most.
+/// A directory with more is treated as one that is not known: to ask for its names and to sort them takes a second.
+pub(super) const LISTED_MAX: usize = 1 << 19;
+
+/// Opens in a directory before it is asked for once more. One in so many of its files, besides, so that sorting it
+/// again costs an open little: a directory that is written while it is read must not be sorted for every new file.
+const AGAIN_TOUCHES: u64 = 64;
+const AGAIN_ONE_IN: u64 = 16;
+
+/// The kind of files that are not worth to be brought in: they are empty.
+pub(super) const NOTHING: u16 = u16::MAX;
+
+/// The files of one directory.
+#[derive(Debug)]
+pub(super) struct Listing {
+    /// In natural order of their names.
+    files: Vec<u64>,
+    /// Files of the same ending are of one kind.
+    kinds: Vec<u16>,
+    of_kind: Vec<u32>,
+    /// Sorted by file.
+    positions: Vec<(u64, u32)>,
+    /// Another number for every listing.
+    pub version: u64,
+}
+
+impl Listing {
+    fn new(mut siblings: Vec<Sibling>, version: u64) -> Self {
+        siblings.sort_by_cached_key(|sibling| natural::key(&sibling.name));
+        let mut numbers: HashMap<String, u16> = HashMap::new();
+        let mut of_kind = Vec::new();
+        let mut kinds = Vec::with_capacity(siblings.len());
+        for sibling in &siblings {
+            if sibling.bytes == 0 {
+                kinds.push(NOTHING);
+                continue;
+            }
+            let next = (numbers.len() as u16).min(NOTHING - 1);
+            let ending = ending(&sibling.name);
+            let kind = match numbers.get(ending) {
+                Some(kind) => *kind,
+                None if next == NOTHING - 1 => next,
+                None => *numbers.entry(ending.to_owned()).or_insert(next),
+            };
+            if of_kind.len() <= usize::from(kind) {
+                of_kind.resize(usize::from(kind) + 1, 0);
+            }
+            of_kind[usize::from(kind)] += 1;
+            kinds.push(kind);
+        }
+        let files: Vec<u64> = siblings.into_iter().map(|sibling| sibling.file).collect();
+        let mut positions: Vec<(u64, u32)> = files.iter().copied().zip(0..).collect();
+        positions.sort_unstable();
+        positions.dedup_by_key(|(file, _)| *file);
+        Self { files, kinds, of_kind, positions, version }
+    }
+
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The file at a position, and its kind.
+    pub fn get(&self, position: i64) -> Option<(u64, u16)> {
+        let position = usize::try_from(position).ok()?;
+        Some((*self.files.get(position)?, *self.kinds.get(position)?))
+    }
+
+    pub fn position(&self, file: u64) -> Option<i64> {
+        let at = self.positions.binary_search_by_key(&file, |(file, _)| *file).ok()?;
+        Some(i64::from(self.positions[at].1))
+    }
+
+    pub fn kind(&self, file: u64) -> Option<u16> {
+        Some(self.get(self.position(file)?)?.1)
+    }
+
+    /// How many files are of a kind.
+    pub fn of_kind(&self, kind: u16) -> usize {
+        self.of_kind.get(usize::from(kind)).map_or(0, |files| *files as usize)
+    }
+}
+
+/// What follows the last dot; nothing for names without one, and for those that end in a number (`log.17`).
+fn ending(name: &str) -> &str {
+    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+    if ending.bytes().all(|byte| byte.is_ascii_digit()) { "" } else { ending }
+}
+
+/// What is known of a directory that was asked for.
+#[derive(Debug)]
+struct Known {
+    listing: Option<Arc<Listing>>,
+    /// Opens in it since.
+    touches: u64,
+}
+
+/// The listings that are kept.
+#[derive(Debug)]
+pub(super) struct Listings {
+    known: LruCache<u64, Known>,
+    /// Files in all of them.
+    listed: usize,
+    version: u64,
+}
+
+impl Listings {
+    pub fn new() -> Self {
+        Self { known: LruCache::unbounded(), listed: 0, version: 0 }
+    }
+
+    /// The listing of a directory in which `file` was opened, asked for where it is not known or lacks the file.
+    pub fn get(
+        &mut self,
+        directory: u64,
+        file: u64,
+        ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>,
+    ) -> Option<Arc<Listing>> {
+        if let Some(known) = self.known.get_mut(&directory) {
+            known.touches += 1;
+            let files = known.listing.as_ref().map_or(0, |listing| listing.len() as u64);
+            let lacks = known.listing.as_ref().is_none_or(|listing| listing.position(file).is_none());
+            if !lacks || known.touches < AGAIN_TOUCHES.max(files / AGAIN_ONE_IN) {
+                return known.listing.clone();
+            }
+        }
+        self.version += 1;
+        let siblings = ask(directory).filter(|siblings| siblings.len() <= LISTED_MAX);
+        let listing = siblings.map(|siblings| Arc::new(Listing::new(siblings, self.version)));
+        self.keep(directory, Known { listing: listing.clone(), touches: 0 });
+        listing
+    }
+
+    fn keep(&mut self, directory: u64, known: Known) {
+        let files = |known: &Known| known.listing.as_ref().map_or(0, |listing| listing.len());
+        self.listed += files(&known);
+        if let Some(before) = self.known.put(directory, known) {
+            self.listed -= files(&before);
+        }
+        while self.known.len() > DIRECTORIES_MAX || self.listed > LISTED_MAX {
+            let Some((_, oldest)) = self.known.pop_lru() else { break };
+            self.listed -= files(&oldest);
+        }
+    }
+
+    /// Directories, and files in them.
+    #[cfg(test)]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.known.len(), self.listed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(names: &[&str]) -> Vec<Sibling> {
+        (0..).zip(names).map(|(file, name)| Sibling { name: (*name).into(), file, bytes: 1 }).collect()
+    }
+
+    #[test]
+    fn files_stand_in_natural_order_by_kind() {
+        let listing = Listing::new(files(&["a10.jpg", "a9.jpg", "a9.txt", "a10.txt", "log.17"]), 1);
+        assert_eq!((0..5).filter_map(|at| listing.get(at)).map(|(file, _)| file).collect::<Vec<_>>(), [1, 2, 0, 3, 4]);
+        assert_eq!(listing.kind(0), listing.kind(1));
+        assert_ne!(listing.kind(1), listing.kind(2));
+        assert_eq!(listing.kind(1).map(|kind| listing.of_kind(kind)), Some(2));
+        assert_eq!((listing.get(-1), listing.get(5), listing.position(7)), (None, None, None));
+    }
+
+    #[test]
+    fn a_directory_is_asked_for_again_after_many_opens_of_what_it_lacks() {
+        let mut listings = Listings::new();
+        let mut asked = 0;
+        for touch in 0..1000 {
+            listings.get(1, 100 + touch, &mut |_| {
+                asked += 1;
+                Some(files(&["a", "b"]))
+            });
+        }
+        assert_eq!(asked, 1 + 999 / AGAIN_TOUCHES);
+        listings.get(1, 0, &mut |_| None).expect("what is known is not asked for");
+    }
+
+    #[test]
+    fn listings_are_forgotten_by_directories_and_by_files() {
+        let mut listings = Listings::new();
+        for directory in 0..1000 {
+            listings.get(directory, 0, &mut |_| Some(files(&["a", "b"])));
+        }
+        assert_eq!(listings.counts(), (DIRECTORIES_MAX, 2 * DIRECTORIES_MAX));
+    }
+}

@@ -1,0 +1,206 @@
+//! What is known of one reader, wherever it reads.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::accuracy::Accuracy;
+use super::asked::AskedFor;
+use super::epochs::Epochs;
+use super::predictor::Predictor;
+
+/// Readers that are known: jobs, and process groups where there are none. Each takes 1 KiB, without the files that it
+/// remembers, which have a bound of their own.
+pub(super) const READERS_MAX: usize = 256;
+
+/// An open of one of the last so many files, so soon after the one before, is the same open: programs look at a file,
+/// close it and open it again, or read a configuration beside each file of a set.
+const SAME_OPEN_FILES: usize = 4;
+
+/// What was opened so recently is not suggested because it goes with something else, though it is not of this epoch.
+const RECENT_FILES: usize = 16;
+
+const SAME_OPEN: Duration = Duration::from_secs(10);
+
+/// The logical time of a reader has so many bits, and its number stands above them.
+const CLOCK_BITS: u32 = 40;
+
+/// A predictor of whose suggestions a smaller share is used only probes: one suggestion in so many opens, to see whether
+/// it has become better.
+const ACCURACY_MIN: f64 = 0.25;
+const PROBE_TOUCHES: u64 = 64;
+
+/// A suggestion in the queue of those whose use is awaited.
+#[derive(Debug, Clone, Copy)]
+struct Awaited {
+    file: u64,
+    number: u64,
+    /// Opens of the reader after which it was wasted.
+    until: u64,
+}
+
+/// Whether a predictor is to be believed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Trust {
+    /// The share of its suggestions that is used.
+    pub accuracy: f64,
+    /// How many suggestions it may make now.
+    pub most: usize,
+    /// It may make one, although it has no trust.
+    pub probes: bool,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Reader {
+    serial: u64,
+    /// Opens, without those that were the same one.
+    touches: u64,
+    recent: VecDeque<(u64, Duration)>,
+    pub epochs: Epochs,
+    accuracy: [Accuracy; 5],
+    /// By predictor, the oldest first. Some of them may have been settled since.
+    awaited: [VecDeque<Awaited>; 5],
+    /// How many of each were left when those that were settled were taken out.
+    kept: [usize; 5],
+    outstanding: [usize; 5],
+    probed: [u64; 5],
+}
+
+impl Reader {
+    /// `serial`: another one for each.
+    pub fn new(serial: u64) -> Self {
+        Self {
+            serial,
+            touches: 0,
+            recent: VecDeque::with_capacity(RECENT_FILES),
+            epochs: Epochs::default(),
+            accuracy: [Accuracy::of_reader(); 5],
+            awaited: Default::default(),
+            kept: [0; 5],
+            outstanding: [0; 5],
+            probed: [0; 5],
+        }
+    }
+
+    /// Notes an open; false if it is the same as one before.
+    pub fn touch(&mut self, file: u64, at: Duration) -> bool {
+        let before = self.recent.iter().position(|(recent, _)| *recent == file);
+        if before.is_none() && self.recent.len() == RECENT_FILES {
+            self.recent.pop_front();
+        }
+        let files_since = before.map_or(RECENT_FILES, |before| self.recent.len() - before);
+        let last = before.and_then(|before| self.recent.remove(before));
+        self.recent.push_back((file, at));
+        if files_since <= SAME_OPEN_FILES && last.is_some_and(|(_, last)| at.saturating_sub(last) <= SAME_OPEN) {
+            return false;
+        }
+        self.touches += 1;
+        self.epochs.touch(file);
+        true
+    }
+
+    /// Whether the file is one of the last that were opened.
+    pub fn is_recent(&self, file: u64) -> bool {
+        self.recent.iter().any(|(recent, _)| *recent == file)
+    }
+
+    /// Opens, without those that were the same one.
+    pub fn touches(&self) -> u64 {
+        self.touches
+    }
+
+    /// The logical time of the last open, far from that of all other readers.
+    pub fn now(&self) -> u64 {
+        self.serial << CLOCK_BITS | self.touches
+    }
+
+    /// `of_mount`: the accuracy of the predictor for all readers, which is taken for this one's until it is known.
+    pub fn trust(&self, predictor: Predictor, of_mount: f64) -> Trust {
+        let at = predictor.index();
+        let accuracy = self.accuracy[at].share(of_mount);
+        let room = predictor.outstanding_max().saturating_sub(self.outstanding[at]);
+        let probes = accuracy < ACCURACY_MIN;
+        let most = match () {
+            () if !probes => room,
+            () if self.touches - self.probed[at] >= PROBE_TOUCHES => room.min(1),
+            () => 0,
+        };
+        Trust { accuracy: accuracy.max(ACCURACY_MIN), most, probes }
+    }
+
+    /// Notes a suggestion that is awaited for so many opens.
+    pub fn asked(&mut self, predictor: Predictor, file: u64, number: u64, touches: u64, asked: &AskedFor) {
+        let at = predictor.index();
+        self.outstanding[at] += 1;
+        self.probed[at] = self.touches;
+        if predictor == Predictor::Set {
+            self.epochs.asked_rest();
+        }
+        let (awaited, kept) = (&mut self.awaited[at], &mut self.kept[at]);
+        // Those that were settled, each time as many came in as were left then: no more work than was put in.
+        if awaited.len() > 2 * *kept + 64 {
+            awaited.retain(|awaited| asked.is(awaited.file, awaited.number));
+            *kept = awaited.len();
+        }
+        awaited.push_back(Awaited { file, number, until: self.touches + touches });
+    }
+
+    /// Takes out one suggestion that was awaited for long enough.
+    pub fn late(&mut self, asked: &AskedFor) -> Option<u64> {
+        for awaited in &mut self.awaited {
+            while let Some(&Awaited { file, number, until }) = awaited.front() {
+                let is_outstanding = asked.is(file, number);
+                if is_outstanding && until > self.touches {
+                    break;
+                }
+                awaited.pop_front();
+                if is_outstanding {
+                    return Some(file);
+                }
+            }
+        }
+        None
+    }
+
+    /// One of its suggestions was used, or wasted; `was_refused`: it was not brought in.
+    pub fn settled(&mut self, predictor: Predictor, used: bool, was_refused: bool) {
+        let at = predictor.index();
+        if !was_refused {
+            self.outstanding[at] = self.outstanding[at].saturating_sub(1);
+        }
+        match predictor {
+            Predictor::Epoch => self.epochs.settled_next(used),
+            Predictor::Set => self.epochs.settled_rest(used),
+            _ => (),
+        }
+    }
+
+    /// So many suggestions were used, and so many wasted.
+    pub fn note(&mut self, predictor: Predictor, (used, wasted): (usize, usize)) {
+        self.accuracy[predictor.index()].note(used, wasted);
+    }
+
+    /// One of its suggestions will not be brought in.
+    pub fn refused(&mut self, predictor: Predictor) {
+        let at = predictor.index();
+        self.outstanding[at] = self.outstanding[at].saturating_sub(1);
+        if predictor == Predictor::Set {
+            self.epochs.refused_rest();
+        }
+    }
+
+    /// All files that it awaits, with the numbers of the suggestions. Some may have been settled since.
+    pub fn into_awaited(self) -> impl Iterator<Item = (u64, u64)> {
+        self.awaited.into_iter().flatten().map(|awaited| (awaited.file, awaited.number))
+    }
+
+    #[cfg(test)]
+    pub fn outstanding(&self, predictor: Predictor) -> usize {
+        self.outstanding[predictor.index()]
+    }
+
+    #[cfg(test)]
+    pub fn awaited_len(&self) -> usize {
+        self.awaited.iter().map(VecDeque::len).sum()
+    }
+}
