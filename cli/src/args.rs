@@ -223,6 +223,9 @@ pub struct Stage {
     /// Whose lease it is. The Slurm job, or else the user, if not given.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
+    /// Take no more than this of the pool, such as 50MB/s.
+    #[arg(long, value_name = "RATE", value_parser = values::rate)]
+    pub rate: Option<u64>,
     /// Say what would be brought in, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,

@@ -9,14 +9,17 @@ use forebay_overlay::control::config::Pace;
 /// Reads `100MB/s,2ms`; in mount options, where commas part the options, `100MB/s:2ms`.
 pub fn pace(text: &str) -> Result<Pace, String> {
     let (rate, latency) = text.split_once([',', ':']).unwrap_or((text, "0s"));
-    let rate: ByteSize =
-        rate.trim().trim_end_matches("/s").parse().map_err(|e| format!("rate `{rate}`, such as 100MB/s: {e}"))?;
-    if rate.as_u64() == 0 {
-        return Err("a pool needs a rate above zero".into());
-    }
+    let bytes_per_sec = self::rate(rate)?;
     let latency =
         humantime::parse_duration(latency.trim()).map_err(|e| format!("latency `{latency}`, such as 2ms: {e}"))?;
-    Ok(Pace { bytes_per_sec: rate.as_u64(), latency })
+    Ok(Pace { bytes_per_sec, latency })
+}
+
+/// Reads `100MB/s`, as bytes in a second.
+pub fn rate(text: &str) -> Result<u64, String> {
+    let rate: ByteSize =
+        text.trim().trim_end_matches("/s").parse().map_err(|e| format!("rate `{text}`, such as 100MB/s: {e}"))?;
+    if rate.as_u64() == 0 { Err("a rate above zero is needed, such as 100MB/s".into()) } else { Ok(rate.as_u64()) }
 }
 
 /// Reads how long a look is.

@@ -4,6 +4,7 @@
 
 mod ahead;
 mod explain;
+mod following;
 mod learn;
 
 use std::collections::HashMap;
@@ -20,14 +21,25 @@ use tokio::runtime::Handle;
 
 use crate::catalog::{JobSerial, ProfileHead};
 use crate::clock::unix_now;
+use crate::content::CHUNK_BYTES;
 use crate::engine::{Inner, blocking};
 use crate::operator::TypedPath;
 use crate::{Ino, Overlay};
 use ahead::Ahead;
 pub use explain::{Explanation, Reader};
+use following::Following;
 
 /// A profile stands in for jobs that are like its own by at least this much.
 const SIMILARITY_MIN: f64 = 0.5;
+/// Requests that are under way at the same time for one job, or for all readers that are followed: many small files, or
+/// one large one, so that what is needed first is here first, and a reader who comes between does not wait for long.
+const REQUESTS: usize = 16;
+
+/// How many of them a file takes.
+fn requests_of(bytes: u64) -> u32 {
+    bytes.div_ceil(CHUNK_BYTES).clamp(1, REQUESTS as u64) as u32
+}
+
 /// What a pool is taken for while none of its answers was measured: a file server in the same building.
 const UNMEASURED: PoolRate =
     PoolRate { bytes_per_second: 100e6, latency: std::time::Duration::from_millis(2), concurrency: 16 };
@@ -37,6 +49,7 @@ pub(crate) struct Foresight {
     /// Where what is staged ahead runs.
     runtime: Handle,
     running: Mutex<HashMap<JobSerial, Arc<Ahead>>>,
+    pub following: Following,
     /// Held while a profile is read, changed and written.
     learning: Mutex<()>,
 }
@@ -44,12 +57,17 @@ pub(crate) struct Foresight {
 impl Foresight {
     /// Needs a tokio runtime.
     pub fn new() -> Self {
-        Self { runtime: Handle::current(), running: Mutex::default(), learning: Mutex::default() }
+        Self {
+            runtime: Handle::current(),
+            running: Mutex::default(),
+            following: Following::default(),
+            learning: Mutex::default(),
+        }
     }
 
-    /// Whether a file was staged for a job that runs.
+    /// Whether a file was staged for a job that runs, or just now for a reader that is followed.
     pub fn keeps(&self, ino: Ino) -> bool {
-        self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
+        self.following.keeps(ino) || self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
     }
 
     /// Why a file was staged for a job that runs.
@@ -134,18 +152,21 @@ impl Inner {
             probability: expected.probability,
             rank: expected.rank,
         });
-        let rate = self.pace.rate().map_or(UNMEASURED, |(latency, bytes_per_second)| PoolRate {
-            bytes_per_second: bytes_per_second.max(1.0),
-            latency,
-            ..UNMEASURED
-        });
         let limits = Limits {
             room_bytes: self.room_ahead()?.saturating_sub(declared_bytes),
             time: None,
             probability_min: probability_min(accuracy),
         };
-        let plan = plan(candidates.collect(), &rate, &limits);
+        let plan = plan(candidates.collect(), &self.pool_rate(), &limits);
         Ok(Foreseen { expected, plan })
+    }
+
+    fn pool_rate(&self) -> PoolRate {
+        self.pace.rate().map_or(UNMEASURED, |(latency, bytes_per_second)| PoolRate {
+            bytes_per_second: bytes_per_second.max(1.0),
+            latency,
+            ..UNMEASURED
+        })
     }
 
     /// What a command will read, and what share of what was staged for runs like it was used.

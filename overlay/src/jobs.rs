@@ -141,6 +141,13 @@ impl Jobs {
         self.lineage.job_of(thread, claims, claims_cgroup)
     }
 
+    /// Whether something may be brought in ahead of a reader: unless it is a job that was begun without that.
+    pub fn may_be_helped(&self, job: Option<u32>) -> bool {
+        let table = self.table.lock();
+        let head = job.and_then(|job| table.running.get(&job)).map(|running| &running.head);
+        head.is_none_or(|head| head.prefetch || head.invocation.is_none())
+    }
+
     pub fn status(&self) -> ObserverStatus {
         let requests = |why: &str| ObserverStatus {
             kind: "requests".into(),

@@ -80,8 +80,7 @@ pub struct Policy {
     pub space: SpacePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
-    /// Whether what a job will probably read is brought in when it begins.
-    pub prefetch: bool,
+    pub prefetch: Prefetch,
     /// How long a call for metadata may take before the pool counts as not answering.
     pub pool_deadline: Duration,
     /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
@@ -89,6 +88,15 @@ pub struct Policy {
     /// How long idle processors may take to wake up while requests stream, to the microsecond; zero: they do not
     /// sleep. `None`: as long as they do.
     pub wakeup_latency: Option<Duration>,
+}
+
+/// What is brought in before anybody asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefetch {
+    /// What a job will probably read, when it begins.
+    pub jobs: bool,
+    /// What readers will probably open next, from what they open.
+    pub online: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -129,6 +137,7 @@ struct PoolSettings {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct PrefetchSettings {
     jobs: Option<bool>,
+    online: Option<bool>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -164,7 +173,7 @@ impl Default for Policy {
             storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
             evictor: forebay_prefetch::eviction::DEFAULT.into(),
-            prefetch: true,
+            prefetch: Prefetch { jobs: true, online: true },
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
             wakeup_latency: Some(Duration::ZERO),
@@ -227,7 +236,8 @@ impl Policy {
         if let Some(name) = file.space.evictor {
             policy.evictor = name;
         }
-        policy.prefetch = file.prefetch.jobs.unwrap_or(policy.prefetch);
+        policy.prefetch.jobs = file.prefetch.jobs.unwrap_or(policy.prefetch.jobs);
+        policy.prefetch.online = file.prefetch.online.unwrap_or(policy.prefetch.online);
         policy.storage_pool_names = file.storage_pools;
         for table in file.rule {
             policy.rules.push(Rule::parse(table)?);

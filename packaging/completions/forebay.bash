@@ -1282,7 +1282,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__stage)
-            opts="-0 -h --null --mount --lease --owner --dry-run --json --help"
+            opts="-0 -h --null --mount --lease --owner --rate --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1297,6 +1297,10 @@ _forebay() {
                     return 0
                     ;;
                 --owner)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --rate)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

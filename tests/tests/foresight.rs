@@ -258,3 +258,72 @@ fn a_policy_may_say_that_nothing_is_staged_ahead() {
     }
     assert_eq!(profiles(&mount).len(), 1, "it is learned all the same");
 }
+
+/// Reads the files of `d` in the order of their names, once.
+const IN_ORDER: [&str; 3] = ["bash", "-euc", "for file in d/*; do cat $file; done | sha256sum"];
+
+/// A directory of `files` files, and the answer of [`IN_ORDER`].
+fn directory(mount: &Mount, files: u64) -> String {
+    (0..files).for_each(|file| put(mount, &format!("d/part-{file:03}"), file, 5_000));
+    let mut command = Command::new(IN_ORDER[0]);
+    run(command.args(&IN_ORDER[1..]).current_dir(mount.pool("")), COMMAND).ok().out
+}
+
+fn counter(mount: &Mount, name: &str) -> u64 {
+    let answer = mount.forebay(["--json", "status"], &[&mount.place.mnt()]).ok();
+    let status: Value = serde_json::from_str(&answer.out).unwrap();
+    status["status"]["counters"][name].as_u64().unwrap_or_else(|| panic!("{name}: {status}"))
+}
+
+fn read_in_order(mount: &Mount) -> String {
+    let mut command = Command::new(IN_ORDER[0]);
+    run(command.args(&IN_ORDER[1..]).current_dir(mount.place.mnt()), COMMAND).ok().out
+}
+
+#[test]
+fn a_reader_finds_what_it_is_about_to_open() {
+    let throttle = Some("100MB/s,5ms".into());
+    let mount = Mount::new(Options { throttle, ..Options::default() });
+    let expected = directory(&mount, 300);
+    assert_eq!(read_in_order(&mount), expected);
+    wait_until("they are counted", || counter(&mount, "ahead_used_files") >= 100);
+    assert!(counter(&mount, "ahead_files") <= 300);
+    let answer = mount.forebay(["status"], &[&mount.place.mnt()]).ok();
+    assert!(answer.out.contains("read ahead"), "{answer}");
+    evict(&mount);
+    assert_eq!(read_in_order(&mount), expected);
+}
+
+#[test]
+fn nobody_is_followed_who_does_not_want_it() {
+    let mount = mount(Some("[prefetch]\nonline = false\n"));
+    let expected = directory(&mount, 100);
+    assert_eq!(read_in_order(&mount), expected);
+    assert_eq!(counter(&mount, "ahead_files"), 0);
+    let mount = self::mount(None);
+    directory(&mount, 100);
+    job(&mount, "alone", &["--no-prefetch"], &IN_ORDER);
+    assert_eq!(counter(&mount, "ahead_files"), 0);
+}
+
+/// SEMANTICS 41: "because a reader is about to come to it"
+#[test]
+fn what_a_reader_is_about_to_come_to_and_changes_in_the_pool_is_read_as_it_is_there() {
+    let mount = mount(None);
+    directory(&mount, 100);
+    // The order of names shows only where the names are known.
+    assert_eq!(fs::read_dir(mount.path("d")).unwrap().count(), 100);
+    let read = |file: u64| fs::read(mount.path(&format!("d/part-{file:03}"))).unwrap();
+    let mut last = 0;
+    wait_until("something is brought in ahead", || {
+        assert!(read(last) == content(last, 5_000));
+        last += 1;
+        counter(&mount, "ahead_files") > counter(&mount, "ahead_used_files") && last >= 8
+    });
+    for file in last..100 {
+        put(&mount, &format!("d/part-{file:03}"), 1_000 + file, 6_000);
+    }
+    for file in last..100 {
+        assert!(read(file) == content(1_000 + file, 6_000), "part-{file:03}");
+    }
+}

@@ -1,7 +1,9 @@
 //! What is brought in: each byte once, and no more questions than needed.
 
+use std::time::Duration;
+
 use forebay_overlay::backends::decorators::CallKind;
-use forebay_overlay::operator::{FlushRequest, Summary};
+use forebay_overlay::operator::{FlushRequest, StageRequest, Summary};
 use forebay_overlay::{Ino, summary};
 use forebay_tests::engine::*;
 
@@ -111,4 +113,45 @@ async fn many_readers_of_a_cold_file_fetch_each_byte_once() {
         reader.await.unwrap();
     }
     assert_eq!(fixture.metrics.snapshot().bytes_read(), size as u64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staging_goes_no_faster_than_it_may_and_ends_with_who_waits_for_it() {
+    const LARGE: usize = 64 << 20;
+    let fixture = Fixture::new();
+    fixture.put("large", &vec![1; LARGE]).await;
+    let overlay = fixture.open().await;
+    let owner = async || overlay.list_residency(&pool_path("large"), false).await.unwrap()[0].lease_owner.clone();
+    let bytes_per_second = Some(8 << 20);
+    let request =
+        StageRequest { paths: vec!["large".into()], lease_owner: "job".into(), bytes_per_second, ..Default::default() };
+    let progress = overlay.stage(request);
+    let minute = Duration::from_secs(60);
+    let read = || fixture.metrics.snapshot().bytes_read();
+    until(minute, async || read() > 0).await;
+    assert_eq!(owner().await.as_deref(), Some("job"));
+    drop(progress);
+    until(minute, async || owner().await.is_none()).await;
+    // What was asked for already has come.
+    let mut before = read();
+    loop {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let now = read();
+        if std::mem::replace(&mut before, now) == now {
+            break;
+        }
+    }
+    assert!(read() < LARGE as u64, "all of it came: {}", read());
+    let (staged, failed) = stage(&overlay, "large").await;
+    assert_eq!((staged.bytes + before, failed), (LARGE as u64, Vec::new()));
+}
+
+/// Waits until something holds, for so long at most.
+async fn until(at_most: Duration, holds: impl AsyncFn() -> bool) {
+    let all = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(at_most, all).await.expect("it holds in time");
 }

@@ -38,6 +38,19 @@ impl Throttle {
 }
 
 impl Rate {
+    /// `bytes_per_second`: above 0.
+    pub fn bandwidth(bytes_per_second: u64) -> Self {
+        let bytes_per_second = Some(bytes_per_second.max(1));
+        Self { bytes_per_second, latency: Duration::ZERO, free_at: Mutex::new(None) }
+    }
+
+    /// Returns when `bytes` have passed as one, behind those that were there before: who came first is done first.
+    pub async fn pass_in_turn(&self, bytes: u64) {
+        if let Some(rate) = self.bytes_per_second {
+            sleep_until(self.reserve(bytes, rate, Instant::now())).await;
+        }
+    }
+
     /// Returns when `bytes` have passed.
     async fn pass(&self, mut bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
@@ -54,8 +67,7 @@ impl Rate {
 
     /// When `bytes` that are ready to be sent at `ready` will have passed.
     fn reserve(&self, bytes: u64, rate: u64, ready: Instant) -> Instant {
-        // A slice is small: this does not overflow.
-        let takes = Duration::from_nanos(bytes * 1_000_000_000 / rate);
+        let takes = Duration::from_secs_f64(bytes as f64 / rate as f64);
         let mut free_at = self.free_at.lock();
         let done = free_at.map_or(ready, |at| at.max(ready)) + takes;
         *free_at = Some(done);

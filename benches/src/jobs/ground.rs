@@ -81,7 +81,7 @@ impl Ground {
         for (name, text) in SCRIPTS {
             fs::write(dir.join(name), text)?;
         }
-        fs::write(dir.join("plain.toml"), "[prefetch]\njobs = false\n")?;
+        fs::write(dir.join("plain.toml"), "[prefetch]\njobs = false\nonline = false\n")?;
         fs::create_dir(dir.join("pool"))?;
         (program.make)(&dir)?;
         Ok(Self { dir, limit: program.limit, throttle: "", ahead: None, plain: None, runs: 0, _scratch: scratch })

@@ -131,6 +131,10 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
             counters.read_misses
         ),
     );
+    if counters.ahead_files > 0 {
+        let (files, of) = (counted(counters.ahead_files, "file"), bytes(counters.ahead_bytes));
+        line("read ahead", format!("{files}, {of}, {} of them opened since", counters.ahead_used_files));
+    }
     let passthrough = if status.passthrough { "passthrough" } else { "no passthrough (see forebay doctor)" };
     let restarts = match (entry.state.restarts, &entry.state.last_exit) {
         (0, _) => String::new(),

@@ -36,6 +36,7 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
             invocation: invocation.clone(),
             lease_owner: lease_owner.clone(),
             lease_secs: args.lease.map(|l| l.as_secs()),
+            bytes_per_second: args.rate,
             dry_run: args.dry_run,
         })
     })

@@ -51,6 +51,9 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     };
     spawn("flush", Box::pin(flush_loop(inner.clone())));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
+    if inner.policy.prefetch.online {
+        spawn("follow", Box::pin(inner.clone().follow_readers()));
+    }
     spawn("count", Box::pin(count_loop(inner.clone())));
     if !inner.policy.pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));

@@ -155,6 +155,7 @@ impl Inner {
         (state.content, state.residency) = (None, None);
         // What the page cache has of this version stays right.
         txn.commit()?;
+        self.foresight.following.evicted(ino);
         self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
         // The kernel holds the content file by its passthrough registration, and with it the space.
         self.tell_kernel_inode(ino, true);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
@@ -47,6 +48,11 @@ impl Inner {
 
     /// The same before anybody asks: readers go first, between any two requests.
     pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        self.fetch_paced(node, range, None).await
+    }
+
+    /// The same no faster than `rate`.
+    pub async fn fetch_paced(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>, rate: Option<&Rate>) -> Result<()> {
         let stripe = self.stripe_of(node).await;
         let mut at = range.start;
         let pieces = std::iter::from_fn(|| {
@@ -54,7 +60,10 @@ impl Inner {
             at = range.end.min(self.request_end(stripe, from));
             (from < at).then_some(from..at)
         });
-        let bring = |piece| async {
+        let bring = |piece: Range<u64>| async {
+            if let Some(rate) = rate {
+                rate.pass_in_turn(piece.end - piece.start).await;
+            }
             let _turn = self.turns.ahead().await;
             self.fetch_now(node, piece).await
         };

@@ -21,6 +21,9 @@ pub struct StageRequest {
     pub lease_owner: String,
     /// Seconds until the lease ends; `None`: when it is released by `evict`.
     pub lease_secs: Option<u64>,
+    /// Of the pool, at most, for all files together; above 0. `None`: as fast as it goes.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
     pub dry_run: bool,
 }
 
@@ -129,6 +132,14 @@ pub struct Counters {
     pub flushed_files: u64,
     pub read_hits: u64,
     pub read_misses: u64,
+    /// Brought in ahead of readers that were followed,
+    #[serde(default)]
+    pub ahead_files: u64,
+    #[serde(default)]
+    pub ahead_bytes: u64,
+    /// and opened by somebody since then.
+    #[serde(default)]
+    pub ahead_used_files: u64,
     /// Requests to the pool that were sent again because it, or the way there, failed.
     #[serde(default)]
     pub pool_retries: u64,

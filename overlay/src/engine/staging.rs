@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
 use forebay_prefetch::signature::Invocation;
 use futures::channel::mpsc;
@@ -12,6 +13,7 @@ use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
 use parking_lot::Mutex;
 use tokio::task::coop::consume_budget;
+use tokio_util::sync::CancellationToken;
 
 use super::eviction::Kept;
 use super::flush::Plan;
@@ -30,7 +32,7 @@ const ADVANCE_TOLD_EVERY: Duration = Duration::from_millis(50);
 /// How often a file that changes in the pool while it is staged is begun anew.
 const ATTEMPTS: u32 = 3;
 
-/// Where an operation reports to. A listener that went away does not end the operation.
+/// Where an operation reports to. A listener that went away does not end a flush or an eviction.
 #[derive(Clone)]
 struct Reporter {
     sender: mpsc::UnboundedSender<Progress>,
@@ -97,17 +99,48 @@ impl Reporter {
     }
 }
 
+/// What holds for all files that are staged at once.
+struct Terms<'a> {
+    /// What the pool has since then is brought in.
+    begun: Instant,
+    owner: &'a str,
+    expires_unix: Option<u64>,
+    rate: Option<&'a Rate>,
+}
+
+/// A lease of what is not here yet: ends with the work on it.
+struct Unfinished<'a> {
+    inner: &'a Inner,
+    ino: Ino,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.inner.release_lease(self.ino) {
+            tracing::warn!(%error, "the lease of what was not staged to its end stays");
+        }
+    }
+}
+
 impl Overlay {
     /// Brings files in and leases them. `Done` with `failed == 0` means that every byte asked for is resident
-    /// and leased.
+    /// and leased. Ends when nobody listens any more: what is here whole by then stays, leased.
     pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let (reporter, receiver) = Reporter::new();
+        let stop = CancellationToken::new();
+        let listened_to = stop.clone().drop_guard();
         let overlay = self.clone();
         tokio::spawn(async move {
-            let result = overlay.stage_all(&request, &reporter).await;
-            finish(&reporter, result);
+            match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
+                Some(result) => finish(&reporter, result),
+                None => tracing::info!("staging ended early: nobody waits for it any more"),
+            }
         });
-        receiver
+        receiver.map(move |progress| {
+            // Goes with the stream.
+            let _ = &listened_to;
+            progress
+        })
     }
 
     /// Writes what differs back to the pool.
@@ -143,7 +176,11 @@ impl Overlay {
         let inner = &self.inner;
         let begun = Instant::now();
         let arrivals = Arrivals::default();
-        let ask = if request.dry_run { Ask::Names } else { Ask::Contents(&arrivals) };
+        // What comes along with a listing comes as fast as it may.
+        let ask = match request.dry_run || request.bytes_per_second.is_some() {
+            true => Ask::Names,
+            false => Ask::Contents(&arrivals),
+        };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
         let arrived = &arrivals.0.into_inner();
         let mut message = None;
@@ -166,9 +203,11 @@ impl Overlay {
             return Ok(());
         }
         let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
+        let rate = request.bytes_per_second.map(Rate::bandwidth);
+        let terms = &Terms { begun, owner: &request.lease_owner, expires_unix, rate: rate.as_ref() };
         stream::iter(files)
             .for_each_concurrent(CONCURRENCY, |ino| async move {
-                match self.stage_file(ino, begun, &request.lease_owner, expires_unix).await {
+                match self.stage_file(ino, terms).await {
                     Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
                     Err(e) => reporter.failed(inner.display(ino), &e),
                 }
@@ -218,7 +257,7 @@ impl Overlay {
     }
 
     /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
-    async fn stage_file(&self, ino: Ino, begun: Instant, owner: &str, expires_unix: Option<u64>) -> Result<u64> {
+    async fn stage_file(&self, ino: Ino, terms: &Terms<'_>) -> Result<u64> {
         // Of files that the pool need not be asked for there are many at once.
         consume_budget().await;
         let inner = &self.inner;
@@ -226,14 +265,17 @@ impl Overlay {
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
         for _ in 0..ATTEMPTS {
-            inner.revalidate(ino, Age::Since(begun)).await?;
+            inner.revalidate(ino, Age::Since(terms.begun)).await?;
             let size = inner.attr_of(&node)?.size;
             // The lease comes first: what was fetched for it cannot go while the rest comes in.
-            inner.lease(ino, LeaseRecord { owner: owner.into(), expires_unix, bytes: size })?;
+            let lease = LeaseRecord { owner: terms.owner.into(), expires_unix: terms.expires_unix, bytes: size };
+            inner.lease(ino, lease)?;
+            let unfinished = Unfinished { inner, ino };
             let fetched = match size {
                 0 => inner.complete_empty(&node),
-                _ => inner.fetch_ahead(&node, 0..size).await,
+                _ => inner.fetch_paced(&node, 0..size, terms.rate).await,
             };
+            std::mem::forget(unfinished);
             match fetched {
                 Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
                 Err(e) => {

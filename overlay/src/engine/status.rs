@@ -26,6 +26,9 @@ pub(crate) struct Counts {
     pub flushed_files: AtomicU64,
     pub read_hits: AtomicU64,
     pub read_misses: AtomicU64,
+    pub ahead_files: AtomicU64,
+    pub ahead_bytes: AtomicU64,
+    pub ahead_used_files: AtomicU64,
 }
 
 impl Counts {
@@ -41,6 +44,9 @@ impl Counts {
             flushed_files: get(&self.flushed_files),
             read_hits: get(&self.read_hits),
             read_misses: get(&self.read_misses),
+            ahead_files: get(&self.ahead_files),
+            ahead_bytes: get(&self.ahead_bytes),
+            ahead_used_files: get(&self.ahead_used_files),
             pool_retries,
         }
     }

@@ -101,6 +101,8 @@ pub struct Opened {
     pub keep_cache: bool,
     /// `close` has nothing to wait for.
     pub no_flush: bool,
+    /// Not all of it was here when it was asked for, and it is opened to be read.
+    pub missed: bool,
 }
 
 /// One entry of a directory, in the order in which a snapshot shows it.

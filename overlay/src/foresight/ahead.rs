@@ -9,14 +9,14 @@ use forebay_prefetch::profile::Expected;
 use forebay_prefetch::signature::Invocation;
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::{REQUESTS, requests_of};
 use crate::catalog::JobSerial;
 use crate::engine::{Age, Inner, parse_path};
 use crate::{Ino, Overlay};
 
-/// Files that are brought in at the same time for one job.
-const CONCURRENCY: usize = 16;
 /// How often a file that changes in the pool meanwhile is begun anew.
 const ATTEMPTS: u32 = 3;
 /// Where at least this share of a file is wanted all of it is brought in: the kernel can serve it by itself then.
@@ -51,8 +51,12 @@ impl Overlay {
     async fn bring_in(&self, ahead: &Ahead, invocation: Invocation) -> Result<()> {
         let foreseen = self.foreseen(invocation, 0).await?;
         let begun = Instant::now();
+        let turns = &Semaphore::new(REQUESTS);
+        let in_turn =
+            |expected: Expected| async move { (turns.acquire_many(requests_of(expected.bytes)).await, expected) };
         stream::iter(foreseen.into_chosen())
-            .for_each_concurrent(CONCURRENCY, |expected| async move {
+            .then(in_turn)
+            .for_each_concurrent(None, |(_turn, expected)| async move {
                 match self.bring_in_file(ahead, &expected, begun).await {
                     // A profile knows what was there, not what is.
                     Err(error) if !error.is(ErrorKind::NotFound) => {

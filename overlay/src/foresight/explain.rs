@@ -56,9 +56,11 @@ impl Inner {
         let file = self.listed(ino)?;
         let kept = self.kept(&self.node(ino)?.state.lock(), unix_now());
         let ahead = self.foresight.staged_for(ino);
+        let next = self.foresight.following.why(ino);
         let why = match (&file.lease_owner, &ahead) {
             (Some(owner), _) => format!("staged for {owner}"),
             (None, Some(why)) => format!("brought in ahead of a job that runs: {why}"),
+            (None, None) if next.is_some() => format!("brought in ahead of its reader: {}", next.unwrap_or_default()),
             (None, None) if file.state == "dirty" => "written here, and not in the pool yet".into(),
             (None, None) if file.resident_bytes > 0 => "somebody read it, or wrote it".into(),
             (None, None) => "not here: nobody has read it since it was evicted, or ever".into(),

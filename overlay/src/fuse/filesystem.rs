@@ -224,11 +224,13 @@ impl Filesystem for Front {
         }
         let (ino, flags, caller) = (Ino(ino.0), flags.0, convert::caller(request));
         let (front, replier) = (self.clone(), self.clone());
-        let job = self.overlay.job_of(request.pid());
+        let thread = request.pid();
+        let job = self.overlay.job_of(thread);
         let work = async move { front.open_file(ino, flags, caller).await };
         self.dispatch(request, "open", work, move |outcome| match outcome {
             Ok((opened, privileged)) => {
                 replier.overlay.note_open(job, ino, &opened);
+                replier.overlay.follow(job, thread, ino, &opened);
                 replier.reply_opened(ino, flags, &opened, privileged, reply);
             }
             Err(error) => reply.error(convert::errno(&error)),

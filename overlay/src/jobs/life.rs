@@ -53,7 +53,7 @@ impl Inner {
             invocation.map(|invocation| (running.serial, invocation))
         };
         let found = self.jobs.table.lock().running.get(&number).and_then(wanted);
-        if let (Some((serial, invocation)), true) = (found, self.policy.prefetch) {
+        if let (Some((serial, invocation)), true) = (found, self.policy.prefetch.jobs) {
             Overlay { inner: self.clone() }.stage_ahead(serial, invocation);
         }
     }
@@ -127,6 +127,7 @@ impl Inner {
             }
             known.extend(new);
         }
+        self.foresight.following.job_ended(number);
         self.jobs.lineage.forget();
     }
 

@@ -68,12 +68,14 @@ impl Overlay {
         if truncates {
             inner.truncate_to_zero(&node).await?;
         }
+        let mut missed = false;
         let no_flush = !write || policy.flush != Flush::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();
                 (state.record.file.is_whole(), state.record.size)
             };
+            missed |= !whole && !write;
             let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
             count.fetch_add(1, Ordering::Relaxed);
             if !whole && size == 0 {
@@ -99,7 +101,7 @@ impl Overlay {
                     self.release(ino, flags);
                     return Err(e);
                 }
-                return Ok(opened);
+                return Ok(Opened { missed, ..opened });
             }
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
@@ -213,7 +215,7 @@ impl Inner {
         if clean && resident.is_some() {
             self.evictor.lock().access(node.ino.0);
         }
-        Ok(Some(Opened { resident, keep_cache, no_flush }))
+        Ok(Some(Opened { resident, keep_cache, no_flush, missed: false }))
     }
 
     /// Durably marks whole content as newer than the pool's, before anybody can change it.

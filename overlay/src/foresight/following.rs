@@ -1,0 +1,379 @@
+//! Readers are followed: what they will open next is told from what they open, and brought in before they do.
+//!
+//! Only opens that find something missing are looked at, and those of what was brought in for them: where everything is
+//! here nothing is to be done, and nothing is.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::FileKind;
+use forebay_prefetch::online::{Online, Sibling, Suggestion, Touch};
+use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::{REQUESTS, requests_of};
+use crate::catalog::Listing;
+use crate::engine::{Inner, blocking};
+use crate::{Ino, Opened, Overlay};
+
+/// Opens that wait to be looked at; more are passed over: a busy daemon has no time for guesses.
+const WAITING_MAX: usize = 4096;
+/// Opens that are looked at in one go.
+const BATCH: usize = 64;
+/// The most of one file that is brought in: its reader is ahead of itself from then on.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// The share of the fast pool that what nobody has opened yet may take.
+const POOL_SHARE: f64 = 0.25;
+/// Who has not opened a file by then will not.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How often that is looked at.
+const LOOKS: Duration = Duration::from_secs(10);
+/// Files of a directory whose order is looked at, at most.
+const SIBLINGS_MAX: usize = 1 << 17;
+/// Set in the number of a reader that is a job.
+const JOB: u64 = 1 << 32;
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Opened {
+        reader: u64,
+        ino: Ino,
+    },
+    Gone(Ino),
+    /// It could not be brought in.
+    Failed(Ino),
+    Ended(u64),
+}
+
+/// The job that a reader is, if it is one.
+fn job_of(reader: u64) -> Option<u32> {
+    reader.checked_sub(JOB).and_then(|job| job.try_into().ok())
+}
+
+/// A file that was brought in, or was here, and is expected to be opened.
+#[derive(Debug)]
+struct Awaited {
+    reader: u64,
+    since: Instant,
+    /// What was asked of the pool for it.
+    bytes: u64,
+    why: String,
+}
+
+/// Files that are awaited, and the bytes of them all.
+#[derive(Debug, Default)]
+struct AwaitedFiles {
+    files: HashMap<Ino, Awaited>,
+    bytes: u64,
+}
+
+impl AwaitedFiles {
+    fn insert(&mut self, ino: Ino, awaited: Awaited) {
+        self.bytes += awaited.bytes;
+        if let Some(before) = self.files.insert(ino, awaited) {
+            self.bytes -= before.bytes;
+        }
+    }
+
+    fn remove(&mut self, ino: Ino) -> Option<Awaited> {
+        let removed = self.files.remove(&ino);
+        self.bytes -= removed.as_ref().map_or(0, |awaited| awaited.bytes);
+        removed
+    }
+
+    /// Takes out those of which something holds.
+    fn take(&mut self, holds: impl Fn(&Awaited) -> bool) -> Vec<(Ino, Awaited)> {
+        let taken: Vec<(Ino, Awaited)> = self.files.extract_if(|_, awaited| holds(awaited)).collect();
+        self.bytes -= taken.iter().map(|(_, awaited)| awaited.bytes).sum::<u64>();
+        taken
+    }
+}
+
+/// Who is followed, and what is expected of them.
+pub(crate) struct Following {
+    events: mpsc::Sender<Event>,
+    queue: Mutex<Option<mpsc::Receiver<Event>>>,
+    awaited: Mutex<AwaitedFiles>,
+    /// How many of these there are, to be looked at without the lock.
+    awaited_count: AtomicUsize,
+    online: Mutex<Online>,
+    since: Instant,
+}
+
+impl Default for Following {
+    fn default() -> Self {
+        let (events, queue) = mpsc::channel(WAITING_MAX);
+        Self {
+            events,
+            queue: Mutex::new(Some(queue)),
+            awaited: Mutex::default(),
+            awaited_count: AtomicUsize::new(0),
+            online: Mutex::default(),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl Following {
+    fn awaits(&self, ino: Ino) -> bool {
+        self.awaited_count.load(Ordering::Relaxed) > 0 && self.awaited.lock().files.contains_key(&ino)
+    }
+
+    /// Whether a file was brought in a short while ago for somebody who has not come to it yet.
+    pub fn keeps(&self, ino: Ino) -> bool {
+        let is_kept = |awaited: &Awaited| awaited.bytes > 0 && awaited.since.elapsed() < PATIENCE;
+        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(is_kept)
+    }
+
+    /// Why a file was brought in that nobody has opened yet.
+    pub fn why(&self, ino: Ino) -> Option<String> {
+        let awaited = self.awaited.lock();
+        awaited.files.get(&ino).filter(|awaited| awaited.bytes > 0).map(|awaited| awaited.why.clone())
+    }
+
+    /// The content of a file is given up.
+    pub fn evicted(&self, ino: Ino) {
+        if self.awaits(ino) {
+            self.tell(Event::Gone(ino));
+        }
+    }
+
+    pub fn job_ended(&self, number: u32) {
+        self.tell(Event::Ended(JOB | u64::from(number)));
+    }
+
+    fn tell(&self, event: Event) {
+        // Full: it is passed over.
+        let _ = self.events.try_send(event);
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut AwaitedFiles) -> T) -> T {
+        let mut awaited = self.awaited.lock();
+        let changed = change(&mut awaited);
+        self.awaited_count.store(awaited.files.len(), Ordering::Relaxed);
+        changed
+    }
+}
+
+impl Overlay {
+    /// Somebody opened a file to read it. `thread`: who asked.
+    pub(crate) fn follow(&self, job: Option<u32>, thread: u32, ino: Ino, opened: &Opened) {
+        let following = &self.inner.foresight.following;
+        if !self.inner.policy.prefetch.online || !(opened.missed || following.awaits(ino)) {
+            return;
+        }
+        let reader = match job {
+            Some(job) => JOB | u64::from(job),
+            // What is typed at one terminal, or what one service does.
+            None => {
+                let session = rustix::process::Pid::from_raw(thread.cast_signed());
+                let session = session.and_then(|thread| rustix::process::getsid(Some(thread)).ok());
+                session.map_or(0, |session| u64::from(session.as_raw_nonzero().get().cast_unsigned()))
+            }
+        };
+        following.tell(Event::Opened { reader, ino });
+    }
+}
+
+impl Inner {
+    /// Follows readers until the mount ends.
+    pub(crate) async fn follow_readers(self: Arc<Self>) {
+        let Some(mut queue) = self.foresight.following.queue.lock().take() else { return };
+        let turns = Arc::new(Semaphore::new(REQUESTS));
+        let mut events = Vec::new();
+        let mut looked = Instant::now();
+        while queue.recv_many(&mut events, BATCH).await > 0 {
+            let (inner, batch) = (self.clone(), std::mem::take(&mut events));
+            let look = looked.elapsed() >= LOOKS;
+            if look {
+                looked = Instant::now();
+            }
+            let next = blocking(move || {
+                if look {
+                    inner.give_up_waiting();
+                }
+                Ok(inner.next_files(&batch))
+            })
+            .await;
+            let Ok((files, unlisted)) = next else { continue };
+            for dir in unlisted {
+                let inner = self.clone();
+                self.foresight.runtime.spawn(async move { inner.ensure_listed(dir).await.map_err(drop) });
+            }
+            for (ino, bytes) in files {
+                let (inner, turns) = (self.clone(), turns.clone());
+                self.foresight.runtime.spawn(async move {
+                    let stop = inner.stop.clone();
+                    stop.run_until_cancelled(inner.bring_in_next(ino, bytes, &turns)).await;
+                });
+            }
+        }
+    }
+
+    async fn bring_in_next(self: &Arc<Self>, ino: Ino, bytes: u64, turns: &Semaphore) {
+        let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
+        let following = &self.foresight.following;
+        let fetched = match self.file_node(ino) {
+            Ok(node) => self.fetch_ahead(&node, 0..bytes).await,
+            Err(error) => Err(error),
+        };
+        match fetched {
+            Ok(()) => {
+                self.counters.ahead_files.fetch_add(1, Ordering::Relaxed);
+                self.counters.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "{} is not brought in", self.display(ino));
+                following.change(|awaited| awaited.remove(ino));
+                following.tell(Event::Failed(ino));
+            }
+        }
+    }
+
+    /// What follows from opens: the files to bring in, with the bytes of each, and directories whose names are not known.
+    fn next_files(&self, events: &[Event]) -> (Vec<(Ino, u64)>, HashSet<Ino>) {
+        let following = &self.foresight.following;
+        let mut online = following.online.lock();
+        let (mut files, mut unlisted) = (Vec::new(), HashSet::new());
+        for event in events {
+            match *event {
+                Event::Gone(ino) => {
+                    following.change(|awaited| awaited.remove(ino));
+                    online.wasted(ino.0);
+                }
+                Event::Failed(ino) => online.not_staged(ino.0),
+                Event::Ended(reader) => {
+                    following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
+                    online.ended(reader);
+                }
+                Event::Opened { reader, ino } => {
+                    let was_awaited = following.change(|awaited| awaited.remove(ino));
+                    if was_awaited.is_some_and(|awaited| awaited.bytes > 0) {
+                        self.counters.ahead_used_files.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if !self.jobs.may_be_helped(job_of(reader)) {
+                        continue;
+                    }
+                    let Some(directory) = self.directory_of(ino) else { continue };
+                    let at = following.since.elapsed();
+                    let touch = Touch { reader, directory: directory.0, file: ino.0, at };
+                    let suggestions = online.touched(&touch, &mut |dir| match self.siblings(Ino(dir)) {
+                        None => {
+                            unlisted.insert(Ino(dir));
+                            None
+                        }
+                        siblings => siblings,
+                    });
+                    files.extend(self.choose(reader, suggestions, &mut online));
+                }
+            }
+        }
+        (files, unlisted)
+    }
+
+    /// Of what will probably be opened next, what is worth to be brought in now.
+    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<(Ino, u64)> {
+        if suggestions.is_empty() {
+            return Vec::new();
+        }
+        let following = &self.foresight.following;
+        let now = Instant::now();
+        let mut candidates = Vec::new();
+        for (at, suggestion) in suggestions.iter().enumerate() {
+            match self.missing_of(Ino(suggestion.file)) {
+                None => online.not_staged(suggestion.file),
+                Some(bytes) => candidates.push(Candidate {
+                    file: at as u64,
+                    bytes,
+                    probability: suggestion.probability.max(PROBABILITY_MIN),
+                    rank: at as u32,
+                }),
+            }
+        }
+        let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark * POOL_SHARE) as u64;
+        following.change(|awaited| {
+            let room_bytes = limit.saturating_sub(awaited.bytes);
+            let plan = plan(
+                candidates,
+                &self.pool_rate(),
+                &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
+            );
+            let mut expect = |candidate: &Candidate| {
+                let suggestion = &suggestions[candidate.file as usize];
+                let why = suggestion.why.to_string();
+                awaited.insert(Ino(suggestion.file), Awaited { reader, since: now, bytes: candidate.bytes, why });
+                online.staged(suggestion.file);
+            };
+            // What is here already is awaited as well: its open says where the reader is.
+            plan.refused
+                .iter()
+                .filter(|(candidate, _)| candidate.bytes == 0)
+                .for_each(|(candidate, _)| expect(candidate));
+            plan.chosen.iter().for_each(&mut expect);
+            for (candidate, _) in plan.refused.iter().filter(|(candidate, _)| candidate.bytes > 0) {
+                online.not_staged(suggestions[candidate.file as usize].file);
+            }
+            let file = |candidate: &Candidate| Ino(suggestions[candidate.file as usize].file);
+            plan.chosen.iter().map(|candidate| (file(candidate), candidate.bytes)).collect()
+        })
+    }
+
+    /// Bytes of a file that would be brought in; 0 where it is here. `None`: it is none that the pool has.
+    fn missing_of(&self, ino: Ino) -> Option<u64> {
+        let node = self.file_node(ino).ok()?;
+        let state = node.state.lock();
+        let record = &state.record;
+        match record.file.is_whole() {
+            true => Some(0),
+            false => record.pool_link().is_some().then_some(record.size.min(FILE_BYTES_MAX)),
+        }
+    }
+
+    fn directory_of(&self, ino: Ino) -> Option<Ino> {
+        self.node(ino).ok()?.state.lock().record.links.first().map(|(parent, _)| *parent)
+    }
+
+    /// The files of a directory, where all its names are known.
+    fn siblings(&self, dir: Ino) -> Option<Vec<Sibling>> {
+        let node = self.node(dir).ok()?;
+        let is_known = {
+            let state = node.state.lock();
+            matches!(state.record.listing, Listing::Complete(_)) || (!state.record.in_pool() && dir != Ino::ROOT)
+        };
+        if !is_known {
+            return None;
+        }
+        let mut siblings = Vec::new();
+        let listed = self.catalog.names(dir, |name, record| {
+            if let Some((ino, FileKind::File)) = record.here
+                && let Some(bytes) = self.size_of(ino)
+            {
+                let name = String::from_utf8_lossy(name).into();
+                siblings.push(Sibling { name, file: ino.0, bytes });
+            }
+            Ok(siblings.len() < SIBLINGS_MAX)
+        });
+        listed.is_ok().then_some(siblings)
+    }
+
+    fn size_of(&self, ino: Ino) -> Option<u64> {
+        match self.table.peek(ino) {
+            Some(node) => Some(node.state.lock().record.size),
+            None => Some(self.catalog.inode(ino).ok()??.size),
+        }
+    }
+
+    /// What nobody came for in all this time was brought in for nothing.
+    fn give_up_waiting(&self) {
+        let following = &self.foresight.following;
+        let late = following.change(|awaited| awaited.take(|awaited| awaited.since.elapsed() > PATIENCE));
+        let mut online = following.online.lock();
+        for (ino, awaited) in late {
+            // What was here anyway cost nothing.
+            if awaited.bytes > 0 { online.wasted(ino.0) } else { online.not_staged(ino.0) }
+        }
+    }
+}
