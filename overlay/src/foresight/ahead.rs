@@ -56,7 +56,8 @@ impl Overlay {
             |expected: Expected| async move { (turns.acquire_many(requests_of(expected.bytes)).await, expected) };
         stream::iter(foreseen.into_chosen())
             .then(in_turn)
-            .for_each_concurrent(None, |(_turn, expected)| async move {
+            .for_each_concurrent(None, |(turn, expected)| async move {
+                let _turn = turn;
                 match self.bring_in_file(ahead, &expected, begun).await {
                     // A profile knows what was there, not what is.
                     Err(error) if !error.is(ErrorKind::NotFound) => {
