@@ -1,7 +1,7 @@
 //! What staging ahead of jobs is worth to real programs on a slow pool, what of their reads was foreseen, and what it
 //! costs where nothing can be.
 //!
-//! Arguments: `[--runs N] [--only WORD] [--plot FILE]`. Each program runs N times (6), each time on two mounts of one
+//! Arguments: `[--runs N] [--only WORD[,WORD]] [--plot FILE]`. Each program runs N times (6), each time on two mounts of one
 //! pool that is slowed down, in turns: with staging ahead and without. Before each run nothing of the pool is here.
 
 mod curve;
@@ -23,7 +23,8 @@ const RUNS: usize = 6;
 
 struct Args {
     runs: usize,
-    only: Option<String>,
+    /// Words of which a program's name has one; all where it is empty.
+    only: Vec<String>,
     plot: Option<PathBuf>,
 }
 
@@ -38,15 +39,17 @@ fn main() -> ExitCode {
 }
 
 fn args() -> Result<Args> {
-    let mut args = Args { runs: RUNS, only: None, plot: None };
+    let mut args = Args { runs: RUNS, only: Vec::new(), plot: None };
     let mut words = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         match word.as_str() {
             "--runs" => args.runs = value()?.parse()?,
-            "--only" => args.only = Some(value()?),
+            "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
             "--plot" => args.plot = Some(value()?.into()),
-            _ => return Err(format!("{word}: not known; there are --runs N, --only WORD and --plot FILE").into()),
+            _ => {
+                return Err(format!("{word}: not known; there are --runs N, --only WORD[,WORD] and --plot FILE").into());
+            }
         }
     }
     if args.runs < 2 { Err("--runs: at least 2".into()) } else { Ok(args) }
@@ -64,7 +67,8 @@ fn run() -> Result<()> {
          all here | coverage | accuracy | target | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     let mut records = Vec::new();
-    for program in programs::all().iter().filter(|p| args.only.as_ref().is_none_or(|only| p.name.contains(only))) {
+    let is_wanted = |p: &&Program| args.only.is_empty() || args.only.iter().any(|word| p.name.contains(word.as_str()));
+    for program in programs::all().iter().filter(is_wanted) {
         records.push((program.name, measure(program, args.runs)?));
     }
     curve::rows(&records, args.plot.as_deref())
