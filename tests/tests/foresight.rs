@@ -313,7 +313,7 @@ fn what_a_reader_is_about_to_come_to_and_changes_in_the_pool_is_read_as_it_is_th
     directory(&mount, 100);
     // The order of names shows only where the names are known.
     assert_eq!(fs::read_dir(mount.path("d")).unwrap().count(), 100);
-    let read = |file: u64| fs::read(mount.path(&format!("d/part-{file:03}"))).unwrap();
+    let read = |file: u64| fs::read(mount.path(format!("d/part-{file:03}"))).unwrap();
     let mut last = 0;
     wait_until("something is brought in ahead", || {
         assert!(read(last) == content(last, 5_000));
