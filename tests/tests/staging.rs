@@ -155,3 +155,32 @@ async fn until(at_most: Duration, holds: impl AsyncFn() -> bool) {
     };
     tokio::time::timeout(at_most, all).await.expect("it holds in time");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_staging_that_ended_early_left_undone_is_read_and_staged_as_ever() {
+    let fixture = Fixture::new();
+    let dirs: Vec<String> = (0..4).map(|dir| format!("d{dir}")).collect();
+    for dir in &dirs {
+        fixture.mkdir(dir).await;
+        for n in 0..50 {
+            fixture.put(&format!("{dir}/{n}"), b"content").await;
+        }
+    }
+    for round in 0..30 {
+        let overlay = fixture.open().await;
+        let request = StageRequest { paths: dirs.clone(), lease_owner: "job".into(), ..Default::default() };
+        let progress = overlay.stage(request);
+        tokio::time::sleep(Duration::from_micros(round * 150)).await;
+        drop(progress);
+        for dir in &dirs {
+            for n in 0..50 {
+                assert_eq!(read(&overlay, &format!("{dir}/{n}")).await.unwrap(), "content");
+            }
+            let (staged, failed) = stage(&overlay, dir).await;
+            assert_eq!((staged.files, failed), (50, Vec::new()));
+        }
+        let gone = evict(&overlay, true).await;
+        assert_eq!((gone.files, gone.skipped), (200, 0));
+        overlay.shutdown().await.unwrap();
+    }
+}

@@ -61,8 +61,12 @@ impl Inner {
             (from < at).then_some(from..at)
         });
         let bring = |piece: Range<u64>| async {
+            let missing = self.missing_bytes(node, piece.clone())?;
+            if missing == 0 {
+                return Ok(());
+            }
             if let Some(rate) = rate {
-                rate.pass_in_turn(piece.end - piece.start).await;
+                rate.pass_in_turn(missing).await;
             }
             let _turn = self.turns.ahead().await;
             self.fetch_now(node, piece).await
@@ -129,10 +133,16 @@ impl Inner {
         let (_, requests) = self.plan(node, 0..content.len() as u64, &path)?;
         for request in requests {
             // Of another version since that look, or some of it under way: as if nothing had come.
-            match request.is_all_of(&version, content.len() as u64) {
-                true => self.answer_with(node, request, content.clone()).await,
-                false => self.answer(node, request).await,
-            }
+            let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
+            let (inner, node) = (self.clone(), node.clone());
+            // Others may wait for it by now: it goes on to its end whatever becomes of who began it.
+            let answered = tokio::spawn(async move {
+                match came {
+                    Some(content) => inner.answer_with(&node, request, content).await,
+                    None => inner.answer(&node, request).await,
+                }
+            });
+            answered.await.map_err(|_| lost())?;
         }
         Ok(node.state.lock().record.file.is_whole())
     }

@@ -23,6 +23,7 @@ use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
+use crate::node::Node;
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
@@ -108,15 +109,18 @@ struct Terms<'a> {
     rate: Option<&'a Rate>,
 }
 
-/// A lease of what is not here yet: ends with the work on it.
+/// The lease of a file that is being staged: where the work ends before the whole file is here, what was there before
+/// is there again, unless somebody else has leased it meanwhile.
 struct Unfinished<'a> {
     inner: &'a Inner,
-    ino: Ino,
+    node: &'a Node,
+    ours: LeaseRecord,
+    before: Option<LeaseRecord>,
 }
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.inner.release_lease(self.ino) {
+        if let Err(error) = self.inner.take_back_lease(self.node, &self.ours, self.before.take()) {
             tracing::warn!(%error, "the lease of what was not staged to its end stays");
         }
     }
@@ -264,32 +268,29 @@ impl Overlay {
         let node = inner.node(ino)?;
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
+        let mut unfinished = None;
         for _ in 0..ATTEMPTS {
             inner.revalidate(ino, Age::Since(terms.begun)).await?;
             let size = inner.attr_of(&node)?.size;
             // The lease comes first: what was fetched for it cannot go while the rest comes in.
-            let lease = LeaseRecord { owner: terms.owner.into(), expires_unix: terms.expires_unix, bytes: size };
-            inner.lease(ino, lease)?;
-            let unfinished = Unfinished { inner, ino };
+            let ours = LeaseRecord { owner: terms.owner.into(), expires_unix: terms.expires_unix, bytes: size };
+            let before = inner.lease(&node, ours.clone())?;
+            match &mut unfinished {
+                None => unfinished = Some(Unfinished { inner, node: &node, ours, before }),
+                Some(unfinished) => unfinished.ours = ours,
+            }
             let fetched = match size {
                 0 => inner.complete_empty(&node),
                 _ => inner.fetch_paced(&node, 0..size, terms.rate).await,
             };
-            std::mem::forget(unfinished);
             match fetched {
                 Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
-                Err(e) => {
-                    inner.release_lease(ino)?;
-                    return Err(e);
-                }
-                Ok(()) => {
-                    if node.state.lock().record.file.is_whole() {
-                        return Ok(size.saturating_sub(here));
-                    }
-                }
+                Err(e) => return Err(e),
+                // What is whole keeps its lease.
+                Ok(()) if node.state.lock().record.file.is_whole() => return Ok(size.saturating_sub(here)),
+                Ok(()) => {}
             }
         }
-        inner.release_lease(ino)?;
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
     }
 
@@ -487,13 +488,30 @@ impl Inner {
         Ok(())
     }
 
-    fn lease(&self, ino: Ino, lease: LeaseRecord) -> Result<()> {
-        let node = self.node(ino)?;
+    /// Leases a file. The lease that it had before, if that still held.
+    fn lease(&self, node: &Node, lease: LeaseRecord) -> Result<Option<LeaseRecord>> {
         let mut state = node.state.lock();
+        let held = state.lease_holds(unix_now());
         let mut batch = self.catalog.batch();
-        batch.put_lease(ino, &lease);
+        batch.put_lease(node.ino, &lease);
         self.catalog.write(batch)?;
-        state.lease = Some(lease);
+        let before = state.lease.replace(lease);
+        Ok(before.filter(|_| held))
+    }
+
+    /// Ends the lease `ours` where it is the one that holds, and the file is not whole: `before` holds again.
+    fn take_back_lease(&self, node: &Node, ours: &LeaseRecord, before: Option<LeaseRecord>) -> Result<()> {
+        let mut state = node.state.lock();
+        if state.record.file.is_whole() || state.lease.as_ref() != Some(ours) {
+            return Ok(());
+        }
+        let mut batch = self.catalog.batch();
+        match &before {
+            Some(before) => batch.put_lease(node.ino, before),
+            None => batch.delete_lease(node.ino),
+        }
+        self.catalog.write(batch)?;
+        state.lease = before;
         Ok(())
     }
 

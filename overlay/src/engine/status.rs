@@ -271,6 +271,19 @@ impl Inner {
         })
     }
 
+    /// Bytes of a range that are not here.
+    pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
+        let mut state = node.state.lock();
+        Ok(match state.record.file {
+            file if file.is_whole() => 0,
+            file if file.is_partial() => {
+                let missing = self.residency(&mut state)?.extents().missing(range);
+                missing.iter().map(|gap| gap.end - gap.start).sum()
+            }
+            _ => range.end - range.start,
+        })
+    }
+
     pub(crate) fn listed(&self, ino: Ino) -> Result<Listed> {
         let node = self.node(ino)?;
         let attr = self.attr_of(&node)?;

@@ -33,6 +33,12 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const LOOKS: Duration = Duration::from_secs(10);
 /// Files of a directory whose order is looked at, at most.
 const SIBLINGS_MAX: usize = 1 << 17;
+/// Files that are awaited, at most: some 150 bytes each.
+const AWAITED_MAX: usize = 1 << 16;
+/// The share of the time that listings may take.
+const LISTING_SHARE: f64 = 0.05;
+/// What they may take at once.
+const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
 /// Set in the number of a reader that is a job.
 const JOB: u64 = 1 << 32;
 
@@ -61,6 +67,12 @@ struct Awaited {
     /// What was asked of the pool for it.
     bytes: u64,
     why: String,
+}
+
+impl Awaited {
+    fn is_kept(&self) -> bool {
+        self.bytes > 0 && self.since.elapsed() < PATIENCE
+    }
 }
 
 /// Files that are awaited, and the bytes of them all.
@@ -92,6 +104,13 @@ impl AwaitedFiles {
     }
 }
 
+/// What the fast pool can take beside what is dirty, leased or staged for jobs, as it was at some moment.
+#[derive(Debug, Default)]
+struct Room {
+    at: Option<Instant>,
+    bytes: u64,
+}
+
 /// Who is followed, and what is expected of them.
 pub(crate) struct Following {
     events: mpsc::Sender<Event>,
@@ -100,6 +119,9 @@ pub(crate) struct Following {
     /// How many of these there are, to be looked at without the lock.
     awaited_count: AtomicUsize,
     online: Mutex<Online>,
+    room: Mutex<Room>,
+    /// That listings took so far.
+    listing: Mutex<Duration>,
     since: Instant,
 }
 
@@ -112,6 +134,8 @@ impl Default for Following {
             awaited: Mutex::default(),
             awaited_count: AtomicUsize::new(0),
             online: Mutex::default(),
+            room: Mutex::default(),
+            listing: Mutex::default(),
             since: Instant::now(),
         }
     }
@@ -124,14 +148,13 @@ impl Following {
 
     /// Whether a file was brought in a short while ago for somebody who has not come to it yet.
     pub fn keeps(&self, ino: Ino) -> bool {
-        let is_kept = |awaited: &Awaited| awaited.bytes > 0 && awaited.since.elapsed() < PATIENCE;
-        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(is_kept)
+        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(Awaited::is_kept)
     }
 
     /// Why a file was brought in that nobody has opened yet.
     pub fn why(&self, ino: Ino) -> Option<String> {
         let awaited = self.awaited.lock();
-        awaited.files.get(&ino).filter(|awaited| awaited.bytes > 0).map(|awaited| awaited.why.clone())
+        awaited.files.get(&ino).filter(|awaited| awaited.is_kept()).map(|awaited| awaited.why.clone())
     }
 
     /// The content of a file is given up.
@@ -185,7 +208,10 @@ impl Inner {
         let turns = Arc::new(Semaphore::new(REQUESTS));
         let mut events = Vec::new();
         let mut looked = Instant::now();
-        while queue.recv_many(&mut events, BATCH).await > 0 {
+        // The sender lives as long as the engine; this is ended from outside.
+        loop {
+            // In time, too, to give up what nobody comes for.
+            let _ = tokio::time::timeout(LOOKS, queue.recv_many(&mut events, BATCH)).await;
             let (inner, batch) = (self.clone(), std::mem::take(&mut events));
             let look = looked.elapsed() >= LOOKS;
             if look {
@@ -203,19 +229,24 @@ impl Inner {
                 let inner = self.clone();
                 self.foresight.runtime.spawn(async move { inner.ensure_listed(dir).await.map_err(drop) });
             }
-            for (ino, bytes) in files {
+            for (ino, bytes, since) in files {
                 let (inner, turns) = (self.clone(), turns.clone());
                 self.foresight.runtime.spawn(async move {
                     let stop = inner.stop.clone();
-                    stop.run_until_cancelled(inner.bring_in_next(ino, bytes, &turns)).await;
+                    stop.run_until_cancelled(inner.bring_in_next(ino, bytes, since, &turns)).await;
                 });
             }
         }
     }
 
-    async fn bring_in_next(self: &Arc<Self>, ino: Ino, bytes: u64, turns: &Semaphore) {
+    async fn bring_in_next(self: &Arc<Self>, ino: Ino, bytes: u64, since: Instant, turns: &Semaphore) {
         let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
         let following = &self.foresight.following;
+        // Its reader may have come to it meanwhile, or have ended.
+        let is_awaited = |awaited: &AwaitedFiles| awaited.files.get(&ino).is_some_and(|awaited| awaited.since == since);
+        if !is_awaited(&following.awaited.lock()) {
+            return;
+        }
         let fetched = match self.file_node(ino) {
             Ok(node) => self.fetch_ahead(&node, 0..bytes).await,
             Err(error) => Err(error),
@@ -227,14 +258,15 @@ impl Inner {
             }
             Err(error) => {
                 tracing::debug!(%error, "{} is not brought in", self.display(ino));
-                following.change(|awaited| awaited.remove(ino));
-                following.tell(Event::Failed(ino));
+                if following.change(|awaited| is_awaited(awaited).then(|| awaited.remove(ino))).is_some() {
+                    following.tell(Event::Failed(ino));
+                }
             }
         }
     }
 
     /// What follows from opens: the files to bring in, with the bytes of each, and directories whose names are not known.
-    fn next_files(&self, events: &[Event]) -> (Vec<(Ino, u64)>, HashSet<Ino>) {
+    fn next_files(&self, events: &[Event]) -> (Vec<(Ino, u64, Instant)>, HashSet<Ino>) {
         let following = &self.foresight.following;
         let mut online = following.online.lock();
         let (mut files, mut unlisted) = (Vec::new(), HashSet::new());
@@ -255,18 +287,13 @@ impl Inner {
                         self.counters.ahead_used_files.fetch_add(1, Ordering::Relaxed);
                     }
                     if !self.jobs.may_be_helped(job_of(reader)) {
+                        online.not_staged(ino.0);
                         continue;
                     }
                     let Some(directory) = self.directory_of(ino) else { continue };
                     let at = following.since.elapsed();
                     let touch = Touch { reader, directory: directory.0, file: ino.0, at };
-                    let suggestions = online.touched(&touch, &mut |dir| match self.siblings(Ino(dir)) {
-                        None => {
-                            unlisted.insert(Ino(dir));
-                            None
-                        }
-                        siblings => siblings,
-                    });
+                    let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut unlisted));
                     files.extend(self.choose(reader, suggestions, &mut online));
                 }
             }
@@ -275,7 +302,7 @@ impl Inner {
     }
 
     /// Of what will probably be opened next, what is worth to be brought in now.
-    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<(Ino, u64)> {
+    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<(Ino, u64, Instant)> {
         if suggestions.is_empty() {
             return Vec::new();
         }
@@ -294,8 +321,13 @@ impl Inner {
             }
         }
         let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark * POOL_SHARE) as u64;
+        let room = self.room_for_followed().min(limit);
         following.change(|awaited| {
-            let room_bytes = limit.saturating_sub(awaited.bytes);
+            if awaited.files.len() + candidates.len() > AWAITED_MAX {
+                candidates.iter().for_each(|one| online.not_staged(suggestions[one.file as usize].file));
+                return Vec::new();
+            }
+            let room_bytes = room.saturating_sub(awaited.bytes);
             let plan = plan(
                 candidates,
                 &self.pool_rate(),
@@ -317,33 +349,46 @@ impl Inner {
                 online.not_staged(suggestions[candidate.file as usize].file);
             }
             let file = |candidate: &Candidate| Ino(suggestions[candidate.file as usize].file);
-            plan.chosen.iter().map(|candidate| (file(candidate), candidate.bytes)).collect()
+            plan.chosen.iter().map(|candidate| (file(candidate), candidate.bytes, now)).collect()
         })
     }
 
     /// Bytes of a file that would be brought in; 0 where it is here. `None`: it is none that the pool has.
     fn missing_of(&self, ino: Ino) -> Option<u64> {
         let node = self.file_node(ino).ok()?;
-        let state = node.state.lock();
-        let record = &state.record;
-        match record.file.is_whole() {
-            true => Some(0),
-            false => record.pool_link().is_some().then_some(record.size.min(FILE_BYTES_MAX)),
+        let size = {
+            let state = node.state.lock();
+            (state.record.file.is_whole() || state.record.pool_link().is_some()).then_some(state.record.size)?
+        };
+        self.missing_bytes(&node, 0..size.min(FILE_BYTES_MAX)).ok()
+    }
+
+    /// Bytes that what is brought in for readers who are followed may take, as of a short while ago.
+    fn room_for_followed(&self) -> u64 {
+        let mut room = self.foresight.following.room.lock();
+        if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
+            *room = Room { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
         }
+        room.bytes
     }
 
     fn directory_of(&self, ino: Ino) -> Option<Ino> {
         self.node(ino).ok()?.state.lock().record.links.first().map(|(parent, _)| *parent)
     }
 
-    /// The files of a directory, where all its names are known.
-    fn siblings(&self, dir: Ino) -> Option<Vec<Sibling>> {
+    /// The files of a directory, where all its names are known; else it is added to those that are to be listed.
+    fn siblings(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
         let node = self.node(dir).ok()?;
         let is_known = {
             let state = node.state.lock();
             matches!(state.record.listing, Listing::Complete(_)) || (!state.record.in_pool() && dir != Ino::ROOT)
         };
         if !is_known {
+            unlisted.insert(dir);
+            return None;
+        }
+        let (began, following) = (Instant::now(), &self.foresight.following);
+        if *following.listing.lock() > following.since.elapsed().mul_f64(LISTING_SHARE) + LISTING_AT_ONCE {
             return None;
         }
         let mut siblings = Vec::new();
@@ -356,6 +401,7 @@ impl Inner {
             }
             Ok(siblings.len() < SIBLINGS_MAX)
         });
+        *following.listing.lock() += began.elapsed();
         listed.is_ok().then_some(siblings)
     }
 

@@ -127,7 +127,6 @@ impl Inner {
             }
             known.extend(new);
         }
-        self.foresight.following.job_ended(number);
         self.jobs.lineage.forget();
     }
 
@@ -182,6 +181,7 @@ impl Inner {
             self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
             ended
         };
+        self.foresight.following.job_ended(number);
         self.jobs.lineage.forget();
         if let Some(watch) = self.jobs.watch() {
             watch.forget(number);

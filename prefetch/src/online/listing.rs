@@ -17,6 +17,8 @@ pub(super) const LISTED_MAX: usize = 1 << 19;
 /// Opens in a directory before it is asked for once more. One in so many of its files, besides, so that sorting it
 /// again costs an open little: a directory that is written while it is read must not be sorted for every new file.
 const AGAIN_TOUCHES: u64 = 64;
+/// Half of the same where it was not known, as it may be by then; it doubles each time.
+const UNKNOWN_TOUCHES: u64 = 2;
 const AGAIN_ONE_IN: u64 = 16;
 
 /// The kind of files that are not worth to be brought in: they are empty.
@@ -104,6 +106,8 @@ struct Known {
     listing: Option<Arc<Listing>>,
     /// Opens in it since.
     touches: u64,
+    /// How often in a row it was asked for and not known.
+    in_vain: u32,
 }
 
 /// The listings that are kept.
@@ -131,14 +135,22 @@ impl Listings {
             known.touches += 1;
             let files = known.listing.as_ref().map_or(0, |listing| listing.len() as u64);
             let lacks = known.listing.as_ref().is_none_or(|listing| listing.position(file).is_none());
-            if !lacks || known.touches < AGAIN_TOUCHES.max(files / AGAIN_ONE_IN) {
+            let again = match known.in_vain {
+                0 => AGAIN_TOUCHES.max(files / AGAIN_ONE_IN),
+                times => (UNKNOWN_TOUCHES << times.min(8)).min(AGAIN_TOUCHES),
+            };
+            if !lacks || known.touches < again {
                 return known.listing.clone();
             }
         }
         self.version += 1;
         let siblings = ask(directory).filter(|siblings| siblings.len() <= LISTED_MAX);
         let listing = siblings.map(|siblings| Arc::new(Listing::new(siblings, self.version)));
-        self.keep(directory, Known { listing: listing.clone(), touches: 0 });
+        let in_vain = match &listing {
+            Some(_) => 0,
+            None => 1 + self.known.peek(&directory).map_or(0, |known| known.in_vain),
+        };
+        self.keep(directory, Known { listing: listing.clone(), touches: 0, in_vain });
         listing
     }
 

@@ -99,7 +99,7 @@ fn a_directory_that_is_not_known_leaves_associations() {
     let next = play.open((9, 1, 10));
     assert_eq!(next.len(), 2, "{next:?}");
     assert_eq!(next[0].why.predictor(), Predictor::Association);
-    assert!(play.score.listings < 10, "{} listings", play.score.listings);
+    assert!(play.score.listings < 12, "{} listings of 466 opens", play.score.listings);
 }
 
 #[test]
