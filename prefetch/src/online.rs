@@ -44,7 +44,8 @@ use track::Track;
 /// Suggestions for one open, at most: what the caller can begin before the next one.
 pub const SUGGESTIONS_MAX: usize = 64;
 
-/// Files that a reader opens in a directory before its listing is asked for: an order takes three steps to show.
+/// Files that a reader opens in a directory before its listing is asked for: an order takes three steps to show. Who
+/// goes on as in the directory before needs it at once.
 const LISTING_TOUCHES: usize = 3;
 
 /// A file that was opened for reading by somebody.
@@ -265,9 +266,16 @@ impl Online {
         }
         let track = self.tracks.get_or_insert_mut((touch.reader, touch.directory), Track::default);
         let touched = track.touched_count();
-        let is_known = touched + usize::from(!track.is_touched(file)) >= LISTING_TOUCHES;
+        let habit = self.readers.peek_mut(&touch.reader).and_then(|reader| reader.habit.take());
+        if let Some(habit) = habit.filter(|_| touched == 0) {
+            track.enter(file, habit);
+        }
+        let is_known = touched + usize::from(!track.is_touched(file)) >= LISTING_TOUCHES || track.is_entered();
         let listing = if is_known { self.listings.get(touch.directory, file, ask) } else { None };
         let follows = track.touch(file, listing.as_deref(), touches);
+        if let (Some(reader), Some(listing)) = (self.readers.peek_mut(&touch.reader), &listing) {
+            reader.habit = track.sequence.habit(listing).filter(|_| follows);
+        }
         self.touched = self.touched + track.touched_count() - touched;
         self.forget_tracks();
         if !follows {

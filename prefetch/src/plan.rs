@@ -18,8 +18,10 @@ pub const PROBABILITY_MIN: f64 = 0.25;
 pub struct Candidate {
     /// The caller's name for it.
     pub file: u64,
-    /// What would be fetched: 0 where all of it is here.
+    /// The room that it takes, or has taken already.
     pub bytes: u64,
+    /// Of these, what would be fetched: what is here takes no time.
+    pub missing_bytes: u64,
     /// That the job uses it: from 0 to 1.
     pub probability: f64,
     /// Its place in the order of first uses.
@@ -43,8 +45,11 @@ impl PoolRate {
         self.latency.as_secs_f64() + bytes as f64 / self.bytes_per_second
     }
 
-    /// For how long the pool is busy with it, while others are under way too.
-    fn busy_seconds(&self, bytes: u64) -> f64 {
+    /// For how long the pool is busy with so many bytes of a file, while others are under way too.
+    pub fn busy_seconds(&self, bytes: u64) -> f64 {
+        if bytes == 0 {
+            return 0.0;
+        }
         let waiting = self.latency.as_secs_f64() / f64::from(self.concurrency.max(1));
         waiting.max(bytes as f64 / self.bytes_per_second)
     }
@@ -64,8 +69,6 @@ pub struct Limits {
 /// Why a file is not staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// All of it is on the fast pool.
-    Here,
     Improbable,
     /// Others save more for the room that they take,
     NoRoom,
@@ -76,7 +79,6 @@ pub enum Refusal {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Here => "all of it is here",
             Self::Improbable => "its use is not probable enough",
             Self::NoRoom => "there is no room for it",
             Self::NoTime => "there is no time for it",
@@ -103,7 +105,6 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
     let mut wanted = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         match () {
-            () if candidate.bytes == 0 => plan.refused.push((candidate, Refusal::Here)),
             () if candidate.probability.is_nan() || candidate.probability < limits.probability_min => {
                 plan.refused.push((candidate, Refusal::Improbable));
             }
@@ -114,7 +115,7 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
     wanted.sort_unstable_by(|(a, first), (b, second)| b.total_cmp(a).then(first.rank.cmp(&second.rank)));
     let time = limits.time.map_or(f64::INFINITY, |time| time.as_secs_f64());
     for (_, candidate) in wanted {
-        let busy = pool.busy_seconds(candidate.bytes);
+        let busy = pool.busy_seconds(candidate.missing_bytes);
         if candidate.bytes > limits.room_bytes - plan.bytes {
             plan.refused.push((candidate, Refusal::NoRoom));
         } else if plan.pool_seconds + busy > time {
@@ -133,9 +134,9 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
 /// Expected seconds saved, for the shares of room and time that are spent.
 fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
     let room = candidate.bytes as f64 / limits.room_bytes.max(1) as f64;
-    let time =
-        limits.time.map_or(0.0, |time| pool.busy_seconds(candidate.bytes) / time.as_secs_f64().max(f64::MIN_POSITIVE));
-    candidate.probability * pool.stall_seconds(candidate.bytes) / (room + time)
+    let busy = pool.busy_seconds(candidate.missing_bytes);
+    let time = limits.time.map_or(0.0, |time| busy / time.as_secs_f64().max(f64::MIN_POSITIVE));
+    candidate.probability * pool.stall_seconds(candidate.bytes) / (room + time).max(f64::MIN_POSITIVE)
 }
 
 /// How probable a use must be, where of what was staged for runs before this one the share `accuracy` (0 to 1, by bytes)
@@ -154,7 +155,7 @@ mod tests {
     const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
 
     fn candidate(file: u64, bytes: u64, probability: f64) -> Candidate {
-        Candidate { file, bytes, probability, rank: file as u32 }
+        Candidate { file, bytes, missing_bytes: bytes, probability, rank: file as u32 }
     }
 
     fn limits(room_bytes: u64, time: Option<Duration>) -> Limits {
@@ -195,11 +196,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_improbable_and_nothing_that_is_here_is_staged() {
+    fn nothing_improbable_is_staged() {
         let candidates = vec![candidate(1, 10, 0.24), candidate(2, 0, 1.0), candidate(3, 10, f64::NAN)];
         let plan = plan(candidates, &POOL, &limits(100, None));
-        let why: Vec<Refusal> = plan.refused.iter().map(|(_, why)| *why).collect();
-        assert_eq!(why, [Refusal::Improbable, Refusal::Here, Refusal::Improbable]);
+        assert!(plan.refused.iter().all(|(_, why)| *why == Refusal::Improbable));
+        assert_eq!(files(&plan), [2]);
+    }
+
+    #[test]
+    fn what_is_here_takes_room_but_no_time() {
+        let here = |file| Candidate { missing_bytes: 0, ..candidate(file, 10_000_000, 1.0) };
+        let candidates = || (1..=50).map(here).chain((51..=100).map(|file| candidate(file, 10_000_000, 1.0))).collect();
+        let in_time = plan(candidates(), &POOL, &limits(u64::MAX, Some(Duration::from_millis(1050))));
+        assert_eq!(files(&in_time), (1..=60).collect::<Vec<u64>>());
+        let in_room = plan(candidates(), &POOL, &limits(300_000_000, None));
+        assert_eq!(files(&in_room), (1..=30).collect::<Vec<u64>>());
     }
 
     #[test]

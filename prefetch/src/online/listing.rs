@@ -1,4 +1,5 @@
-//! The files of directories, in natural order, as far as patterns in them need to be known.
+//! The files of directories, in the orders in which programs go through them, as far as patterns in them need to be
+//! known.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use super::{Sibling, natural};
 /// Directories whose listings are kept.
 pub(super) const DIRECTORIES_MAX: usize = 256;
 
-/// Files in all of them together, 26 bytes each and as many again for what the containers leave free: 28 MiB at most.
+/// Files in all of them together, 34 bytes each and as many again for what the containers leave free: 34 MiB at most.
 /// A directory with more is treated as one that is not known: to ask for its names and to sort them takes a second.
 pub(super) const LISTED_MAX: usize = 1 << 19;
 
@@ -24,6 +25,24 @@ const AGAIN_ONE_IN: u64 = 16;
 /// The kind of files that are not worth to be brought in: they are empty.
 pub(super) const NOTHING: u16 = u16::MAX;
 
+/// How the files of a directory may be ordered by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Numbers count as numbers: part-9, part-10. So read jobs that count.
+    Natural,
+    /// Byte by byte: part-10, part-9. So read jobs that sort what they have listed; and those that take names as they
+    /// are listed, since the mount lists them like that.
+    Bytes,
+}
+
+impl Order {
+    pub const ALL: [Self; 2] = [Self::Natural, Self::Bytes];
+
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// The files of one directory.
 #[derive(Debug)]
 pub(super) struct Listing {
@@ -34,6 +53,9 @@ pub(super) struct Listing {
     of_kind: Vec<u32>,
     /// Sorted by file.
     positions: Vec<(u64, u32)>,
+    /// Positions in natural order, by those in the order of bytes; and the other way round. Empty where both are one.
+    by_bytes: Vec<u32>,
+    to_bytes: Vec<u32>,
     /// Another number for every listing.
     pub version: u64,
 }
@@ -62,23 +84,48 @@ impl Listing {
             of_kind[usize::from(kind)] += 1;
             kinds.push(kind);
         }
+        let (by_bytes, to_bytes) = by_bytes(&siblings);
         let files: Vec<u64> = siblings.into_iter().map(|sibling| sibling.file).collect();
         let mut positions: Vec<(u64, u32)> = files.iter().copied().zip(0..).collect();
         positions.sort_unstable();
         positions.dedup_by_key(|(file, _)| *file);
-        Self { files, kinds, of_kind, positions, version }
+        Self { files, kinds, of_kind, positions, by_bytes, to_bytes, version }
     }
 
     pub fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// The file at a position, and its kind.
+    /// The orders that differ.
+    pub fn orders(&self) -> &'static [Order] {
+        if self.by_bytes.is_empty() { &Order::ALL[..1] } else { &Order::ALL }
+    }
+
+    /// Where a file stands in an order.
+    pub fn place(&self, file: u64, order: Order) -> Option<i64> {
+        let natural = self.position(file)?;
+        match order {
+            Order::Bytes if !self.to_bytes.is_empty() => Some(i64::from(self.to_bytes[natural as usize])),
+            _ => Some(natural),
+        }
+    }
+
+    /// The file that stands at a place in an order.
+    pub fn at(&self, place: i64, order: Order) -> Option<u64> {
+        let natural = match order {
+            Order::Bytes if !self.by_bytes.is_empty() => i64::from(*self.by_bytes.get(usize::try_from(place).ok()?)?),
+            _ => place,
+        };
+        Some(self.get(natural)?.0)
+    }
+
+    /// The file at a position in natural order, and its kind.
     pub fn get(&self, position: i64) -> Option<(u64, u16)> {
         let position = usize::try_from(position).ok()?;
         Some((*self.files.get(position)?, *self.kinds.get(position)?))
     }
 
+    /// Its position in natural order.
     pub fn position(&self, file: u64) -> Option<i64> {
         let at = self.positions.binary_search_by_key(&file, |(file, _)| *file).ok()?;
         Some(i64::from(self.positions[at].1))
@@ -92,6 +139,19 @@ impl Listing {
     pub fn of_kind(&self, kind: u16) -> usize {
         self.of_kind.get(usize::from(kind)).map_or(0, |files| *files as usize)
     }
+}
+
+/// The positions of files in natural order by those in the order of bytes, and the other way round. Nothing where both
+/// orders are the same one, as they are where all numbers are of one width.
+fn by_bytes(natural: &[Sibling]) -> (Vec<u32>, Vec<u32>) {
+    if natural.is_sorted_by(|a, b| a.name <= b.name) {
+        return (Vec::new(), Vec::new());
+    }
+    let mut by_bytes: Vec<u32> = (0..natural.len() as u32).collect();
+    by_bytes.sort_by_key(|at| &natural[*at as usize].name);
+    let mut to_bytes = vec![0; natural.len()];
+    by_bytes.iter().zip(0..).for_each(|(natural, place)| to_bytes[*natural as usize] = place);
+    (by_bytes, to_bytes)
 }
 
 /// What follows the last dot; nothing for names without one, and for those that end in a number (`log.17`).
@@ -189,6 +249,18 @@ mod tests {
         assert_ne!(listing.kind(1), listing.kind(2));
         assert_eq!(listing.kind(1).map(|kind| listing.of_kind(kind)), Some(2));
         assert_eq!((listing.get(-1), listing.get(5), listing.position(7)), (None, None, None));
+    }
+
+    #[test]
+    fn files_stand_in_the_order_of_bytes_as_well_where_that_is_another() {
+        let listing = Listing::new(files(&["a2", "a10", "b"]), 1);
+        let places = |order| (0..3).filter_map(|file| listing.place(file, order)).collect::<Vec<_>>();
+        let files_in = |order| (-1..4).filter_map(|place| listing.at(place, order)).collect::<Vec<_>>();
+        assert_eq!((listing.orders(), places(Order::Natural)), (&Order::ALL[..], vec![0, 1, 2]));
+        assert_eq!((places(Order::Bytes), files_in(Order::Bytes)), (vec![1, 0, 2], vec![1, 0, 2]));
+        let padded = Listing::new(files(&["a02", "a10", "b"]), 1);
+        assert_eq!(padded.orders(), [Order::Natural]);
+        assert_eq!((padded.place(1, Order::Bytes), padded.at(1, Order::Bytes)), (Some(1), Some(1)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::accuracy::Accuracy;
 use super::asked::AskedFor;
 use super::epochs::Epochs;
 use super::predictor::Predictor;
+use super::sequence::Habit;
 
 /// Readers that are known: jobs, and process groups where there are none. Each takes 1 KiB, without the files that it
 /// remembers, which have a bound of their own.
@@ -56,6 +57,8 @@ pub(super) struct Reader {
     /// Opens, without those that were the same one.
     touches: u64,
     recent: VecDeque<(u64, Duration)>,
+    /// How it goes through the directory of its last open.
+    pub habit: Option<Habit>,
     pub epochs: Epochs,
     accuracy: [Accuracy; 5],
     /// By predictor, the oldest first. Some of them may have been settled since.
@@ -73,6 +76,7 @@ impl Reader {
             serial,
             touches: 0,
             recent: VecDeque::with_capacity(RECENT_FILES),
+            habit: None,
             epochs: Epochs::default(),
             accuracy: [Accuracy::of_reader(); 5],
             awaited: Default::default(),

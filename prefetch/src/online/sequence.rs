@@ -2,11 +2,13 @@
 //!
 //! A job reads with several processes, so there may be several such streams in one directory. Each is told from the
 //! others by where it stands; that one file is left out, or opened a little before or after its turn, as a pool of
-//! workers does, does not end it.
+//! workers does, does not end it. Where names have more than one order, streams are looked for in each of them, and those
+//! of the order count that accounts for more of the last opens. Who has gone through a directory in an order and begins
+//! the next one where that order begins goes through that one in the same way.
 
 use std::collections::VecDeque;
 
-use super::listing::Listing;
+use super::listing::{Listing, Order};
 
 /// Streams of one reader in one directory; of more, those that moved last are known.
 const STREAMS_MAX: usize = 8;
@@ -22,8 +24,18 @@ const STRIDE_MAX: i64 = 1024;
 /// readahead look as far for a request that was overtaken).
 const SLACK_STEPS: i64 = 8;
 
+/// The last opens by which an order is preferred to another, about so many.
+const ORDER_OPENS: f64 = 32.0;
+
 /// Equal steps that make a stream.
 const STEPS_MIN: u64 = 3;
+
+/// Steps of one directory that count in the next, at most: what a reader does in one is no promise for all that it
+/// will open.
+const HABIT_STEPS_MAX: u64 = 16;
+
+/// How much of the opens an order is taken to account for that follows from habit alone.
+const HABIT_SCORE: f64 = 0.5;
 
 /// Suggestions ahead of a stream: at first, and at most. The kernel's readahead doubles in the same way; 64 files of one
 /// stream keep any pool busy.
@@ -88,6 +100,18 @@ struct Stream {
     stride: i64,
     steps: u64,
     window: Window,
+    /// Not by habit alone.
+    is_seen: bool,
+}
+
+/// How a reader goes through directories.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Habit {
+    /// `None` where that directory has one order only.
+    order: Option<Order>,
+    stride: i64,
+    steps: u64,
+    window: Window,
 }
 
 /// What a stream expects.
@@ -101,29 +125,33 @@ pub(super) struct Next {
     pub probability: f64,
 }
 
-/// The streams of one reader in one directory.
-#[derive(Debug, Default)]
-pub(super) struct Sequence {
+/// The streams of one reader in one directory, in one order.
+#[derive(Debug)]
+struct Streams {
+    order: Order,
     /// The one that moved last stands last.
     streams: Vec<Stream>,
     recent: VecDeque<Place>,
-    streams_made: u32,
+    made: u32,
     version: u64,
+    /// Whether the last open continued one.
+    follows: bool,
+    /// How many of the last opens did.
+    score: f64,
 }
 
-impl Sequence {
-    /// Notes an open while there is no listing.
-    pub fn touched_unlisted(&mut self, file: u64) {
-        self.push_recent(Place { file, position: None });
+impl Streams {
+    fn of(order: Order) -> Self {
+        Self { order, streams: Vec::new(), recent: VecDeque::new(), made: 0, version: 0, follows: false, score: 0.0 }
     }
 
-    /// Notes an open of a file that was not opened in this pass before; true if it continues a stream.
-    pub fn touched(&mut self, file: u64, listing: &Listing) -> bool {
+    /// Notes an open of a file that was not opened in this pass before.
+    fn touched(&mut self, file: u64, listing: &Listing) {
         self.refresh(listing);
-        let place = Place { file, position: listing.position(file) };
-        let follows = self.follow(place) || self.begin(place);
+        let place = Place { file, position: listing.place(file, self.order) };
+        self.follows = self.follow(place) || self.begin(place);
+        self.score += (f64::from(u8::from(self.follows)) - self.score) / ORDER_OPENS;
         self.push_recent(place);
-        follows
     }
 
     fn push_recent(&mut self, place: Place) {
@@ -137,8 +165,10 @@ impl Sequence {
     fn refresh(&mut self, listing: &Listing) {
         if self.version != listing.version {
             self.version = listing.version;
-            self.recent.iter_mut().for_each(|place| place.position = listing.position(place.file));
-            self.streams.iter_mut().for_each(|stream| stream.last.position = listing.position(stream.last.file));
+            self.recent.iter_mut().for_each(|place| place.position = listing.place(place.file, self.order));
+            self.streams
+                .iter_mut()
+                .for_each(|stream| stream.last.position = listing.place(stream.last.file, self.order));
         }
     }
 
@@ -154,6 +184,7 @@ impl Sequence {
         let Some((steps, at)) = found else { return false };
         let mut stream = self.streams.remove(at);
         stream.steps += 1;
+        stream.is_seen = true;
         if steps > 0 {
             stream.last = place;
         }
@@ -181,34 +212,109 @@ impl Sequence {
         if self.streams.len() == STREAMS_MAX {
             self.streams.remove(0);
         }
-        self.streams_made = self.streams_made.wrapping_add(1);
-        let (number, window) = (self.streams_made, Window::default());
-        self.streams.push(Stream { number, last: place, stride, steps: STEPS_MIN, window });
+        let (number, window) = (self.number(), Window::default());
+        self.streams.push(Stream { number, last: place, stride, steps: STEPS_MIN, window, is_seen: true });
         true
+    }
+
+    /// A number for a stream that no other one has, of any order.
+    fn number(&mut self) -> u32 {
+        self.made = self.made.wrapping_add(1);
+        self.made.wrapping_mul(Order::ALL.len() as u32).wrapping_add(self.order.index() as u32)
+    }
+
+    /// Begins the first stream in a directory that is read as the one before, if it was entered with the file `first`
+    /// where such a stream begins, and the last open is on its way.
+    fn begin_by_habit(&mut self, first: u64, habit: Habit, listing: &Listing) {
+        let Some(last) = self.recent.back().copied().filter(|_| self.streams.is_empty()) else { return };
+        let (Some(first), Some(place)) = (listing.place(first, self.order), last.position) else { return };
+        let Habit { stride, steps, window, .. } = habit;
+        let from_the_start = if stride > 0 { first } else { listing.len() as i64 - 1 - first };
+        let is_on_the_way = (place - first) % stride == 0 && (0..=SLACK_STEPS).contains(&((place - first) / stride));
+        if from_the_start < stride.abs() && is_on_the_way {
+            let number = self.number();
+            self.streams.push(Stream { number, last, stride, steps, window, is_seen: place != first });
+            (self.follows, self.score) = (true, HABIT_SCORE);
+        }
+    }
+}
+
+/// The streams of one reader in one directory.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    of: [Streams; Order::ALL.len()],
+    /// The order that accounts for most.
+    preferred: Order,
+}
+
+impl Default for Sequence {
+    fn default() -> Self {
+        Self { of: Order::ALL.map(Streams::of), preferred: Order::Natural }
+    }
+}
+
+impl Sequence {
+    /// Notes an open while there is no listing.
+    pub fn touched_unlisted(&mut self, file: u64) {
+        self.of.iter_mut().for_each(|streams| streams.push_recent(Place { file, position: None }));
+    }
+
+    /// Notes an open of a file that was not opened in this pass before; true if it continues a stream. `entered`: with
+    /// which file the reader began here, and how it went through the directory before.
+    pub fn touched(&mut self, file: u64, listing: &Listing, entered: Option<(u64, Habit)>) -> bool {
+        let orders = listing.orders();
+        orders.iter().for_each(|order| self.of[order.index()].touched(file, listing));
+        if let Some((first, habit)) = entered {
+            let alike = orders.iter().filter(|order| orders.len() == 1 || habit.order.is_none_or(|of| of == **order));
+            alike.for_each(|order| self.of[order.index()].begin_by_habit(first, habit, listing));
+        }
+        // Of two that are equal, the natural one.
+        let score = |order: &Order| self.of[order.index()].score;
+        let best = |best: Order, order: &Order| if score(order) > score(&best) { *order } else { best };
+        self.preferred = orders.iter().fold(Order::Natural, best);
+        self.preferred().follows
+    }
+
+    fn preferred(&self) -> &Streams {
+        &self.of[self.preferred.index()]
+    }
+
+    /// How the reader will go through the next directory, if the last open here was in an order that was seen, or if
+    /// habit leaves nothing here to be seen.
+    pub fn habit(&self, listing: &Listing) -> Option<Habit> {
+        let streams = self.preferred();
+        let last = streams.streams.last().filter(|_| streams.follows)?;
+        let is_at_the_end = || listing.at(last.last.position? + last.stride, streams.order);
+        let order = (listing.orders().len() > 1).then_some(streams.order);
+        let (stride, window) = (last.stride, last.window);
+        let habit = Habit { order, stride, steps: last.steps.min(HABIT_STEPS_MAX), window };
+        (last.is_seen || is_at_the_end().is_none()).then_some(habit)
     }
 
     /// What comes after the open that was noted last, if it continued a stream. `accuracy`: what share of these
     /// suggestions is used.
     pub fn next<'a>(&'a self, listing: &'a Listing, accuracy: f64) -> impl Iterator<Item = Next> + 'a {
-        let stream = self.streams.last();
+        let streams = self.preferred();
+        let stream = streams.streams.last();
         let window = stream.map_or(0, |stream| stream.window.files(accuracy));
         (1..=window).filter_map(move |ahead| {
             let stream = stream?;
-            let (file, _) = listing.get(stream.last.position? + ahead * stream.stride)?;
+            let file = listing.at(stream.last.position? + ahead * stream.stride, streams.order)?;
             let probability = accuracy * goes_on(stream.steps, ahead);
             Some(Next { file, stream: stream.number, ahead: ahead as u32, stride: stream.stride, probability })
         })
     }
 
     /// The chance that a file which is opened in no order continues a stream, among so many files.
-    pub fn follows_by_chance(&self, files: usize) -> f64 {
-        let near = self.streams.len() * (2 * SLACK_STEPS as usize + 1);
-        (near as f64 / files.max(1) as f64).min(1.0)
+    pub fn follows_by_chance(&self, listing: &Listing) -> f64 {
+        let near = self.preferred().streams.len() * (2 * SLACK_STEPS as usize + 1);
+        (near as f64 / listing.len().max(1) as f64).min(1.0)
     }
 
     /// A suggestion of a stream was used, or wasted.
     pub fn settled(&mut self, stream: u32, used: bool) {
-        if let Some(stream) = self.streams.iter_mut().find(|known| known.number == stream) {
+        let mut streams = self.of.iter_mut().flat_map(|streams| &mut streams.streams);
+        if let Some(stream) = streams.find(|known| known.number == stream) {
             stream.window.note(used);
         }
     }

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use super::listing::{Listing, NOTHING};
-use super::sequence::Sequence;
+use super::sequence::{Habit, Sequence};
 use super::siblings;
 
-/// Readers in directories that are kept, 2 KiB each.
+/// Readers in directories that are kept, 4 KiB each.
 pub(super) const TRACKS_MAX: usize = 4096;
 
 /// Opened files that all of them may remember, 18 bytes each at most: 18 MiB.
@@ -32,6 +32,8 @@ pub(super) struct Track {
     /// Opens of its reader, anywhere, when this pass began.
     begun: u64,
     pub sequence: Sequence,
+    /// Its first file, and how its reader went through the directory before, until there is a listing.
+    entered: Option<(u64, Habit)>,
     /// Opens in this pass since there is a listing; and of those, the ones that continued a stream.
     listed: usize,
     in_order: usize,
@@ -71,6 +73,16 @@ impl Track {
         self.touched.contains(&file)
     }
 
+    /// The reader begins here with this file, after it went through another directory.
+    pub fn enter(&mut self, file: u64, habit: Habit) {
+        self.entered = Some((file, habit));
+    }
+
+    /// Whether it is still to be seen if the reader goes on as before.
+    pub fn is_entered(&self) -> bool {
+        self.entered.is_some()
+    }
+
     /// Notes an open; true if it continued a stream. `now`: opens of its reader, anywhere.
     pub fn touch(&mut self, file: u64, listing: Option<&Listing>, now: u64) -> bool {
         self.refused = self.refused.saturating_sub(1);
@@ -93,9 +105,9 @@ impl Track {
         self.count(file, listing);
         if listing.position(file).is_some() {
             self.listed += 1;
-            self.by_chance += self.sequence.follows_by_chance(listing.len());
+            self.by_chance += self.sequence.follows_by_chance(listing);
         }
-        let follows = self.sequence.touched(file, listing);
+        let follows = self.sequence.touched(file, listing, self.entered.take());
         self.in_order += usize::from(follows);
         follows
     }

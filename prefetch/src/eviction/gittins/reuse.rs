@@ -113,6 +113,8 @@ impl Counts {
 struct Index {
     begin: Row,
     end: Row,
+    /// It was computed once.
+    is_known: bool,
 }
 
 /// See the head of the file.
@@ -120,6 +122,10 @@ struct Index {
 pub(super) struct Reuse {
     counts: Vec<Counts>,
     indices: Vec<Index>,
+    /// Of all contents of an interval, for classes of which nothing was known at the last renewal.
+    general: Vec<Index>,
+    /// Of all contents, for intervals of which nothing was known.
+    of_all: Index,
     renew_at: u64,
     halved_at: u64,
 }
@@ -128,7 +134,9 @@ impl Reuse {
     pub fn new() -> Self {
         Self {
             counts: vec![Counts::NONE; CLASSES],
-            indices: vec![Index { begin: [0.0; BUCKETS], end: [0.0; BUCKETS] }; CLASSES],
+            indices: vec![Index::UNKNOWN; CLASSES],
+            general: vec![Index::UNKNOWN; INTERVALS],
+            of_all: Index::UNKNOWN,
             renew_at: RENEWAL_USES.0,
             halved_at: 0,
         }
@@ -164,17 +172,22 @@ impl Reuse {
     fn renew(&mut self, buckets: usize) {
         let mut all = Counts::NONE;
         self.counts.iter().for_each(|counts| all.add(counts));
+        let doubt = |counts: &Counts| std::array::from_fn(|bucket| 1.0 / (counts.reached[bucket] + LEAN));
+        let doubt_of_all = doubt(&all);
         let all = all.chances(&[CHANCE_UNKNOWN; BUCKETS], 1.0);
+        self.of_all.renew(&all, &doubt_of_all, buckets);
         for interval in 0..INTERVALS {
             let classes = interval * FREQUENCIES..(interval + 1) * FREQUENCIES;
             let mut of_interval = Counts::NONE;
             self.counts[classes.clone()].iter().for_each(|counts| of_interval.add(counts));
             let general = of_interval.chances(&all, LEAN);
+            if of_interval.reached[0] > 0.0 {
+                self.general[interval].renew(&general, &doubt(&of_interval), buckets);
+            }
             for class in classes {
                 let counts = &self.counts[class];
                 if counts.reached[0] > 0.0 {
-                    let doubt: Row = std::array::from_fn(|bucket| 1.0 / (counts.reached[bucket] + LEAN));
-                    self.indices[class].renew(&counts.chances(&general, LEAN), &doubt, buckets);
+                    self.indices[class].renew(&counts.chances(&general, LEAN), &doubt(counts), buckets);
                 }
             }
         }
@@ -182,7 +195,9 @@ impl Reuse {
 
     /// The index of content of this past in this bucket and of this age, per use. Finite, and not negative.
     pub fn index(&self, past: Past, bucket: usize, age: u64) -> f64 {
-        let index = &self.indices[past.class()];
+        let class = past.class();
+        let known = [&self.indices[class], &self.general[class / FREQUENCIES]].into_iter().find(|index| index.is_known);
+        let index = known.unwrap_or(&self.of_all);
         let begin = bucket.checked_sub(1).map_or(0, |before| BOUNDS[before]);
         let share = (age.saturating_sub(begin) as f64 / (BOUNDS[bucket] - begin) as f64).min(1.0);
         index.begin[bucket] + share * (index.end[bucket] - index.begin[bucket])
@@ -190,6 +205,8 @@ impl Reuse {
 }
 
 impl Index {
+    const UNKNOWN: Self = Self { begin: [0.0; BUCKETS], end: [0.0; BUCKETS], is_known: false };
+
     /// From the chance of each bucket, for the first `buckets` of them.
     ///
     /// The index is the most uses for the time that the space is held, over all times at which one might give up:
@@ -197,6 +214,7 @@ impl Index {
     /// 1979. Where the chance falls with the age it is the chance now, so that the order is that of LRU; where content
     /// comes back after a known time, it is the greater the nearer that is, so that the newest goes first.
     fn renew(&mut self, chances: &Row, doubt: &Row, buckets: usize) {
+        self.is_known = true;
         let width = |bucket: usize| (BOUNDS[bucket] - if bucket == 0 { 0 } else { BOUNDS[bucket - 1] }) as f64;
         for first in 0..buckets {
             let (mut uses, mut time, mut left, mut best) = (0.0, 0.0, 1.0, 0.0f64);
@@ -222,7 +240,7 @@ mod tests {
     use super::*;
 
     fn index_of(chances: Row) -> Index {
-        let mut index = Index { begin: [0.0; BUCKETS], end: [0.0; BUCKETS] };
+        let mut index = Index::UNKNOWN;
         index.renew(&chances, &[0.01; BUCKETS], BUCKETS);
         index
     }
@@ -240,6 +258,22 @@ mod tests {
         chances[20] = 1.0;
         let index = index_of(chances);
         assert!(index.begin[..=20].is_sorted() && index.end[20] > index.begin[20]);
+    }
+
+    #[test]
+    fn a_class_that_is_new_is_worth_what_those_like_it_are() {
+        let mut reuse = Reuse::new();
+        let known = (0..4).fold(Past::once(), |past, _| past.again(12));
+        for _ in 0..50 {
+            (0..=5).for_each(|bucket| reuse.reached(known, bucket));
+            reuse.used(known, 5);
+        }
+        reuse.tick(1000, 50);
+        let used_more = (0..4).fold(known, |past, _| past.again(12));
+        let (of_known, of_new) = (reuse.index(known, 3, 5), reuse.index(used_more, 3, 5));
+        assert!(known.class() != used_more.class() && of_new > 0.8 * of_known, "{of_new} {of_known}");
+        let other = Past::once().again(1 << 20);
+        assert!(reuse.index(other, 3, 5) > 0.0);
     }
 
     #[test]

@@ -74,7 +74,19 @@ fn rows() -> Vec<Row> {
     let two_jobs: Vec<Open> = (0..1000).flat_map(|at| [(1, DIRECTORY, at), (2, DIRECTORY, 1999 - at)]).collect();
     let mut sidecar = random.clone();
     let pairs: Vec<u64> = shuffled(1000, &mut sidecar).into_iter().flat_map(|at| [2 * at, 2 * at + 1]).collect();
+    let mut by_bytes: Vec<u64> = (0..2000).collect();
+    by_bytes.sort_by_key(u64::to_string);
+    let directories = || (0..200).fold(Tree::default(), |tree, directory| tree.with(directory, directory * 20, 20));
+    let of_tree = |file: u64| (READER, file / 20, file);
+    let all_of_tree = (0..4000).map(of_tree).collect();
+    let backward_in_tree = (0..200).flat_map(|at| (0..20).rev().map(move |file| of_tree(at * 20 + file))).collect();
+    let first_of_each = (0..20).chain((20..4000).step_by(20)).map(of_tree).collect();
     vec![
+        row("order of bytes, 2,000", 2000, opens(by_bytes.clone()), 98.0, 99.0),
+        row("backward by bytes, 2,000", 2000, opens(by_bytes.into_iter().rev()), 98.0, 99.0),
+        Row { tree: directories(), ..row("200 directories of 20", 0, all_of_tree, 93.0, 99.0) },
+        Row { tree: directories(), ..row("the same, each backward", 0, backward_in_tree, 93.0, 99.0) },
+        Row { tree: directories(), suggested_max: 40, ..row("one whole, 1st of others", 0, first_of_each, 6.0, 0.0) },
         row("sequential, 1,000", 1000, opens(0..1000), 99.0, 99.0),
         row("every 4th of 4,000", 4000, opens((0..4000).step_by(4)), 99.0, 99.0),
         row("backward, 1,000", 1000, opens((0..1000).rev()), 99.0, 99.0),
