@@ -37,6 +37,8 @@ pub enum Command {
     Flush(Flush),
     /// Drop clean content from the fast pool. Dirty content stays.
     Evict(Evict),
+    /// End the leases of one owner: what was staged stays until its room is needed.
+    Release(Release),
     /// List what is not in the pool yet.
     Dirty {
         /// A path under the mount. Not needed where there is one mount only.
@@ -217,15 +219,18 @@ pub struct Stage {
     /// What earlier runs of this command, or of one like it, have read: as `run` knows it.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<std::ffi::OsString>,
-    /// How long eviction leaves the files alone, such as 12h. For as long as the owner holds it if not given.
+    /// How long eviction leaves the files alone, such as 12h. Until the owner's job ends, or `release`, if not given.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub lease: Option<Duration>,
-    /// Whose lease it is. The Slurm job, or else the user, if not given.
+    /// Whose lease it is, such as the name of a job. The job of `run`, or the Slurm job, or else the user, if not given.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
     /// Take no more than this of the pool, such as 50MB/s.
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     pub rate: Option<u64>,
+    /// End after this time, such as 90s, whatever is here by then: for COMMAND, no more is begun than fits into it.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub within: Option<Duration>,
     /// Say what would be brought in, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,
@@ -247,10 +252,27 @@ pub struct Flush {
 pub struct Evict {
     #[command(flatten)]
     pub paths: Paths,
-    /// Staged files, too: end their leases.
+    /// Staged files, too: end their leases, whoever has them.
     #[arg(long)]
     pub release_leases: bool,
     /// Say what would be dropped.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Release {
+    /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input. All that the owner has
+    /// leased, at every mount, if none is given.
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<std::ffi::OsString>,
+    /// Names in lists end with NUL instead of a newline.
+    #[arg(short = '0', long)]
+    pub null: bool,
+    /// Whose leases end. As for `stage`: the job's, or else the user's, if not given.
+    #[arg(long, value_name = "NAME")]
+    pub owner: Option<String>,
+    /// Say what is leased.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -289,6 +311,13 @@ pub struct Observe {
     /// Only at the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
+    /// Bring nothing in that earlier runs have read before this one asks for it.
+    #[arg(long, requires = "command")]
+    pub no_prefetch: bool,
+    /// What it is a run of, from its beginning: what it reads is learned, and what earlier runs have read is brought in,
+    /// as by `run`. For root it is a run of the user whose process is the first of them, or else of SLURM_JOB_UID.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]

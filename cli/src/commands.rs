@@ -33,6 +33,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Stage(args) => transfer::stage(args, output),
         Command::Flush(args) => transfer::flush(args, output),
         Command::Evict(args) => transfer::evict(args, output),
+        Command::Release(args) => transfer::release(args, output),
         Command::Dirty { path } => listing::dirty(path.as_deref(), output),
         Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
         Command::Du { path, summarize } => listing::du(&path, summarize, output),

@@ -54,10 +54,11 @@ impl Registration {
         last.map_or(Ok(registered), Err)
     }
 
-    /// Ends the job and says what it used, on standard error: standard output is the command's.
-    pub fn end(self, output: &Output) {
+    /// Ends the job and says what it used, on standard error: standard output is the command's. `goes_on`: it has not
+    /// ended, but nobody looks any more.
+    pub fn end(self, goes_on: bool, output: &Output) {
         for entry in &self.entries {
-            let request = Request::EndJob { id: self.id.clone() };
+            let request = Request::EndJob { id: self.id.clone(), goes_on };
             match jobs(entry, &request).map(|mut jobs| jobs.pop()) {
                 Ok(Some(job)) => output.note(told(entry, &job, output)),
                 Ok(None) => {}
@@ -103,7 +104,7 @@ pub fn invocation(command: &[OsString]) -> Invocation {
     Invocation {
         // A prolog is root's, for the job's user.
         user: number("SLURM_JOB_UID").filter(|_| own == 0).map_or(own, |user: u64| user as u32),
-        account: std::env::var("SLURM_JOB_ACCOUNT").ok().filter(|account| !account.is_empty()),
+        account: variable("SLURM_JOB_ACCOUNT"),
         words: command.iter().map(|word| paths::encode(word.as_bytes())).collect(),
         array_index: number("SLURM_ARRAY_TASK_ID"),
     }
@@ -120,8 +121,33 @@ pub fn jobs(entry: &Entry, request: &Request) -> Result<Vec<JobSummary>, Failure
     Ok(all)
 }
 
-/// The name of a job that was given none: Slurm's, or a new one.
-pub fn name(given: Option<String>) -> String {
-    let slurm = || std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty()).map(|id| format!("slurm-{id}"));
-    given.or_else(slurm).unwrap_or_else(|| format!("run-{}-{}", registry::now_unix(), std::process::id()))
+/// What tells a command of `run` the name of its job.
+pub const JOB_VARIABLE: &str = "FOREBAY_JOB";
+
+/// The name of a job: the given one, or else Slurm's, or a new one. And whether all that is called so ends with it: of
+/// what Slurm runs of a job this may be a part.
+pub fn name(given: Option<String>) -> (String, bool) {
+    let new = || format!("run-{}-{}", registry::now_unix(), std::process::id());
+    match (given, slurm_name()) {
+        (Some(given), _) => (given, true),
+        (None, Some(slurm)) => (slurm, false),
+        (None, None) => (new(), true),
+    }
+}
+
+fn slurm_name() -> Option<String> {
+    variable("SLURM_JOB_ID").map(|id| format!("slurm-{id}"))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Whose leases are meant: the job of `run` in which this is done, where that runs at the mount, or else the second.
+pub fn owner(given: Option<String>) -> (Option<String>, String) {
+    let user = || format!("user:{}", rustix::process::getuid().as_raw());
+    match given {
+        Some(given) => (None, given),
+        None => (variable(JOB_VARIABLE), slurm_name().unwrap_or_else(user)),
+    }
 }

@@ -32,13 +32,13 @@ use ids::IdAllocator;
 pub use jobs::{JobHead, JobSerial};
 pub use profiles::ProfileHead;
 pub use records::{
-    ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
-    unmatched,
+    ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
+    Xattrs, unmatched,
 };
 pub(crate) use records::{decode, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
@@ -55,7 +55,7 @@ pub(crate) mod cf {
     pub const CHUNKS: &str = "chunks";
     /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → seconds since 1970.
     pub const INTENTS: &str = "intents";
-    /// `Ino` → `LeaseRecord`.
+    /// `Ino` → `Leases`.
     pub const LEASES: &str = "leases";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
@@ -242,8 +242,8 @@ impl Catalog {
         Ok(self.get(cf::NAMES, &name_key(parent, name))?.unwrap_or_default())
     }
 
-    pub fn lease(&self, ino: Ino) -> Result<Option<LeaseRecord>> {
-        self.get(cf::LEASES, &ino.0.to_be_bytes())
+    pub fn leases_of(&self, ino: Ino) -> Result<Leases> {
+        Ok(self.get(cf::LEASES, &ino.0.to_be_bytes())?.unwrap_or_default())
     }
 
     /// The inode that an object of the pool with several names is known as.
@@ -300,7 +300,7 @@ impl Catalog {
         Ok(())
     }
 
-    pub fn leases(&self, mut each: impl FnMut(Ino, LeaseRecord) -> Result<bool>) -> Result<()> {
+    pub fn leases(&self, mut each: impl FnMut(Ino, Leases) -> Result<bool>) -> Result<()> {
         self.scan(cf::LEASES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::LEASES, value)?))
     }
 

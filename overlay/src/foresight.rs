@@ -9,6 +9,7 @@ mod learn;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_prefetch::plan::{Candidate, Limits, Plan, PoolRate, Refusal, plan, probability_min};
@@ -22,7 +23,7 @@ use tokio::runtime::Handle;
 use crate::catalog::{JobSerial, ProfileHead};
 use crate::clock::unix_now;
 use crate::content::CHUNK_BYTES;
-use crate::engine::{Inner, blocking};
+use crate::engine::{Inner, blocking, parse_path};
 use crate::operator::TypedPath;
 use crate::{Ino, Overlay};
 use ahead::Ahead;
@@ -41,8 +42,7 @@ fn requests_of(bytes: u64) -> u32 {
 }
 
 /// What a pool is taken for while none of its answers was measured: a file server in the same building.
-const UNMEASURED: PoolRate =
-    PoolRate { bytes_per_second: 100e6, latency: std::time::Duration::from_millis(2), concurrency: 16 };
+const UNMEASURED: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
 
 /// What is known of the jobs of a mount, and what is under way for those that run.
 pub(crate) struct Foresight {
@@ -120,6 +120,17 @@ impl From<ProfileHead> for ProfileSummary {
     }
 }
 
+/// What is spent otherwise of what there is, and what there is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Means {
+    /// What is staged as well, and goes first.
+    pub declared_bytes: u64,
+    /// Until it has to be here. `None`: it will be waited for.
+    pub time: Option<Duration>,
+    /// `None`: as fast as it is.
+    pub pool: Option<PoolRate>,
+}
+
 /// What to stage for a command.
 pub(crate) struct Foreseen {
     pub expected: Vec<Expected>,
@@ -128,9 +139,9 @@ pub(crate) struct Foreseen {
 }
 
 impl Foreseen {
-    /// How many files are left out for a reason that more room would mend.
-    pub fn without_room(&self) -> usize {
-        self.plan.refused.iter().filter(|(_, why)| *why == Refusal::NoRoom).count()
+    /// How many files are left out for this reason.
+    pub fn left_out(&self, reason: Refusal) -> usize {
+        self.plan.refused.iter().filter(|(_, why)| *why == reason).count()
     }
 
     /// What is to be staged, in that order.
@@ -141,32 +152,46 @@ impl Foreseen {
 
 impl Inner {
     /// What a command will read, and what of it is worth staging now. Nothing where no run like it is known.
-    ///
-    /// `declared_bytes`: what is staged as well, and goes first.
-    pub(crate) fn foresee(&self, invocation: &Invocation, declared_bytes: u64) -> Result<Foreseen> {
+    pub(crate) fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
         let (expected, accuracy) = self.expected(invocation)?;
+        let pool = means.pool.unwrap_or_else(|| self.pool_rate(None));
         let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
             file: at as u64,
-            // What is here already needs its room as well.
-            bytes: expected.bytes.max(1),
+            // What is here already needs its room as well, but no time.
+            bytes: expected.bytes,
+            missing_bytes: match means.time {
+                Some(_) => self.missing_at(&expected.path).map_or(expected.bytes, |bytes| bytes.min(expected.bytes)),
+                None => expected.bytes,
+            },
             probability: expected.probability,
             rank: expected.rank,
         });
         let limits = Limits {
-            room_bytes: self.room_ahead()?.saturating_sub(declared_bytes),
-            time: None,
+            room_bytes: self.room_ahead()?.saturating_sub(means.declared_bytes),
+            time: means.time,
             probability_min: probability_min(accuracy),
         };
-        let plan = plan(candidates.collect(), &self.pool_rate(), &limits);
+        let plan = plan(candidates.collect(), &pool, &limits);
         Ok(Foreseen { expected, plan })
     }
 
-    fn pool_rate(&self) -> PoolRate {
-        self.pace.rate().map_or(UNMEASURED, |(latency, bytes_per_second)| PoolRate {
-            bytes_per_second: bytes_per_second.max(1.0),
-            latency,
-            ..UNMEASURED
-        })
+    /// Bytes that are missing of a file, as far as it is known without asking the pool.
+    fn missing_at(&self, path: &str) -> Option<u64> {
+        let mut at = Ino::ROOT;
+        for name in parse_path(path).ok()?.components() {
+            (at, _) = self.catalog.name(at, name).ok()?.here?;
+        }
+        let node = self.file_node(at).ok()?;
+        let size = node.state.lock().record.size;
+        self.missing_bytes(&node, 0..size).ok()
+    }
+
+    /// How fast the pool is, by its answers if they tell, and no faster than it may be asked.
+    pub(crate) fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
+        let measured = self.pace.rate();
+        let (latency, bytes_per_second) = measured.unwrap_or((UNMEASURED.latency, UNMEASURED.bytes_per_second));
+        let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
+        PoolRate { bytes_per_second: bytes_per_second.min(most).max(1.0), latency, ..UNMEASURED }
     }
 
     /// What a command will read, and what share of what was staged for runs like it was used.
@@ -198,14 +223,7 @@ impl Inner {
     /// Bytes that what is staged ahead may occupy: all but what is dirty, leased, or staged for other jobs.
     fn room_ahead(&self) -> Result<u64> {
         let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark) as u64;
-        let mut taken = self.dirty_bytes()?;
-        let now = unix_now();
-        self.catalog.leases(|_, lease| {
-            if lease.expires_unix.is_none_or(|at| at > now) {
-                taken += lease.bytes;
-            }
-            Ok(true)
-        })?;
+        let mut taken = self.dirty_bytes()? + self.leased_bytes()?;
         for ahead in self.foresight.running.lock().values() {
             taken += ahead.staged.lock().values().sum::<u64>();
         }
@@ -310,9 +328,9 @@ impl Overlay {
         .await
     }
 
-    pub(crate) async fn foreseen(&self, invocation: Invocation, declared_bytes: u64) -> Result<Foreseen> {
+    pub(crate) async fn foreseen(&self, invocation: Invocation, means: Means) -> Result<Foreseen> {
         let inner = self.inner.clone();
-        blocking(move || inner.foresee(&invocation, declared_bytes)).await
+        blocking(move || inner.foresee(&invocation, means)).await
     }
 }
 

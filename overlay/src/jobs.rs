@@ -82,6 +82,8 @@ struct Running {
     serial: JobSerial,
     head: JobHead,
     uses: Uses,
+    /// One of those who began it has said that it is over.
+    is_over: bool,
 }
 
 impl Default for Jobs {
@@ -110,6 +112,11 @@ impl Jobs {
         if self.starting.load(Ordering::Acquire) {
             self.settled.wait();
         }
+    }
+
+    /// Whether a job of this name runs.
+    pub fn runs(&self, id: &str) -> bool {
+        self.table.lock().running.values().any(|running| running.head.summary.id == id)
     }
 
     fn any(&self) -> bool {
@@ -193,10 +200,11 @@ impl Overlay {
         blocking(move || inner.begin_job(request, client, uid)).await
     }
 
-    /// Ends a job for one who asked for it: with the last one it is over. `None`: no such job runs.
-    pub async fn end_job(&self, id: String, client: Process) -> Result<Option<JobSummary>> {
+    /// Ends a job for one who asked for it: with the last one it is over, or is not looked at any more if it `goes_on`.
+    /// `None`: no such job runs.
+    pub async fn end_job(&self, id: String, client: Process, goes_on: bool) -> Result<Option<JobSummary>> {
         let inner = self.inner.clone();
-        blocking(move || inner.end_job(&id, client)).await
+        blocking(move || inner.end_job(&id, client, goes_on)).await
     }
 
     /// All jobs that are known, the oldest first.

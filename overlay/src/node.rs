@@ -19,8 +19,9 @@ use forebay_backends::{Error, FileKind, Result, Side, Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::catalog::{Catalog, ContentRecord, InodeRecord, LeaseRecord};
+use crate::catalog::{Catalog, ContentRecord, InodeRecord, Leases};
 use crate::engine::NamesSync;
+use crate::engine::leases::Stagings;
 use crate::{Content, Ino};
 
 /// Inodes kept in memory beyond those that are in use.
@@ -58,7 +59,8 @@ pub(crate) struct NodeState {
     pub content: Option<Arc<Content>>,
     /// Read from the catalog when first needed.
     pub residency: Option<ContentRecord>,
-    pub lease: Option<LeaseRecord>,
+    pub leases: Leases,
+    pub stagings: Vec<Stagings>,
     /// Chunks that are being fetched.
     pub flights: HashMap<u64, Flight>,
     /// When the pool last confirmed what the record says.
@@ -139,7 +141,7 @@ impl From<&Metadata> for Stamp {
 }
 
 impl NodeState {
-    fn new(record: InodeRecord, lease: Option<LeaseRecord>) -> Self {
+    fn new(record: InodeRecord, leases: Leases) -> Self {
         Self {
             indexed_dirty: record.is_dirty(),
             record,
@@ -148,7 +150,8 @@ impl NodeState {
             writers: 0,
             content: None,
             residency: None,
-            lease,
+            leases,
+            stagings: Vec::new(),
             flights: HashMap::new(),
             validated: None,
             generation: 0,
@@ -198,14 +201,11 @@ impl NodeState {
         !self.record.has_names() && ino != Ino::ROOT
     }
 
-    pub fn lease_holds(&self, now_unix: u64) -> bool {
-        self.lease.as_ref().is_some_and(|l| l.expires_unix.is_none_or(|at| at > now_unix))
-    }
-
     /// Whether all that matters of it is in the catalog.
     fn is_idle(&self) -> bool {
         !self.is_open()
             && self.flights.is_empty()
+            && self.stagings.is_empty()
             && !self.count_unsaved
             && self.uploaded.is_none()
             && self.flush_error.is_none()
@@ -247,8 +247,8 @@ impl Table {
             Slot::Vacant(slot) => {
                 let Some(mut record) = catalog.inode(ino)? else { return Ok(None) };
                 distrust(&mut record)?;
-                let lease = catalog.lease(ino)?;
-                let node = Node::new(ino, record, lease);
+                let leases = catalog.leases_of(ino)?;
+                let node = Node::new(ino, record, leases);
                 // What the kernel has cached of it may be older than what it was when it left the memory.
                 node.state.lock().page_cache_stale = self.lookups.contains_key(&ino);
                 slot.insert(node).clone()
@@ -261,7 +261,7 @@ impl Table {
     /// Adds an inode that was just made.
     pub fn insert(&self, ino: Ino, record: InodeRecord) {
         // Whoever found its name in the catalog already may have been faster.
-        self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, None));
+        self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, Leases::default()));
         self.trim();
     }
 
@@ -344,10 +344,10 @@ impl Table {
 }
 
 impl Node {
-    fn new(ino: Ino, record: InodeRecord, lease: Option<LeaseRecord>) -> Arc<Self> {
+    fn new(ino: Ino, record: InodeRecord, leases: Leases) -> Arc<Self> {
         Arc::new(Self {
             ino,
-            state: Arc::new(Mutex::new(NodeState::new(record, lease))),
+            state: Arc::new(Mutex::new(NodeState::new(record, leases))),
             flush: tokio::sync::Mutex::new(()),
             listing: tokio::sync::Mutex::new(()),
             names_sync: NamesSync::default(),

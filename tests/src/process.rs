@@ -177,3 +177,26 @@ pub fn sources(package: &str) -> PathBuf {
     let found = packages.iter().find(|p| p["name"] == package).unwrap_or_else(|| panic!("{package} is not built here"));
     Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned()
 }
+
+/// A child that is killed when the test ends.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn new(command: &mut Command) -> Self {
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        Self(quiet.spawn().unwrap())
+    }
+
+    #[track_caller]
+    pub fn end(mut self) -> Option<i32> {
+        wait(&mut self.0, crate::mount::COMMAND).expect("it ends").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // With what it started.
+        kill_group(self.0.id());
+        let _ = self.0.wait();
+    }
+}

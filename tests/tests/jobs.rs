@@ -1,15 +1,14 @@
 //! Jobs: what they used is known, whoever served it, and whatever becomes of files, daemons and jobs meanwhile.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_overlay::control::mounts;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content, program_as};
-use forebay_tests::process::{Answer, forebay, kill_group, run, wait};
+use forebay_tests::process::{Answer, Running, forebay, run, wait};
 use serde_json::Value;
 
 const USAGE: i32 = 2;
@@ -60,29 +59,6 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
         thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// A child that is killed when the test ends.
-struct Running(Child);
-
-impl Running {
-    fn new(command: &mut Command) -> Self {
-        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        Self(quiet.spawn().unwrap())
-    }
-
-    #[track_caller]
-    fn end(mut self) -> Option<i32> {
-        wait(&mut self.0, COMMAND).expect("it ends").code()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // With what it started.
-        kill_group(self.0.id());
-        let _ = self.0.wait();
     }
 }
 
@@ -420,7 +396,6 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
         mount.forebay(["stage", "--lease", "1s"], &files).ok();
     };
     stage(files(0..HOT + COLD));
-    files(HOT..HOT + COLD).iter().for_each(|file| drop(fs::read(file).unwrap()));
     for _ in 0..4 {
         files(0..HOT).iter().for_each(|file| drop(fs::read(file).unwrap()));
         // Each makes the daemon look.
@@ -442,7 +417,7 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
 
 #[test]
 fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
-    // The default estimates from a sample of the files, so that it may take one for another now and then.
+    // The default goes by estimates, so that it may take one for another.
     let by_default = hot_files_that_stay("", &[]);
     assert!(by_default >= HOT - 2, "{by_default} stay by default");
     assert_eq!(hot_files_that_stay(LRU, &[]), HOT);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use forebay_overlay::backends::decorators::CallKind;
-use forebay_overlay::operator::{FlushRequest, StageRequest, Summary};
-use forebay_overlay::{Ino, summary};
+use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
+use forebay_overlay::{Ino, Overlay, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,4 +183,137 @@ async fn what_a_staging_that_ended_early_left_undone_is_read_and_staged_as_ever(
         assert_eq!((gone.files, gone.skipped), (200, 0));
         overlay.shutdown().await.unwrap();
     }
+}
+
+async fn listed(overlay: &Overlay, path: &str) -> Listed {
+    overlay.list_residency(&pool_path(path), false).await.unwrap().remove(0)
+}
+
+async fn owners(overlay: &Overlay, path: &str) -> Option<String> {
+    listed(overlay, path).await.lease_owner
+}
+
+fn request(path: &str, owner: &str) -> StageRequest {
+    StageRequest { paths: vec![path.into()], lease_owner: owner.into(), ..Default::default() }
+}
+
+async fn release(overlay: &Overlay, paths: &[&str], owner: &str) -> u64 {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    let request = ReleaseRequest { paths, owner: owner.into(), ..Default::default() };
+    summary(overlay.release_leases(request)).await.0.files
+}
+
+/// SEMANTICS 17: "that another owner's ends in any of these ways is nothing to it"
+#[tokio::test(flavor = "multi_thread")]
+async fn each_owner_has_a_lease_of_his_own() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"content").await;
+    fixture.put("b", b"content").await;
+    let overlay = fixture.open().await;
+    for owner in ["one", "two", "three"] {
+        summary(overlay.stage(request("a", owner))).await;
+    }
+    summary(overlay.stage(request("b", "one"))).await;
+    assert_eq!(owners(&overlay, "a").await.as_deref(), Some("one, two, three"));
+    // Two wants it for a second only, by now.
+    summary(overlay.stage(StageRequest { lease_secs: Some(1), ..request("a", "two") })).await;
+    until(Duration::from_secs(60), async || owners(&overlay, "a").await.as_deref() == Some("one, three")).await;
+    assert_eq!(evict(&overlay, false).await.skipped, 2);
+    assert_eq!(release(&overlay, &["a"], "one").await, 1);
+    assert_eq!(release(&overlay, &["a"], "one").await, 0);
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = fixture.open().await;
+    assert_eq!(
+        (owners(&overlay, "a").await.as_deref(), owners(&overlay, "b").await.as_deref()),
+        (Some("three"), Some("one"))
+    );
+    assert_eq!((release(&overlay, &[], "one").await, release(&overlay, &[], "three").await), (1, 1));
+    let after = listed(&overlay, "a").await;
+    assert_eq!((after.state.as_str(), after.lease_owner), ("resident", None), "it stays until its room is needed");
+    assert_eq!(overlay.status().await.leased_bytes, 0);
+    assert_eq!(evict(&overlay, false).await.files, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
+    let fixture = Fixture::new();
+    fixture.put("a-small", b"content").await;
+    fixture.put("large", &vec![1; 16 << 20]).await;
+    let overlay = fixture.open().await;
+    let minute = Duration::from_secs(60);
+    let slow = |owner| StageRequest { bytes_per_second: Some(1 << 20), ..request("large", owner) };
+    // Of two that have both begun, one ends.
+    let first = overlay.stage(slow("first"));
+    until(minute, async || owners(&overlay, "large").await.as_deref() == Some("first")).await;
+    let second = overlay.stage(slow("second"));
+    until(minute, async || owners(&overlay, "large").await.as_deref() == Some("first, second")).await;
+    drop(first);
+    until(minute, async || owners(&overlay, "large").await.as_deref() == Some("second")).await;
+    drop(second);
+    until(minute, async || owners(&overlay, "large").await.is_none()).await;
+    // Of two of one owner, whichever ends first.
+    for first_ends in [true, false] {
+        let (long, short) =
+            (overlay.stage(slow("job")), overlay.stage(StageRequest { lease_secs: Some(9), ..slow("job") }));
+        until(minute, async || owners(&overlay, "large").await.is_some()).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (ends, stays) = if first_ends { (long, short) } else { (short, long) };
+        drop(ends);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(owners(&overlay, "large").await.as_deref(), Some("job"), "the other is under way");
+        drop(stays);
+        until(minute, async || owners(&overlay, "large").await.is_none()).await;
+    }
+    // One's own lease of what was here before has its old end again.
+    let (staged, _) = summary(overlay.stage(StageRequest { lease_secs: Some(3600), ..request("large", "job") })).await;
+    assert_eq!(staged.failed, 0);
+    fixture.put("large", &vec![2; 32 << 20]).await;
+    let again = overlay.stage(slow("job"));
+    until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_none()).await;
+    drop(again);
+    until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_some()).await;
+    // What is whole stays leased though nobody waits for the rest.
+    let both = overlay.stage(StageRequest { paths: vec!["a-small".into(), "large".into()], ..slow("job") });
+    until(minute, async || listed(&overlay, "a-small").await.state == "resident").await;
+    drop(both);
+    until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_some()).await;
+    assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_over_keeps_no_room_though_nobody_looks_at_its_file() {
+    let fixture = Fixture::new();
+    fixture.put("a", &vec![1; 3 << 20]).await;
+    fixture.put("b", &vec![2; 3 << 20]).await;
+    let overlay = fixture.limited(5 << 20).await;
+    let (staged, _) = summary(overlay.stage(StageRequest { lease_secs: Some(1), ..request("a", "job") })).await;
+    assert_eq!(staged.failed, 0);
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = fixture.limited(5 << 20).await;
+    until(Duration::from_secs(60), async || overlay.status().await.leased_bytes == 0).await;
+    assert_eq!(stage(&overlay, "b").await.1, Vec::new());
+    assert_eq!(listed(&overlay, "b").await.state, "resident");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staging_ends_when_its_time_is_up_and_says_what_is_short() {
+    let fixture = Fixture::new();
+    fixture.put("a-small", b"content").await;
+    fixture.put("large", &vec![1; 64 << 20]).await;
+    let overlay = fixture.open().await;
+    let request = StageRequest {
+        paths: vec!["a-small".into(), "large".into()],
+        bytes_per_second: Some(1 << 20),
+        within_ms: Some(2_000),
+        ..request("", "job")
+    };
+    let (staged, failed) =
+        tokio::time::timeout(Duration::from_secs(40), summary(overlay.stage(request))).await.unwrap();
+    assert_eq!((staged.files, staged.failed), (1, 1));
+    assert!(failed[0].0.contains("large") && failed[0].1.contains("time"), "{failed:?}");
+    assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
+    until(Duration::from_secs(60), async || owners(&overlay, "large").await.is_none()).await;
+    assert_eq!(stage(&overlay, "").await.1, Vec::new());
 }

@@ -1,10 +1,14 @@
 //! `forebay observe`
 
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_overlay::control::signals::Held;
 use forebay_overlay::control::{Failure, slurm};
+use forebay_overlay::foresight::Invocation;
 use forebay_overlay::jobs::{JobRequest, Members};
 use forebay_overlay::process::{self, Process};
 
@@ -24,19 +28,44 @@ pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
         (None, Some(id)) => slurm::job(id)?,
         (None, None) => (Members::Processes(args.pid), None),
     };
-    let (command, mut watched) = match &members {
+    let first = match (&members, &cgroup) {
+        (Members::Processes(pids), _) => pids.first().copied(),
+        (_, Some(dir)) => slurm::processes(dir).first().copied(),
+        _ => None,
+    };
+    let invocation = (!args.command.is_empty()).then(|| run_of(&args.command, first));
+    let (what, mut watched) = match &members {
         Members::Processes(pids) => {
             (format!("{} that ran already", counted(pids.len() as u64, "process tree")), Watched::Tree(look(pids)?))
         }
         _ => ("a cgroup".into(), Watched::Cgroup(cgroup.unwrap_or_default())),
     };
     let name = args.job.or_else(|| args.slurm_job.map(|id| format!("slurm-{id}")));
-    let request = JobRequest { id: registration::name(name), command, invocation: None, prefetch: false, members };
+    let (id, ends_leases) = registration::name(name);
+    let request = JobRequest {
+        id,
+        command: invocation.as_ref().map_or(what, |invocation| invocation.words.join(" ")),
+        prefetch: invocation.is_some() && !args.no_prefetch,
+        invocation,
+        ends_leases,
+        members,
+    };
     let registered = Registration::new(registration::mounts(args.mount.as_deref())?, &request, output)?;
     output.note(format!("forebay: job {} is observed; Ctrl-C ends that", request.id));
-    while watched.is_left() && signals.wait(Some(LOOK_EVERY)).is_none() {}
-    registered.end(output);
+    let mut told_to_end = false;
+    while watched.is_left() && !told_to_end {
+        told_to_end = signals.wait(Some(LOOK_EVERY)).is_some();
+    }
+    registered.end(told_to_end && watched.is_left(), output);
     Ok(Exit::Done)
+}
+
+/// What the observed are a run of: for root, of the user whose processes they are.
+fn run_of(command: &[OsString], first: Option<u32>) -> Invocation {
+    let invocation = registration::invocation(command);
+    let owner = first.and_then(|pid| fs::metadata(format!("/proc/{pid}")).ok()).map(|process| process.uid());
+    let is_root = rustix::process::getuid().is_root();
+    Invocation { user: owner.filter(|_| is_root).unwrap_or(invocation.user), ..invocation }
 }
 
 /// Who is waited for.

@@ -1,7 +1,5 @@
 //! `forebay run`
 
-use std::ffi::OsString;
-
 use forebay_overlay::control::Failure;
 use forebay_overlay::control::child::Stage;
 use forebay_overlay::jobs::{JobRequest, Members};
@@ -14,10 +12,13 @@ use crate::registration::{self, Registration};
 pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("there is no command"))?;
     let stage = Stage::set().map_err(|e| Failure::io("cannot run commands", &e))?;
+    let (id, ends_leases) = registration::name(args.job);
+    let invocation = registration::invocation(&args.command);
     let request = JobRequest {
-        id: registration::name(args.job),
-        command: line(&args.command),
-        invocation: Some(registration::invocation(&args.command)),
+        id,
+        ends_leases,
+        command: invocation.words.join(" "),
+        invocation: Some(invocation),
         prefetch: !args.no_prefetch,
         members: Members::Caller,
     };
@@ -25,17 +26,17 @@ pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
         .and_then(|entries| Registration::new(entries, &request, output))
         .inspect_err(|failure| output.note(format!("forebay: the command runs unobserved: {failure}")))
         .ok();
-    let ended = stage.run(std::process::Command::new(program).args(arguments));
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    if registered.is_some() {
+        command.env(registration::JOB_VARIABLE, &request.id);
+    }
+    let ended = stage.run(&mut command);
     if let Some(registered) = registered {
-        registered.end(output);
+        registered.end(false, output);
     }
     Ok(ended.unwrap_or_else(|(code, error)| {
         output.note(format!("forebay: {}: {error}", program.display()));
         code
     }))
-}
-
-/// A command as one line of text.
-fn line(command: &[OsString]) -> String {
-    registration::invocation(command).words.join(" ")
 }

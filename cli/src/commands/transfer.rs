@@ -2,7 +2,7 @@
 
 use forebay_overlay::control::Failure;
 use forebay_overlay::control::protocol::Request;
-use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
+use forebay_overlay::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageRequest};
 
 use crate::args::{self, Paths};
 use crate::exit::Exit;
@@ -14,9 +14,10 @@ use crate::targets::{self, Target};
 const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
 pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed", of: "change" };
 const EVICT: Verb = Verb { doing: "evicting", done: "evicted", of: "file" };
+const RELEASE: Verb = Verb { doing: "releasing", done: "released", of: "lease" };
 
 pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
-    let lease_owner = args.owner.clone().unwrap_or_else(owner);
+    let (job, lease_owner) = registration::owner(args.owner);
     let mut targets = Vec::new();
     if !args.paths.is_empty() {
         targets = targets::of(&Paths { paths: args.paths, null: args.null })?;
@@ -34,9 +35,11 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
         Request::Stage(StageRequest {
             paths,
             invocation: invocation.clone(),
+            job: job.clone(),
             lease_owner: lease_owner.clone(),
             lease_secs: args.lease.map(|l| l.as_secs()),
             bytes_per_second: args.rate,
+            within_ms: args.within.map(|within| u64::try_from(within.as_millis()).unwrap_or(u64::MAX)),
             dry_run: args.dry_run,
         })
     })
@@ -52,6 +55,17 @@ pub fn flush(args: args::Flush, output: &Output) -> Result<Exit, Failure> {
 pub fn evict(args: args::Evict, output: &Output) -> Result<Exit, Failure> {
     on_each(targets::of(&args.paths)?, EVICT, args.dry_run, output, |paths| {
         Request::Evict(EvictRequest { paths, release_leases: args.release_leases, dry_run: args.dry_run })
+    })
+}
+
+pub fn release(args: args::Release, output: &Output) -> Result<Exit, Failure> {
+    let (job, owner) = registration::owner(args.owner);
+    let targets = match args.paths.is_empty() {
+        true => registration::mounts(None)?.into_iter().map(|entry| Target { entry, paths: Vec::new() }).collect(),
+        false => targets::of(&Paths { paths: args.paths, null: args.null })?,
+    };
+    on_each(targets, RELEASE, args.dry_run, output, |paths| {
+        Request::Release(ReleaseRequest { paths, job: job.clone(), owner: owner.clone(), dry_run: args.dry_run })
     })
 }
 
@@ -76,12 +90,4 @@ fn on_each(
             None => Exit::Done,
         })
     })
-}
-
-/// Whose lease it is when nobody says: the job's, or else the user's.
-fn owner() -> String {
-    match std::env::var("SLURM_JOB_ID") {
-        Ok(job) if !job.is_empty() => format!("job:{job}"),
-        _ => format!("user:{}", rustix::process::getuid().as_raw()),
-    }
 }

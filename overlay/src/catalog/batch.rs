@@ -3,7 +3,7 @@
 
 use rocksdb::WriteBatch;
 
-use super::records::{InodeRecord, LeaseRecord, NameRecord, encode};
+use super::records::{InodeRecord, Leases, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
 use crate::clock::unix_now;
@@ -44,11 +44,14 @@ impl<'a> Batch<'a> {
         self.mark(&Intent::Inode(ino), was_dirty, false);
     }
 
-    pub fn put_lease(&mut self, ino: Ino, lease: &LeaseRecord) {
-        self.put_raw(cf::LEASES, &ino.0.to_be_bytes(), &encode(lease));
+    pub fn put_leases(&mut self, ino: Ino, leases: &Leases) {
+        match leases.is_empty() {
+            true => self.delete_leases(ino),
+            false => self.put_raw(cf::LEASES, &ino.0.to_be_bytes(), &encode(leases)),
+        }
     }
 
-    pub fn delete_lease(&mut self, ino: Ino) {
+    pub fn delete_leases(&mut self, ino: Ino) {
         self.delete_raw(cf::LEASES, &ino.0.to_be_bytes());
     }
 

@@ -30,6 +30,9 @@ pub struct JobHead {
     pub invocation: Option<Invocation>,
     #[serde(default)]
     pub prefetch: bool,
+    /// Leases of its name are to be ended with it: false as soon as they are.
+    #[serde(default)]
+    pub ends_leases: bool,
 }
 
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
@@ -109,7 +112,7 @@ mod tests {
             traffic: Traffic::default(),
         };
         let (clients, cgroup_ids) = (Vec::new(), Vec::new());
-        JobHead { summary, clients, cgroup_ids, files_bytes: 0, invocation: None, prefetch: false }
+        JobHead { summary, clients, cgroup_ids, files_bytes: 0, invocation: None, prefetch: false, ends_leases: false }
     }
 
     #[test]

@@ -293,13 +293,59 @@ fn unseen(stat: &Stat, known: usize) -> u32 {
     }
 }
 
-/// A promise that eviction will not touch a file.
+/// A promise to somebody that eviction will not touch a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     pub owner: String,
     /// Seconds since 1970; `None` until it is released.
     pub expires_unix: Option<u64>,
     pub bytes: u64,
+}
+
+impl LeaseRecord {
+    fn holds(&self, now_unix: u64) -> bool {
+        self.expires_unix.is_none_or(|at| at > now_unix)
+    }
+}
+
+/// The leases of one file, one for each owner: that one ends is nothing to the others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leases(Vec<LeaseRecord>);
+
+impl Leases {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// That of an owner, if its time is not up; at moment 0 no time is.
+    pub fn of(&self, owner: &str, now_unix: u64) -> Option<&LeaseRecord> {
+        self.holding(now_unix).find(|lease| lease.owner == owner)
+    }
+
+    /// Those whose time is not up.
+    pub fn holding(&self, now_unix: u64) -> impl Iterator<Item = &LeaseRecord> {
+        self.0.iter().filter(move |lease| lease.holds(now_unix))
+    }
+
+    pub fn hold(&self, now_unix: u64) -> bool {
+        self.holding(now_unix).next().is_some()
+    }
+
+    /// What they protect together: all are of the same bytes, from the first on. `None` where none holds.
+    pub fn bytes(&self, now_unix: u64) -> Option<u64> {
+        self.holding(now_unix).map(|lease| lease.bytes).max()
+    }
+
+    /// Grants a lease, in place of the one that its owner had. Those whose time is up go.
+    pub fn grant(&mut self, lease: LeaseRecord, now_unix: u64) {
+        self.0.retain(|known| known.holds(now_unix) && known.owner != lease.owner);
+        self.0.push(lease);
+    }
+
+    /// Ends the lease of an owner.
+    pub fn end(&mut self, owner: &str) {
+        self.0.retain(|lease| lease.owner != owner);
+    }
 }
 
 pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::Failure;
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
-use crate::operator::{DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, StageRequest, Status};
+use crate::operator::{
+    DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, ReleaseRequest, StageRequest, Status,
+};
 
 /// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`super::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -16,6 +18,7 @@ pub enum Request {
     Stage(StageRequest),
     Flush(FlushRequest),
     Evict(EvictRequest),
+    Release(ReleaseRequest),
     /// What is not in the pool yet.
     Dirty,
     /// The residency of what lies at and below a path.
@@ -30,6 +33,9 @@ pub enum Request {
     BeginJob(JobRequest),
     EndJob {
         id: String,
+        /// It has not ended, but nobody looks any more.
+        #[serde(default)]
+        goes_on: bool,
     },
     /// All jobs that are known.
     Jobs,

@@ -152,6 +152,7 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
         }
         Request::Flush(request) => out.forward(in_engine(engine, || overlay.flush(request))).await?,
         Request::Evict(request) => out.forward(in_engine(engine, || overlay.evict(request))).await?,
+        Request::Release(request) => out.forward(in_engine(engine, || overlay.release_leases(request))).await?,
         Request::Dirty => {
             let files = out.alive_until(pin!(overlay.dirty())).await?.map_err(Failure::from)?;
             for part in files.chunks(limits::ENTRIES_PER_REPLY) {
@@ -177,9 +178,9 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
             let begun = out.waiting_for(engine, async move { asked.begin_job(request, owner, uid).await }).await?;
             out.send(&Reply::Jobs(vec![begun.map_err(refused)?])).await?;
         }
-        Request::EndJob { id } => {
+        Request::EndJob { id, goes_on } => {
             let (asked, owner, wanted) = (overlay.clone(), owner(client)?, id.clone());
-            let ended = out.waiting_for(engine, async move { asked.end_job(wanted, owner).await }).await?;
+            let ended = out.waiting_for(engine, async move { asked.end_job(wanted, owner, goes_on).await }).await?;
             let ended = ended.map_err(Failure::from)?.ok_or_else(|| unknown_job(&id))?;
             out.send(&Reply::Jobs(vec![ended])).await?;
         }

@@ -23,14 +23,13 @@ const DEPTH: usize = 5;
 pub fn cgroup(dir: &Path) -> Result<Members, Failure> {
     let given = |e: &io::Error| Failure::given(format!("cgroup {}", dir.display()), e);
     let dir = dir.canonicalize().map_err(|e| given(&e))?;
-    let procs = fs::read_to_string(dir.join("cgroup.procs")).map_err(|e| given(&e))?;
+    fs::metadata(dir.join("cgroup.procs")).map_err(|e| given(&e))?;
     let kind = rustix::fs::statfs(&dir).map_err(|e| given(&e.into()))?.f_type;
     if kind == CGROUP2_MAGIC {
         let id = fs::metadata(&dir).map_err(|e| given(&e))?.ino();
         return Ok(Members::Cgroup { id, path: below_root(&dir) });
     }
-    let mut pids = Vec::new();
-    collect(&dir, &procs, &mut pids);
+    let pids = processes(&dir);
     if pids.is_empty() {
         return Err(Failure::usage(format!("no process runs in cgroup {}", dir.display())));
     }
@@ -47,13 +46,14 @@ fn below_root(dir: &Path) -> String {
     format!("/{}", dir.strip_prefix(root).unwrap_or(dir).display())
 }
 
-/// All of a hierarchy of version 1 below a directory.
-fn collect(dir: &Path, procs: &str, pids: &mut Vec<u32>) {
-    pids.extend(procs.lines().filter_map(|line| line.parse::<u32>().ok()));
+/// The processes that are in a cgroup now, and in those below it.
+pub fn processes(dir: &Path) -> Vec<u32> {
+    let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    let mut pids: Vec<u32> = procs.lines().filter_map(|line| line.parse().ok()).collect();
     for child in fs::read_dir(dir).into_iter().flatten().flatten().filter(|c| c.path().is_dir()) {
-        let procs = fs::read_to_string(child.path().join("cgroup.procs")).unwrap_or_default();
-        collect(&child.path(), &procs, pids);
+        pids.extend(processes(&child.path()));
     }
+    pids
 }
 
 /// Whether a cgroup has processes, or any below it.

@@ -26,7 +26,7 @@ impl Kept {
     pub fn reason(self) -> &'static str {
         match self {
             Self::Dirty => "not in the pool yet: flush first",
-            Self::Leased => "leased: --release-leases ends the lease",
+            Self::Leased => "leased: --release-leases ends the leases",
             Self::Open => "open: may go when closed",
             Self::Fetching => "just being fetched",
             Self::Absent => "not here",
@@ -37,7 +37,7 @@ impl Kept {
     pub fn what_evicts(self) -> &'static str {
         match self {
             Self::Dirty => "stays until it is flushed",
-            Self::Leased => "stays until its lease ends, or `forebay evict --release-leases`",
+            Self::Leased => "stays until its leases end, or `forebay evict --release-leases`",
             Self::Open => "stays while it is open",
             Self::Fetching => "stays while it is being fetched",
             Self::Absent => "there is nothing to evict",
@@ -119,7 +119,7 @@ impl Inner {
         let may_go = |key: u64| match self.table.peek(Ino(key)) {
             // One that is locked is in use.
             Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
-            None => self.catalog.lease(Ino(key)).is_ok_and(|l| l.is_none()),
+            None => self.catalog.leases_of(Ino(key)).is_ok_and(|leases| !leases.hold(now)),
         };
         let mut evictor = self.evictor.lock();
         let unwanted = evictor.evict(&mut |key| !self.foresight.keeps(Ino(key)) && may_go(key));
@@ -132,7 +132,7 @@ impl Inner {
         match () {
             () if file.is_absent() => Some(Kept::Absent),
             () if file.is_dirty() => Some(Kept::Dirty),
-            () if state.lease_holds(now_unix) => Some(Kept::Leased),
+            () if state.leases.hold(now_unix) => Some(Kept::Leased),
             () if state.is_open() => Some(Kept::Open),
             () if !state.flights.is_empty() => Some(Kept::Fetching),
             () => None,

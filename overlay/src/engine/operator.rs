@@ -17,13 +17,19 @@ pub struct StageRequest {
     /// And what earlier runs of this command read, as far as there is room.
     #[serde(default)]
     pub invocation: Option<Invocation>,
-    /// Who the lease is for: a job or a user.
+    /// The job that it is done in: whose the lease is, where that job runs here.
+    #[serde(default)]
+    pub job: Option<String>,
+    /// Whose the lease is else: a job's or a user's.
     pub lease_owner: String,
-    /// Seconds until the lease ends; `None`: when it is released by `evict`.
+    /// Seconds until the lease ends; `None`: when it is released, or the job ends whose it is.
     pub lease_secs: Option<u64>,
     /// Of the pool, at most, for all files together; above 0. `None`: as fast as it goes.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
+    /// Milliseconds after which it ends, whole or not. `None`: when everything is here.
+    #[serde(default)]
+    pub within_ms: Option<u64>,
     pub dry_run: bool,
 }
 
@@ -39,8 +45,20 @@ pub struct FlushRequest {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct EvictRequest {
     pub paths: Vec<TypedPath>,
-    /// End the leases of what is named.
+    /// End the leases of what is named, whoever has them.
     pub release_leases: bool,
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ReleaseRequest {
+    /// Empty: everything.
+    pub paths: Vec<TypedPath>,
+    /// The job that it is done in: whose leases end, where that job runs here.
+    #[serde(default)]
+    pub job: Option<String>,
+    /// Whose leases end else.
+    pub owner: String,
     pub dry_run: bool,
 }
 
@@ -165,6 +183,7 @@ pub struct Listed {
     /// `absent`, `partial`, `resident` or `dirty`.
     pub state: String,
     pub leased_until_unix: Option<u64>,
+    /// All of them.
     pub lease_owner: Option<String>,
     pub mtime_unix: i64,
     pub mode: u32,

@@ -367,7 +367,7 @@ impl Inner {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);
         // Who leased a file asked for this version of it: it is confirmed like names are, not at every open.
-        let leased = age == Age::Open && node.state.lock().lease_holds(unix_now());
+        let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
         let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
         let allowed = match (age, policy.consistency) {
             (_, Consistency::Immutable) => return Ok(()),

@@ -1,14 +1,13 @@
 //! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use forebay_prefetch::plan::Refusal;
 use forebay_prefetch::signature::Invocation;
-use futures::channel::mpsc;
 use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
 use parking_lot::Mutex;
@@ -17,118 +16,45 @@ use tokio_util::sync::CancellationToken;
 
 use super::eviction::Kept;
 use super::flush::Plan;
+use super::leases::Staging;
 use super::names::{Arrivals, Ask};
 use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
+use super::reporter::{Reporter, reported};
 use super::{Inner, Ino, Overlay};
-use crate::catalog::LeaseRecord;
 use crate::clock::unix_now;
-use crate::node::Node;
+use crate::foresight::Means;
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
 const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
-/// How often it is told how far something is: often enough for a bar, and a million small files pile nothing up.
-const ADVANCE_TOLD_EVERY: Duration = Duration::from_millis(50);
 /// How often a file that changes in the pool while it is staged is begun anew.
 const ATTEMPTS: u32 = 3;
-
-/// Where an operation reports to. A listener that went away does not end a flush or an eviction.
-#[derive(Clone)]
-struct Reporter {
-    sender: mpsc::UnboundedSender<Progress>,
-    files: Arc<AtomicU64>,
-    bytes: Arc<AtomicU64>,
-    failed: Arc<AtomicU64>,
-    skipped: Arc<AtomicU64>,
-    begun: Instant,
-    advance_told: Arc<Mutex<Instant>>,
-}
-
-impl Reporter {
-    fn new() -> (Self, mpsc::UnboundedReceiver<Progress>) {
-        let (sender, receiver) = mpsc::unbounded();
-        let zero = || Arc::new(AtomicU64::new(0));
-        let begun = Instant::now();
-        let advance_told = Arc::new(Mutex::new(begun));
-        let reporter =
-            Self { sender, files: zero(), bytes: zero(), failed: zero(), skipped: zero(), begun, advance_told };
-        (reporter, receiver)
-    }
-
-    fn send(&self, progress: Progress) {
-        let _ = self.sender.unbounded_send(progress);
-    }
-
-    fn advanced(&self, bytes: u64) {
-        let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let mut told = self.advance_told.lock();
-        if told.elapsed() >= ADVANCE_TOLD_EVERY {
-            *told = Instant::now();
-            self.send(Progress::Advanced { files, bytes });
-        }
-    }
-
-    fn failed(&self, path: String, error: &Error) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
-        self.send(Progress::Failed { path, reason: error.to_string() });
-    }
-
-    /// Ends what was not to be done, with what it would have done.
-    fn planned(&self, files: u64, bytes: u64, message: Option<String>) {
-        self.files.store(files, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
-        self.done(message);
-    }
-
-    fn done(&self, message: Option<String>) {
-        self.ended(message, None);
-    }
-
-    fn ended(&self, message: Option<String>, refused: Option<i32>) {
-        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        self.send(Progress::Done(Summary {
-            files: get(&self.files),
-            bytes: get(&self.bytes),
-            failed: get(&self.failed),
-            skipped: get(&self.skipped),
-            elapsed_ms: self.begun.elapsed().as_millis() as u64,
-            message,
-            refused,
-        }));
-    }
-}
 
 /// What holds for all files that are staged at once.
 struct Terms<'a> {
     /// What the pool has since then is brought in.
     begun: Instant,
     owner: &'a str,
+    /// The owner is the job in which it is done.
+    is_jobs: bool,
     expires_unix: Option<u64>,
-    rate: Option<&'a Rate>,
+    rate: Option<Rate>,
 }
 
-/// The lease of a file that is being staged: where the work ends before the whole file is here, what was there before
-/// is there again, unless somebody else has leased it meanwhile.
-struct Unfinished<'a> {
-    inner: &'a Inner,
-    node: &'a Node,
-    ours: LeaseRecord,
-    before: Option<LeaseRecord>,
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.inner.take_back_lease(self.node, &self.ours, self.before.take()) {
-            tracing::warn!(%error, "the lease of what was not staged to its end stays");
-        }
-    }
+/// Does something until a moment, and no longer.
+///
+/// # Errors
+/// `Timeout` that says so.
+async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Result<T> {
+    let Some(until) = until else { return Ok(work.await) };
+    let late = |_| Error::new(ErrorKind::Timeout, Side::Application, "the time that it was given is up");
+    tokio::time::timeout_at(until.into(), work).await.map_err(late)
 }
 
 impl Overlay {
     /// Brings files in and leases them. `Done` with `failed == 0` means that every byte asked for is resident
-    /// and leased. Ends when nobody listens any more: what is here whole by then stays, leased.
+    /// and leased. Ends when nobody listens any more, or when its time is up: what is here whole by then stays, leased.
     pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let (reporter, receiver) = Reporter::new();
         let stop = CancellationToken::new();
@@ -136,7 +62,7 @@ impl Overlay {
         let overlay = self.clone();
         tokio::spawn(async move {
             match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
-                Some(result) => finish(&reporter, result),
+                Some(result) => reporter.finish(result),
                 None => tracing::info!("staging ended early: nobody waits for it any more"),
             }
         });
@@ -157,40 +83,32 @@ impl Overlay {
                 let planned = overlay.flush_paths(&only_planned, &reporter).await;
                 let (background, _) = Reporter::new();
                 tokio::spawn(async move { overlay.flush_paths(&request, &background).await });
-                return finish(&reporter, planned);
+                return reporter.finish(planned);
             }
             let result = overlay.flush_paths(&request, &reporter).await;
-            finish(&reporter, result);
+            reporter.finish(result);
         });
         receiver
     }
 
     /// Gives up clean content, whatever the eviction policy thinks of it.
     pub fn evict(&self, request: EvictRequest) -> impl Stream<Item = Progress> + Send + 'static {
-        let (reporter, receiver) = Reporter::new();
         let overlay = self.clone();
-        tokio::spawn(async move {
-            let result = overlay.evict_paths(&request, &reporter).await;
-            finish(&reporter, result);
-        });
-        receiver
+        reported(|reporter| async move { overlay.evict_paths(&request, &reporter).await })
     }
 
     async fn stage_all(&self, request: &StageRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
         let begun = Instant::now();
-        let arrivals = Arrivals::default();
-        // What comes along with a listing comes as fast as it may.
-        let ask = match request.dry_run || request.bytes_per_second.is_some() {
-            true => Ask::Names,
-            false => Ask::Contents(&arrivals),
+        let until = request.within_ms.and_then(|ms| begun.checked_add(Duration::from_millis(ms)));
+        let (files, arrived, message) = match in_time(until, self.files_to_stage(request, until, reporter)).await {
+            Ok(found) => found?,
+            Err(late) => {
+                reporter.failed("what is to be staged".into(), &late);
+                reporter.done(None);
+                return Ok(());
+            }
         };
-        let mut files = self.files_of(&request.paths, ask, reporter).await?;
-        let arrived = &arrivals.0.into_inner();
-        let mut message = None;
-        if let Some(invocation) = &request.invocation {
-            message = self.add_foreseen(&mut files, invocation, request.dry_run, reporter).await?;
-        }
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
@@ -206,22 +124,57 @@ impl Overlay {
             reporter.planned(files.len() as u64, missing, message);
             return Ok(());
         }
-        let expires_unix = request.lease_secs.map(|s| unix_now().saturating_add(s));
-        let rate = request.bytes_per_second.map(Rate::bandwidth);
-        let terms = &Terms { begun, owner: &request.lease_owner, expires_unix, rate: rate.as_ref() };
-        stream::iter(files)
-            .for_each_concurrent(CONCURRENCY, |ino| async move {
-                match self.stage_file(ino, terms).await {
-                    Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
-                    Err(e) => reporter.failed(inner.display(ino), &e),
-                }
-            })
-            .await;
+        let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
+        let terms = &Terms {
+            begun,
+            owner,
+            is_jobs,
+            expires_unix: request.lease_secs.map(|secs| unix_now().saturating_add(secs)),
+            rate: request.bytes_per_second.map(Rate::bandwidth),
+        };
+        let settled = &Mutex::new(HashSet::new());
+        let arrived = &arrived;
+        let staging = stream::iter(files.iter().copied()).for_each_concurrent(CONCURRENCY, |ino| async move {
+            let staged = self.stage_file(ino, terms).await;
+            settled.lock().insert(ino);
+            match staged {
+                Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
+                Err(e) => reporter.failed(inner.display(ino), &e),
+            }
+        });
+        if let Err(late) = in_time(until, staging).await {
+            let settled = std::mem::take(&mut *settled.lock());
+            for ino in files.iter().filter(|ino| !settled.contains(ino)) {
+                consume_budget().await;
+                reporter.failed(inner.display(*ino), &late);
+            }
+        }
         // The leases are on the disk before anybody relies on them.
         let again = inner.clone();
         super::blocking(move || again.catalog.sync()).await?;
         reporter.done(message);
         Ok(())
+    }
+
+    /// The files to stage, bytes of those that came along when they were listed, and what there is to say of it.
+    async fn files_to_stage(
+        &self,
+        request: &StageRequest,
+        until: Option<Instant>,
+        reporter: &Reporter,
+    ) -> Result<(Vec<Ino>, HashMap<Ino, u64>, Option<String>)> {
+        let arrivals = Arrivals::default();
+        // What comes along with a listing comes as fast as it may.
+        let ask = match request.dry_run || request.bytes_per_second.is_some() {
+            true => Ask::Names,
+            false => Ask::Contents(&arrivals),
+        };
+        let mut files = self.files_of(&request.paths, ask, reporter).await?;
+        let mut message = None;
+        if let Some(invocation) = &request.invocation {
+            message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;
+        }
+        Ok((files, arrivals.0.into_inner(), message))
     }
 
     /// Adds the files that a command will probably read, in the order in which it does, to those that were declared.
@@ -230,20 +183,33 @@ impl Overlay {
         &self,
         files: &mut Vec<Ino>,
         invocation: &Invocation,
-        dry_run: bool,
+        until: Option<Instant>,
+        request: &StageRequest,
         reporter: &Reporter,
     ) -> Result<Option<String>> {
         let inner = &self.inner;
-        let mut declared_bytes = 0;
+        let pool = inner.pool_rate(request.bytes_per_second);
+        let (mut declared_bytes, mut declared_seconds) = (0, 0.0);
         for ino in files.iter() {
-            declared_bytes += inner.attr_of(&inner.node(*ino)?)?.size;
+            let node = inner.node(*ino)?;
+            let size = inner.attr_of(&node)?.size;
+            declared_bytes += size;
+            declared_seconds += pool.busy_seconds(size.saturating_sub(inner.resident_bytes(&node, size)?));
         }
-        let foreseen = self.foreseen(invocation.clone(), declared_bytes).await?;
+        let declared = Duration::try_from_secs_f64(declared_seconds).unwrap_or(Duration::MAX);
+        let left = |until: Instant| until.saturating_duration_since(Instant::now()).saturating_sub(declared);
+        let means = Means { declared_bytes, time: until.map(left), pool: Some(pool) };
+        let foreseen = self.foreseen(invocation.clone(), means).await?;
         if foreseen.expected.is_empty() {
             return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
         }
-        let declared: std::collections::HashSet<Ino> = files.iter().copied().collect();
-        let left_out = foreseen.without_room();
+        let declared: HashSet<Ino> = files.iter().copied().collect();
+        let left_out = [(Refusal::NoRoom, "room"), (Refusal::NoTime, "time")]
+            .map(|(reason, lacks)| (foreseen.left_out(reason), lacks))
+            .into_iter()
+            .filter(|(files, _)| *files > 0)
+            .map(|(files, lacks)| format!("{files} files that may be read are left out: there is no {lacks} for them"))
+            .collect::<Vec<_>>();
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
             let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
             // What is gone, or is no file by now, is not asked for.
@@ -252,12 +218,12 @@ impl Overlay {
         let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
         while let Some(found) = found.next().await {
             let Some((ino, expected)) = found.filter(|(ino, _)| !declared.contains(ino)) else { continue };
-            if dry_run {
+            if request.dry_run {
                 reporter.send(Progress::Wanted((&expected).into()));
             }
             files.push(ino);
         }
-        Ok((left_out > 0).then(|| format!("{left_out} files that may be read are left out: there is no room for them")))
+        Ok((!left_out.is_empty()).then(|| left_out.join("; ")))
     }
 
     /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
@@ -268,26 +234,23 @@ impl Overlay {
         let node = inner.node(ino)?;
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
-        let mut unfinished = None;
+        let staging = Staging::begin(inner, &node, terms.owner, terms.is_jobs);
         for _ in 0..ATTEMPTS {
             inner.revalidate(ino, Age::Since(terms.begun)).await?;
             let size = inner.attr_of(&node)?.size;
-            // The lease comes first: what was fetched for it cannot go while the rest comes in.
-            let ours = LeaseRecord { owner: terms.owner.into(), expires_unix: terms.expires_unix, bytes: size };
-            let before = inner.lease(&node, ours.clone())?;
-            match &mut unfinished {
-                None => unfinished = Some(Unfinished { inner, node: &node, ours, before }),
-                Some(unfinished) => unfinished.ours = ours,
-            }
+            staging.lease(size, terms.expires_unix)?;
             let fetched = match size {
                 0 => inner.complete_empty(&node),
-                _ => inner.fetch_paced(&node, 0..size, terms.rate).await,
+                _ => inner.fetch_paced(&node, 0..size, terms.rate.as_ref()).await,
             };
             match fetched {
                 Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
                 Err(e) => return Err(e),
-                // What is whole keeps its lease.
-                Ok(()) if node.state.lock().record.file.is_whole() => return Ok(size.saturating_sub(here)),
+                Ok(()) if node.state.lock().record.file.is_whole() => {
+                    // Whatever another staging of the same owner has made of it meanwhile.
+                    staging.lease(size, terms.expires_unix)?;
+                    return Ok(size.saturating_sub(here));
+                }
                 Ok(()) => {}
             }
         }
@@ -368,7 +331,7 @@ impl Overlay {
             consume_budget().await;
             let node = inner.node(ino)?;
             if request.release_leases && !request.dry_run {
-                inner.release_lease(ino)?;
+                inner.end_lease(ino, None)?;
             }
             let given_up = if request.dry_run {
                 let kept = inner.kept(&node.state.lock(), unix_now());
@@ -403,7 +366,7 @@ impl Overlay {
     }
 
     /// The regular files that paths and globs name, each once. What cannot be found is reported as failed.
-    async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
+    pub(super) async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
         let mut seen = std::collections::HashSet::new();
         let mut files = Vec::new();
         for typed in paths {
@@ -466,14 +429,7 @@ impl Inner {
     fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
         let limit = self.store.budget.limit();
         let dirty = self.dirty_bytes()?;
-        let now = unix_now();
-        let mut leased = 0;
-        self.catalog.leases(|_, lease| {
-            if lease.expires_unix.is_none_or(|at| at > now) {
-                leased += lease.bytes;
-            }
-            Ok(true)
-        })?;
+        let leased = self.leased_bytes()?;
         let protected = dirty.saturating_add(leased.saturating_sub(total.saturating_sub(missing)));
         if missing.saturating_add(protected) > limit {
             return Err(Error::new(
@@ -486,51 +442,6 @@ impl Inner {
             ));
         }
         Ok(())
-    }
-
-    /// Leases a file. The lease that it had before, if that still held.
-    fn lease(&self, node: &Node, lease: LeaseRecord) -> Result<Option<LeaseRecord>> {
-        let mut state = node.state.lock();
-        let held = state.lease_holds(unix_now());
-        let mut batch = self.catalog.batch();
-        batch.put_lease(node.ino, &lease);
-        self.catalog.write(batch)?;
-        let before = state.lease.replace(lease);
-        Ok(before.filter(|_| held))
-    }
-
-    /// Ends the lease `ours` where it is the one that holds, and the file is not whole: `before` holds again.
-    fn take_back_lease(&self, node: &Node, ours: &LeaseRecord, before: Option<LeaseRecord>) -> Result<()> {
-        let mut state = node.state.lock();
-        if state.record.file.is_whole() || state.lease.as_ref() != Some(ours) {
-            return Ok(());
-        }
-        let mut batch = self.catalog.batch();
-        match &before {
-            Some(before) => batch.put_lease(node.ino, before),
-            None => batch.delete_lease(node.ino),
-        }
-        self.catalog.write(batch)?;
-        state.lease = before;
-        Ok(())
-    }
-
-    fn release_lease(&self, ino: Ino) -> Result<()> {
-        let node = self.node(ino)?;
-        let mut state = node.state.lock();
-        if state.lease.take().is_some() {
-            let mut batch = self.catalog.batch();
-            batch.delete_lease(ino);
-            self.catalog.write(batch)?;
-        }
-        Ok(())
-    }
-}
-
-fn finish(reporter: &Reporter, result: Result<()>) {
-    if let Err(error) = result {
-        reporter.failed.fetch_add(1, Ordering::Relaxed);
-        reporter.ended(Some(error.to_string()), Some(error.errno()));
     }
 }
 

@@ -126,13 +126,7 @@ impl Inner {
     fn status_now(&self) -> Status {
         let dirty = self.dirty_files().unwrap_or_default();
         let now = unix_now();
-        let mut leased_bytes = 0;
-        let _ = self.catalog.leases(|_, lease| {
-            if lease.expires_unix.is_none_or(|at| at > now) {
-                leased_bytes += lease.bytes;
-            }
-            Ok(true)
-        });
+        let leased_bytes = self.leased_bytes().unwrap_or_default();
         let mountpoint = self.mountpoint.lock().clone();
         let conflicts = self.conflicts.lock().clone();
         let resident_files = self.evictor.lock().len() as u64;
@@ -300,15 +294,18 @@ impl Inner {
             FileKind::Symlink => ("symlink", "resident"),
             _ => ("special", "resident"),
         };
-        let lease = state.lease.as_ref().filter(|l| l.expires_unix.is_none_or(|at| at > unix_now()));
+        let now = unix_now();
+        let owners: Vec<&str> = state.leases.holding(now).map(|lease| lease.owner.as_str()).collect();
+        // Those that end by themselves end before those that do not.
+        let until = state.leases.holding(now).map(|lease| lease.expires_unix.unwrap_or(u64::MAX)).max();
         Ok(Listed {
             path,
             kind: kind.into(),
             size: attr.size,
             resident_bytes,
             state: name.into(),
-            leased_until_unix: lease.and_then(|l| l.expires_unix),
-            lease_owner: lease.map(|l| l.owner.clone()),
+            leased_until_unix: until.filter(|until| *until < u64::MAX),
+            lease_owner: (!owners.is_empty()).then(|| owners.join(", ")),
             mtime_unix: attr.mtime.secs,
             mode: attr.mode,
             storage_pool: None,

@@ -8,7 +8,7 @@ use forebay_backends::{FileKind, Result, Stat};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
-use crate::catalog::{Batch, ContentId, InodeRecord, Link, NameRecord, Sent};
+use crate::catalog::{Batch, ContentId, InodeRecord, Leases, Link, NameRecord, Sent};
 use crate::node::{Node, NodeState};
 
 /// What was sent to one name and not answered: older ones are forgotten.
@@ -273,7 +273,7 @@ impl<'a> Txn<'a> {
         for (ino, edit) in &self.edits {
             if edit.gone {
                 self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
-                self.batch.delete_lease(*ino);
+                self.batch.delete_leases(*ino);
             } else if edit.record != edit.guard.record {
                 self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
             }
@@ -287,6 +287,7 @@ impl<'a> Txn<'a> {
             edit.guard.record = edit.record;
             if edit.gone {
                 edit.guard.deleted = true;
+                edit.guard.leases = Leases::default();
                 gone.push(ino);
             }
             drop(edit.guard);

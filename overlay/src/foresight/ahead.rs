@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{REQUESTS, requests_of};
+use super::{Means, REQUESTS, requests_of};
 use crate::catalog::JobSerial;
 use crate::engine::{Age, Inner, parse_path};
 use crate::{Ino, Overlay};
@@ -49,7 +49,7 @@ impl Overlay {
     }
 
     async fn bring_in(&self, ahead: &Ahead, invocation: Invocation) -> Result<()> {
-        let foreseen = self.foreseen(invocation, 0).await?;
+        let foreseen = self.foreseen(invocation, Means::default()).await?;
         let begun = Instant::now();
         let turns = &Semaphore::new(REQUESTS);
         let in_turn =

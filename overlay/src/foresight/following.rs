@@ -315,6 +315,7 @@ impl Inner {
                 Some(bytes) => candidates.push(Candidate {
                     file: at as u64,
                     bytes,
+                    missing_bytes: bytes,
                     probability: suggestion.probability.max(PROBABILITY_MIN),
                     rank: at as u32,
                 }),
@@ -330,7 +331,7 @@ impl Inner {
             let room_bytes = room.saturating_sub(awaited.bytes);
             let plan = plan(
                 candidates,
-                &self.pool_rate(),
+                &self.pool_rate(None),
                 &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
             );
             let mut expect = |candidate: &Candidate| {
@@ -340,16 +341,13 @@ impl Inner {
                 online.staged(suggestion.file);
             };
             // What is here already is awaited as well: its open says where the reader is.
-            plan.refused
-                .iter()
-                .filter(|(candidate, _)| candidate.bytes == 0)
-                .for_each(|(candidate, _)| expect(candidate));
             plan.chosen.iter().for_each(&mut expect);
-            for (candidate, _) in plan.refused.iter().filter(|(candidate, _)| candidate.bytes > 0) {
+            for (candidate, _) in &plan.refused {
                 online.not_staged(suggestions[candidate.file as usize].file);
             }
             let file = |candidate: &Candidate| Ino(suggestions[candidate.file as usize].file);
-            plan.chosen.iter().map(|candidate| (file(candidate), candidate.bytes, now)).collect()
+            let missing = plan.chosen.iter().filter(|candidate| candidate.bytes > 0);
+            missing.map(|candidate| (file(candidate), candidate.bytes, now)).collect()
         })
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::Result;
 
 use super::Jobs;
+use super::life::End;
 use super::watch::{Observe, Watch};
 use crate::Overlay;
 use crate::catalog::{JobHead, JobSerial};
@@ -92,7 +93,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         }
         if looked.elapsed() >= RECORDS_EVERY {
             inner.collect_uses(RECORDS_EVERY);
-            inner.end_jobs_where(|head| !head.clients.iter().any(Process::is_alive));
+            inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
             looked = Instant::now();
         }
         let rest = began.elapsed() * REST;
@@ -104,17 +105,17 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
 impl Inner {
     /// Ends all jobs, for a daemon that ends.
     pub(crate) fn end_jobs(&self) {
-        self.end_jobs_where(|_| true);
+        self.end_jobs_where(End::Unseen, |_| true);
     }
 
     /// Ends jobs before whoever began them says so.
-    fn end_jobs_where(&self, over: impl Fn(&JobHead) -> bool) {
+    fn end_jobs_where(&self, end: End, over: impl Fn(&JobHead) -> bool) {
         let numbers: Vec<u32> = {
             let table = self.jobs.table.lock();
             table.running.iter().filter(|(_, running)| over(&running.head)).map(|(number, _)| *number).collect()
         };
         for number in numbers {
-            if let Err(error) = self.finish_job(number, true) {
+            if let Err(error) = self.finish_job(number, end) {
                 tracing::error!(%error, "a job's report");
             }
         }
@@ -149,6 +150,6 @@ impl Inner {
             self.keep_running(number)?;
             self.go_ahead_of(number);
         }
-        Ok(())
+        self.end_leases_left_by(|head| !head.clients.iter().any(Process::is_alive))
     }
 }

@@ -20,6 +20,17 @@ const RUNNING_MAX: usize = 256;
 /// Processes that are forked while a tree of processes is added are found by looking again, so often.
 const TREE_LOOKS: usize = 4;
 
+/// How a job ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Whoever began it says so.
+    Told,
+    /// Whoever began it is gone.
+    Orphaned,
+    /// It goes on, and is not looked at any more.
+    Unseen,
+}
+
 impl Inner {
     pub(super) fn begin_job(self: &Arc<Self>, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
         let jobs = &self.jobs;
@@ -64,6 +75,7 @@ impl Inner {
         let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
         if let Some((number, running)) = known {
             running.head.clients.push(client);
+            running.head.ends_leases |= request.ends_leases;
             return Ok((*number, false));
         }
         if table.running.len() >= RUNNING_MAX {
@@ -93,6 +105,7 @@ impl Inner {
             files_bytes: 0,
             invocation: request.invocation.clone(),
             prefetch: request.prefetch,
+            ends_leases: request.ends_leases,
         };
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let serial = micros.max(table.last_serial + 1);
@@ -102,7 +115,7 @@ impl Inner {
     pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
-        table.running.insert(table.last_number, Running { serial, head, uses: Uses::default() });
+        table.running.insert(table.last_number, Running { serial, head, uses: Uses::default(), is_over: false });
         self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
         table.last_number
     }
@@ -151,12 +164,19 @@ impl Inner {
         Ok(summary)
     }
 
-    pub(super) fn end_job(&self, id: &str, client: Process) -> Result<Option<JobSummary>> {
+    pub(super) fn end_job(&self, id: &str, client: Process, goes_on: bool) -> Result<Option<JobSummary>> {
         self.jobs.wait_until_settled();
-        let number = {
+        let (number, is_over) = {
             let mut table = self.jobs.table.lock();
             let found = table.running.iter_mut().find(|(_, running)| running.head.summary.id == id);
-            let Some((number, running)) = found else { return Ok(None) };
+            let Some((number, running)) = found else {
+                drop(table);
+                if !goes_on {
+                    self.end_leases_left_by(|head| head.summary.id == id)?;
+                }
+                return Ok(None);
+            };
+            running.is_over |= !goes_on;
             if let Some(at) = running.head.clients.iter().position(|known| *known == client) {
                 running.head.clients.remove(at);
             }
@@ -164,13 +184,13 @@ impl Inner {
             if !running.head.clients.is_empty() {
                 return Ok(Some(running.summary()));
             }
-            *number
+            (*number, running.is_over)
         };
-        self.finish_job(number, false)
+        self.finish_job(number, if is_over { End::Told } else { End::Unseen })
     }
 
     /// Looks for the last time, and keeps what was seen.
-    pub(super) fn finish_job(&self, number: u32, interrupted: bool) -> Result<Option<JobSummary>> {
+    pub(super) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
         if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.end(number)) {
             tracing::warn!("a job that has ended is still observed: {error}");
         }
@@ -188,7 +208,7 @@ impl Inner {
         }
         let Some(mut ended) = ended else { return Ok(None) };
         ended.head.summary.ended_unix = Some(unix_now());
-        ended.head.summary.interrupted |= interrupted;
+        ended.head.summary.interrupted |= end != End::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
         let ahead = self.end_ahead(ended.serial);
@@ -197,7 +217,30 @@ impl Inner {
             Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
         }
         let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
+        let id = &ended.head.summary.id;
+        // They are another one's by now if one of the same name has begun.
+        if end != End::Unseen && ended.head.ends_leases && !self.jobs.runs(id) {
+            self.end_leases_of(id)?;
+            ended.head.ends_leases = false;
+        }
         self.catalog.put_job(ended.serial, &mut ended.head, Some(&files))?;
         Ok(Some(ended.head.summary))
+    }
+
+    /// Ends the leases of jobs that were not seen to their end.
+    pub(super) fn end_leases_left_by(&self, is_over: impl Fn(&JobHead) -> bool) -> Result<()> {
+        let mut left = Vec::new();
+        self.catalog.jobs(|serial, head| {
+            if head.ends_leases && head.summary.ended_unix.is_some() && is_over(&head) {
+                left.push((serial, head));
+            }
+            Ok(true)
+        })?;
+        for (serial, mut head) in left {
+            self.end_leases_of(&head.summary.id)?;
+            head.ends_leases = false;
+            self.catalog.put_job(serial, &mut head, None)?;
+        }
+        Ok(())
     }
 }

@@ -36,6 +36,9 @@ pub struct JobRequest {
     /// Whether what it will probably read is brought in before it asks.
     #[serde(default)]
     pub prefetch: bool,
+    /// Whether the leases of its name end with it: not where it is only a part of what that names.
+    #[serde(default)]
+    pub ends_leases: bool,
     pub members: Members,
 }
 

@@ -156,10 +156,10 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let daemon = daemon().await;
     let request = |id: &str, members| {
         let (id, command) = (id.into(), "sh".into());
-        Request::BeginJob(JobRequest { id, command, invocation: None, prefetch: false, members })
+        Request::BeginJob(JobRequest { id, command, invocation: None, prefetch: false, ends_leases: true, members })
     };
     let begin = |members| request("train", members);
-    let end = || Request::EndJob { id: "train".into() };
+    let end = || Request::EndJob { id: "train".into(), goes_on: false };
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
     // Other tests have children.
     assert_eq!(begun.processes[0], Process::current(), "the one who asks, seen by the socket");
