@@ -1,9 +1,11 @@
-//! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names.
+//! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names; and the
+//! time of a plan.
 //!
 //! Arguments: `[FILES [NAMES]]`, 10^4 files without a number, of all kinds of names without a part of one.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, PoolRate, plan};
 use forebay_prefetch::profile::{Profile, Use};
 use forebay_prefetch::signature::Invocation;
 use rand::seq::SliceRandom;
@@ -69,6 +71,37 @@ fn milliseconds<T>(of: impl FnOnce() -> T) -> (f64, T) {
     (begun.elapsed().as_secs_f64() * 1e3, out)
 }
 
+/// The time of plans for a million files.
+fn plans() {
+    const FILES: u64 = 1_000_000;
+    const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
+    let mut random = ChaCha8Rng::seed_from_u64(5);
+    let candidates: Vec<Candidate> = (0..FILES)
+        .map(|file| {
+            let bytes = random.random_range(0..1 << 20);
+            let missing_bytes = if random.random() { bytes } else { 0 };
+            Candidate { file, bytes, missing_bytes, probability: random.random(), rank: random.random() }
+        })
+        .collect();
+    println!("\nplan of {FILES} files; milliseconds, the slowest of five");
+    let hour = Some(Duration::from_secs(3600));
+    for (name, room_bytes, time) in [
+        ("room for all", u64::MAX, None),
+        ("room for a tenth", FILES << 16, None),
+        ("an hour for it", u64::MAX, hour),
+        ("both are short", FILES << 16, hour),
+    ] {
+        let limits = Limits { room_bytes, time, probability_min: PROBABILITY_MIN };
+        let once = || {
+            let candidates = candidates.clone();
+            milliseconds(|| plan(candidates, &POOL, &limits))
+        };
+        let (took, planned) = once();
+        let slowest = (0..4).map(|_| once().0).fold(took, f64::max);
+        println!("{name:28} {slowest:8.0} {:9} chosen", planned.chosen.len());
+    }
+}
+
 fn main() {
     // Cargo adds options of its own.
     let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
@@ -107,4 +140,5 @@ fn main() {
             );
         }
     }
+    plans();
 }

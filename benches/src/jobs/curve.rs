@@ -97,7 +97,8 @@ impl Record {
         let expected = profile.predict(&self.invocation(target));
         let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
             file: at as u64,
-            bytes: expected.bytes.max(1),
+            bytes: expected.bytes,
+            missing_bytes: expected.bytes,
             probability: expected.probability,
             rank: expected.rank,
         });

@@ -20,6 +20,8 @@ use programs::{Program, Target};
 /// A pool across a building: 100 MB/s in all, 2 ms to each answer.
 const POOL: &str = "100MB/s,2ms";
 const RUNS: usize = 6;
+/// Runs that are staged before they begin.
+const STAGED: usize = 2;
 
 struct Args {
     runs: usize,
@@ -64,7 +66,7 @@ fn run() -> Result<()> {
     }
     println!(
         "\n| program | run 1 | later runs, staged ahead | without | how much faster | spread | staged before it begins | \
-         all here | coverage | accuracy | target | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+         how much faster | all here | coverage | accuracy | target | |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     let mut records = Vec::new();
     let is_wanted = |p: &&Program| args.only.is_empty() || args.only.iter().any(|word| p.name.contains(word.as_str()));
@@ -89,28 +91,39 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
             if mode == Mode::Ahead { ahead.push(ran) } else { plain.push(ran) }
         }
     }
-    // The next member of the sequence, staged as a prolog would; and once more, with everything here.
-    (program.before)(&ground.dir, runs)?;
-    ground.empty(Mode::Ahead)?;
-    let words = (program.words)(&ground.dir, runs);
-    ground.stage(&words)?;
-    let before = ground.run(Mode::Ahead, &words)?;
-    (program.before)(&ground.dir, runs)?;
+    // The next members of the sequence, staged as a prolog would; and the last once more, with everything here.
+    let (mut before, mut words) = (Vec::new(), Vec::new());
+    for run in runs..runs + STAGED {
+        interrupt::check()?;
+        (program.before)(&ground.dir, run)?;
+        ground.empty(Mode::Ahead)?;
+        words = (program.words)(&ground.dir, run);
+        ground.stage(&words)?;
+        before.push(ground.run(Mode::Ahead, &words)?.seconds);
+    }
+    let before = spread(before);
+    (program.before)(&ground.dir, runs + STAGED - 1)?;
     let here = ground.run(Mode::Ahead, &words)?;
     let ratios: Vec<f64> = ahead.iter().zip(&plain).skip(1).map(|(a, p)| p.seconds / a.seconds).collect();
     let middle = |ran: &[Ran]| spread(ran.iter().skip(1).map(|ran| ran.seconds).collect()).median;
     let shares = |of: fn(&Ran) -> f64| spread(ahead.iter().skip(1).map(of).collect()).median;
     let (coverage, accuracy) = (shares(Ran::coverage), shares(Ran::accuracy));
     let ratio = spread(ratios);
-    let (target, passes) = match program.target {
-        Target::Repeat => {
-            ("≥ 2.00, coverage ≥ 0.95, accuracy ≥ 0.9", ratio.median >= 2.0 && coverage >= 0.95 && accuracy >= 0.9)
-        }
-        Target::Next => ("≥ 2.00, coverage ≥ 0.9", ratio.median >= 2.0 && coverage >= 0.9),
-        Target::NoSlower => ("≥ 0.97", ratio.median >= 0.97),
+    let of_staged = middle(&plain) / before.median;
+    // At least so much faster, and whether enough was foreseen.
+    let (target, least, foreseen) = match program.target {
+        Target::Repeat => ("≥ 2.00, coverage ≥ 0.95, accuracy ≥ 0.9", 2.0, coverage >= 0.95 && accuracy >= 0.9),
+        Target::Next => ("≥ 2.00, coverage ≥ 0.9", 2.0, coverage >= 0.9),
+        Target::NoSlower => ("≥ 0.97", 0.97, true),
+    };
+    let verdict = match program.target {
+        _ if foreseen && ratio.median >= least => "pass",
+        // What does no harm must do none while it runs.
+        Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass staged before it begins",
+        _ => "**miss**",
     };
     println!(
-        "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {:.2} s | {coverage:.3} | {accuracy:.3} | \
+        "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {of_staged:.2} | {:.2} s | {coverage:.3} | {accuracy:.3} | \
          {target} | {} |",
         program.name,
         ahead[0].seconds,
@@ -119,9 +132,9 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
         ratio.median,
         ratio.min,
         ratio.max,
-        before.seconds,
+        before.median,
         here.seconds,
-        if passes { "pass" } else { "**miss**" },
+        verdict,
     );
     let words = (0..runs).map(|run| (program.words)(&ground.dir, run)).collect();
     let declared = ground.below(program.declared)?.into_keys().collect();

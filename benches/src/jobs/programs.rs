@@ -55,8 +55,10 @@ pub const SCRIPTS: [(&str, &str); 4] = [
 ];
 
 const DAYS: usize = 28;
+/// More than there are runs, with those that are staged before they begin.
+const TREES: usize = 10;
 
-pub fn all() -> [Program; 9] {
+pub fn all() -> [Program; 10] {
     [
         Program {
             name: "compile of zstd, make -j2",
@@ -112,6 +114,16 @@ pub fn all() -> [Program; 9] {
                 })
             },
             words: |dir, run| script(dir, "daily.py", [format!("2026-02-{:02}", run % DAYS + 1)]),
+            ..ANY
+        },
+        Program {
+            name: "grep -r of a tree that nobody has read",
+            make: |dir| {
+                make_files(&dir.join("pool/trees"), TREES * 2000, 10_000, |n| {
+                    format!("{}/{:03}/{:02}.txt", object(n / 2000), n / 20 % 100, n % 20)
+                })
+            },
+            words: |_, run| vec!["grep".into(), "-rac".into(), String::new(), format!("trees/{}", object(run % TREES))],
             ..ANY
         },
         Program {
