@@ -64,6 +64,9 @@ _forebay() {
             forebay,profile)
                 cmd="forebay__subcmd__profile"
                 ;;
+            forebay,release)
+                cmd="forebay__subcmd__release"
+                ;;
             forebay,run)
                 cmd="forebay__subcmd__run"
                 ;;
@@ -132,6 +135,9 @@ _forebay() {
                 ;;
             forebay__subcmd__help,profile)
                 cmd="forebay__subcmd__help__subcmd__profile"
+                ;;
+            forebay__subcmd__help,release)
+                cmd="forebay__subcmd__help__subcmd__release"
                 ;;
             forebay__subcmd__help,run)
                 cmd="forebay__subcmd__help__subcmd__run"
@@ -236,7 +242,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -384,7 +390,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount status stage flush evict release dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -719,6 +725,20 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__help__subcmd__release)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__help__subcmd__run)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -998,7 +1018,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__observe)
-            opts="-h --pid --cgroup --slurm-job --job --mount --json --help"
+            opts="-h --pid --cgroup --slurm-job --job --mount --no-prefetch --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1233,6 +1253,24 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__release)
+            opts="-0 -h --null --owner --dry-run --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --owner)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__run)
             opts="-h --job --mount --no-prefetch --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -1282,7 +1320,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__stage)
-            opts="-0 -h --null --mount --lease --owner --rate --dry-run --json --help"
+            opts="-0 -h --null --mount --lease --owner --rate --within --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1301,6 +1339,10 @@ _forebay() {
                     return 0
                     ;;
                 --rate)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --within)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
-use forebay_tests::process::{Answer, forebay, run};
+use forebay_tests::process::{Answer, Running, forebay, run};
 use serde_json::Value;
 
 const USAGE: i32 = 2;
@@ -56,6 +56,11 @@ fn states(mount: &Mount) -> Vec<(String, String)> {
     let files = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let files = files.filter(|file| file["kind"] == "file");
     files.map(|f| (f["path"].as_str().unwrap().into(), f["state"].as_str().unwrap().into())).collect()
+}
+
+fn lease_owner(mount: &Mount, path: &str) -> Value {
+    let answer = mount.forebay(["--json", "ls"], &[&mount.path(path)]).ok();
+    serde_json::from_str::<Value>(&answer.out).unwrap()["lease_owner"].clone()
 }
 
 fn resident(mount: &Mount) -> Vec<String> {
@@ -326,4 +331,132 @@ fn what_a_reader_is_about_to_come_to_and_changes_in_the_pool_is_read_as_it_is_th
     for file in last..100 {
         assert!(read(file) == content(1_000 + file, 6_000), "part-{file:03}");
     }
+}
+
+#[test]
+fn what_does_not_fit_into_the_time_is_not_begun() {
+    let mount = mount(None);
+    let files: Vec<String> = (0..10).map(|at| format!("f{at}")).collect();
+    for file in &files {
+        put(&mount, file, 1, 500_000);
+    }
+    let words = reader(&files.iter().map(String::as_str).collect::<Vec<_>>());
+    job(&mount, "one", &[], &words);
+    evict(&mount);
+    let limits = ["--dry-run", "--rate", "1MB/s", "--within", "2200ms"];
+    let dry = stage(&mount, &limits, &words).ok();
+    assert_eq!(wanted(&dry), files[..4], "{dry}");
+    assert!(dry.out.contains("6 files that may be read are left out: there is no time for them"), "{dry}");
+    // What is here takes no time.
+    mount.forebay(["stage"], &[&mount.path("f8"), &mount.path("f9")]).ok();
+    let dry = stage(&mount, &limits, &words).ok();
+    assert_eq!(wanted(&dry), ["f0", "f1", "f2", "f3", "f8", "f9"], "{dry}");
+}
+
+/// SEMANTICS 17: "when it is released, its time is up, the job ends whose it is"
+#[test]
+fn what_a_job_stages_is_leased_until_it_ends() {
+    let mount = mount(None);
+    put(&mount, "a", 1, 10_000);
+    put(&mount, "b", 1, 10_000);
+    let owner = |path: &str| lease_owner(&mount, path);
+    mount.forebay(["stage", "--owner", "somebody"], &[&mount.path("b")]).ok();
+    let (forebay, seen) = (forebay(), mount.place.at("seen"));
+    let forebay = forebay.display();
+    let script = format!("{forebay} stage a b && {forebay} --json ls b >{}", seen.display());
+    job(&mount, "leaser", &[], &["bash", "-euc", &script]);
+    let during: Value = serde_json::from_slice(&fs::read(seen).unwrap()).unwrap();
+    assert_eq!(during["lease_owner"], "somebody, leaser");
+    assert_eq!((owner("a"), owner("b")), (Value::Null, "somebody".into()));
+    assert_eq!(resident(&mount).len(), 2, "what was leased is here still");
+    // By hand.
+    mount.forebay(["stage", "--owner", "leaser"], &[&mount.path("a"), &mount.path("b")]).ok();
+    let dry = mount.forebay(["release", "--owner", "leaser", "--dry-run"], &[&mount.path("a")]).ok();
+    assert!(dry.out.contains("1 lease"), "{dry}");
+    assert_eq!((owner("a"), owner("b")), ("leaser".into(), "somebody, leaser".into()));
+    mount.forebay(["release", "--owner", "leaser"], &[&mount.path("a")]).ok();
+    assert_eq!((owner("a"), owner("b")), (Value::Null, "somebody, leaser".into()));
+    mount.forebay(["release", "--owner", "leaser"], &[&mount.place.mnt()]).ok();
+    assert_eq!((owner("a"), owner("b")), (Value::Null, "somebody".into()));
+}
+
+#[test]
+fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
+    let mount = mount(None);
+    put(&mount, "a", 1, 10_000);
+    put(&mount, "b", 1, 10_000);
+    let at = |name: &str| mount.place.at(name);
+    let words = reader(&["a", "b"]);
+    // Reads the first file, waits, and reads the other.
+    let script = format!(
+        "until [ -e {} ]; do sleep 0.02; done; cat $5 >/dev/null; echo >{}; until [ -e {} ]; do sleep 0.02; done; exec \"$@\"",
+        at("go").display(),
+        at("begun").display(),
+        at("on").display()
+    );
+    let observed = |id: &str, more: &[&str], meanwhile: &dyn Fn(&mut Running)| {
+        ["go", "begun", "on"].iter().for_each(|name| drop(fs::remove_file(at(name))));
+        let mut job = Command::new("bash");
+        job.args(["-euc", &script, "waits"]).args(&words).current_dir(mount.place.mnt());
+        let job = Running::new(&mut job);
+        let mut observe = Command::new(forebay());
+        observe.args(["observe", "--job", id, "--pid", &job.0.id().to_string(), "--mount"]).arg(mount.place.mnt());
+        let mut observe = Running::new(observe.args(more));
+        wait_until("it is observed", || {
+            mount.forebay(["job", "list", "--mount"], &[&mount.place.mnt()]).ok().out.contains(id)
+        });
+        fs::write(at("go"), "").unwrap();
+        wait_until("it has begun", || at("begun").exists());
+        meanwhile(&mut observe);
+        fs::write(at("on"), "").unwrap();
+        assert_eq!((job.end(), observe.end()), (Some(0), Some(0)));
+    };
+    let told: Vec<&str> = std::iter::once("--").chain(words.iter().copied()).collect();
+    observed("untold", &[], &|_| {});
+    assert_eq!(profiles(&mount), Vec::<Value>::new());
+    observed("left", &told, &|observe| {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&observe.0), rustix::process::Signal::INT)
+            .unwrap();
+        observe.0.wait().unwrap();
+    });
+    assert_eq!(profiles(&mount), Vec::<Value>::new(), "it was not seen to its end");
+    observed("told", &told, &|_| {});
+    assert_eq!(wanted(&stage(&mount, &["--dry-run"], &words).ok()), ["a", "b"]);
+    evict(&mount);
+    observed("next", &told, &|_| wait_until("what it will read is here", || resident(&mount).len() == 2));
+}
+
+#[test]
+fn leases_of_a_job_end_with_it_though_its_daemon_is_another_one_by_then() {
+    let mount = mount(None);
+    put(&mount, "a", 1, 10_000);
+    put(&mount, "b", 1, 10_000);
+    let owner = |path: &str| lease_owner(&mount, path);
+    let go = mount.place.at("go");
+    let start = |id: &str, file: &str| {
+        let begun = mount.place.at(id);
+        let script = format!(
+            "{} stage {} && touch {}; until [ -e {} ]; do sleep 0.02; done",
+            forebay().display(),
+            mount.path(file).display(),
+            begun.display(),
+            go.display()
+        );
+        let mut command = Command::new(forebay());
+        command.args(["run", "--job", id, "--mount"]).arg(mount.place.mnt()).args(["--", "bash", "-euc", &script]);
+        let running = Running::new(&mut command);
+        wait_until("it is staged", || begun.exists());
+        running
+    };
+    let (killed, ends) = (start("killed", "a"), start("ends", "b"));
+    assert_eq!((owner("a"), owner("b")), ("killed".into(), "ends".into()));
+    mount.umount();
+    drop(killed);
+    mount.mount();
+    wait_until("the lease of the one that is gone ends", || owner("a") == Value::Null);
+    assert_eq!(owner("b"), "ends");
+    fs::write(&go, "").unwrap();
+    assert_eq!(ends.end(), Some(0));
+    assert_eq!(owner("b"), Value::Null);
+    assert_eq!(resident(&mount).len(), 2);
 }
