@@ -210,6 +210,11 @@ pub struct Setting {
     pub last_is_beyond: u32,
 }
 
+/// The ring of first touches: some fifteen thousand of them. The loader's process has it mapped twice, end to end.
+pub const RING_BYTES: u32 = 2 << 20;
+/// Who waits for the ring is woken when so much of it is used.
+pub const RING_WAKES: u32 = RING_BYTES / 4;
+
 /// A first touch, as the ring tells it: then follow the names, from the file up, with a zero after each.
 #[repr(C)]
 #[derive(Clone, Copy)]

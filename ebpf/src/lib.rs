@@ -1,5 +1,6 @@
 //! The observer: eBPF programs that see which job touches which bytes of which file, and what is read from them here.
 
+mod batch;
 mod hooks;
 mod kernel_types;
 pub mod layout;
@@ -10,7 +11,7 @@ mod touches;
 
 pub use hooks::{Hook, HookState, probe};
 pub use layout::{Count, Key, NO_JOB, Record, Way};
-pub use observer::{Dropped, Observer, Options};
+pub use observer::{Dropped, Observer, Options, Ring};
 pub use places::Place;
 pub use touches::FirstTouch;
 

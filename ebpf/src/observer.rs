@@ -2,7 +2,7 @@
 
 use std::collections::HashMap as StdMap;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::batch::Batches;
 use crate::hooks::HookState;
 use crate::kernel_types::KernelTypes;
 use crate::layout::{DROPS, EPOCH, Key, MAX_PLACES, MEASURED, Offsets, Record, Rule, SLOTS, Setting, Slot};
@@ -19,6 +20,8 @@ use crate::{Error, FirstTouch, Place};
 
 /// How often the slots are looked at again, while the CPUs go on.
 const ATTEMPTS: u32 = 8;
+/// Records that are in memory at the same time: of 200 bytes each.
+const AT_ONCE: usize = 4096;
 
 /// The programs, as `build-programs` makes them.
 static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
@@ -73,6 +76,8 @@ pub struct Observer {
     tasks: Mutex<HashMap<MapData, u32, u32>>,
     cgroups: Mutex<HashMap<MapData, u64, u32>>,
     records: Mutex<HashMap<MapData, Key, Record>>,
+    /// The same map.
+    records_fd: OwnedFd,
     numbers: Mutex<Array<MapData, u64>>,
     cpus: PerCpuArray<MapData, Slots>,
     drops: PerCpuArray<MapData, [u64; DROPS]>,
@@ -87,10 +92,10 @@ impl Observer {
     /// # Errors
     /// `Denied` without the capabilities; `Kernel` where there is no BTF, or not one hook that shows reads.
     pub fn start(options: &Options) -> Result<Self, Error> {
-        let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
-        let types = KernelTypes::running()?;
         let mut hooks = crate::probe(&options.masked);
-        let mut setting = setting(options, &types)?;
+        let mut setting = setting(options, &KernelTypes::running()?)?;
+        // Tens of megabytes while they are looked at: not at the same time as the types above.
+        let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
         if hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
             setting.last_is_beyond = u32::from(measure(&btf, &setting)? > 0);
         }
@@ -106,11 +111,17 @@ impl Observer {
             let why = hooks.iter().find_map(|state| state.lacking.clone()).unwrap_or_default();
             return Err(Error::Kernel(format!("nothing shows what is read: {why}")));
         }
+        let records = programs.take_map("RECORDS").ok_or_else(|| Error::Kernel("no map RECORDS".into()))?;
+        let aya::maps::Map::HashMap(data) = &records else {
+            return Err(Error::Kernel("the map RECORDS is of another type".into()));
+        };
+        let records_fd = data.fd().as_fd().try_clone_to_owned().map_err(|e| bpf("RECORDS", e))?;
         Ok(Self {
             hooks,
             tasks: Mutex::new(take(&mut programs, "TASKS")?),
             cgroups: Mutex::new(take(&mut programs, "CGROUPS")?),
-            records: Mutex::new(take(&mut programs, "RECORDS")?),
+            records: Mutex::new(HashMap::try_from(records).map_err(|e| bpf("RECORDS", e))?),
+            records_fd,
             numbers: Mutex::new(take(&mut programs, "NUMBERS")?),
             cpus: take(&mut programs, "CPU")?,
             drops: take(&mut programs, "DROPPED")?,
@@ -156,26 +167,46 @@ impl Observer {
         numbers.set(EPOCH, epoch + 1, 0).map_err(|e| bpf("rules", e))
     }
 
-    /// Waits until there are first touches, for at most as long as said, and takes them, oldest first.
-    pub fn first_touches(&self, wait: Duration) -> Vec<FirstTouch> {
+    /// The ring of first touches, to wait for. It outlives the observer.
+    pub fn ring(&self) -> Result<Ring, Error> {
+        let fd = self.ring.lock().as_fd().try_clone_to_owned();
+        fd.map(Ring).map_err(|source| Error::Io { what: "the ring of first touches".into(), source })
+    }
+
+    /// Takes the first touches that are there, oldest first.
+    pub fn first_touches(&self) -> Vec<FirstTouch> {
         let mut ring = self.ring.lock();
         let mut all = Vec::new();
-        drain(&mut ring, &mut all);
-        if all.is_empty() {
-            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-            let _ = poll(&mut [PollFd::new(&ring.as_fd(), PollFlags::IN)], Some(&wait));
-            drain(&mut ring, &mut all);
+        while let Some(item) = ring.next() {
+            all.extend(FirstTouch::parse(&item));
         }
         all
     }
 
-    /// All that was recorded, from the start: totals. On a machine that is very busy, what a CPU was just adding to a
-    /// record may be missing; it is there the next time.
-    pub fn records(&self) -> Result<StdMap<Key, Record>, Error> {
-        let failed = |e| bpf("records", e);
-        let mut slots = self.slots()?;
+    /// Tells `each` of all that was recorded, from the start: totals. On a machine that is very busy, what a CPU was just
+    /// adding to a record may be missing; it is there the next time. `each` must not ask for records, nor give them up.
+    pub fn records(&self, mut each: impl FnMut(&Key, &Record)) -> Result<(), Error> {
         let records = self.records.lock();
-        let mut all = records.iter().collect::<Result<StdMap<Key, Record>, _>>().map_err(failed)?;
+        let mut batches = Batches::of(self.records_fd.as_fd());
+        loop {
+            let slots = self.slots()?;
+            // SAFETY: that is the map of the records.
+            let some = unsafe { batches.next::<Key, Record>(AT_ONCE) }.map_err(|e| bpf("records", e))?;
+            if some.is_empty() {
+                return Ok(());
+            }
+            let some = self.totals(&records, some.into_iter().collect(), slots)?;
+            some.iter().for_each(|(key, record)| each(key, record));
+        }
+    }
+
+    /// Records, with what the CPUs have not added to them yet. `slots` are as they were before the records were read.
+    fn totals(
+        &self,
+        records: &HashMap<MapData, Key, Record>,
+        mut all: StdMap<Key, Record>,
+        mut slots: Vec<Slot>,
+    ) -> Result<StdMap<Key, Record>, Error> {
         for _ in 0..ATTEMPTS {
             let later = self.slots()?;
             // What was added to its record meanwhile may be in neither.
@@ -186,8 +217,8 @@ impl Observer {
                 break;
             }
             for key in moved {
-                if let Ok(record) = records.get(&key, 0) {
-                    all.insert(key, record);
+                if let (Some(known), Ok(record)) = (all.get_mut(&key), records.get(&key, 0)) {
+                    *known = record;
                 }
             }
         }
@@ -224,9 +255,14 @@ impl Observer {
     }
 }
 
-fn drain(ring: &mut RingBuf<MapData>, all: &mut Vec<FirstTouch>) {
-    while let Some(item) = ring.next() {
-        all.extend(FirstTouch::parse(&item));
+/// The ring of first touches.
+pub struct Ring(OwnedFd);
+
+impl Ring {
+    /// Waits until the ring begins to fill up, for at most as long as said. Returns at once where there is anything in it.
+    pub fn wait(&self, at_most: Duration) {
+        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&at_most));
     }
 }
 

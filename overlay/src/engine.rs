@@ -248,6 +248,14 @@ impl Inner {
             .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
     }
 
+    /// Of a file that was found a while ago. `None`: it was removed since.
+    pub fn node_unless_gone(&self, ino: Ino) -> Result<Option<Arc<Node>>> {
+        match self.node(ino) {
+            Err(e) if e.is(ErrorKind::Stale) => Ok(None),
+            node => node.map(Some),
+        }
+    }
+
     /// Gives up clean content whose last bytes were fetched in an epoch that ended in a power cut: they may
     /// never have reached the disk.
     fn distrust(&self, ino: Ino, record: &mut InodeRecord) -> Result<()> {

@@ -1,11 +1,11 @@
 //! A process that observes what it reads itself.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
-use forebay_ebpf::{Observer, Options, Place, Record};
+use forebay_ebpf::{Key, Observer, Options, Place, Record};
 
 pub const FILE_BYTES: u64 = 1 << 20;
 const JOB: u32 = 7;
@@ -22,8 +22,14 @@ pub fn reads(observer: &Observer, path: &Path) -> Record {
     let mut bytes = Vec::new();
     File::open(path).unwrap().read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes.len() as u64, FILE_BYTES);
-    let touches = observer.first_touches(Duration::from_secs(5));
+    let touches = observer.first_touches();
     let touch = touches.iter().find(|touch| touch.key.job == JOB).expect("a first touch");
     assert_eq!(touch.path, Path::new("file"));
-    observer.records().unwrap()[&touch.key]
+    records(observer)[&touch.key]
+}
+
+pub fn records(observer: &Observer) -> HashMap<Key, Record> {
+    let mut all = HashMap::new();
+    observer.records(|key, record| assert!(all.insert(*key, *record).is_none(), "{key:?} is told twice")).unwrap();
+    all
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_ebpf::{FirstTouch, Key, Observer, Options, Place, Record, Way};
+use forebay_tests::observed::records;
 use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
 use forebay_tests::truth::{Set, files, plans, seed, truth};
 use rand::SeedableRng;
@@ -48,7 +49,7 @@ fn run(observer: &Observer, plans: &[Vec<Step>]) -> Run {
     for (job, plan) in jobs.iter_mut().zip(plans) {
         job.stdin.take().unwrap().write_all(&serde_json::to_vec(plan).unwrap()).unwrap();
     }
-    let mut touches = Vec::new();
+    let (ring, mut touches) = (observer.ring().unwrap(), Vec::new());
     let end = Instant::now() + Duration::from_secs(120);
     while !jobs.is_empty() {
         assert!(Instant::now() < end, "a job does not end");
@@ -59,10 +60,11 @@ fn run(observer: &Observer, plans: &[Vec<Step>]) -> Run {
             }
             None => true,
         });
-        touches.extend(observer.first_touches(Duration::from_millis(50)));
+        ring.wait(Duration::from_millis(50));
+        touches.extend(observer.first_touches());
     }
-    touches.extend(observer.first_touches(Duration::ZERO));
-    Run { records: observer.records().unwrap(), touches }
+    touches.extend(observer.first_touches());
+    Run { records: records(observer), touches }
 }
 
 fn check(run: &Run, job: u32, dir: &Path, plan: &[Step], sizes: &HashMap<PathBuf, u64>, cached: bool) {

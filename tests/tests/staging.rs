@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_overlay::backends::decorators::CallKind;
+use forebay_overlay::backends::{Expected, Pool};
 use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
 use forebay_overlay::{Ino, Overlay, summary};
 use forebay_tests::engine::*;
@@ -297,8 +298,31 @@ async fn a_lease_that_is_over_keeps_no_room_though_nobody_looks_at_its_file() {
     assert_eq!(listed(&overlay, "b").await.state, "resident");
 }
 
+/// SEMANTICS 17: "or the file is removed"
 #[tokio::test(flavor = "multi_thread")]
-async fn staging_ends_when_its_time_is_up_and_says_what_is_short() {
+async fn the_lease_of_a_file_that_is_removed_keeps_no_room() {
+    let fixture = Fixture::new();
+    for name in ["a", "b", "c"] {
+        fixture.put(name, &vec![1; 3 << 20]).await;
+    }
+    let overlay = fixture.limited(4 << 20).await;
+    assert_eq!(stage(&overlay, "a").await.1, Vec::new());
+    assert_eq!(overlay.status().await.leased_bytes, 3 << 20);
+    let refused = stage(&overlay, "b").await.0;
+    assert!(refused.refused.is_some(), "{refused:?}");
+    overlay.unlink(Ino::ROOT, b"a").await.unwrap();
+    assert_eq!(overlay.status().await.leased_bytes, 0);
+    assert_eq!(stage(&overlay, "b").await.1, Vec::new());
+    // Removed by somebody else.
+    fixture.memory.remove(&pool_path("b"), &Expected::Anything).await.unwrap();
+    let (staged, failed) = stage(&overlay, "b").await;
+    assert_eq!((staged.files, failed.len()), (0, 1));
+    assert_eq!(overlay.status().await.leased_bytes, 0);
+    assert_eq!(stage(&overlay, "c").await.1, Vec::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staging_ends_when_its_time_is_up_and_says_how_much_is_short() {
     let fixture = Fixture::new();
     fixture.put("a-small", b"content").await;
     fixture.put("large", &vec![1; 64 << 20]).await;
@@ -311,8 +335,8 @@ async fn staging_ends_when_its_time_is_up_and_says_what_is_short() {
     };
     let (staged, failed) =
         tokio::time::timeout(Duration::from_secs(40), summary(overlay.stage(request))).await.unwrap();
-    assert_eq!((staged.files, staged.failed), (1, 1));
-    assert!(failed[0].0.contains("large") && failed[0].1.contains("time"), "{failed:?}");
+    assert_eq!((staged.files, staged.failed, failed), (1, 1, Vec::new()));
+    assert_eq!(staged.message.as_deref(), Some("the time was up before 1 of 2 files were here"));
     assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
     until(Duration::from_secs(60), async || owners(&overlay, "large").await.is_none()).await;
     assert_eq!(stage(&overlay, "").await.1, Vec::new());

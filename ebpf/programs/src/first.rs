@@ -4,14 +4,17 @@ use core::ptr::{read_volatile, write_volatile};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
 
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel_str, bpf_ringbuf_output};
+use aya_ebpf::helpers::generated::{
+    bpf_ktime_get_ns, bpf_probe_read_kernel_str, bpf_ringbuf_output, bpf_ringbuf_query,
+};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::PerCpuArray;
 
 use crate::layout::{
     Count, Drop, FINEST_SHIFT, Key, MAP_BITS, MAP_WORDS, MAX_DEPTH, MAX_PLACES, NAME_BYTES, NAMES_BYTES, NEXT_RANK,
-    NO_JOB, Record, TOUCH_HEADER_BYTES, Touch, WAYS,
+    NO_JOB, RING_WAKES, Record, TOUCH_HEADER_BYTES, Touch, WAYS,
 };
 use crate::maps::{NUMBERS, RECORDS, TOUCHES, dropped, load, offset, setting};
 
@@ -62,7 +65,11 @@ pub fn shift_of(key: &Key, inode: *const u8, size: u64, tgid: u32) -> u32 {
     scratch.touch = Touch { key: *key, rank, tgid, names_len };
     let len = TOUCH_HEADER_BYTES as u64 + (names_len as u64 & (NAMES_BYTES as u64 - 1));
     let from = (&raw mut scratch.touch).cast();
-    if unsafe { bpf_ringbuf_output((&raw const TOUCHES).cast_mut().cast(), from, len, 0) } != 0 {
+    let ring = (&raw const TOUCHES).cast_mut().cast();
+    // A wake-up costs more than all the rest.
+    let used = unsafe { bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA.into()) };
+    let wake = if used < RING_WAKES.into() { BPF_RB_NO_WAKEUP } else { BPF_RB_FORCE_WAKEUP };
+    if unsafe { bpf_ringbuf_output(ring, from, len, wake.into()) } != 0 {
         dropped(Drop::Ring);
     }
     shift

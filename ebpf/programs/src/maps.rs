@@ -76,7 +76,7 @@ pub static CPU: PerCpuArray<[Slot; SLOTS]> = PerCpuArray::with_max_entries(1, 0)
 #[map]
 pub static CALLS: Array<Call> = Array::with_max_entries(layout::CALLS, 0);
 #[map]
-pub static TOUCHES: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
+pub static TOUCHES: RingBuf = RingBuf::with_byte_size(layout::RING_BYTES, 0);
 #[map]
 pub static NUMBERS: Array<u64> = Array::with_max_entries(layout::NUMBERS, 0);
 #[map]

@@ -113,7 +113,10 @@ impl Overlay {
         for ino in files {
             consume_budget().await;
             let held = match request.dry_run {
-                true => inner.leases_now(ino)?.of(owner, unix_now()).map(|lease| lease.bytes),
+                true => inner.node_unless_gone(ino)?.and_then(|node| {
+                    let state = node.state.lock();
+                    state.leases.of(owner, unix_now()).map(|lease| lease.bytes)
+                }),
                 false => inner.end_lease(ino, Some(owner))?,
             };
             held.into_iter().for_each(|bytes| reporter.advanced(bytes));
@@ -145,11 +148,7 @@ impl Inner {
 
     /// Ends the lease that an owner has of a file, or all of them. The bytes that were leased, if one held.
     pub(super) fn end_lease(&self, ino: Ino, owner: Option<&str>) -> Result<Option<u64>> {
-        let node = match self.node(ino) {
-            // Removed since it was looked for.
-            Err(e) if e.is(ErrorKind::Stale) => return Ok(None),
-            node => node?,
-        };
+        let Some(node) = self.node_unless_gone(ino)? else { return Ok(None) };
         let now = unix_now();
         let mut state = node.state.lock();
         let has_none = owner.map_or(state.leases.is_empty(), |owner| state.leases.of(owner, 0).is_none());
@@ -164,10 +163,6 @@ impl Inner {
             }
             None => std::mem::take(leases).bytes(now),
         })
-    }
-
-    fn leases_now(&self, ino: Ino) -> Result<Leases> {
-        Ok(self.node(ino)?.state.lock().leases.clone())
     }
 
     /// Ends what an owner has leased, wherever it is, as far as that can be done.

@@ -55,6 +55,11 @@ impl Reporter {
         self.send(Progress::Failed { path, reason: error.to_string() });
     }
 
+    /// Counts files that did not come to their end, and of which nothing more is told.
+    pub fn unfinished(&self, files: u64) {
+        self.failed.fetch_add(files, Ordering::Relaxed);
+    }
+
     /// Ends what was not to be done, with what it would have done.
     pub fn planned(&self, files: u64, bytes: u64, message: Option<String>) {
         self.files.store(files, Ordering::Relaxed);

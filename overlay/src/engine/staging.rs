@@ -1,7 +1,7 @@
 //! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_backends::decorators::Rate;
@@ -10,7 +10,6 @@ use forebay_prefetch::plan::Refusal;
 use forebay_prefetch::signature::Invocation;
 use futures::{Stream, StreamExt, stream};
 use globset::GlobBuilder;
-use parking_lot::Mutex;
 use tokio::task::coop::consume_budget;
 use tokio_util::sync::CancellationToken;
 
@@ -42,14 +41,12 @@ struct Terms<'a> {
     rate: Option<Rate>,
 }
 
-/// Does something until a moment, and no longer.
-///
-/// # Errors
-/// `Timeout` that says so.
-async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Result<T> {
-    let Some(until) = until else { return Ok(work.await) };
-    let late = |_| Error::new(ErrorKind::Timeout, Side::Application, "the time that it was given is up");
-    tokio::time::timeout_at(until.into(), work).await.map_err(late)
+/// Does something until a moment, and no longer. `None`: it did not come to its end.
+async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match until {
+        Some(until) => tokio::time::timeout_at(until.into(), work).await.ok(),
+        None => Some(work.await),
+    }
 }
 
 impl Overlay {
@@ -101,18 +98,16 @@ impl Overlay {
         let inner = &self.inner;
         let begun = Instant::now();
         let until = request.within_ms.and_then(|ms| begun.checked_add(Duration::from_millis(ms)));
-        let (files, arrived, message) = match in_time(until, self.files_to_stage(request, until, reporter)).await {
-            Ok(found) => found?,
-            Err(late) => {
-                reporter.failed("what is to be staged".into(), &late);
-                reporter.done(None);
-                return Ok(());
-            }
+        let Some(found) = in_time(until, self.files_to_stage(request, until, reporter)).await else {
+            reporter.unfinished(1);
+            reporter.done(Some("the time was up before all was found that is to be staged".into()));
+            return Ok(());
         };
+        let (files, arrived, mut message) = found?;
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
-            let node = inner.node(*ino)?;
+            let Some(node) = inner.node_unless_gone(*ino)? else { continue };
             let size = inner.attr_of(&node)?.size;
             total += size;
             missing += size.saturating_sub(inner.resident_bytes(&node, size)?);
@@ -132,22 +127,21 @@ impl Overlay {
             expires_unix: request.lease_secs.map(|secs| unix_now().saturating_add(secs)),
             rate: request.bytes_per_second.map(Rate::bandwidth),
         };
-        let settled = &Mutex::new(HashSet::new());
+        let settled = &AtomicU64::new(0);
         let arrived = &arrived;
         let staging = stream::iter(files.iter().copied()).for_each_concurrent(CONCURRENCY, |ino| async move {
             let staged = self.stage_file(ino, terms).await;
-            settled.lock().insert(ino);
+            settled.fetch_add(1, Ordering::Relaxed);
             match staged {
                 Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
                 Err(e) => reporter.failed(inner.display(ino), &e),
             }
         });
-        if let Err(late) = in_time(until, staging).await {
-            let settled = std::mem::take(&mut *settled.lock());
-            for ino in files.iter().filter(|ino| !settled.contains(ino)) {
-                consume_budget().await;
-                reporter.failed(inner.display(*ino), &late);
-            }
+        if in_time(until, staging).await.is_none() {
+            let unfinished = files.len() as u64 - settled.load(Ordering::Relaxed);
+            reporter.unfinished(unfinished);
+            let late = format!("the time was up before {unfinished} of {} files were here", files.len());
+            message = Some(message.map_or(late.clone(), |message| format!("{late}; {message}")));
         }
         // The leases are on the disk before anybody relies on them.
         let again = inner.clone();
@@ -191,7 +185,7 @@ impl Overlay {
         let pool = inner.pool_rate(request.bytes_per_second);
         let (mut declared_bytes, mut declared_seconds) = (0, 0.0);
         for ino in files.iter() {
-            let node = inner.node(*ino)?;
+            let Some(node) = inner.node_unless_gone(*ino)? else { continue };
             let size = inner.attr_of(&node)?.size;
             declared_bytes += size;
             declared_seconds += pool.busy_seconds(size.saturating_sub(inner.resident_bytes(&node, size)?));
@@ -329,7 +323,7 @@ impl Overlay {
         let mut reasons = BTreeMap::new();
         for ino in files {
             consume_budget().await;
-            let node = inner.node(ino)?;
+            let Some(node) = inner.node_unless_gone(ino)? else { continue };
             if request.release_leases && !request.dry_run {
                 inner.end_lease(ino, None)?;
             }

@@ -18,11 +18,14 @@ use crate::control::capabilities;
 use crate::engine::Inner;
 use crate::process::Process;
 
-/// How often the ring of first touches is emptied: it holds 8 MiB, some fifty thousand of them.
-const TOUCHES_EVERY: Duration = Duration::from_millis(250);
+/// How long it waits for the ring of first touches to fill up, at most,
+const RING_WAIT: Duration = Duration::from_secs(1);
+/// and how long it leaves the ring alone at least: a twentieth of what fills it when a hundred thousand files a second are
+/// touched for the first time.
+const RING_REST: Duration = Duration::from_millis(7);
 /// How often records are looked at, and owners of jobs, at most.
 const RECORDS_EVERY: Duration = Duration::from_secs(3);
-/// The observer is given one fiftieth of a CPU: after it has worked it rests for so many times as long.
+/// Looking at records is given one fiftieth of a CPU: after it, it rests for so many times as long.
 const REST: u32 = 50;
 
 /// The thread, while it waits for a mount. It has the capabilities of who starts it until the observer is loaded, and
@@ -82,23 +85,27 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         tracing::error!(%error, "jobs of an earlier daemon");
     }
     drop(starting);
+    let ring = begun.jobs.watch().and_then(|watch| watch.observer.ring().ok());
     drop(begun);
-    let mut looked = Instant::now();
+    let mut look_at = Instant::now() + RECORDS_EVERY;
     loop {
-        std::thread::sleep(TOUCHES_EVERY);
+        match &ring {
+            Some(ring) => {
+                std::thread::sleep(RING_REST);
+                ring.wait(RING_WAIT);
+            }
+            None => std::thread::sleep(RING_WAIT),
+        }
         let Some(inner) = inner.upgrade().filter(|inner| !inner.stop.is_cancelled()) else { return };
-        let began = Instant::now();
         if let Some(watch) = inner.jobs.watch() {
             watch.take_touches(&inner);
         }
-        if looked.elapsed() >= RECORDS_EVERY {
+        let began = Instant::now();
+        if began >= look_at {
             inner.collect_uses(RECORDS_EVERY);
             inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
-            looked = Instant::now();
+            look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
-        let rest = began.elapsed() * REST;
-        drop(inner);
-        std::thread::sleep(rest.saturating_sub(TOUCHES_EVERY));
     }
 }
 

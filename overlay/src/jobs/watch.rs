@@ -20,7 +20,7 @@ use crate::operator::TypedPath;
 
 /// Records of no job that are kept where nothing was added to them since the last look. Beyond that they are given up:
 /// the kernel's table has room for a quarter of a million.
-const RESTING_MAX: usize = 16_384;
+const RESTING_MAX: usize = 4096;
 
 /// What is watched of a mount.
 #[derive(Debug, Clone)]
@@ -132,25 +132,23 @@ impl Watch {
         if known.at.is_some_and(|at| at.elapsed() < age) {
             return;
         }
-        let records = match self.observer.records() {
-            Ok(records) => records,
-            Err(error) => return tracing::warn!("the observer's records: {error}"),
-        };
-        // After the records: whatever they tell of was touched before.
-        self.name(inner, &mut known);
-        let mut counted = HashMap::with_capacity(records.len());
-        let mut resting = Vec::new();
-        for (key, record) in &records {
-            // Else its path has not been told yet.
-            let Some((file, path)) = self.file(key, &known) else { continue };
+        let (mut used, mut resting) = (HashSet::new(), Vec::new());
+        let all = self.observer.records(|key, record| {
+            used.insert(Inode::of(key));
+            if self.file(key, &known).is_none() {
+                // It was touched before its record was there, so that the ring has its path by now, if it had room for it.
+                self.name(inner, &mut known);
+            }
+            let Some((file, path)) = self.file(key, &known) else { return };
             let is_content = key.device != self.mount && matches!(file, FileId::Overlay(_));
             let (old, new) = (known.counted.get(key).copied(), traffic(record, is_content));
-            counted.insert(*key, new);
+            let path = path.filter(|_| old.is_none()).cloned();
             if old != Some(new) {
+                known.counted.insert(*key, new);
                 each(Counted {
                     job: key.job,
-                    file: file.clone(),
-                    path: path.filter(|_| old.is_none()).cloned(),
+                    file,
+                    path,
                     first_ns: record.first_ns,
                     old: old.unwrap_or_default(),
                     new,
@@ -159,16 +157,17 @@ impl Watch {
             } else if key.job == NO_JOB {
                 resting.push(*key);
             }
+        });
+        if let Err(error) = all {
+            return tracing::warn!("the observer's records: {error}");
         }
         if resting.len() > RESTING_MAX {
             for key in &resting {
-                counted.remove(key);
+                known.counted.remove(key);
             }
             self.observer.forget(resting);
         }
-        let used: HashSet<Inode> = records.keys().map(Inode::of).collect();
         known.files.retain(|inode, _| used.contains(inode));
-        known.counted = counted;
         known.at = Some(Instant::now());
     }
 
@@ -191,7 +190,7 @@ impl Watch {
     }
 
     fn name(&self, inner: &Inner, known: &mut Known) {
-        for touch in self.observer.first_touches(Duration::ZERO) {
+        for touch in self.observer.first_touches() {
             if let Some(named) = self.identify(inner, &touch) {
                 known.files.entry(Inode::of(&touch.key)).or_insert(named);
             }

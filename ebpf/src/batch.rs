@@ -1,0 +1,76 @@
+//! Entries of a hash map, thousands by one system call: `bpf(2)` with `BPF_MAP_LOOKUP_BATCH`, since Linux 5.6.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use aya::Pod;
+
+/// `enum bpf_cmd`.
+const LOOKUP_BATCH: libc::c_int = 24;
+
+/// `union bpf_attr`, of this command.
+#[repr(C)]
+struct Attributes {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// Goes through a map once. What is added meanwhile may be left out.
+pub struct Batches<'a> {
+    map: BorrowedFd<'a>,
+    /// Where the next begins; `None` before the first.
+    at: Option<u32>,
+    is_over: bool,
+}
+
+impl<'a> Batches<'a> {
+    pub fn of(map: BorrowedFd<'a>) -> Self {
+        Self { map, at: None, is_over: false }
+    }
+
+    /// The next entries, `at_most` of them: none after the last.
+    ///
+    /// # Safety
+    /// The map is a hash map of such keys and values.
+    ///
+    /// # Errors
+    /// The kernel's. `ENOSPC`: more than `at_most` entries have one hash.
+    pub unsafe fn next<K: Pod, V: Pod>(&mut self, at_most: usize) -> io::Result<Vec<(K, V)>> {
+        if self.is_over {
+            return Ok(Vec::new());
+        }
+        let mut keys = vec![MaybeUninit::<K>::uninit(); at_most];
+        let mut values = vec![MaybeUninit::<V>::uninit(); at_most];
+        let mut next = 0u32;
+        let mut attributes = Attributes {
+            in_batch: self.at.as_ref().map_or(0, |at| std::ptr::from_ref(at) as u64),
+            out_batch: &raw mut next as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: u32::try_from(at_most).map_err(io::Error::other)?,
+            map_fd: self.map.as_raw_fd() as u32,
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: all that is pointed to is writable and long enough, by what the caller says of the map.
+        let done = unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<Attributes>()) };
+        if done < 0 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::ENOENT) {
+                return Err(error);
+            }
+            self.is_over = true;
+        }
+        self.at = Some(next);
+        let told = keys.into_iter().zip(values).take(attributes.count as usize);
+        // SAFETY: the kernel has filled in so many, and any bytes are such a key, and such a value.
+        Ok(told.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
+    }
+}
