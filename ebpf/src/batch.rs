@@ -9,6 +9,9 @@ use aya::Pod;
 /// `enum bpf_cmd`.
 const LOOKUP_BATCH: libc::c_int = 24;
 
+/// How often it is asked for an entry that a CPU is in the way of.
+const ATTEMPTS: u32 = 64;
+
 /// `union bpf_attr`, of this command.
 #[repr(C)]
 struct Attributes {
@@ -48,25 +51,40 @@ impl<'a> Batches<'a> {
         }
         let mut keys = vec![MaybeUninit::<K>::uninit(); at_most];
         let mut values = vec![MaybeUninit::<V>::uninit(); at_most];
+        let asked = u32::try_from(at_most).map_err(io::Error::other)?;
         let mut next = 0u32;
         let mut attributes = Attributes {
             in_batch: self.at.as_ref().map_or(0, |at| std::ptr::from_ref(at) as u64),
             out_batch: &raw mut next as u64,
             keys: keys.as_mut_ptr() as u64,
             values: values.as_mut_ptr() as u64,
-            count: u32::try_from(at_most).map_err(io::Error::other)?,
+            count: asked,
             map_fd: self.map.as_raw_fd() as u32,
             elem_flags: 0,
             flags: 0,
         };
-        // SAFETY: all that is pointed to is writable and long enough, by what the caller says of the map.
-        let done = unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<Attributes>()) };
-        if done < 0 {
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::ENOENT) {
-                return Err(error);
+        for attempt in 0.. {
+            // SAFETY: all that is pointed to is writable and long enough, by what the caller says of the map.
+            let done =
+                unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<Attributes>()) };
+            if done == 0 {
+                break;
             }
-            self.is_over = true;
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::ENOENT) => {
+                    self.is_over = true;
+                    break;
+                }
+                // A CPU is in the way of the next entry: those before it are told, if there are any.
+                Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) if attempt < ATTEMPTS => {
+                    if attributes.count > 0 {
+                        break;
+                    }
+                    attributes.count = asked;
+                }
+                _ => return Err(error),
+            }
         }
         self.at = Some(next);
         let told = keys.into_iter().zip(values).take(attributes.count as usize);

@@ -10,7 +10,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{BtfTracePoint, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 
 use crate::batch::Batches;
 use crate::hooks::HookState;
@@ -167,10 +168,14 @@ impl Observer {
         numbers.set(EPOCH, epoch + 1, 0).map_err(|e| bpf("rules", e))
     }
 
-    /// The ring of first touches, to wait for. It outlives the observer.
+    /// The ring of first touches, to wait for.
     pub fn ring(&self) -> Result<Ring, Error> {
-        let fd = self.ring.lock().as_fd().try_clone_to_owned();
-        fd.map(Ring).map_err(|source| Error::Io { what: "the ring of first touches".into(), source })
+        let io = |e: Errno| Error::Io { what: "the ring of first touches".into(), source: e.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io)?;
+        // By edge: what is in it before a program wakes who waits wakes nobody.
+        let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, self.ring.lock().as_fd(), epoll::EventData::new_u64(0), events).map_err(io)?;
+        Ok(Ring(epoll))
     }
 
     /// Takes the first touches that are there, oldest first.
@@ -259,10 +264,11 @@ impl Observer {
 pub struct Ring(OwnedFd);
 
 impl Ring {
-    /// Waits until the ring begins to fill up, for at most as long as said. Returns at once where there is anything in it.
+    /// Waits until more than a quarter of the ring is used, for at most as long as said.
     pub fn wait(&self, at_most: Duration) {
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
-        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&at_most));
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+        let _ = epoll::wait(&self.0, &mut events, Some(&at_most));
     }
 }
 

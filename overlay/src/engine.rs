@@ -250,10 +250,15 @@ impl Inner {
 
     /// Of a file that was found a while ago. `None`: it was removed since.
     pub fn node_unless_gone(&self, ino: Ino) -> Result<Option<Arc<Node>>> {
-        match self.node(ino) {
-            Err(e) if e.is(ErrorKind::Stale) => Ok(None),
-            node => node.map(Some),
-        }
+        let node = match self.node(ino) {
+            Err(e) if e.is(ErrorKind::Stale) => return Ok(None),
+            node => node?,
+        };
+        let is_gone = {
+            let state = node.state.lock();
+            state.deleted || state.is_unlinked(ino)
+        };
+        Ok((!is_gone).then_some(node))
     }
 
     /// Gives up clean content whose last bytes were fetched in an epoch that ended in a power cut: they may

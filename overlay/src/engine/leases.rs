@@ -54,7 +54,7 @@ impl<'a> Staging<'a> {
         let lease = LeaseRecord { owner: self.owner.into(), expires_unix, bytes };
         {
             let mut state = self.node.state.lock();
-            if state.deleted {
+            if state.deleted || state.is_unlinked(self.node.ino) {
                 return gone("it was removed");
             }
             if state.leases.of(self.owner, 0) != Some(&lease) {

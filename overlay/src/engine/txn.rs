@@ -24,6 +24,13 @@ struct Edit {
     gone: bool,
 }
 
+impl Edit {
+    /// No name leads to it any more, so that nobody's lease of it is of use.
+    fn ends_leases(&self, ino: Ino) -> bool {
+        self.gone || (ino != Ino::ROOT && !self.record.has_names() && !self.guard.leases.is_empty())
+    }
+}
+
 /// A change in the making. Holds the namespace lock and the lock of every inode that it touched; dropped
 /// without [`Txn::commit`] it has changed nothing.
 pub(crate) struct Txn<'a> {
@@ -271,9 +278,11 @@ impl<'a> Txn<'a> {
             self.batch.put_name(parent, &name, &was, &is);
         }
         for (ino, edit) in &self.edits {
+            if edit.ends_leases(*ino) {
+                self.batch.delete_leases(*ino);
+            }
             if edit.gone {
                 self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
-                self.batch.delete_leases(*ino);
             } else if edit.record != edit.guard.record {
                 self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
             }
@@ -283,11 +292,13 @@ impl<'a> Txn<'a> {
         }
         let mut gone = Vec::new();
         for (ino, mut edit) in self.edits {
+            if edit.ends_leases(ino) {
+                edit.guard.leases = Leases::default();
+            }
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
             if edit.gone {
                 edit.guard.deleted = true;
-                edit.guard.leases = Leases::default();
                 gone.push(ino);
             }
             drop(edit.guard);

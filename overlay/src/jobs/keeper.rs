@@ -18,11 +18,8 @@ use crate::control::capabilities;
 use crate::engine::Inner;
 use crate::process::Process;
 
-/// How long it waits for the ring of first touches to fill up, at most,
+/// How long it waits for the ring of first touches to fill up, at most.
 const RING_WAIT: Duration = Duration::from_secs(1);
-/// and how long it leaves the ring alone at least: a twentieth of what fills it when a hundred thousand files a second are
-/// touched for the first time.
-const RING_REST: Duration = Duration::from_millis(7);
 /// How often records are looked at, and owners of jobs, at most.
 const RECORDS_EVERY: Duration = Duration::from_secs(3);
 /// Looking at records is given one fiftieth of a CPU: after it, it rests for so many times as long.
@@ -90,10 +87,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let mut look_at = Instant::now() + RECORDS_EVERY;
     loop {
         match &ring {
-            Some(ring) => {
-                std::thread::sleep(RING_REST);
-                ring.wait(RING_WAIT);
-            }
+            Some(ring) => ring.wait(RING_WAIT),
             None => std::thread::sleep(RING_WAIT),
         }
         let Some(inner) = inner.upgrade().filter(|inner| !inner.stop.is_cancelled()) else { return };

@@ -22,6 +22,9 @@ use crate::operator::TypedPath;
 /// the kernel's table has room for a quarter of a million.
 const RESTING_MAX: usize = 4096;
 
+/// Records between two looks at the ring.
+const NAMED_EVERY: usize = 1024;
+
 /// What is watched of a mount.
 #[derive(Debug, Clone)]
 pub struct Observe {
@@ -54,6 +57,8 @@ struct Known {
     /// The files that inodes of fast pool and pool are, and what they were called at first.
     files: HashMap<Inode, (FileId, TypedPath)>,
     counted: HashMap<Key, Traffic>,
+    /// Records of files that are not known, at the last look.
+    unnamed: HashSet<Key>,
 }
 
 pub struct Watch {
@@ -132,14 +137,20 @@ impl Watch {
         if known.at.is_some_and(|at| at.elapsed() < age) {
             return;
         }
-        let (mut used, mut resting) = (HashSet::new(), Vec::new());
+        // The inodes that records tell of, or will tell of the next time.
+        let mut used: HashSet<Inode> = self.name(inner, &mut known).into_iter().collect();
+        let (mut resting, mut unnamed, mut told) = (Vec::new(), HashSet::new(), 0);
         let all = self.observer.records(|key, record| {
             used.insert(Inode::of(key));
-            if self.file(key, &known).is_none() {
-                // It was touched before its record was there, so that the ring has its path by now, if it had room for it.
-                self.name(inner, &mut known);
+            told += 1;
+            // The ring has the path of whatever has a record, if it had room for it.
+            if told % NAMED_EVERY == 0 || self.file(key, &known).is_none() {
+                used.extend(self.name(inner, &mut known));
             }
-            let Some((file, path)) = self.file(key, &known) else { return };
+            let Some((file, path)) = self.file(key, &known) else {
+                unnamed.insert(*key);
+                return;
+            };
             let is_content = key.device != self.mount && matches!(file, FileId::Overlay(_));
             let (old, new) = (known.counted.get(key).copied(), traffic(record, is_content));
             let path = path.filter(|_| old.is_none()).cloned();
@@ -167,6 +178,11 @@ impl Watch {
             }
             self.observer.forget(resting);
         }
+        // Their paths were lost: the next touch tells them.
+        let lost: Vec<Key> = unnamed.intersection(&known.unnamed).copied().collect();
+        unnamed.retain(|key| !known.unnamed.contains(key));
+        self.observer.forget(lost);
+        known.unnamed = unnamed;
         known.files.retain(|inode, _| used.contains(inode));
         known.at = Some(Instant::now());
     }
@@ -174,7 +190,8 @@ impl Watch {
     /// Gives up what is recorded of a job that has ended.
     pub fn forget(&self, job: u32) {
         let mut known = self.known.lock();
-        let of_job: Vec<Key> = known.counted.keys().filter(|key| key.job == job).copied().collect();
+        let of_job = |key: &&Key| key.job == job;
+        let of_job: Vec<Key> = known.counted.keys().chain(&known.unnamed).filter(of_job).copied().collect();
         for key in &of_job {
             known.counted.remove(key);
         }
@@ -189,12 +206,17 @@ impl Watch {
         }
     }
 
-    fn name(&self, inner: &Inner, known: &mut Known) {
+    /// Empties the ring, and returns whose paths it had.
+    fn name(&self, inner: &Inner, known: &mut Known) -> Vec<Inode> {
+        let mut all = Vec::new();
         for touch in self.observer.first_touches() {
             if let Some(named) = self.identify(inner, &touch) {
-                known.files.entry(Inode::of(&touch.key)).or_insert(named);
+                let inode = Inode::of(&touch.key);
+                known.files.entry(inode).or_insert(named);
+                all.push(inode);
             }
         }
+        all
     }
 
     /// Which file was touched.
