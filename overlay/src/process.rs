@@ -40,6 +40,21 @@ pub fn is_ending(pid: u32) -> bool {
     text.is_ok_and(|text| stat_fields(&text).is_some_and(|mut fields| fields.next().is_some_and(has_ended)))
 }
 
+/// Whether a process has an environment, or is about to have one: while it begins a program, and `spawn` returns that
+/// early, its environment reads as empty.
+pub fn has_environment(pid: u32) -> bool {
+    // Kernel threads have no program, and of those of others nothing is told.
+    let has_program = std::fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    has_program && !text.is_empty() && !has_empty_environment(&text)
+}
+
+/// `env_start` and `env_end` of proc_pid_stat(5), of which the second is set last.
+fn has_empty_environment(stat: &str) -> bool {
+    let ends = stat_fields(stat).and_then(|mut fields| Some((fields.nth(47)?, fields.next()?)));
+    ends.is_some_and(|(start, end)| end != "0" && start == end)
+}
+
 /// `None` when there is no such process, or when all its threads have ended and it only waits to be reaped.
 fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -122,6 +137,24 @@ mod tests {
         let stat = parse_stat("7 (a) b (c) S 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99 1 2").unwrap();
         assert_eq!((stat.parent, stat.start_ticks), (3, 99));
         assert!(parse_stat("7 (gone) Z 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99").is_none());
+    }
+
+    #[test]
+    fn a_program_that_begins_is_taken_to_have_an_environment() {
+        let stat = |ends: &str| format!("7 (a) S{} {ends} 0", " 1".repeat(46));
+        for begun in ["0 0", "140000 0", "140000 140400"] {
+            assert!(!has_empty_environment(&stat(begun)), "{begun}");
+        }
+        assert!(has_empty_environment(&stat("140000 140000")));
+        let mut child = std::process::Command::new("sleep").arg("60").env_clear().spawn().unwrap();
+        let begun = std::time::Instant::now();
+        while has_environment(child.id()) {
+            assert!(begun.elapsed().as_secs() < 30, "it has no environment, and it is told");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!has_environment(child.id()) && has_environment(std::process::id()));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::Failure;
 use crate::jobs::Members;
@@ -15,6 +16,10 @@ const CGROUP2_MAGIC: i64 = 0x6367_7270;
 /// How deep Slurm's cgroup of a job is looked for: `system.slice/slurmstepd.scope/job_1` in version 2,
 /// `memory/slurm_node/uid_0/job_1` in version 1.
 const DEPTH: usize = 5;
+/// How long a program may take to begin. It is a matter of microseconds of processor time; on a busy node the
+/// processor is what it waits for.
+const BEGINNING_MAX: Duration = Duration::from_secs(2);
+const BEGINNING_LOOK: Duration = Duration::from_millis(1);
 
 /// The processes of a cgroup.
 ///
@@ -86,11 +91,20 @@ fn find(dir: &Path, name: &str, depth: usize) -> Option<PathBuf> {
 }
 
 fn with_environment(variable: &str) -> Vec<u32> {
-    let has = |pid: &u32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        *pid != std::process::id() && environment.split(|b| *b == 0).any(|line| line == variable.as_bytes())
-    };
-    process::all().filter(has).collect()
+    let has = |pid: &u32| environment(*pid).split(|b| *b == 0).any(|line| line == variable.as_bytes());
+    process::all().filter(|pid| *pid != std::process::id()).filter(has).collect()
+}
+
+/// What a process has in its environment; of one that just begins its program, what it will have.
+fn environment(pid: u32) -> Vec<u8> {
+    let begun = Instant::now();
+    loop {
+        let found = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if !found.is_empty() || !process::has_environment(pid) || begun.elapsed() > BEGINNING_MAX {
+            return found;
+        }
+        std::thread::sleep(BEGINNING_LOOK);
+    }
 }
 
 #[cfg(test)]
