@@ -279,7 +279,8 @@ pub struct Release {
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// The name of the job; one that runs is joined. The Slurm job, or else a new name, if not given.
+    /// The name of the job; one that runs is joined, and stays a run of the command that was told of first. The Slurm
+    /// job, or else a new name, if not given.
     #[arg(long, value_name = "NAME", value_parser = values::job_id)]
     pub job: Option<String>,
     /// Only at the mount that this path lies in.

@@ -44,7 +44,12 @@ impl Registration {
         let mut refused: Vec<Failure> = Vec::new();
         for entry in entries {
             match jobs(&entry, &Request::BeginJob(request.clone())) {
-                Ok(_) => registered.entries.push(entry),
+                Ok(begun) => {
+                    let others =
+                        begun.iter().filter(|job| request.invocation.is_some() && job.command != request.command);
+                    others.for_each(|job| output.note(joined(&entry, job)));
+                    registered.entries.push(entry);
+                }
                 Err(failure) => refused.push(failure),
             }
         }
@@ -66,6 +71,16 @@ impl Registration {
             }
         }
     }
+}
+
+fn joined(entry: &Entry, job: &JobSummary) -> String {
+    format!(
+        "forebay: job {} at {} runs already, of {}: what this command reads is counted as that one's, and nothing is \
+         staged ahead for it; give it a --job of its own if that is not meant",
+        shown(&job.id),
+        entry.mountpoint().display(),
+        shown(&job.command),
+    )
 }
 
 fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {

@@ -424,6 +424,21 @@ fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
     assert_eq!(wanted(&stage(&mount, &["--dry-run"], &words).ok()), ["a", "b"]);
     evict(&mount);
     observed("next", &told, &|_| wait_until("what it will read is here", || resident(&mount).len() == 2));
+    // Who joins a job of which nobody has said what it is says so; who joins it then cannot say another thing.
+    evict(&mount);
+    observed("joined", &[], &|_| {
+        let other = Running::new(Command::new("sleep").arg("60"));
+        let mut joins = Command::new(forebay());
+        joins.args(["observe", "--job", "joined", "--pid", &other.0.id().to_string(), "--mount"]);
+        let joins = Running::new(joins.arg(mount.place.mnt()).args(&told));
+        wait_until("what it will read is here", || resident(&mount).len() == 2);
+        drop(other);
+        assert_eq!(joins.end(), Some(0));
+        let mut joins = Command::new(forebay());
+        joins.args(["run", "--job", "joined", "--mount"]).arg(mount.place.mnt()).args(["--", "true"]);
+        let said = run(&mut joins, COMMAND).ok();
+        assert!(said.err.contains("job joined") && said.err.contains("runs already, of bash -euc"), "{said}");
+    });
 }
 
 #[test]

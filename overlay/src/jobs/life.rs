@@ -45,13 +45,13 @@ impl Inner {
             let what = format!("process {gone} does not exist");
             return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
         }
-        let (number, is_new) = self.enter_job(&request, client, uid)?;
+        let (number, is_told) = self.enter_job(&request, client, uid)?;
         self.add_processes(number, &roots);
         if let Members::Cgroup { id, path } = request.members {
             self.add_cgroup(number, id, path);
         }
         let begun = self.keep_running(number)?;
-        if is_new {
+        if is_told {
             self.go_ahead_of(number);
         }
         Ok(begun)
@@ -69,14 +69,22 @@ impl Inner {
         }
     }
 
-    /// A job's place in the table: its own, which is new, or one that is there.
+    /// A job's place in the table, a new one or one that is there; and whether this is how one learns what it is a run
+    /// of: of a job that is joined, the first who knows says so.
     fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<(u32, bool)> {
         let mut table = self.jobs.table.lock();
         let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
         if let Some((number, running)) = known {
-            running.head.clients.push(client);
-            running.head.ends_leases |= request.ends_leases;
-            return Ok((*number, false));
+            let head = &mut running.head;
+            head.clients.push(client);
+            head.ends_leases |= request.ends_leases;
+            let is_told = head.invocation.is_none() && request.invocation.is_some();
+            if is_told {
+                head.invocation = request.invocation.clone();
+                head.prefetch = request.prefetch;
+                head.summary.command = request.command.clone();
+            }
+            return Ok((*number, is_told));
         }
         if table.running.len() >= RUNNING_MAX {
             let what = format!("{RUNNING_MAX} jobs run already");
