@@ -41,9 +41,6 @@ fn requests_of(bytes: u64) -> u32 {
     bytes.div_ceil(CHUNK_BYTES).clamp(1, REQUESTS as u64) as u32
 }
 
-/// What a pool is taken for while none of its answers was measured: a file server in the same building.
-const UNMEASURED: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
-
 /// What is known of the jobs of a mount, and what is under way for those that run.
 pub(crate) struct Foresight {
     /// Where what is staged ahead runs.
@@ -186,12 +183,15 @@ impl Inner {
         self.missing_bytes(&node, 0..size).ok()
     }
 
-    /// How fast the pool is, by its answers if they tell, and no faster than it may be asked.
+    /// How fast the pool is, by its answers, and no faster than it may be asked.
     pub(crate) fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
-        let measured = self.pace.rate();
-        let (latency, bytes_per_second) = measured.unwrap_or((UNMEASURED.latency, UNMEASURED.bytes_per_second));
+        let speed = self.pace.speed();
         let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
-        PoolRate { bytes_per_second: bytes_per_second.min(most).max(1.0), latency, ..UNMEASURED }
+        PoolRate {
+            bytes_per_second: speed.bytes_per_second.min(most).max(1.0),
+            latency: speed.latency,
+            concurrency: REQUESTS as u32,
+        }
     }
 
     /// What a command will read, and what share of what was staged for runs like it was used.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt, future, stream};
 use tokio::sync::watch;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES};
+use super::pace::UnderWay;
 use super::{changed, lost};
 use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;
@@ -57,19 +58,15 @@ impl Request {
 }
 
 /// A stream that is cut into chunks.
-struct Source {
+struct Source<'a> {
     stream: Content,
     /// What came behind the end of the last chunk.
     rest: Bytes,
-    asked: Instant,
-    latency: Option<Duration>,
+    /// `None`: it came without being asked for.
+    under_way: Option<UnderWay<'a>>,
 }
 
-impl Source {
-    fn of(stream: Content) -> Self {
-        Self { stream, rest: Bytes::new(), asked: Instant::now(), latency: None }
-    }
-
+impl Source<'_> {
     /// The next `length` bytes; fewer where the object ends.
     async fn next(&mut self, length: usize) -> Result<Bytes> {
         let mut data = BytesMut::new();
@@ -79,7 +76,9 @@ impl Source {
                     Some(piece) => self.rest = piece,
                     None => return Ok(data.freeze()),
                 }
-                self.latency.get_or_insert_with(|| self.asked.elapsed());
+                if let Some(under_way) = &mut self.under_way {
+                    under_way.came(self.rest.len() as u64, Instant::now());
+                }
             }
             let missing = length - data.len();
             if data.is_empty() && self.rest.len() >= length {
@@ -104,7 +103,8 @@ impl Inner {
 
     /// All that was asked for has come already.
     pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: Request, content: Bytes) {
-        let mut source = Source::of(stream::once(future::ready(Ok(content))).boxed());
+        let stream = stream::once(future::ready(Ok(content))).boxed();
+        let mut source = Source { stream, rest: Bytes::new(), under_way: None };
         let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
         self.fail(node, request, error);
     }
@@ -126,15 +126,10 @@ impl Inner {
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
         let space = Some(self.reserve(first.range.end - first.range.start).await?);
-        let asked = Instant::now();
-        let stream = self.ask(self.pool.stream(&request.path, &request.version, range.clone())).await;
+        let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
+        let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
-        let mut source = Source { asked, ..Source::of(stream) };
-        self.pour(node, request, &mut source, space).await?;
-        if let (true, Some(latency)) = (streams, source.latency) {
-            self.pace.note(latency, asked.elapsed().saturating_sub(latency), range.end - range.start);
-        }
-        Ok(())
+        self.pour(node, request, &mut Source { stream, rest: Bytes::new(), under_way }, space).await
     }
 
     /// Puts what comes into the chunks of a request; `space` is there for the first.
@@ -142,7 +137,7 @@ impl Inner {
         self: &Arc<Self>,
         node: &Arc<Node>,
         request: &mut Request,
-        source: &mut Source,
+        source: &mut Source<'_>,
         mut space: Option<Reservation>,
     ) -> Result<()> {
         while let Some(chunk) = request.chunks.front() {
