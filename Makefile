@@ -110,7 +110,7 @@ bench-pools: build $(TOOLS)/$(VERSITYGW)
 
 bench-foresight:
 	@packaging/deps build
-	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(TRACES)
+	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(abspath $(TRACES))
 	@timeout 600 $(CARGO) bench -p forebay-benches --bench profiles
 
 bench-jobs: build

@@ -20,7 +20,9 @@ const LEARNED: [usize; 4] = [1, 2, 3, 5];
 /// What [`super::POOL`] is.
 const RATE: PoolRate =
     PoolRate { bytes_per_second: 100e6, latency: std::time::Duration::from_millis(2), concurrency: 16 };
-const PIXELS: (u32, u32) = (900, 480);
+const PIXELS: (u32, u32) = (960, 480);
+/// From one name to the next below it.
+const LABEL_PIXELS: i32 = 16;
 
 /// The runs of one program, in their order.
 pub struct Record {
@@ -49,16 +51,16 @@ pub fn rows(records: &[(&'static str, Record)], picture: Option<&Path>) -> Resul
     println!("| program | none |{ks} declared | clairvoyant |\n|---|---|{}---|---|", "---|".repeat(LEARNED.len()));
     let mut curves = Vec::new();
     for (name, record) in records {
-        let curve: Vec<(usize, Shares)> =
-            LEARNED.into_iter().filter(|k| *k < record.runs.len()).map(|k| (k, record.learned(k))).collect();
-        let mut cells = vec![show(record.mean(|_| HashSet::new()))];
-        cells.extend(LEARNED.iter().map(|k| curve.iter().find(|(at, _)| at == k).map_or("".into(), |(_, s)| show(*s))));
-        cells.push(show(record.mean(|_| record.declared.clone())));
-        cells.push(show(record.mean(|run| record.runs[run].read.iter().map(|read| read.path.clone()).collect())));
+        let mut columns = vec![Some(record.mean(|_| HashSet::new()))];
+        columns.extend(LEARNED.map(|k| (k < record.runs.len()).then(|| record.learned(k))));
+        columns.push(Some(record.mean(|_| record.declared.clone())));
+        columns.push(Some(record.mean(|run| record.runs[run].read.iter().map(|read| read.path.clone()).collect())));
+        let cells: Vec<String> = columns.iter().map(|shares| shares.map_or(String::new(), show)).collect();
         println!("| {name} | {} |", cells.join(" | "));
-        curves.push((*name, curve));
+        let waiting = columns.iter().map(|shares| shares.map(|shares| shares.waiting * 100.0)).collect();
+        curves.push(Curve { names: vec![name], waiting });
     }
-    picture.map_or(Ok(()), |picture| Ok(std::fs::write(picture, draw(&curves)?)?))
+    picture.map_or(Ok(()), |picture| Ok(std::fs::write(picture, draw(curves)?)?))
 }
 
 fn show(shares: Shares) -> String {
@@ -130,36 +132,71 @@ impl Record {
     }
 }
 
-type Curve<'a> = (&'a str, Vec<(usize, Shares)>);
+/// Programs of which the same was foreseen, and the waiting that is left of theirs in %, a column of the table each.
+struct Curve {
+    names: Vec<&'static str>,
+    waiting: Vec<Option<f64>>,
+}
 
-/// Coverage by the number of runs that were learned from.
-fn draw(curves: &[Curve<'_>]) -> std::result::Result<String, Box<dyn std::error::Error>> {
+/// The waiting that is left, over what it was foreseen from. Lines go as far as there are runs to learn from; beside them
+/// stands what a user would have named, and the bound.
+fn draw(all: Vec<Curve>) -> std::result::Result<String, Box<dyn std::error::Error>> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for curve in all {
+        let near = |a: &Option<f64>, b: &Option<f64>| a.unwrap_or(-1.0) - b.unwrap_or(-1.0);
+        let is_same =
+            |other: &&mut Curve| other.waiting.iter().zip(&curve.waiting).all(|(a, b)| near(a, b).abs() < 1.0);
+        match curves.iter_mut().find(is_same) {
+            Some(same) => same.names.extend(curve.names),
+            None => curves.push(curve),
+        }
+    }
+    let columns = LEARNED.len() + 3;
+    let mut titles = vec!["no run".to_owned()];
+    titles.extend(LEARNED.map(|k| if k == 1 { "1 run".to_owned() } else { format!("{k} runs") }));
+    titles.extend(["declared".to_owned(), "clairvoyant".to_owned()]);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, PIXELS).into_drawing_area();
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
-            .caption("bytes that were foreseen (%), by runs learned from", ("sans-serif", 20))
+            .caption("waiting for the pool that is left (%), by what it is foreseen from", ("sans-serif", 20))
             .margin(12)
-            .margin_right(300)
-            .x_label_area_size(40)
+            .margin_right(270)
+            .x_label_area_size(30)
             .y_label_area_size(50)
-            .build_cartesian_2d(1.0..5.0, 0.0..104.0)?;
-        chart.configure_mesh().x_desc("runs").x_labels(5).light_line_style(TRANSPARENT).draw()?;
-        for (at, (name, curve)) in curves.iter().enumerate() {
-            let style = Palette99::pick(at).stroke_width(2);
-            let points: Vec<(f64, f64)> = curve.iter().map(|(k, s)| (*k as f64, s.coverage * 100.0)).collect();
-            chart
-                .draw_series(LineSeries::new(points, style).point_size(3))?
-                .label(*name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
-        }
+            .build_cartesian_2d(-0.2..columns as f64 - 0.8, -3.0..104.0)?;
         chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::Coordinate(600, 10))
-            .border_style(BLACK)
-            .background_style(WHITE)
+            .configure_mesh()
+            .x_labels(columns)
+            .x_label_formatter(&|x| titles.get(x.round() as usize).cloned().unwrap_or_default())
+            .y_labels(6)
+            .y_label_formatter(&|y| format!("{y:.0}"))
+            .light_line_style(TRANSPARENT)
             .draw()?;
+        let mut labels = Vec::new();
+        for (at, Curve { names, waiting }) in curves.iter().enumerate() {
+            let style = Palette99::pick(at).stroke_width(2);
+            let points = waiting.iter().enumerate().filter_map(|(x, y)| Some((x as f64, (*y)?)));
+            let (line, beside): (Vec<_>, Vec<_>) = points.partition(|(x, _)| *x < (columns - 2) as f64);
+            let end = line.last().copied().unwrap_or_default();
+            labels.push((chart.as_coord_spec().translate(&end).1, at, names));
+            chart.draw_series(LineSeries::new(line, style).point_size(3))?;
+            chart.draw_series(beside.into_iter().map(|point| Circle::new(point, 3, style)))?;
+        }
+        // Names beside their lines' ends, one below the other where they are near; the last of them above the edge.
+        labels.sort_unstable();
+        let lines: usize = labels.iter().map(|(_, _, names)| names.len()).sum();
+        let (mut y, x, mut left) = (0, PIXELS.0 as i32 - 260, lines as i32);
+        for (end, at, names) in labels {
+            let font = ("sans-serif", 13).into_font().color(&Palette99::pick(at));
+            y = y.max(end - 6).min(PIXELS.1 as i32 - 30 - left * LABEL_PIXELS);
+            for name in names {
+                area.draw(&Text::new(*name, (x, y), font.clone()))?;
+                y += LABEL_PIXELS;
+                left -= 1;
+            }
+        }
         area.present()?;
     }
     Ok(svg)

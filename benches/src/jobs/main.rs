@@ -8,7 +8,7 @@ mod curve;
 mod ground;
 mod programs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_benches::pairs::spread;
@@ -48,7 +48,8 @@ fn args() -> Result<Args> {
         match word.as_str() {
             "--runs" => args.runs = value()?.parse()?,
             "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
-            "--plot" => args.plot = Some(value()?.into()),
+            // Cargo runs a bench in the directory of its crate; who calls make is in the one above.
+            "--plot" => args.plot = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(value()?)),
             _ => {
                 return Err(format!("{word}: not known; there are --runs N, --only WORD[,WORD] and --plot FILE").into());
             }
@@ -61,7 +62,7 @@ fn run() -> Result<()> {
     let args = args()?;
     interrupt::watch();
     println!("Pool: {POOL}. {} runs of each program on either mount. {}\n", args.runs, machine::today()?);
-    for fact in machine::facts(std::path::Path::new("/var/tmp"))? {
+    for fact in machine::facts(Path::new("/var/tmp"))? {
         println!("* {fact}");
     }
     println!(
@@ -122,8 +123,10 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
         Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass staged before it begins",
         _ => "**miss**",
     };
+    // Of nothing there is no share.
+    let shown = |share: f64| if share.is_nan() { "–".to_owned() } else { format!("{share:.3}") };
     println!(
-        "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {of_staged:.2} | {:.2} s | {coverage:.3} | {accuracy:.3} | \
+        "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {of_staged:.2} | {:.2} s | {} | {} | \
          {target} | {} |",
         program.name,
         ahead[0].seconds,
@@ -134,6 +137,8 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
         ratio.max,
         before.median,
         here.seconds,
+        shown(coverage),
+        shown(accuracy),
         verdict,
     );
     let words = (0..runs).map(|run| (program.words)(&ground.dir, run)).collect();
