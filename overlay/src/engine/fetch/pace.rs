@@ -258,9 +258,10 @@ mod tests {
         let now = requests(&pace, now, [16, 1], MIB, ms(84));
         assert_eq!(mb_per_second(&pace), 12.0, "it is slower now");
         assert_eq!(pace.speed().latency, UNMEASURED.latency, "nothing small came");
-        // Not in use all the time.
-        let now = requests(&pace, now + ms(60_000), [16, 1], MIB, ms(84));
+        // What does not come any more is not under way, and time without requests does not count.
         drop(pace.begin(MIB, false, now));
+        let later = now + ms(3_600_000);
+        pace.begin(MIB, false, later).came(MIB, later + ms(84));
         assert_eq!(mb_per_second(&pace), 12.0);
     }
 
