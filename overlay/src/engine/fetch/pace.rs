@@ -19,7 +19,7 @@ const FIRST_BYTES: u64 = 8 << 20;
 pub(super) const MAX_BYTES: u64 = 16 << 20;
 /// The time until the first byte should be no more than this part of the time of a request.
 const LATENCY_SHARE: f64 = 0.1;
-/// How much one measurement weighs against those before it.
+/// How much one measurement weighs against those before it, at least: the first ones count alike.
 const WEIGHT: f64 = 0.125;
 /// Of a request that comes as a whole, up to this length, nearly all of its time goes by before its first byte.
 const SMALL_BYTES: u64 = 16 << 10;
@@ -49,14 +49,29 @@ pub(crate) struct Pace {
 
 #[derive(Debug, Default)]
 struct Measured {
-    latency_secs: Option<f64>,
+    latency_secs: Mean,
     /// The shortest time until a first byte, or until all of what came as a whole.
     soonest_secs: Option<f64>,
     /// Of one request, after its first byte.
-    stream_bytes_per_sec: Option<f64>,
+    stream_bytes_per_sec: Mean,
     /// Of all requests together.
-    bytes_per_sec: Option<f64>,
+    bytes_per_sec: Mean,
     line: Line,
+}
+
+/// Of measurements, where the last ones count.
+#[derive(Debug, Default)]
+struct Mean {
+    value: Option<f64>,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, measured: f64) {
+        self.count = self.count.saturating_add(1);
+        let weight = f64::from(self.count).recip().max(WEIGHT);
+        self.value = Some(self.value.map_or(measured, |before| before + (measured - before) * weight));
+    }
 }
 
 /// What is under way, and what came since the last measurement.
@@ -99,7 +114,7 @@ impl Pace {
     /// Bytes that one request should ask for: whole chunks.
     pub fn request_bytes(&self) -> u64 {
         let measured = self.measured.lock();
-        let (Some(latency), Some(rate)) = (measured.latency_secs, measured.stream_bytes_per_sec) else {
+        let (Some(latency), Some(rate)) = (measured.latency_secs.value, measured.stream_bytes_per_sec.value) else {
             return FIRST_BYTES;
         };
         ((latency / LATENCY_SHARE * rate) as u64).clamp(CHUNK_BYTES, MAX_BYTES).next_multiple_of(CHUNK_BYTES)
@@ -125,10 +140,10 @@ impl UnderWay<'_> {
             let soonest = measured.soonest_secs.unwrap_or(f64::INFINITY);
             measured.soonest_secs = Some(soonest.min(first_byte.as_secs_f64()));
             if self.is_stream {
-                mix(&mut measured.stream_bytes_per_sec, per_second(self.bytes, (took - first_byte).as_secs_f64()));
+                measured.stream_bytes_per_sec.add(per_second(self.bytes, (took - first_byte).as_secs_f64()));
             }
             if self.is_stream || self.bytes <= SMALL_BYTES {
-                mix(&mut measured.latency_secs, first_byte.as_secs_f64());
+                measured.latency_secs.add(first_byte.as_secs_f64());
             }
         }
         measured.measure();
@@ -166,8 +181,8 @@ impl Line {
 impl Measured {
     fn speed(&self) -> Speed {
         Speed {
-            latency: self.latency_secs.map_or(UNMEASURED.latency, Duration::from_secs_f64),
-            bytes_per_second: self.bytes_per_sec.unwrap_or(UNMEASURED.bytes_per_second).max(1.0),
+            latency: self.latency_secs.value.map_or(UNMEASURED.latency, Duration::from_secs_f64),
+            bytes_per_second: self.bytes_per_sec.value.unwrap_or(UNMEASURED.bytes_per_second).max(1.0),
         }
     }
 
@@ -178,19 +193,15 @@ impl Measured {
             return;
         }
         let known = self.speed();
-        let latency_max = self.latency_secs.or(self.soonest_secs).unwrap_or(known.latency.as_secs_f64());
+        let latency_max = self.latency_secs.value.or(self.soonest_secs).unwrap_or(known.latency.as_secs_f64());
         let enough = (FILLING * known.bytes_per_second * latency_max).min(FILLING_BYTES);
         let fills = byte_secs / busy_secs >= enough;
         let given = per_second(bytes_came, busy_secs);
         if fills || given > known.bytes_per_second {
-            mix(&mut self.bytes_per_sec, given);
+            self.bytes_per_sec.add(given);
         }
         self.line = Line { busy_secs: 0.0, bytes_came: 0, byte_secs: 0.0, ..std::mem::take(&mut self.line) };
     }
-}
-
-fn mix(before: &mut Option<f64>, now: f64) {
-    *before = Some(before.map_or(now, |before| before + (now - before) * WEIGHT));
 }
 
 fn per_second(bytes: u64, secs: f64) -> f64 {
@@ -274,6 +285,20 @@ mod tests {
         assert_eq!(mb_per_second(&pace), 100.0, "50, where the time until a first byte is nearly half");
         requests(&pace, now, [8, 1], 500_000, ms(500));
         assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 1.0), "a slow one");
+    }
+
+    /// As a line that lets a burst pass after a pause.
+    #[test]
+    fn the_first_measurement_weighs_no_more_than_the_next() {
+        let pace = Pace::default();
+        let mut now = Instant::now();
+        for mib_per_second in [400, 50, 50, 50, 50] {
+            let mut request = pace.begin(mib_per_second * MIB / 4, false, now);
+            now += ms(250);
+            request.came(mib_per_second * MIB / 4, now);
+        }
+        let mean = (400.0 + 4.0 * 50.0) / 5.0;
+        assert_eq!(mb_per_second(&pace), (mean * MIB as f64 / 1e6_f64).round());
     }
 
     #[test]
