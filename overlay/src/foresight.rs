@@ -6,6 +6,7 @@ mod ahead;
 mod explain;
 mod following;
 mod learn;
+mod walking;
 
 use std::collections::HashMap;
 use std::sync::Arc;

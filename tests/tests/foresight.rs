@@ -299,6 +299,40 @@ fn a_reader_finds_what_it_is_about_to_open() {
     assert_eq!(read_in_order(&mount), expected);
 }
 
+/// Forty directories, two levels deep, of two files each: in none of them is there an order that shows in time.
+fn tree(mount: &Mount) {
+    for at in 0..80 {
+        put(mount, &format!("t/{}/{}/f{}", (b'a' + at / 20) as char, at / 2 % 10, at % 2), at.into(), 5_000);
+    }
+}
+
+fn read_tree(dir: &Path) -> String {
+    run(
+        Command::new("bash").args(["-euc", "tar -C t --sort=name -cf - . | tar -xOf - | sha256sum"]).current_dir(dir),
+        COMMAND,
+    )
+    .ok()
+    .out
+}
+
+#[test]
+fn who_goes_through_a_tree_finds_the_directories_that_come_next() {
+    let throttle = Some("100MB/s,5ms".into());
+    let mount = Mount::new(Options { throttle, ..Options::default() });
+    tree(&mount);
+    assert_eq!(read_tree(&mount.place.mnt()), read_tree(&mount.pool("")));
+    wait_until("they are counted", || counter(&mount, "ahead_used_files") >= 40);
+    // Who opens one file of many is not given the others.
+    let mount = Mount::new(Options::default());
+    for at in 0..300 {
+        put(&mount, &format!("u/{:02}/f{:02}", at / 10, at % 10), at, 5_000);
+    }
+    for at in 0..30 {
+        fs::read(mount.path(format!("u/{at:02}/f07"))).unwrap();
+    }
+    assert!(counter(&mount, "ahead_files") < 150, "{}", counter(&mount, "ahead_files"));
+}
+
 #[test]
 fn nobody_is_followed_who_does_not_want_it() {
     let mount = mount(Some("[prefetch]\nonline = false\n"));

@@ -14,6 +14,7 @@ use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::walking::{NextDirectory, WALK, Walks};
 use super::{REQUESTS, requests_of};
 use crate::catalog::Listing;
 use crate::engine::{Inner, blocking};
@@ -104,6 +105,25 @@ impl AwaitedFiles {
     }
 }
 
+/// A file that a reader will probably open.
+pub(super) struct Wanted {
+    pub ino: Ino,
+    pub probability: f64,
+    pub why: String,
+}
+
+/// A file that is to be brought in, how much of it, and since when it is awaited.
+pub(super) type Admitted = (Ino, u64, Instant);
+
+/// What follows from opens.
+#[derive(Default)]
+pub(super) struct Next {
+    files: Vec<Admitted>,
+    pub directories: Vec<NextDirectory>,
+    /// Directories whose names are not known.
+    pub unlisted: HashSet<Ino>,
+}
+
 /// What the fast pool can take beside what is dirty, leased or staged for jobs, as it was at some moment.
 #[derive(Debug, Default)]
 struct Room {
@@ -119,6 +139,7 @@ pub(crate) struct Following {
     /// How many of these there are, to be looked at without the lock.
     awaited_count: AtomicUsize,
     online: Mutex<Online>,
+    walks: Mutex<Walks>,
     room: Mutex<Room>,
     /// That listings took so far.
     listing: Mutex<Duration>,
@@ -134,6 +155,7 @@ impl Default for Following {
             awaited: Mutex::default(),
             awaited_count: AtomicUsize::new(0),
             online: Mutex::default(),
+            walks: Mutex::default(),
             room: Mutex::default(),
             listing: Mutex::default(),
             since: Instant::now(),
@@ -224,18 +246,30 @@ impl Inner {
                 Ok(inner.next_files(&batch))
             })
             .await;
-            let Ok((files, unlisted)) = next else { continue };
-            for dir in unlisted {
+            let Ok(next) = next else { continue };
+            for dir in next.unlisted {
                 let inner = self.clone();
                 self.foresight.runtime.spawn(async move { inner.ensure_listed(dir).await.map_err(drop) });
             }
-            for (ino, bytes, since) in files {
+            self.bring_in_files(next.files, &turns);
+            for directory in next.directories {
                 let (inner, turns) = (self.clone(), turns.clone());
                 self.foresight.runtime.spawn(async move {
                     let stop = inner.stop.clone();
-                    stop.run_until_cancelled(inner.bring_in_next(ino, bytes, since, &turns)).await;
+                    stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
                 });
             }
+        }
+    }
+
+    /// Begins to bring in what was admitted.
+    pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
+        for (ino, bytes, since) in files {
+            let (inner, turns) = (self.clone(), turns.clone());
+            self.foresight.runtime.spawn(async move {
+                let stop = inner.stop.clone();
+                stop.run_until_cancelled(inner.bring_in_next(ino, bytes, since, &turns)).await;
+            });
         }
     }
 
@@ -265,11 +299,11 @@ impl Inner {
         }
     }
 
-    /// What follows from opens: the files to bring in, with the bytes of each, and directories whose names are not known.
-    fn next_files(&self, events: &[Event]) -> (Vec<(Ino, u64, Instant)>, HashSet<Ino>) {
+    /// What follows from opens.
+    fn next_files(&self, events: &[Event]) -> Next {
         let following = &self.foresight.following;
         let mut online = following.online.lock();
-        let (mut files, mut unlisted) = (Vec::new(), HashSet::new());
+        let mut next = Next::default();
         for event in events {
             match *event {
                 Event::Gone(ino) => {
@@ -280,6 +314,8 @@ impl Inner {
                 Event::Ended(reader) => {
                     following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
                     online.ended(reader);
+                    online.ended(reader | WALK);
+                    following.walks.lock().end(reader);
                 }
                 Event::Opened { reader, ino } => {
                     let was_awaited = following.change(|awaited| awaited.remove(ino));
@@ -293,39 +329,56 @@ impl Inner {
                     let Some(directory) = self.directory_of(ino) else { continue };
                     let at = following.since.elapsed();
                     let touch = Touch { reader, directory: directory.0, file: ino.0, at };
-                    let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut unlisted));
-                    files.extend(self.choose(reader, suggestions, &mut online));
+                    let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
+                    next.files.extend(self.choose(reader, suggestions, &mut online));
+                    let mut walks = following.walks.lock();
+                    self.walk_on(reader, directory, at, &mut walks, &mut online, &mut next);
                 }
             }
         }
-        (files, unlisted)
+        next
     }
 
     /// Of what will probably be opened next, what is worth to be brought in now.
-    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<(Ino, u64, Instant)> {
-        if suggestions.is_empty() {
+    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
+        let wanted = suggestions.into_iter().map(|suggestion| Wanted {
+            ino: Ino(suggestion.file),
+            probability: suggestion.probability,
+            why: suggestion.why.to_string(),
+        });
+        self.admit(reader, wanted.collect(), |ino, admitted| match admitted {
+            true => online.staged(ino.0),
+            false => online.not_staged(ino.0),
+        })
+    }
+
+    /// Of files that a reader will probably open, in that order, those for which there is room and that are worth it. They
+    /// are awaited from now on. `tell` is told of each whether it is one of them.
+    pub(super) fn admit(&self, reader: u64, wanted: Vec<Wanted>, mut tell: impl FnMut(Ino, bool)) -> Vec<Admitted> {
+        if wanted.is_empty() {
             return Vec::new();
         }
         let following = &self.foresight.following;
         let now = Instant::now();
         let mut candidates = Vec::new();
-        for (at, suggestion) in suggestions.iter().enumerate() {
-            match self.missing_of(Ino(suggestion.file)) {
-                None => online.not_staged(suggestion.file),
+        for (at, wanted) in wanted.iter().enumerate() {
+            match self.missing_of(wanted.ino) {
+                None => tell(wanted.ino, false),
                 Some(bytes) => candidates.push(Candidate {
                     file: at as u64,
                     bytes,
                     missing_bytes: bytes,
-                    probability: suggestion.probability.max(PROBABILITY_MIN),
+                    probability: wanted.probability.max(PROBABILITY_MIN),
                     rank: at as u32,
                 }),
             }
         }
         let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark * POOL_SHARE) as u64;
         let room = self.room_for_followed().min(limit);
+        let of = |candidate: &Candidate| &wanted[candidate.file as usize];
         following.change(|awaited| {
             if awaited.files.len() + candidates.len() > AWAITED_MAX {
-                candidates.iter().for_each(|one| online.not_staged(suggestions[one.file as usize].file));
+                candidates.iter().for_each(|candidate| tell(of(candidate).ino, false));
                 return Vec::new();
             }
             let room_bytes = room.saturating_sub(awaited.bytes);
@@ -334,20 +387,15 @@ impl Inner {
                 &self.pool_rate(None),
                 &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
             );
-            let mut expect = |candidate: &Candidate| {
-                let suggestion = &suggestions[candidate.file as usize];
-                let why = suggestion.why.to_string();
-                awaited.insert(Ino(suggestion.file), Awaited { reader, since: now, bytes: candidate.bytes, why });
-                online.staged(suggestion.file);
-            };
             // What is here already is awaited as well: its open says where the reader is.
-            plan.chosen.iter().for_each(&mut expect);
-            for (candidate, _) in &plan.refused {
-                online.not_staged(suggestions[candidate.file as usize].file);
+            for candidate in &plan.chosen {
+                let Wanted { ino, why, .. } = of(candidate);
+                awaited.insert(*ino, Awaited { reader, since: now, bytes: candidate.bytes, why: why.clone() });
+                tell(*ino, true);
             }
-            let file = |candidate: &Candidate| Ino(suggestions[candidate.file as usize].file);
+            plan.refused.iter().for_each(|(candidate, _)| tell(of(candidate).ino, false));
             let missing = plan.chosen.iter().filter(|candidate| candidate.bytes > 0);
-            missing.map(|candidate| (file(candidate), candidate.bytes, now)).collect()
+            missing.map(|candidate| (of(candidate).ino, candidate.bytes, now)).collect()
         })
     }
 
@@ -375,7 +423,16 @@ impl Inner {
     }
 
     /// The files of a directory, where all its names are known; else it is added to those that are to be listed.
-    fn siblings(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+    pub(super) fn siblings(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+        self.names_of(dir, FileKind::File, unlisted)
+    }
+
+    /// The same of directories, which count as one byte each.
+    pub(super) fn subdirectories(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+        self.names_of(dir, FileKind::Directory, unlisted)
+    }
+
+    fn names_of(&self, dir: Ino, kind: FileKind, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
         let node = self.node(dir).ok()?;
         let is_known = {
             let state = node.state.lock();
@@ -389,18 +446,19 @@ impl Inner {
         if *following.listing.lock() > following.since.elapsed().mul_f64(LISTING_SHARE) + LISTING_AT_ONCE {
             return None;
         }
-        let mut siblings = Vec::new();
+        let mut entries = Vec::new();
         let listed = self.catalog.names(dir, |name, record| {
-            if let Some((ino, FileKind::File)) = record.here
-                && let Some(bytes) = self.size_of(ino)
+            if let Some((ino, found)) = record.here
+                && found == kind
+                && let Some(bytes) = if kind == FileKind::File { self.size_of(ino) } else { Some(1) }
             {
                 let name = String::from_utf8_lossy(name).into();
-                siblings.push(Sibling { name, file: ino.0, bytes });
+                entries.push(Sibling { name, file: ino.0, bytes });
             }
-            Ok(siblings.len() < SIBLINGS_MAX)
+            Ok(entries.len() < SIBLINGS_MAX)
         });
         *following.listing.lock() += began.elapsed();
-        listed.is_ok().then_some(siblings)
+        listed.is_ok().then_some(entries)
     }
 
     fn size_of(&self, ino: Ino) -> Option<u64> {
