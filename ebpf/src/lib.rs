@@ -6,6 +6,7 @@ mod kernel_types;
 pub mod layout;
 mod observer;
 mod places;
+mod programs;
 mod records;
 mod touches;
 

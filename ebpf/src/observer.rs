@@ -4,28 +4,26 @@ use std::collections::HashMap as StdMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
-use aya::programs::{BtfTracePoint, ProgramError};
-use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use aya::{Btf, Pod};
 use parking_lot::Mutex;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 
 use crate::batch::Batches;
 use crate::hooks::HookState;
 use crate::kernel_types::KernelTypes;
 use crate::layout::{DROPS, EPOCH, Key, MAX_PLACES, MEASURED, Offsets, Record, Rule, SLOTS, Setting, Slot};
+use crate::programs::Programs;
 use crate::{Error, FirstTouch, Place};
 
 /// How often the slots are looked at again, while the CPUs go on.
 const ATTEMPTS: u32 = 8;
 /// Records that are in memory at the same time: of 200 bytes each.
 const AT_ONCE: usize = 4096;
-
-/// The programs, as `build-programs` makes them.
-static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
 
 // SAFETY: plain numbers, and no byte of them is padding.
 unsafe impl Pod for Key {}
@@ -71,7 +69,7 @@ pub struct Dropped {
     pub processes: u64,
 }
 
-/// The programs, attached. They go with the value.
+/// The programs, attached unless they rest. They go with the value.
 pub struct Observer {
     hooks: Vec<HookState>,
     tasks: Mutex<HashMap<MapData, u32, u32>>,
@@ -83,8 +81,10 @@ pub struct Observer {
     cpus: PerCpuArray<MapData, Slots>,
     drops: PerCpuArray<MapData, [u64; DROPS]>,
     ring: Mutex<RingBuf<MapData>>,
-    #[expect(dead_code, reason = "its drop detaches the programs")]
-    programs: Ebpf,
+    /// Wakes who waits for the ring.
+    bell: OwnedFd,
+    programs: Mutex<Programs>,
+    is_at_work: AtomicBool,
 }
 
 impl Observer {
@@ -100,9 +100,9 @@ impl Observer {
         if hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
             setting.last_is_beyond = u32::from(measure(&btf, &setting)? > 0);
         }
-        let mut programs = load(&btf, &setting)?;
+        let mut programs = Programs::load(&btf, &setting)?;
         for state in hooks.iter_mut().filter(|state| state.lacking.is_none()) {
-            match attach(&mut programs, &btf, state.hook.program, state.hook.name) {
+            match programs.begin(&btf, state.hook.program, state.hook.name) {
                 Err(Error::Denied) => return Err(Error::Denied),
                 Err(error) => state.lacking = Some(error.to_string()),
                 Ok(()) => {}
@@ -112,23 +112,56 @@ impl Observer {
             let why = hooks.iter().find_map(|state| state.lacking.clone()).unwrap_or_default();
             return Err(Error::Kernel(format!("nothing shows what is read: {why}")));
         }
-        let records = programs.take_map("RECORDS").ok_or_else(|| Error::Kernel("no map RECORDS".into()))?;
+        let records = programs.take_map("RECORDS")?;
         let aya::maps::Map::HashMap(data) = &records else {
             return Err(Error::Kernel("the map RECORDS is of another type".into()));
         };
         let records_fd = data.fd().as_fd().try_clone_to_owned().map_err(|e| bpf("RECORDS", e))?;
         Ok(Self {
             hooks,
-            tasks: Mutex::new(take(&mut programs, "TASKS")?),
-            cgroups: Mutex::new(take(&mut programs, "CGROUPS")?),
+            tasks: Mutex::new(programs.take("TASKS")?),
+            cgroups: Mutex::new(programs.take("CGROUPS")?),
             records: Mutex::new(HashMap::try_from(records).map_err(|e| bpf("RECORDS", e))?),
             records_fd,
-            numbers: Mutex::new(take(&mut programs, "NUMBERS")?),
-            cpus: take(&mut programs, "CPU")?,
-            drops: take(&mut programs, "DROPPED")?,
-            ring: Mutex::new(take(&mut programs, "TOUCHES")?),
-            programs,
+            numbers: Mutex::new(programs.take("NUMBERS")?),
+            cpus: programs.take("CPU")?,
+            drops: programs.take("DROPPED")?,
+            ring: Mutex::new(programs.take("TOUCHES")?),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(ring_failed)?,
+            programs: Mutex::new(programs),
+            is_at_work: AtomicBool::new(true),
         })
+    }
+
+    /// Detaches the programs: what is touched from now on costs nothing and is not told, until [`Self::work`]. What was
+    /// counted stays.
+    pub fn rest(&self) {
+        let mut programs = self.programs.lock();
+        self.is_at_work.store(false, Ordering::Release);
+        programs.detach_all();
+    }
+
+    /// Attaches the programs again. Returns when what is touched is told.
+    ///
+    /// # Errors
+    /// The kernel refuses. It rests then.
+    pub fn work(&self) -> Result<(), Error> {
+        let mut programs = self.programs.lock();
+        programs.attach_all()?;
+        self.is_at_work.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether this process can come back from a rest. Before Linux 5.19 it cannot where it does not hold CAP_BPF.
+    ///
+    /// # Errors
+    /// Why not: from then on the end of processes may not be seen.
+    pub fn try_again(&self) -> Result<(), Error> {
+        self.programs.lock().try_again()
+    }
+
+    pub fn is_at_work(&self) -> bool {
+        self.is_at_work.load(Ordering::Acquire)
     }
 
     /// Every hook, and why it is not used where it is not.
@@ -170,12 +203,18 @@ impl Observer {
 
     /// The ring of first touches, to wait for.
     pub fn ring(&self) -> Result<Ring, Error> {
-        let io = |e: Errno| Error::Io { what: "the ring of first touches".into(), source: e.into() };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(ring_failed)?;
         // By edge: what is in it before a program wakes who waits wakes nobody.
         let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, self.ring.lock().as_fd(), epoll::EventData::new_u64(0), events).map_err(io)?;
+        epoll::add(&epoll, self.ring.lock().as_fd(), epoll::EventData::new_u64(0), events).map_err(ring_failed)?;
+        epoll::add(&epoll, &self.bell, epoll::EventData::new_u64(0), events).map_err(ring_failed)?;
         Ok(Ring(epoll))
+    }
+
+    /// Wakes who waits for the ring, once.
+    pub fn ring_bell(&self) {
+        // It cannot overflow in the life of a machine.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
     /// Takes the first touches that are there, oldest first.
@@ -264,7 +303,7 @@ impl Observer {
 pub struct Ring(OwnedFd);
 
 impl Ring {
-    /// Waits until more than a quarter of the ring is used, for at most as long as said.
+    /// Waits until more than a quarter of the ring is used, or for the bell, for at most as long as said.
     pub fn wait(&self, at_most: Duration) {
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
@@ -281,24 +320,8 @@ fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, job: u32) -> Result<
     Ok(())
 }
 
-fn load(btf: &Btf, setting: &Setting) -> Result<Ebpf, Error> {
-    EbpfLoader::new()
-        .btf(Some(btf))
-        .override_global("SETTING", setting, true)
-        .load(PROGRAMS)
-        .map_err(|e| bpf("load", e))
-}
-
-fn attach(programs: &mut Ebpf, btf: &Btf, program: &str, hook: &str) -> Result<(), Error> {
-    let found = programs.program_mut(program).ok_or_else(|| Error::Kernel(format!("no program {program}")))?;
-    let found: &mut BtfTracePoint = found.try_into().map_err(|e: ProgramError| bpf(program, e))?;
-    found.load(hook, btf).map_err(|e| bpf(program, e))?;
-    found.attach().map_err(|e| bpf(program, e)).map(drop)
-}
-
-fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(programs: &mut Ebpf, name: &str) -> Result<M, Error> {
-    let map = programs.take_map(name).ok_or_else(|| Error::Kernel(format!("no map {name}")))?;
-    M::try_from(map).map_err(|e| bpf(name, e))
+fn ring_failed(source: Errno) -> Error {
+    Error::Io { what: "the ring of first touches".into(), source: source.into() }
 }
 
 /// What the third argument of `mm_filemap_get_pages` is for one page: 0 if it is that page, 1 if it is the one after it.
@@ -306,18 +329,18 @@ fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(programs: &mut 
 fn measure(btf: &Btf, setting: &Setting) -> Result<u64, Error> {
     let io = |source| Error::Io { what: "measure the hook".into(), source };
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    let mut programs = load(btf, &Setting { ignored: thread, ..*setting })?;
-    attach(&mut programs, btf, "measure", "mm_filemap_get_pages")?;
+    let mut programs = Programs::load(btf, &Setting { ignored: thread, ..*setting })?;
+    programs.begin(btf, "measure", "mm_filemap_get_pages")?;
     let own = File::open("/proc/self/exe").map_err(io)?;
     own.read_exact_at(&mut [0; 1], 0).map_err(io)?;
-    let numbers: Array<MapData, u64> = take(&mut programs, "NUMBERS")?;
+    let numbers: Array<MapData, u64> = programs.take("NUMBERS")?;
     match numbers.get(&MEASURED, 0).map_err(|e| bpf("measure", e))? {
         0 => Err(Error::Kernel("mm_filemap_get_pages did not tell of a read".into())),
         pages => Ok(pages - 1),
     }
 }
 
-fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&source);
     while let Some(error) = cause {
         let denied = |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES));

@@ -8,6 +8,7 @@ mod keeper;
 mod life;
 mod lineage;
 mod report;
+mod rest;
 mod shown;
 mod uses;
 mod watch;
@@ -171,6 +172,7 @@ impl Jobs {
                 ObserverStatus {
                     kind: "ebpf".into(),
                     why: None,
+                    rests: !watch.observer.is_at_work(),
                     missing: self.unseen(),
                     dropped_uses: dropped.touches,
                     dropped_paths: dropped.paths,

@@ -81,6 +81,8 @@ pub struct Policy {
     /// Name of the eviction policy.
     pub evictor: String,
     pub prefetch: Prefetch,
+    /// What is read is observed also while nobody needs to know.
+    pub observes_always: bool,
     /// How long a call for metadata may take before the pool counts as not answering.
     pub pool_deadline: Duration,
     /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
@@ -142,6 +144,19 @@ struct PrefetchSettings {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ObserverSettings {
+    at_work: Option<AtWork>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum AtWork {
+    Needed,
+    Always,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CpuSettings {
     wakeup_latency: Option<String>,
 }
@@ -160,6 +175,8 @@ struct File {
     #[serde(default)]
     prefetch: PrefetchSettings,
     #[serde(default)]
+    observer: ObserverSettings,
+    #[serde(default)]
     storage_pools: BTreeMap<String, String>,
     #[serde(default)]
     rule: Vec<toml::Table>,
@@ -174,6 +191,7 @@ impl Default for Policy {
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
             evictor: forebay_prefetch::eviction::DEFAULT.into(),
             prefetch: Prefetch { jobs: true, online: true },
+            observes_always: false,
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
             wakeup_latency: Some(Duration::ZERO),
@@ -238,6 +256,7 @@ impl Policy {
         }
         policy.prefetch.jobs = file.prefetch.jobs.unwrap_or(policy.prefetch.jobs);
         policy.prefetch.online = file.prefetch.online.unwrap_or(policy.prefetch.online);
+        policy.observes_always = file.observer.at_work == Some(AtWork::Always);
         policy.storage_pool_names = file.storage_pools;
         for table in file.rule {
             policy.rules.push(Rule::parse(table)?);

@@ -425,6 +425,44 @@ fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
     assert!(blind < HOT / 2, "{blind} stay of those that nobody seems to use");
 }
 
+/// Programs that the daemon has attached in the kernel.
+fn attached(mount: &Mount) -> usize {
+    let open = fs::read_dir(format!("/proc/{}/fd", mount.status().pid)).unwrap();
+    let kinds = open.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+    kinds.filter(|kind| kind.to_string_lossy().contains("bpf_link")).count()
+}
+
+/// It costs those that read: so it works for whoever needs it, and for nobody else.
+#[test]
+fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
+    let mount = mount(None);
+    let rests = || mount.status().observer.rests && attached(&mount) == 0;
+    mount.forebay(["stage"], &[&mount.path("a")]).ok();
+    wait_until("it rests", rests);
+    // What is read by itself now is nobody's, and told to nobody.
+    fs::read(mount.path("a")).unwrap();
+    for name in ["first", "second"] {
+        run(&mut job(&mount, name, "cat a a >/dev/null"), COMMAND).ok();
+        assert!(!mount.status().observer.rests && attached(&mount) > 0, "the next one may begin at once");
+        let report = report(&mount, name);
+        assert_eq!((of(&report, "a", "bytes"), of(&report, "a", "opens")), (6_000_000, 2), "{report}");
+        assert_eq!((&report["observer"], &report["missing"]), (&"ebpf".into(), &serde_json::json!([])), "{report}");
+        wait_until("it rests again", rests);
+    }
+    // Who looks on is told from the first look on.
+    let mut top = Command::new(forebay());
+    top.args(["--json", "top", "--interval", "2s", "--count", "1"]).arg(mount.place.mnt());
+    let mut top = Running::new(top.stdout(std::process::Stdio::piped()));
+    wait_until("it works for who looks on", || !rests());
+    fs::read(mount.path("a")).unwrap();
+    assert!(wait(&mut top.0, COMMAND).is_some_and(|status| status.success()));
+
+    let always = Mount::new(Options::policy("[observer]\nat-work = \"always\"\n"));
+    wait_until("it starts", || always.status().observer.why.is_none());
+    thread::sleep(Duration::from_secs(3));
+    assert!(!always.status().observer.rests && attached(&always) > 0);
+}
+
 /// `forebay run` passes on what it is asked, and the job has ended when it has.
 #[test]
 fn a_job_that_is_asked_to_end_ends_and_is_reported() {

@@ -26,6 +26,10 @@ pub fn rows(args: &Args) -> Result<()> {
         make_file(file)?;
     }
     Mount::start(&pool, &point, &fast, &[])?.stage(&known)?;
+    // No job runs: it would rest.
+    let policy = dir.path().join("policy.toml");
+    std::fs::write(&policy, "[observer]\nat-work = \"always\"\n")?;
+    let observing = ["--policy", policy.to_str().ok_or("a directory whose name is not UTF-8")?];
     let near = |options: &[&str]| Mount::start(&pool, &point, &fast, options);
     let far = |options: &[&str]| Mount::start(&other_pool, &other_point, &other_fast, options);
     println!("\n| fio, reads at random from the page cache | at least | | ratio | spread | off | on |");
@@ -39,7 +43,7 @@ pub fn rows(args: &Args) -> Result<()> {
     for (name, least, file, block_kib, mount) in rows {
         let job = Job { write: false, block_kib, direct: false, jobs: 1, depth: 1, secs: 1 };
         let samples = Samples::take(args.pairs, |observed| {
-            let mount = mount(if observed == Observed::Yes { &[] } else { BLIND })?;
+            let mount = mount(if observed == Observed::Yes { &observing } else { BLIND })?;
             // The pages are in the cache, and the observer knows the file.
             std::io::copy(&mut std::fs::File::open(file)?, &mut std::io::sink())?;
             let rate = fio::run_by_cpu(file, job)?;

@@ -154,6 +154,7 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
 
 fn observer(observer: &ObserverStatus, line: impl Fn(&str, String)) {
     let seen_by = match (observer.kind.as_str(), &observer.why) {
+        ("ebpf", _) if observer.rests => "eBPF, which rests: no job runs, and eviction is far".to_owned(),
         ("ebpf", _) => "eBPF".to_owned(),
         (_, why) => format!("requests alone ({})", why.as_deref().map_or(String::new(), shown)),
     };

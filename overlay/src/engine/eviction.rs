@@ -51,6 +51,7 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        self.note_filling();
         if let Some(reservation) = self.store.budget.reserve(bytes)
             && (bytes == 0 || self.store.free_bytes() >= bytes)
         {

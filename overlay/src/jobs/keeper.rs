@@ -74,7 +74,10 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let watch = Watch::start(&begun, wanted);
     capabilities::give_up();
     match &watch {
-        Ok(_) => tracing::info!("what jobs use is observed by eBPF"),
+        Ok(watch) => {
+            watch.allow_rest();
+            tracing::info!("what jobs use is observed by eBPF");
+        }
         Err(why) => tracing::info!("what jobs use is known by their requests alone: {why}"),
     }
     let _ = begun.jobs.watch.set(watch);
@@ -93,6 +96,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         let Some(inner) = inner.upgrade().filter(|inner| !inner.stop.is_cancelled()) else { return };
         if let Some(watch) = inner.jobs.watch() {
             watch.take_touches(&inner);
+            inner.rest_or_work(watch);
         }
         let began = Instant::now();
         if began >= look_at {

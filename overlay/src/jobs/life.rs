@@ -131,6 +131,7 @@ impl Inner {
     /// Adds processes with their descendants to a job.
     pub(super) fn add_processes(&self, number: u32, roots: &[u32]) {
         let mut known = Vec::new();
+        let observer = self.observer_at_work().map(|watch| &watch.observer);
         for _ in 0..TREE_LOOKS {
             let tree = process::tree(roots);
             let new: Vec<Process> = tree.into_iter().filter(|process| !known.contains(process)).collect();
@@ -138,8 +139,7 @@ impl Inner {
                 break;
             }
             for process in &new {
-                if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.add_process(process.pid, number))
-                {
+                if let Some(Err(error)) = observer.map(|observer| observer.add_process(process.pid, number)) {
                     tracing::warn!("process {} is not observed: {error}", process.pid);
                 }
             }
@@ -152,7 +152,7 @@ impl Inner {
     }
 
     pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
-        if let Some(Err(error)) = self.jobs.watch().map(|watch| watch.observer.add_cgroup(id, number)) {
+        if let Some(Err(error)) = self.observer_at_work().map(|watch| watch.observer.add_cgroup(id, number)) {
             tracing::warn!("cgroup {path} is not observed: {error}");
         }
         if let Some(running) = self.jobs.table.lock().running.get_mut(&number) {

@@ -177,6 +177,9 @@ pub struct ObserverStatus {
     pub kind: String,
     /// Why it is not eBPF.
     pub why: Option<String>,
+    /// No job runs, and eviction is far: nothing is observed now, and so nothing is slowed down.
+    #[serde(default)]
+    pub rests: bool,
     /// What cannot be seen.
     pub missing: Vec<String>,
     /// Since the start: uses of files for which there was no room,

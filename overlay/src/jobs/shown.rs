@@ -44,7 +44,9 @@ impl Inner {
         newest.map(|(serial, summary)| Ok((summary, self.catalog.job_files(serial)?))).transpose()
     }
 
+    /// Who asks for one sample will ask for the next.
     pub(super) fn sample_jobs(&self) -> Sample {
+        self.observer_at_work();
         self.collect_uses(FRESH);
         let observer = self.jobs.status();
         let table = self.jobs.table.lock();

@@ -11,6 +11,7 @@ use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Wa
 use parking_lot::Mutex;
 
 use super::report::Traffic;
+use super::rest::Rest;
 use super::uses::{FileId, PartMap};
 use crate::Ino;
 use crate::catalog::ContentId;
@@ -69,6 +70,7 @@ pub struct Watch {
     /// Why the pool's own directory is not watched.
     left_out: Option<String>,
     known: Mutex<Known>,
+    pub(super) rest: Mutex<Rest>,
 }
 
 /// New counts of a file.
@@ -115,7 +117,8 @@ impl Watch {
         let masked = if wanted.masked == ["all"] { every_hook() } else { wanted.masked.clone() };
         let options = Options { places, ignored: std::process::id(), masked };
         let observer = Observer::start(&options).map_err(|e| e.to_string())?;
-        Ok(Self { observer, mount: mount.device, contents, pool, left_out, known: Mutex::default() })
+        let (mount, known, rest) = (mount.device, Mutex::default(), Mutex::default());
+        Ok(Self { observer, mount, contents, pool, left_out, known, rest })
     }
 
     /// What it cannot show.

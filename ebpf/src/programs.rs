@@ -1,0 +1,88 @@
+//! The programs: loaded once, and attached while they are at work.
+
+use aya::maps::MapError;
+use aya::programs::tp_btf::BtfTracePointLinkId;
+use aya::programs::{BtfTracePoint, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader};
+
+use crate::Error;
+use crate::layout::Setting;
+use crate::observer::bpf;
+
+/// As `build-programs` makes them.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
+
+/// What one observer has loaded. What is attached is detached with the value.
+pub(crate) struct Programs {
+    loaded: Ebpf,
+    /// Those of the hooks that the kernel has.
+    ready: Vec<&'static str>,
+    attached: Vec<(&'static str, BtfTracePointLinkId)>,
+}
+
+impl Programs {
+    pub fn load(btf: &Btf, setting: &Setting) -> Result<Self, Error> {
+        let loaded = EbpfLoader::new()
+            .btf(Some(btf))
+            .override_global("SETTING", setting, true)
+            .load(OBJECT)
+            .map_err(|e| bpf("load", e))?;
+        Ok(Self { loaded, ready: Vec::new(), attached: Vec::new() })
+    }
+
+    /// Attaches one program to the hook of that name, for the first time.
+    pub fn begin(&mut self, btf: &Btf, program: &'static str, hook: &str) -> Result<(), Error> {
+        self.program(program)?.load(hook, btf).map_err(|e| bpf(program, e))?;
+        self.attach(program)?;
+        self.ready.push(program);
+        Ok(())
+    }
+
+    /// Whether what is detached can be attached again by this process: tried with the one whose loss matters least.
+    pub fn try_again(&mut self) -> Result<(), Error> {
+        let Some((program, link)) = self.attached.pop() else { return Ok(()) };
+        self.program(program)?.detach(link).map_err(|e| bpf(program, e))?;
+        self.attach(program)
+    }
+
+    /// Attaches all that were begun: all or none.
+    pub fn attach_all(&mut self) -> Result<(), Error> {
+        for program in self.ready.clone() {
+            if self.attached.iter().any(|(attached, _)| *attached == program) {
+                continue;
+            }
+            if let Err(error) = self.attach(program) {
+                self.detach_all();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is touched after this is not told.
+    pub fn detach_all(&mut self) {
+        for (program, link) in std::mem::take(&mut self.attached) {
+            // Fails only where there is no such link.
+            let _ = self.program(program).map(|found| found.detach(link));
+        }
+    }
+
+    pub fn take_map(&mut self, name: &str) -> Result<aya::maps::Map, Error> {
+        self.loaded.take_map(name).ok_or_else(|| Error::Kernel(format!("no map {name}")))
+    }
+
+    pub fn take<M: TryFrom<aya::maps::Map, Error = MapError>>(&mut self, name: &str) -> Result<M, Error> {
+        M::try_from(self.take_map(name)?).map_err(|e| bpf(name, e))
+    }
+
+    fn attach(&mut self, program: &'static str) -> Result<(), Error> {
+        let link = self.program(program)?.attach().map_err(|e| bpf(program, e))?;
+        self.attached.push((program, link));
+        Ok(())
+    }
+
+    fn program(&mut self, name: &str) -> Result<&mut BtfTracePoint, Error> {
+        let found = self.loaded.program_mut(name).ok_or_else(|| Error::Kernel(format!("no program {name}")))?;
+        found.try_into().map_err(|e: ProgramError| bpf(name, e))
+    }
+}
