@@ -134,11 +134,15 @@ impl Observer {
     }
 
     /// Detaches the programs: what is touched from now on costs nothing and is not told, until [`Self::work`]. What was
-    /// counted stays.
+    /// counted stays. Nothing belongs to a job any more, since the end of its processes would not be seen.
     pub fn rest(&self) {
         let mut programs = self.programs.lock();
         self.is_at_work.store(false, Ordering::Release);
         programs.detach_all();
+        // Of maps that are there nothing fails.
+        let _ = remove_where(&mut self.tasks.lock(), |_| true);
+        let _ = remove_where(&mut self.cgroups.lock(), |_| true);
+        let _ = self.new_rules();
     }
 
     /// Attaches the programs again. Returns when what is touched is told.
@@ -155,11 +159,18 @@ impl Observer {
     /// Whether this process can come back from a rest. Before Linux 5.19 it cannot where it does not hold CAP_BPF.
     ///
     /// # Errors
-    /// Why not: from then on the end of processes may not be seen.
-    pub fn try_again(&self) -> Result<(), Error> {
-        self.programs.lock().try_again()
+    /// Why not. The hook with which it was tried is lacking from then on.
+    pub fn try_again(&mut self) -> Result<(), Error> {
+        let (program, tried) = self.programs.get_mut().try_again();
+        if let Err(error) = &tried
+            && let Some(state) = self.hooks.iter_mut().find(|state| Some(state.hook.program) == program)
+        {
+            state.lacking = Some(error.to_string());
+        }
+        tried
     }
 
+    /// Whether the programs are attached.
     pub fn is_at_work(&self) -> bool {
         self.is_at_work.load(Ordering::Acquire)
     }
@@ -184,8 +195,8 @@ impl Observer {
 
     /// From now on nothing belongs to the job.
     pub fn end(&self, job: u32) -> Result<(), Error> {
-        remove_where(&mut self.tasks.lock(), job)?;
-        remove_where(&mut self.cgroups.lock(), job)?;
+        remove_where(&mut self.tasks.lock(), |of| of == job)?;
+        remove_where(&mut self.cgroups.lock(), |of| of == job)?;
         self.new_rules()
     }
 
@@ -311,9 +322,9 @@ impl Ring {
     }
 }
 
-fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, job: u32) -> Result<(), Error> {
-    let of_job: Vec<K> = map.iter().flatten().filter(|(_, of)| *of == job).map(|(key, _)| key).collect();
-    for key in of_job {
+fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, holds: impl Fn(u32) -> bool) -> Result<(), Error> {
+    let found: Vec<K> = map.iter().flatten().filter(|(_, job)| holds(*job)).map(|(key, _)| key).collect();
+    for key in found {
         // It may have ended meanwhile.
         let _ = map.remove(&key);
     }

@@ -39,10 +39,11 @@ impl Programs {
     }
 
     /// Whether what is detached can be attached again by this process: tried with the one whose loss matters least.
-    pub fn try_again(&mut self) -> Result<(), Error> {
-        let Some((program, link)) = self.attached.pop() else { return Ok(()) };
-        self.program(program)?.detach(link).map_err(|e| bpf(program, e))?;
-        self.attach(program)
+    /// Which one that is.
+    pub fn try_again(&mut self) -> (Option<&'static str>, Result<(), Error>) {
+        let Some((program, link)) = self.attached.pop() else { return (None, Ok(())) };
+        let detached = self.program(program).and_then(|found| found.detach(link).map_err(|e| bpf(program, e)));
+        (Some(program), detached.and_then(|()| self.attach(program)))
     }
 
     /// Attaches all that were begun: all or none.

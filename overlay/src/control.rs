@@ -53,6 +53,8 @@ pub mod limits {
     pub const CLIENTS: usize = 64;
     /// Clients that are talked to at a time; more wait in the socket's backlog.
     pub const CONNECTIONS: usize = 1024;
+    /// The longest time between two samples for which jobs are observed.
+    pub const INTERVAL_MS: u64 = 86_400_000;
     /// Entries of a listing in one reply line.
     pub const ENTRIES_PER_REPLY: usize = 500;
     /// How long `mount` waits for the daemon: long enough for a catalog that must be recovered.

@@ -168,6 +168,9 @@ impl Jobs {
             None => requests("no observer was asked for"),
             Some(Err(why)) => requests(why),
             Some(Ok(watch)) => {
+                if let Some(why) = watch.failure() {
+                    return requests(&why);
+                }
                 let dropped = watch.observer.dropped();
                 ObserverStatus {
                     kind: "ebpf".into(),
@@ -183,7 +186,7 @@ impl Jobs {
     }
 
     fn unseen(&self) -> Vec<String> {
-        let mut missing = self.watch().map_or_else(|| vec![MISSING.to_owned()], Watch::missing);
+        let mut missing = self.seeing().map_or_else(|| vec![MISSING.to_owned()], Watch::missing);
         if self.opens_unseen.load(Ordering::Relaxed) {
             missing.push(MISSING_OPENS.to_owned());
         }
@@ -221,10 +224,10 @@ impl Overlay {
         blocking(move || inner.job(&id)).await
     }
 
-    /// All that was counted so far.
-    pub async fn sample_jobs(&self) -> Result<Sample> {
+    /// All that was counted so far, for one who will ask again after this time.
+    pub async fn sample_jobs(&self, interval: Duration) -> Result<Sample> {
         let inner = self.inner.clone();
-        blocking(move || Ok(inner.sample_jobs())).await
+        blocking(move || Ok(inner.sample_jobs(interval))).await
     }
 
     /// The job of a thread. Where none runs this is one load.
@@ -243,7 +246,7 @@ impl Overlay {
 
     /// A job read a file through the daemon. `cached`: by way of the page cache, where the observer sees it.
     pub(crate) fn note_read(&self, job: Option<u32>, ino: Ino, read: Range<u64>, cached: bool) {
-        if !(cached && self.inner.jobs.watch().is_some()) {
+        if !(cached && self.inner.jobs.watch().is_some_and(|watch| watch.observer.is_at_work())) {
             let bytes = read.end - read.start;
             let traffic = Traffic { read_bytes: bytes, pool_bytes: bytes, ..Traffic::default() };
             self.note(job, ino, traffic, PartMap::of_read(read));

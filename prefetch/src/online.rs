@@ -48,7 +48,8 @@ pub const SUGGESTIONS_MAX: usize = 64;
 /// goes on as in the directory before needs it at once.
 const LISTING_TOUCHES: usize = 3;
 
-/// A file that was opened for reading by somebody.
+/// A file that was opened for reading by somebody; or a directory that somebody entered, where the caller keeps these
+/// apart by numbers of their own for reader and directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Touch {
     /// A job, or a process group where there is none.

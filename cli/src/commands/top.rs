@@ -23,11 +23,11 @@ pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: 
     let mut last: HashMap<PathBuf, Sample> = HashMap::new();
     let mut left = count;
     // Rates are differences: what is shown first is what came since this.
-    look(path, &mut last, |_, _, _| {})?;
+    look(path, interval, &mut last, |_, _, _| {})?;
     while left != Some(0) {
         std::thread::sleep(interval);
         let mut screen = Vec::new();
-        look(path, &mut last, |entry, sample, ms| match output.json {
+        look(path, interval, &mut last, |entry, sample, ms| match output.json {
             true => output.json(&serde_json::json!({
                 "mountpoint": entry.mountpoint(), "interval_ms": ms, "observer": sample.observer,
                 "jobs": sample.jobs, "others": sample.others,
@@ -46,11 +46,12 @@ pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: 
 /// Asks all mounts, and tells what came since the last time, and within how many milliseconds.
 fn look(
     path: Option<&Path>,
+    interval: Duration,
     last: &mut HashMap<PathBuf, Sample>,
     mut each: impl FnMut(&Entry, Sample, u64),
 ) -> Result<(), Failure> {
     for entry in registration::mounts(path)? {
-        let sample = ask(&entry)?;
+        let sample = ask(&entry, interval)?;
         let before = last.insert(entry.mountpoint().to_path_buf(), sample.clone());
         // Another daemon counts anew.
         if let Some(before) = before.filter(|before| before.at_ms < sample.at_ms) {
@@ -61,8 +62,9 @@ fn look(
     Ok(())
 }
 
-fn ask(entry: &Entry) -> Result<Sample, Failure> {
-    for reply in client::call(entry, &Request::Sample)? {
+fn ask(entry: &Entry, interval: Duration) -> Result<Sample, Failure> {
+    let interval_ms = interval.as_millis().try_into().unwrap_or(u64::MAX);
+    for reply in client::call(entry, &Request::Sample { interval_ms })? {
         if let Reply::Sample(sample) = reply? {
             return Ok(sample);
         }

@@ -44,7 +44,11 @@ pub enum Request {
         id: String,
     },
     /// What jobs used up to now.
-    Sample,
+    Sample {
+        /// When this will be asked again.
+        #[serde(default)]
+        interval_ms: u64,
+    },
     /// Why a file is here, and what would evict it.
     Explain {
         path: String,

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -200,9 +200,9 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
                 out.send(&Reply::JobFiles(part.to_vec())).await?;
             }
         }
-        Request::Sample => {
-            let asked = overlay.clone();
-            let sample = out.waiting_for(engine, async move { asked.sample_jobs().await }).await?;
+        Request::Sample { interval_ms } => {
+            let (asked, interval) = (overlay.clone(), Duration::from_millis(interval_ms.min(limits::INTERVAL_MS)));
+            let sample = out.waiting_for(engine, async move { asked.sample_jobs(interval).await }).await?;
             out.send(&Reply::Sample(sample.map_err(Failure::from)?)).await?;
         }
         Request::Explain { path } => {

@@ -14,7 +14,7 @@ use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::walking::{NextDirectory, WALK, Walks};
+use super::walking::{NextDirectory, Walks};
 use super::{REQUESTS, requests_of};
 use crate::catalog::Listing;
 use crate::engine::{Inner, blocking};
@@ -27,7 +27,7 @@ const BATCH: usize = 64;
 /// The most of one file that is brought in: its reader is ahead of itself from then on.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// The share of the fast pool that what nobody has opened yet may take.
-const POOL_SHARE: f64 = 0.25;
+pub(super) const POOL_SHARE: f64 = 0.25;
 /// Who has not opened a file by then will not.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How often that is looked at.
@@ -42,6 +42,8 @@ const LISTING_SHARE: f64 = 0.05;
 const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
 /// Set in the number of a reader that is a job.
 const JOB: u64 = 1 << 32;
+/// Set in the number of a reader, whoever it is, as one that enters directories.
+pub(super) const WALK: u64 = 1 << 33;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
@@ -112,8 +114,13 @@ pub(super) struct Wanted {
     pub why: String,
 }
 
-/// A file that is to be brought in, how much of it, and since when it is awaited.
-pub(super) type Admitted = (Ino, u64, Instant);
+/// A file that is to be brought in.
+pub(super) struct Admitted {
+    ino: Ino,
+    bytes: u64,
+    /// Since when it is awaited.
+    since: Instant,
+}
 
 /// What follows from opens.
 #[derive(Default)]
@@ -122,6 +129,22 @@ pub(super) struct Next {
     pub directories: Vec<NextDirectory>,
     /// Directories whose names are not known.
     pub unlisted: HashSet<Ino>,
+}
+
+/// The time that listings took, less what they may take since.
+#[derive(Debug)]
+struct ListingTime {
+    spent: Duration,
+    at: Instant,
+}
+
+impl ListingTime {
+    fn is_spent(&mut self) -> bool {
+        let now = Instant::now();
+        self.spent = self.spent.saturating_sub(now.duration_since(self.at).mul_f64(LISTING_SHARE));
+        self.at = now;
+        self.spent > LISTING_AT_ONCE
+    }
 }
 
 /// What the fast pool can take beside what is dirty, leased or staged for jobs, as it was at some moment.
@@ -139,10 +162,9 @@ pub(crate) struct Following {
     /// How many of these there are, to be looked at without the lock.
     awaited_count: AtomicUsize,
     online: Mutex<Online>,
-    walks: Mutex<Walks>,
+    pub(super) walks: Mutex<Walks>,
     room: Mutex<Room>,
-    /// That listings took so far.
-    listing: Mutex<Duration>,
+    listing: Mutex<ListingTime>,
     since: Instant,
 }
 
@@ -157,7 +179,7 @@ impl Default for Following {
             online: Mutex::default(),
             walks: Mutex::default(),
             room: Mutex::default(),
-            listing: Mutex::default(),
+            listing: Mutex::new(ListingTime { spent: Duration::ZERO, at: Instant::now() }),
             since: Instant::now(),
         }
     }
@@ -188,6 +210,10 @@ impl Following {
 
     pub fn job_ended(&self, number: u32) {
         self.tell(Event::Ended(JOB | u64::from(number)));
+    }
+
+    pub(super) fn not_brought_in(&self, ino: Ino) {
+        self.tell(Event::Failed(ino));
     }
 
     fn tell(&self, event: Event) {
@@ -264,16 +290,17 @@ impl Inner {
 
     /// Begins to bring in what was admitted.
     pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
-        for (ino, bytes, since) in files {
+        for file in files {
             let (inner, turns) = (self.clone(), turns.clone());
             self.foresight.runtime.spawn(async move {
                 let stop = inner.stop.clone();
-                stop.run_until_cancelled(inner.bring_in_next(ino, bytes, since, &turns)).await;
+                stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
             });
         }
     }
 
-    async fn bring_in_next(self: &Arc<Self>, ino: Ino, bytes: u64, since: Instant, turns: &Semaphore) {
+    async fn bring_in_next(self: &Arc<Self>, file: Admitted, turns: &Semaphore) {
+        let Admitted { ino, bytes, since } = file;
         let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
         let following = &self.foresight.following;
         // Its reader may have come to it meanwhile, or have ended.
@@ -293,7 +320,7 @@ impl Inner {
             Err(error) => {
                 tracing::debug!(%error, "{} is not brought in", self.display(ino));
                 if following.change(|awaited| is_awaited(awaited).then(|| awaited.remove(ino))).is_some() {
-                    following.tell(Event::Failed(ino));
+                    following.not_brought_in(ino);
                 }
             }
         }
@@ -331,8 +358,7 @@ impl Inner {
                     let touch = Touch { reader, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
                     next.files.extend(self.choose(reader, suggestions, &mut online));
-                    let mut walks = following.walks.lock();
-                    self.walk_on(reader, directory, at, &mut walks, &mut online, &mut next);
+                    self.walk_on(&touch, &mut following.walks.lock(), &mut online, &mut next);
                 }
             }
         }
@@ -346,22 +372,39 @@ impl Inner {
             probability: suggestion.probability,
             why: suggestion.why.to_string(),
         });
-        self.admit(reader, wanted.collect(), |ino, admitted| match admitted {
+        self.admit(reader, wanted.collect(), POOL_SHARE, |ino, is_taken| match is_taken {
             true => online.staged(ino.0),
             false => online.not_staged(ino.0),
         })
     }
 
-    /// Of files that a reader will probably open, in that order, those for which there is room and that are worth it. They
-    /// are awaited from now on. `tell` is told of each whether it is one of them.
-    pub(super) fn admit(&self, reader: u64, wanted: Vec<Wanted>, mut tell: impl FnMut(Ino, bool)) -> Vec<Admitted> {
+    /// Of files that a reader will probably open, in that order, those for which there is room in a share of the fast
+    /// pool, and that are worth it. They are awaited from now on. `tell` is told of each whether it is one of them, or was
+    /// before.
+    pub(super) fn admit(
+        &self,
+        reader: u64,
+        wanted: Vec<Wanted>,
+        pool_share: f64,
+        mut tell: impl FnMut(Ino, bool),
+    ) -> Vec<Admitted> {
         if wanted.is_empty() {
             return Vec::new();
         }
         let following = &self.foresight.following;
         let now = Instant::now();
         let mut candidates = Vec::new();
+        let mut seen = HashSet::new();
         for (at, wanted) in wanted.iter().enumerate() {
+            // A file may have two names.
+            if !seen.insert(wanted.ino) {
+                continue;
+            }
+            // Who awaits it already may be nearer to it.
+            if following.awaits(wanted.ino) {
+                tell(wanted.ino, true);
+                continue;
+            }
             match self.missing_of(wanted.ino) {
                 None => tell(wanted.ino, false),
                 Some(bytes) => candidates.push(Candidate {
@@ -373,7 +416,7 @@ impl Inner {
                 }),
             }
         }
-        let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark * POOL_SHARE) as u64;
+        let limit = (self.store.budget.limit() as f64 * self.policy.space.low_watermark * pool_share) as u64;
         let room = self.room_for_followed().min(limit);
         let of = |candidate: &Candidate| &wanted[candidate.file as usize];
         following.change(|awaited| {
@@ -395,7 +438,7 @@ impl Inner {
             }
             plan.refused.iter().for_each(|(candidate, _)| tell(of(candidate).ino, false));
             let missing = plan.chosen.iter().filter(|candidate| candidate.bytes > 0);
-            missing.map(|candidate| (of(candidate).ino, candidate.bytes, now)).collect()
+            missing.map(|one| Admitted { ino: of(one).ino, bytes: one.bytes, since: now }).collect()
         })
     }
 
@@ -410,7 +453,7 @@ impl Inner {
     }
 
     /// Bytes that what is brought in for readers who are followed may take, as of a short while ago.
-    fn room_for_followed(&self) -> u64 {
+    pub(super) fn room_for_followed(&self) -> u64 {
         let mut room = self.foresight.following.room.lock();
         if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
             *room = Room { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
@@ -433,21 +476,17 @@ impl Inner {
     }
 
     fn names_of(&self, dir: Ino, kind: FileKind, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
-        let node = self.node(dir).ok()?;
-        let is_known = {
-            let state = node.state.lock();
-            matches!(state.record.listing, Listing::Complete(_)) || (!state.record.in_pool() && dir != Ino::ROOT)
-        };
-        if !is_known {
+        if !self.knows_names_of(dir)? {
             unlisted.insert(dir);
             return None;
         }
         let (began, following) = (Instant::now(), &self.foresight.following);
-        if *following.listing.lock() > following.since.elapsed().mul_f64(LISTING_SHARE) + LISTING_AT_ONCE {
+        if following.listing.lock().is_spent() {
             return None;
         }
-        let mut entries = Vec::new();
+        let (mut entries, mut seen) = (Vec::new(), 0);
         let listed = self.catalog.names(dir, |name, record| {
+            seen += 1;
             if let Some((ino, found)) = record.here
                 && found == kind
                 && let Some(bytes) = if kind == FileKind::File { self.size_of(ino) } else { Some(1) }
@@ -455,10 +494,29 @@ impl Inner {
                 let name = String::from_utf8_lossy(name).into();
                 entries.push(Sibling { name, file: ino.0, bytes });
             }
-            Ok(entries.len() < SIBLINGS_MAX)
+            Ok(seen < SIBLINGS_MAX)
         });
-        *following.listing.lock() += began.elapsed();
+        following.listing.lock().spent += began.elapsed();
         listed.is_ok().then_some(entries)
+    }
+
+    /// How many files a directory has, counted up to `most`. `None`: its names are not known.
+    pub(super) fn count_files(&self, dir: Ino, most: usize) -> Option<usize> {
+        self.knows_names_of(dir)?.then_some(())?;
+        let (mut files, mut seen) = (0, 0);
+        let counted = self.catalog.names(dir, |_, record| {
+            seen += 1;
+            files += usize::from(record.here.is_some_and(|(_, kind)| kind == FileKind::File));
+            Ok(seen < most)
+        });
+        counted.ok().map(|()| files)
+    }
+
+    fn knows_names_of(&self, dir: Ino) -> Option<bool> {
+        let node = self.node(dir).ok()?;
+        let state = node.state.lock();
+        let is_all_here = !state.record.in_pool() && dir != Ino::ROOT;
+        Some(is_all_here || matches!(state.record.listing, Listing::Complete(_)))
     }
 
     fn size_of(&self, ino: Ino) -> Option<u64> {

@@ -71,9 +71,9 @@ impl Drop for Starting<'_> {
 fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let Some(begun) = inner.upgrade() else { return };
     let starting = Starting(&begun.jobs);
-    let watch = Watch::start(&begun, wanted);
+    let mut watch = Watch::start(&begun, wanted);
     capabilities::give_up();
-    match &watch {
+    match &mut watch {
         Ok(watch) => {
             watch.allow_rest();
             tracing::info!("what jobs use is observed by eBPF");

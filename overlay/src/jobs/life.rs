@@ -45,6 +45,8 @@ impl Inner {
             let what = format!("process {gone} does not exist");
             return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
         }
+        // What it can see is told of the job from the start.
+        self.observer_at_work(Duration::ZERO);
         let (number, is_told) = self.enter_job(&request, client, uid)?;
         self.add_processes(number, &roots);
         if let Members::Cgroup { id, path } = request.members {
@@ -131,7 +133,7 @@ impl Inner {
     /// Adds processes with their descendants to a job.
     pub(super) fn add_processes(&self, number: u32, roots: &[u32]) {
         let mut known = Vec::new();
-        let observer = self.observer_at_work().map(|watch| &watch.observer);
+        let observer = self.observer_at_work(Duration::ZERO).map(|watch| &watch.observer);
         for _ in 0..TREE_LOOKS {
             let tree = process::tree(roots);
             let new: Vec<Process> = tree.into_iter().filter(|process| !known.contains(process)).collect();
@@ -152,7 +154,9 @@ impl Inner {
     }
 
     pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
-        if let Some(Err(error)) = self.observer_at_work().map(|watch| watch.observer.add_cgroup(id, number)) {
+        if let Some(Err(error)) =
+            self.observer_at_work(Duration::ZERO).map(|watch| watch.observer.add_cgroup(id, number))
+        {
             tracing::warn!("cgroup {path} is not observed: {error}");
         }
         if let Some(running) = self.jobs.table.lock().running.get_mut(&number) {

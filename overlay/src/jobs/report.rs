@@ -177,7 +177,7 @@ pub struct ObserverStatus {
     pub kind: String,
     /// Why it is not eBPF.
     pub why: Option<String>,
-    /// No job runs, and eviction is far: nothing is observed now, and so nothing is slowed down.
+    /// Nobody needs it: nothing is observed now, and so nothing is slowed down.
     #[serde(default)]
     pub rests: bool,
     /// What cannot be seen.

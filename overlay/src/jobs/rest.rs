@@ -1,11 +1,13 @@
 //! When the observer is at work.
 //!
-//! A program in the kernel costs every read of a page some tens of nanoseconds, whoever makes it: a tenth of a read of
-//! 4 KiB. So the programs are attached only while somebody needs what they tell: a job runs, somebody looks on, or
-//! eviction is near enough that it will want to know what is used.
+//! A program in the kernel costs every read of a page 60 to 95 ns, whoever makes it (`make bench-observer`). So the programs
+//! are attached only while somebody needs what they tell: a job runs, somebody looks on, or eviction is near enough that
+//! it will want to know what is used.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::Jobs;
 use super::watch::Watch;
 use crate::engine::Inner;
 
@@ -14,33 +16,67 @@ const NOTED_FROM: f64 = 0.5;
 /// How long it goes on when nobody needs it any more: the next job may begin at once.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Of one observer.
+/// Of one observer. Under this lock it is put to work, and let rest.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
-    needed: Option<Instant>,
+    /// Until then somebody needs it.
+    needed_until: Option<Instant>,
     /// It could come back.
     is_allowed: bool,
+    /// When it could not, the last time, and why.
+    failed: Option<(Instant, String)>,
 }
 
 impl Watch {
     /// Lets the observer rest from now on, where this process can have it work again.
-    pub(super) fn allow_rest(&self) {
+    pub(super) fn allow_rest(&mut self) {
         match self.observer.try_again() {
-            Ok(()) => self.rest.lock().is_allowed = true,
-            Err(error) => tracing::warn!("the observer stays at work, and may not see processes end: {error}"),
+            Ok(()) => self.rest.get_mut().is_allowed = true,
+            Err(error) => tracing::warn!("the observer stays at work, without a hook that it had: {error}"),
+        }
+    }
+
+    /// Why it sees nothing, though somebody needs it.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.rest.lock().failed.as_ref().map(|(_, why)| why.clone())
+    }
+
+    fn put_to_work(&self, rest: &mut Rest) {
+        if self.observer.is_at_work() {
+            return;
+        }
+        match self.observer.work() {
+            Ok(()) => {
+                tracing::debug!("the observer is at work");
+                rest.failed = None;
+            }
+            Err(error) => {
+                let why = format!("the observer cannot come back to work: {error}");
+                if rest.failed.is_none() {
+                    tracing::warn!("what jobs use is known by their requests alone: {why}");
+                }
+                rest.failed = Some((Instant::now(), why));
+            }
         }
     }
 }
 
+impl Jobs {
+    /// The observer, if it can tell what is used.
+    pub(super) fn seeing(&self) -> Option<&Watch> {
+        self.watch().filter(|watch| watch.failure().is_none())
+    }
+}
+
 impl Inner {
-    /// The observer, at work.
-    pub(super) fn observer_at_work(&self) -> Option<&Watch> {
+    /// The observer, at work from now on for at least as long as said, and a while longer. `None`: it is not.
+    pub(super) fn observer_at_work(&self, at_least: Duration) -> Option<&Watch> {
         let watch = self.jobs.watch()?;
         let mut rest = watch.rest.lock();
-        rest.needed = Some(Instant::now());
-        self.put_to_work(watch);
-        drop(rest);
-        Some(watch)
+        let until = Instant::now() + at_least + LINGER;
+        rest.needed_until = Some(rest.needed_until.map_or(until, |known| known.max(until)));
+        watch.put_to_work(&mut rest);
+        watch.observer.is_at_work().then_some(watch)
     }
 
     /// Lets the observer rest, or has it work, as it is needed now.
@@ -48,11 +84,14 @@ impl Inner {
         let mut rest = watch.rest.lock();
         let now = Instant::now();
         if self.needs_observer() {
-            rest.needed = Some(now);
+            rest.needed_until = rest.needed_until.max(Some(now + LINGER));
         }
-        let is_needed = rest.needed.is_some_and(|at| now.duration_since(at) < LINGER);
+        let is_needed = rest.needed_until.is_some_and(|until| now < until);
         if is_needed || !rest.is_allowed {
-            self.put_to_work(watch);
+            // One that failed is not tried all the time.
+            if rest.failed.as_ref().is_none_or(|(at, _)| now.duration_since(*at) >= LINGER) {
+                watch.put_to_work(&mut rest);
+            }
         } else if watch.observer.is_at_work() {
             tracing::debug!("nobody needs the observer: it rests");
             watch.observer.rest();
@@ -60,31 +99,30 @@ impl Inner {
     }
 
     fn needs_observer(&self) -> bool {
-        self.policy.observes_always || self.jobs.any() || self.is_eviction_near()
+        let jobs = &self.jobs;
+        // Where the kernel tells of no opens nothing else says what is used.
+        self.policy.observes_always
+            || jobs.any()
+            || jobs.opens_unseen.load(Ordering::Relaxed)
+            || self.is_eviction_near()
     }
 
     fn is_eviction_near(&self) -> bool {
-        self.store.budget.above(self.policy.space.low_watermark * NOTED_FROM) > 0
+        let budget = &self.store.budget;
+        let used = budget.used().saturating_add(budget.reserved());
+        // Others may fill the device before we reach our limit.
+        let room = budget.limit().min(used.saturating_add(self.store.free_bytes()));
+        used as f64 > room as f64 * self.policy.space.low_watermark * NOTED_FROM
     }
 
     /// The fast pool is filled further. Where uses should be noted from now on, who keeps jobs is told.
     pub(crate) fn note_filling(&self) {
         if let Some(watch) = self.jobs.watch()
             && !watch.observer.is_at_work()
+            && watch.failure().is_none()
             && self.is_eviction_near()
         {
             watch.observer.ring_bell();
-        }
-    }
-
-    /// `rest` of the observer is held.
-    fn put_to_work(&self, watch: &Watch) {
-        if watch.observer.is_at_work() {
-            return;
-        }
-        match watch.observer.work() {
-            Ok(()) => tracing::debug!("the observer is at work"),
-            Err(error) => tracing::warn!("what the kernel serves by itself is not seen: {error}"),
         }
     }
 }

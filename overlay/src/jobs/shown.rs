@@ -1,5 +1,7 @@
 //! What operators are told of jobs.
 
+use std::time::Duration;
+
 use forebay_backends::Result;
 
 use super::report::{JobFile, JobSample, JobSummary, Sample};
@@ -44,9 +46,8 @@ impl Inner {
         newest.map(|(serial, summary)| Ok((summary, self.catalog.job_files(serial)?))).transpose()
     }
 
-    /// Who asks for one sample will ask for the next.
-    pub(super) fn sample_jobs(&self) -> Sample {
-        self.observer_at_work();
+    pub(super) fn sample_jobs(&self, interval: Duration) -> Sample {
+        self.observer_at_work(interval);
         self.collect_uses(FRESH);
         let observer = self.jobs.status();
         let table = self.jobs.table.lock();

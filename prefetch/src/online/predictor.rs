@@ -91,7 +91,7 @@ impl fmt::Display for Why {
                 if step > 1 { write!(f, ", of which its reader opens every {}", Ordinal(step)) } else { Ok(()) }
             }
             Self::Siblings { opened, of } => {
-                write!(f, "its reader goes through the directory: {opened} of {of} files so far")
+                write!(f, "its reader goes through the directory: {opened} of {of} so far")
             }
             Self::Association { times: 1 } => write!(f, "was opened after it once"),
             Self::Association { times } => write!(f, "was opened after it {times} times"),
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(Why::Association { times: 22 }.to_string(), "was opened after it 22 times");
         assert_eq!(Why::Epoch { places: 2 }.to_string(), "the 2nd after it in the order of the epoch before");
         let siblings = Why::Siblings { opened: 20, of: 100 }.to_string();
-        assert_eq!(siblings, "its reader goes through the directory: 20 of 100 files so far");
+        assert_eq!(siblings, "its reader goes through the directory: 20 of 100 so far");
     }
 
     #[test]
