@@ -35,7 +35,7 @@ pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
     Xattrs, unmatched,
 };
-pub(crate) use records::{decode, encode};
+pub(crate) use records::{append, decode, decode_first, encode};
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 6;

@@ -353,6 +353,16 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     postcard::to_stdvec(record).unwrap_or_default()
 }
 
+/// Adds a record to others.
+pub(crate) fn append<T: Serialize>(record: &T, others: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(record, others)
+}
+
+/// The first of several records, and the others.
+pub(crate) fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), postcard::Error> {
+    postcard::take_from_bytes(bytes)
+}
+
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(bytes)
 }

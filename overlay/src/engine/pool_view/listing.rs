@@ -11,7 +11,7 @@ use futures::TryStreamExt;
 use super::super::names::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::{Age, Asked};
-use crate::catalog::{Link, Listing, NameRecord, unmatched};
+use crate::catalog::{Link, Listing, NameRecord, append, decode_first, unmatched};
 
 /// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
 const RACY: Duration = Duration::from_millis(50);
@@ -21,6 +21,44 @@ const NAMES_AT_ONCE: u32 = 1_000;
 const CONTENTS_BYTES: u64 = 2 << 20;
 /// How often a listing is begun anew because our own flushes changed the directory meanwhile.
 const ATTEMPTS: u32 = 60;
+
+/// Encoded entries of a listing that are kept in one piece.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What a directory of the pool has, encoded: the entries of a large one are in memory all at once, and take a third of
+/// the room like that.
+#[derive(Debug, Default)]
+struct Entries(Vec<Vec<u8>>);
+
+impl Entries {
+    fn add(&mut self, name: &[u8], stat: &Stat) -> Result<()> {
+        let full = |piece: &Vec<u8>| piece.len() + PIECE_BYTES / 16 > PIECE_BYTES;
+        if self.0.last().is_none_or(full) {
+            self.0.push(Vec::with_capacity(PIECE_BYTES));
+        }
+        if let Some(piece) = self.0.last_mut() {
+            *piece = append(&(name, stat), std::mem::take(piece)).map_err(unencoded)?;
+        }
+        Ok(())
+    }
+
+    /// All of them, given up as they are taken.
+    fn take(self) -> impl Iterator<Item = Result<(Vec<u8>, Stat)>> {
+        self.0.into_iter().flat_map(|piece| {
+            let mut at = 0;
+            std::iter::from_fn(move || {
+                let left = piece.get(at..).filter(|left| !left.is_empty())?;
+                let first = decode_first(left).map_err(unencoded);
+                at = first.as_ref().map_or(piece.len(), |(_, rest)| piece.len() - rest.len());
+                Some(first.map(|(entry, _)| entry))
+            })
+        })
+    }
+}
+
+fn unencoded(error: postcard::Error) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, "an entry of a listing").with_source(error)
+}
 
 /// Files of a directory that came along with its listing: name, version, all bytes.
 type Contents = Vec<(Vec<u8>, Version, Bytes)>;
@@ -98,14 +136,24 @@ impl Inner {
             let path = self.pool_path(dir)?;
             let read = async {
                 let stat = self.pool.stat(&path).await?;
-                let listing = match contents {
+                let mut listing = match contents {
                     Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
                     None => self.pool.list(&path).await?,
                 };
-                let pages: Vec<Vec<DirEntry>> = listing.try_collect().await?;
-                Ok((stat, pages))
+                let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
+                while let Some(page) = listing.try_next().await? {
+                    for DirEntry { name, stat, content } in page {
+                        entries.add(&name, &stat)?;
+                        if stat.nlink > 1 {
+                            linked.push(stat.clone());
+                        }
+                        let content = content.filter(|content| !content.is_empty());
+                        came.extend(content.map(|it| (name, stat.version, it)));
+                    }
+                }
+                Ok((stat, entries, linked, came))
             };
-            let (stat, mut pages) = match self.ask(read).await {
+            let (stat, entries, linked, came) = match self.ask(read).await {
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     self.missing(dir, asked).await?;
                     if !node.state.lock().record.in_pool() {
@@ -117,20 +165,16 @@ impl Inner {
                 other => other.map_err(|e| e.context(&path))?,
             };
             let mut changed = false;
-            for entry in pages.iter().flatten() {
-                changed |= self.ascertain_object(&entry.stat).await?;
+            for stat in linked {
+                changed |= self.ascertain_object(&stat).await?;
             }
             if changed {
                 continue;
             }
             if let Some(contents) = contents.as_deref_mut() {
-                contents.clear();
-                for entry in pages.iter_mut().flatten() {
-                    let content = entry.content.take().filter(|content| !content.is_empty());
-                    contents.extend(content.map(|it| (entry.name.clone(), entry.stat.version.clone(), it)));
-                }
+                *contents = came;
             }
-            if self.merge(dir, &stat, pages.into_iter().flatten(), asked, began)? {
+            if self.merge(dir, &stat, entries, asked, began)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
                 return Ok(());
@@ -146,14 +190,7 @@ impl Inner {
     }
 
     /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
-    fn merge(
-        &self,
-        dir: Ino,
-        stat: &Stat,
-        entries: impl Iterator<Item = DirEntry>,
-        asked: Asked,
-        began: Instant,
-    ) -> Result<bool> {
+    fn merge(&self, dir: Ino, stat: &Stat, entries: Entries, asked: Asked, began: Instant) -> Result<bool> {
         let mut txn = Txn::begin(self);
         if !txn.believes_names(dir, asked)? {
             return Ok(false);
@@ -170,10 +207,11 @@ impl Inner {
         // Ours may go before it is flushed: then theirs is to be seen.
         let mut hides = false;
         let mut adopted = 0;
-        for entry in entries {
-            match known.remove(entry.name.as_slice()) {
+        for entry in entries.take() {
+            let (name, stat) = entry?;
+            match known.remove(name.as_slice()) {
                 None => {
-                    let now = txn.name(dir, &entry.name)?;
+                    let now = txn.name(dir, &name)?;
                     if !now.is_empty() {
                         // Found, made or removed while others had their turn.
                         let found = now.here_ino().is_some() && now.here_ino() == now.pool;
@@ -181,8 +219,8 @@ impl Inner {
                         hides |= !found;
                         continue;
                     }
-                    subdirs += u32::from(entry.stat.kind == FileKind::Directory);
-                    self.adopt_in(&mut txn, dir, &entry.name, &entry.stat)?;
+                    subdirs += u32::from(stat.kind == FileKind::Directory);
+                    self.adopt_in(&mut txn, dir, &name, &stat)?;
                     adopted += 1;
                     if adopted % NAMES_AT_ONCE == 0 {
                         // Whoever makes or removes a name waits for this one.
@@ -194,7 +232,7 @@ impl Inner {
                     }
                 }
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
-                    changed.extend(record.pool.map(|ino| (ino, (dir, entry.name.into()), entry.stat)));
+                    changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
                 }
                 // Something of ours is under the name, or it was removed or moved here: the flush decides.
                 Some(record) => hides |= record.pool.is_none(),
@@ -265,4 +303,35 @@ impl Inner {
 fn is_younger(time: Time, than: Duration) -> bool {
     let time = SystemTime::from(time);
     SystemTime::now().duration_since(time).map_or(true, |age| age < than)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_given_back_as_they_were() {
+        let entry = |at: u64| {
+            let version = Version::Tag { etag: format!("e{at}"), id: String::new(), size: at, mtime: Time::default() };
+            let stat = Stat {
+                kind: FileKind::File,
+                mode: 0o644,
+                uid: 1,
+                gid: 2,
+                nlink: 1,
+                rdev: 0,
+                size: at,
+                atime: Time::default(),
+                mtime: Time::default(),
+                ctime: Time::default(),
+                version,
+            };
+            // Names may be longer than what a piece keeps free.
+            (vec![b'x'; if at % 100 == 0 { 10_000 } else { 200 }], stat)
+        };
+        let mut entries = Entries::default();
+        (0..1_000).for_each(|at| entries.add(&entry(at).0, &entry(at).1).unwrap());
+        assert!(entries.0.len() > 3);
+        assert!(entries.take().map(Result::unwrap).eq((0..1_000).map(entry)));
+    }
 }
