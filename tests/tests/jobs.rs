@@ -452,11 +452,13 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
     let answer = thread::scope(|scope| {
         let top = scope.spawn(move || {
             let mut top = Command::new(forebay());
-            run(top.args(["--json", "top", "--interval", "14s", "--count", "1"]).arg(mount.place.mnt()), COMMAND).ok()
+            run(top.args(["--json", "top", "--interval", "20s", "--count", "1"]).arg(mount.place.mnt()), COMMAND).ok()
         });
         wait_until("it works for who looks on", || !rests());
+        // Until it has looked for the first time.
+        thread::sleep(Duration::from_secs(2));
         fs::read(mount.path("a")).unwrap();
-        thread::sleep(Duration::from_secs(11));
+        thread::sleep(Duration::from_secs(10));
         fs::read(mount.path("a")).unwrap();
         top.join().unwrap()
     });

@@ -27,7 +27,8 @@ pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: 
     while left != Some(0) {
         std::thread::sleep(interval);
         let mut screen = Vec::new();
-        look(path, interval, &mut last, |entry, sample, ms| match output.json {
+        let next = if left == Some(1) { Duration::ZERO } else { interval };
+        look(path, next, &mut last, |entry, sample, ms| match output.json {
             true => output.json(&serde_json::json!({
                 "mountpoint": entry.mountpoint(), "interval_ms": ms, "observer": sample.observer,
                 "jobs": sample.jobs, "others": sample.others,
@@ -43,15 +44,16 @@ pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: 
     Ok(Exit::Done)
 }
 
-/// Asks all mounts, and tells what came since the last time, and within how many milliseconds.
+/// Asks all mounts, and tells what came since the last time, and within how many milliseconds. `next`: when they will be
+/// asked again.
 fn look(
     path: Option<&Path>,
-    interval: Duration,
+    next: Duration,
     last: &mut HashMap<PathBuf, Sample>,
     mut each: impl FnMut(&Entry, Sample, u64),
 ) -> Result<(), Failure> {
     for entry in registration::mounts(path)? {
-        let sample = ask(&entry, interval)?;
+        let sample = ask(&entry, next)?;
         let before = last.insert(entry.mountpoint().to_path_buf(), sample.clone());
         // Another daemon counts anew.
         if let Some(before) = before.filter(|before| before.at_ms < sample.at_ms) {

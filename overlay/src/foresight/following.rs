@@ -358,7 +358,7 @@ impl Inner {
                     let touch = Touch { reader, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
                     next.files.extend(self.choose(reader, suggestions, &mut online));
-                    self.walk_on(&touch, &mut following.walks.lock(), &mut online, &mut next);
+                    self.walk_on(&touch, &mut online, &mut next);
                 }
             }
         }
@@ -500,7 +500,7 @@ impl Inner {
         listed.is_ok().then_some(entries)
     }
 
-    /// How many files a directory has, counted up to `most`. `None`: its names are not known.
+    /// How many of the first names of a directory, `most` of them, are files. `None`: its names are not known.
     pub(super) fn count_files(&self, dir: Ino, most: usize) -> Option<usize> {
         self.knows_names_of(dir)?.then_some(())?;
         let (mut files, mut seen) = (0, 0);

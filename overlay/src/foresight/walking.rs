@@ -131,31 +131,38 @@ impl Walk {
 
 impl Inner {
     /// A reader opened a file: what follows from it for the directories that it goes through.
-    pub(super) fn walk_on(&self, touch: &Touch, walks: &mut Walks, online: &mut Online, next: &mut Next) {
+    pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
         let (reader, directory) = (touch.reader, Ino(touch.directory));
-        let walk = walks.of(reader);
-        if let Some((left, opened)) = walk.opens(directory)
-            && let Some(files) = self.count_files(left, FILES_MAX)
-        {
-            walk.note(opened, files);
+        // Never locked while something is looked up.
+        let walks = &self.foresight.following.walks;
+        let left = walks.lock().of(reader).opens(directory);
+        let of = left.and_then(|(left, opened)| Some((opened, self.count_files(left, FILES_MAX)?)));
+        if let Some((opened, files)) = of {
+            walks.lock().of(reader).note(opened, files);
         }
-        if walk.is_in(directory) {
+        if walks.lock().of(reader).is_in(directory) {
             return;
         }
-        for (above, entered) in walk.go(self.way_to(directory)) {
+        let way = self.way_to(directory);
+        let (entered, share) = {
+            let mut walks = walks.lock();
+            let walk = walks.of(reader);
+            (walk.go(way), walk.share)
+        };
+        for (above, entered) in entered {
             let touch =
                 Touch { reader: reader | WALK, directory: above.0 | DIRECTORIES, file: entered.0, at: touch.at };
             let suggestions = online
                 .touched(&touch, &mut |number| self.subdirectories(Ino(number & !DIRECTORIES), &mut next.unlisted));
             for suggestion in suggestions {
-                let probability = suggestion.probability * walk.share;
+                let probability = suggestion.probability * share;
                 if probability < PROBABILITY_MIN {
                     online.not_staged(suggestion.file);
                     continue;
                 }
                 online.staged(suggestion.file);
                 let directory = Ino(suggestion.file);
-                walk.expected.insert(directory);
+                walks.lock().of(reader).expected.insert(directory);
                 let why = format!("of a directory that comes next: {}", suggestion.why);
                 next.directories.push(NextDirectory { reader, directory, probability, why });
             }
@@ -189,7 +196,6 @@ impl Inner {
 
     /// Whether any file is brought in, or was here.
     async fn bring_in_below(self: &Arc<Self>, next: &NextDirectory, turns: &Arc<Semaphore>) -> bool {
-        let is_expected = || self.foresight.following.walks.lock().is_expected(next);
         let (mut left, mut room, mut is_any) = (vec![next.directory], FILES_MAX, false);
         for _ in 0..LISTINGS_MAX {
             let Some(directory) = left.pop() else { break };
@@ -197,7 +203,11 @@ impl Inner {
                 let Ok(_turn) = turns.acquire().await else { break };
                 let _turn = self.turns.ahead().await;
                 // The reader may be there by now, or have ended.
-                if !is_expected() || self.room_for_followed() == 0 {
+                if !self.foresight.following.walks.lock().is_expected(next) {
+                    break;
+                }
+                let inner = self.clone();
+                if !matches!(blocking(move || Ok(inner.room_for_followed())).await, Ok(1..)) {
                     break;
                 }
                 if let Err(error) = self.ensure_listed(directory).await {

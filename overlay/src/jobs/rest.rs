@@ -23,8 +23,9 @@ pub(super) struct Rest {
     needed_until: Option<Instant>,
     /// It could come back.
     is_allowed: bool,
-    /// When it could not, the last time, and why.
-    failed: Option<(Instant, String)>,
+    /// Why it could not, the last time. It is not tried again while jobs run: what they use is known by their requests, and
+    /// nothing is told twice, or of half of a job.
+    failed: Option<String>,
 }
 
 impl Watch {
@@ -38,11 +39,11 @@ impl Watch {
 
     /// Why it sees nothing, though somebody needs it.
     pub(super) fn failure(&self) -> Option<String> {
-        self.rest.lock().failed.as_ref().map(|(_, why)| why.clone())
+        self.rest.lock().failed.clone()
     }
 
-    fn put_to_work(&self, rest: &mut Rest) {
-        if self.observer.is_at_work() {
+    fn put_to_work(&self, rest: &mut Rest, jobs_run: bool) {
+        if self.observer.is_at_work() || (jobs_run && rest.failed.is_some()) {
             return;
         }
         match self.observer.work() {
@@ -55,7 +56,7 @@ impl Watch {
                 if rest.failed.is_none() {
                     tracing::warn!("what jobs use is known by their requests alone: {why}");
                 }
-                rest.failed = Some((Instant::now(), why));
+                rest.failed = Some(why);
             }
         }
     }
@@ -75,7 +76,7 @@ impl Inner {
         let mut rest = watch.rest.lock();
         let until = Instant::now() + at_least + LINGER;
         rest.needed_until = Some(rest.needed_until.map_or(until, |known| known.max(until)));
-        watch.put_to_work(&mut rest);
+        watch.put_to_work(&mut rest, self.jobs.any());
         watch.observer.is_at_work().then_some(watch)
     }
 
@@ -88,10 +89,7 @@ impl Inner {
         }
         let is_needed = rest.needed_until.is_some_and(|until| now < until);
         if is_needed || !rest.is_allowed {
-            // One that failed is not tried all the time.
-            if rest.failed.as_ref().is_none_or(|(at, _)| now.duration_since(*at) >= LINGER) {
-                watch.put_to_work(&mut rest);
-            }
+            watch.put_to_work(&mut rest, self.jobs.any());
         } else if watch.observer.is_at_work() {
             tracing::debug!("nobody needs the observer: it rests");
             watch.observer.rest();
@@ -119,8 +117,7 @@ impl Inner {
     pub(crate) fn note_filling(&self) {
         if let Some(watch) = self.jobs.watch()
             && !watch.observer.is_at_work()
-            && watch.failure().is_none()
-            && self.is_eviction_near()
+            && self.store.budget.above(self.policy.space.low_watermark * NOTED_FROM) > 0
         {
             watch.observer.ring_bell();
         }

@@ -21,8 +21,6 @@ pub(super) const MAX_BYTES: u64 = 16 << 20;
 const LATENCY_SHARE: f64 = 0.1;
 /// How much one measurement weighs against those before it, at least: the first ones count alike.
 const WEIGHT: f64 = 0.125;
-/// The time after the first byte of a request from which on a speed is told.
-const STREAM_MIN: Duration = Duration::from_millis(1);
 /// Of a request that comes as a whole, up to this length, nearly all of its time goes by before its first byte.
 const SMALL_BYTES: u64 = 16 << 10;
 /// Time with requests under way that makes a measurement of what comes of them all.
@@ -141,8 +139,7 @@ impl UnderWay<'_> {
         if self.missing == 0 {
             let soonest = measured.soonest_secs.unwrap_or(f64::INFINITY);
             measured.soonest_secs = Some(soonest.min(first_byte.as_secs_f64()));
-            // What came with its first byte was waiting somewhere, and tells of no speed.
-            if self.is_stream && took - first_byte >= STREAM_MIN {
+            if self.is_stream {
                 measured.stream_bytes_per_sec.add(per_second(self.bytes, (took - first_byte).as_secs_f64()));
             }
             if self.is_stream || self.bytes <= SMALL_BYTES {
