@@ -327,7 +327,7 @@ mod tests {
                 version,
             };
             // Names may be longer than what a piece keeps free.
-            (vec![b'x'; if at % 100 == 0 { 10_000 } else { 200 }], stat)
+            (vec![b'x'; if at.is_multiple_of(100) { 10_000 } else { 200 }], stat)
         };
         let mut entries = Entries::default();
         (0..1_000).for_each(|at| entries.add(&entry(at).0, &entry(at).1).unwrap());
