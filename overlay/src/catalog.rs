@@ -9,11 +9,11 @@ mod batch;
 mod content;
 mod ids;
 mod jobs;
+mod lost;
 mod profiles;
 pub mod rebuild;
 mod records;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +26,12 @@ use rocksdb::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::Ino;
+use crate::content::Content;
 pub use batch::Batch;
 pub use content::ContentRecord;
 use ids::IdAllocator;
 pub use jobs::{JobHead, JobSerial};
+use lost::LostContents;
 pub use profiles::ProfileHead;
 pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
@@ -57,6 +59,8 @@ pub(crate) mod cf {
     pub const INTENTS: &str = "intents";
     /// `Ino` → `Leases`.
     pub const LEASES: &str = "leases";
+    /// `ContentId` → `Lost`.
+    pub const LOST: &str = "lost";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
     /// `h` + number → what a job was; `f` + number → the files that it used.
@@ -65,7 +69,8 @@ pub(crate) mod cf {
     pub const PROFILES: &str = "profiles";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 10] = [INODES, NAMES, RESIDENCY, CHUNKS, INTENTS, LEASES, OBJECTS, JOBS, PROFILES, META];
+    pub const ALL: [&str; 11] =
+        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, LEASES, OBJECTS, JOBS, PROFILES, META];
 }
 
 /// Something that the pool must be told.
@@ -100,7 +105,10 @@ pub struct Catalog {
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
     /// Content to sync before the log.
-    first: parking_lot::Mutex<Vec<Arc<File>>>,
+    first: parking_lot::Mutex<Vec<Arc<Content>>>,
+    /// Held until it is synced, so that nobody else's log is faster.
+    syncing_first: parking_lot::Mutex<()>,
+    lost: LostContents,
 }
 
 impl Catalog {
@@ -121,6 +129,8 @@ impl Catalog {
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
             first: parking_lot::Mutex::default(),
+            syncing_first: parking_lot::Mutex::default(),
+            lost: LostContents::load(&db)?,
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -204,21 +214,35 @@ impl Catalog {
 
     /// Applies a batch; it survives the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
-        self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))
+        self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))?;
+        self.lost.forget(&batch.found);
+        Ok(())
     }
 
     /// Content that is on the disk before the catalog says that it took the place of other content.
-    pub fn sync_first(&self, content: Arc<File>) {
+    pub fn sync_first(&self, content: Arc<Content>) {
         self.first.lock().push(content);
     }
 
     /// What was written before survives a power cut when this returns. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
-        let first = std::mem::take(&mut *self.first.lock());
-        for content in first {
-            content.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
-        }
+        self.sync_what_comes_first()?;
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
+    }
+
+    fn sync_what_comes_first(&self) -> Result<()> {
+        let _alone = self.syncing_first.lock();
+        let first = std::mem::take(&mut *self.first.lock());
+        let mut failed = None;
+        for content in first {
+            let synced = self.sync_content(&content, true);
+            // What is lost is known to be, and cannot come before anything any more.
+            if let (Err(error), None) = (synced, self.lost(ContentId(content.id))) {
+                self.first.lock().push(content);
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// The same; of several that wait at the same time one syncs for all.

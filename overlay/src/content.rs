@@ -4,12 +4,14 @@ mod held;
 mod space;
 mod spare;
 mod store;
+mod synced;
 mod trash;
 
 pub use held::is_held;
 pub use space::{Reservation, SpaceBudget};
 pub use spare::Spares;
 pub use store::{ContentStore, Device};
+pub use synced::Content;
 pub use trash::Trash;
 
 /// Bytes that a fetch brings in one piece, and that a checksum covers: aligned.

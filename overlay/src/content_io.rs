@@ -40,10 +40,6 @@ pub trait ContentIo: Send + Sync + 'static {
     /// Reads up to `len` bytes at byte `offset`; fewer only at the end of the file, none past it.
     async fn read_at(&self, file: Arc<File>, offset: u64, len: usize) -> Result<Bytes>;
 
-    /// Makes what was written durable: `fdatasync` if `data_only` (size included, times not), else `fsync`. Covers the
-    /// operations that were awaited before.
-    async fn sync(&self, file: Arc<File>, data_only: bool) -> Result<()>;
-
     /// `"io_uring"` or `"plain"`.
     fn name(&self) -> &'static str;
 }
@@ -126,8 +122,4 @@ fn into_bytes(mut buffer: Vec<u8>) -> Bytes {
 
 fn describe(what: &str, offset: u64, len: usize) -> String {
     format!("{what} {len} bytes at offset {offset} of a content file")
-}
-
-fn describe_sync(data_only: bool) -> String {
-    format!("{} of a content file", if data_only { "fdatasync" } else { "fsync" })
 }

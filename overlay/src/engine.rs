@@ -4,6 +4,7 @@
 mod attributes;
 mod background;
 mod brake;
+mod durable;
 mod eviction;
 mod fetch;
 mod files;
@@ -26,7 +27,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
 use forebay_prefetch::eviction::Evictor;
@@ -123,6 +124,8 @@ pub(crate) struct Inner {
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
+    /// Whether the fast pool failed to sync, and what it may have lost was not looked at.
+    pub in_doubt: AtomicBool,
 }
 
 impl Overlay {
@@ -192,6 +195,7 @@ impl Overlay {
             foresight: Foresight::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
+            in_doubt: AtomicBool::new(false),
         });
         inner.ensure_root().await?;
         background::start(&inner).await?;
@@ -208,10 +212,7 @@ impl Overlay {
             inner.save_counts()?;
             inner.spares.close();
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
-            // What comes in meanwhile is of the next one.
-            let epoch = inner.catalog.next_epoch()?;
-            inner.store.sync_all()?;
-            inner.catalog.close_epoch(epoch)?;
+            inner.close_epoch()?;
             inner.catalog.sync()
         })
         .await

@@ -214,6 +214,8 @@ impl NodeState {
             && !self.written_past
             && !self.mark_unsynced
             && !self.deleted
+            // Who closes the only copy is not told any more that it was not written back.
+            && !(self.content.is_some() && self.record.file.is_dirty())
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the tests of the whole share.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it is test code: a panic is a failed test")]
 
+pub mod disk;
 pub mod engine;
 pub mod model;
 

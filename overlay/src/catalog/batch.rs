@@ -3,7 +3,7 @@
 
 use rocksdb::WriteBatch;
 
-use super::records::{InodeRecord, Leases, NameRecord, encode};
+use super::records::{ContentId, InodeRecord, Leases, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
 use crate::clock::unix_now;
@@ -11,11 +11,13 @@ use crate::clock::unix_now;
 pub struct Batch<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) inner: WriteBatch,
+    /// Content whose loss is forgotten with this batch.
+    pub(super) found: Vec<ContentId>,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(catalog: &'a Catalog) -> Self {
-        Self { catalog, inner: WriteBatch::default() }
+        Self { catalog, inner: WriteBatch::default(), found: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -144,6 +144,9 @@ impl Batch<'_> {
             self.delete_groups(id, &record);
         }
         self.delete_raw(cf::RESIDENCY, &id.0.to_be_bytes());
+        if let Some(lost) = self.catalog.lost(id) {
+            self.forget_lost(id, &lost);
+        }
     }
 
     fn delete_groups(&mut self, id: ContentId, record: &ContentRecord) {

@@ -41,6 +41,8 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     let db = open_db(into, Durability::Process, true)?;
     Ok(Catalog {
         first: parking_lot::Mutex::default(),
+        syncing_first: parking_lot::Mutex::default(),
+        lost: super::LostContents::load(&db)?,
         db,
         inodes: IdAllocator::new("next_inode", 1),
         contents: IdAllocator::new("next_content", 1),

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::SpaceBudget;
-use crate::Content;
+use super::{Content, SpaceBudget};
 use crate::catalog::{Catalog, ContentId};
 use crate::node::Stamp;
 use crate::process;
@@ -143,7 +142,7 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("create content file {}", path.display())))?;
-        Ok(Arc::new(Content { id: id.0, file: Arc::new(file) }))
+        Ok(Arc::new(Content::new(id.0, file)))
     }
 
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
@@ -156,7 +155,7 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
-        Ok(Arc::new(Content { id: id.0, file: Arc::new(file) }))
+        Ok(Arc::new(Content::new(id.0, file)))
     }
 
     pub fn stat(&self, id: ContentId) -> Result<fs::Metadata> {
@@ -205,12 +204,17 @@ impl ContentStore {
     }
 
     /// All content written so far survives a power cut when this returns. Blocks.
+    ///
+    /// # Errors
+    /// Also those of write-backs since the last call, whoever else was told of them.
     pub fn sync_all(&self) -> Result<()> {
+        let mut synced = Ok(());
         for device in &self.devices {
-            let dir = File::open(&device.path).map_err(|e| device.failed("open", e))?;
-            rustix::fs::syncfs(&dir).map_err(|e| device.failed("sync", e.into()))?;
+            // By a descriptor that was open all the time: another one is not told what somebody was told before.
+            let one = rustix::fs::syncfs(&device.lock).map_err(|e| device.failed("sync", e.into()));
+            synced = synced.and(one);
         }
-        Ok(())
+        synced
     }
 
     /// Every content file on the devices, for the sweep of orphans.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use tokio::sync::Semaphore;
 use tokio::task;
 
-use super::{ContentIo, buffer_for, check_write, clip_read, describe, describe_sync, into_bytes};
+use super::{ContentIo, buffer_for, check_write, clip_read, describe, into_bytes};
 
 /// Operations under way at once: one blocking thread each, of the 512 that tokio has for everybody.
 const IN_FLIGHT_MAX: usize = 64;
@@ -60,11 +60,6 @@ impl ContentIo for Plain {
             Ok(into_bytes(buffer))
         };
         self.run(describe("read", offset, len), work).await
-    }
-
-    async fn sync(&self, file: Arc<File>, data_only: bool) -> Result<()> {
-        let work = move || if data_only { file.sync_data() } else { file.sync_all() };
-        self.run(describe_sync(data_only), work).await
     }
 
     fn name(&self) -> &'static str {

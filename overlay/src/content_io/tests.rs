@@ -82,15 +82,6 @@ async fn large_writes_arrive_whole(io: Arc<dyn ContentIo>) {
     assert!(io.read_at(file, 4097, 64 * MIB).await.unwrap() == data);
 }
 
-async fn synced_files_hold_what_was_written(io: Arc<dyn ContentIo>) {
-    let file = temporary_file();
-    for data_only in [true, false] {
-        io.write_at(Arc::clone(&file), 0, pattern(4, 5000)).await.unwrap();
-        io.sync(Arc::clone(&file), data_only).await.unwrap();
-    }
-    assert_eq!(io.read_at(file, 0, 5000).await.unwrap(), pattern(4, 5000));
-}
-
 async fn sixty_four_tasks_do_not_disturb_each_other(io: Arc<dyn ContentIo>) {
     const TASK_BYTES: usize = 50_000;
     let (shared, mut tasks) = (temporary_file(), Vec::new());
@@ -103,9 +94,6 @@ async fn sixty_four_tasks_do_not_disturb_each_other(io: Arc<dyn ContentIo>) {
                 let data = pattern(task * 8 + round, TASK_BYTES);
                 io.write_at(Arc::clone(&shared), offset, data.clone()).await.unwrap();
                 io.write_at(Arc::clone(&own), 0, data.clone()).await.unwrap();
-                if round == 4 {
-                    io.sync(Arc::clone(&own), true).await.unwrap();
-                }
                 assert!(io.read_at(Arc::clone(&shared), offset, TASK_BYTES).await.unwrap() == data);
                 assert!(io.read_at(Arc::clone(&own), 0, MIB).await.unwrap() == data);
             }
@@ -174,9 +162,6 @@ async fn what_the_kernel_refuses_is_an_error(io: Arc<dyn ContentIo>) {
     let opened_directory = Arc::new(File::open(directory.path()).unwrap());
     let error = io.read_at(opened_directory, 0, 10).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IsDirectory);
-    let (pipe, _writer) = std::io::pipe().unwrap();
-    let error = io.sync(Arc::new(File::from(std::os::fd::OwnedFd::from(pipe))), true).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
 async fn offsets_past_the_largest_are_refused(io: Arc<dyn ContentIo>) {
@@ -203,7 +188,6 @@ macro_rules! suite {
             reads_end_with_the_file
             nothing_is_moved_by_empty_operations
             large_writes_arrive_whole
-            synced_files_hold_what_was_written
             sixty_four_tasks_do_not_disturb_each_other
             dropped_futures_harm_nobody
             a_full_device_says_so

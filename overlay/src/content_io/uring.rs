@@ -22,7 +22,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use tokio::sync::{Semaphore, oneshot};
 
-use super::{ContentIo, buffer_for, check_write, clip_read, describe, describe_sync};
+use super::{ContentIo, buffer_for, check_write, clip_read, describe};
 use driver::Driver;
 use op::{Op, Request};
 use wake::Wake;
@@ -135,11 +135,6 @@ impl ContentIo for Uring {
         let request = Request::Read { buffer: buffer_for(offset, len)?, len };
         let read = self.run(file, offset, request).await;
         read.map_err(|error| as_error(error, || describe("read", offset, len)))
-    }
-
-    async fn sync(&self, file: Arc<File>, data_only: bool) -> Result<()> {
-        let synced = self.run(file, 0, Request::Sync { data_only }).await;
-        synced.map(drop).map_err(|error| as_error(error, || describe_sync(data_only)))
     }
 
     fn name(&self) -> &'static str {

@@ -246,11 +246,9 @@ impl Inner {
     fn sync_now(&self, close_epoch: bool) -> Result<Option<u64>> {
         let mut closed = None;
         if close_epoch {
-            let epoch = self.catalog.next_epoch()?;
-            self.store.sync_all()?;
-            self.catalog.close_epoch(epoch)?;
-            closed = Some(epoch);
+            closed = Some(self.close_epoch()?);
         }
+        self.close_idle_dirty()?;
         self.save_counts()?;
         self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;

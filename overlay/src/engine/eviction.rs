@@ -147,13 +147,7 @@ impl Inner {
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
             return Ok(Err(kept));
         }
-        let bytes = self.counted_bytes(txn.state(ino)?);
-        let record = txn.record(ino)?;
-        let (file, content) = record.file.evict()?;
-        record.file = file;
-        txn.discard(content, bytes);
-        let state = txn.state(ino)?;
-        (state.content, state.residency) = (None, None);
+        let bytes = txn.give_up(ino)?;
         // What the page cache has of this version stays right.
         txn.commit()?;
         self.foresight.following.evicted(ino);

@@ -109,6 +109,9 @@ impl Overlay {
     }
 
     /// Content and names survive a power cut when this returns.
+    ///
+    /// # Errors
+    /// `EIO` where something of the content was lost on its way to the device, now or before.
     pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.inner.node(ino)?;
         let content = {
@@ -118,11 +121,14 @@ impl Overlay {
                 false => None,
             }
         };
-        if let Some(content) = content {
-            self.inner.io.sync(content.file.clone(), data_only).await?;
-        }
         let inner = self.inner.clone();
-        blocking(move || inner.catalog.sync()).await
+        blocking(move || {
+            let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
+            // That something was lost is to be known after a power cut, too.
+            inner.catalog.sync().and(kept)
+        })
+        .await
+        .map_err(|e| e.context(self.inner.display(ino)))
     }
 
     pub async fn fsync_dir(&self, _ino: Ino) -> Result<()> {

@@ -201,6 +201,9 @@ impl Inner {
             Ok(()) => {
                 if let Some(node) = node {
                     node.state.lock().flush_error = None;
+                    let ino = node.ino;
+                    drop(node);
+                    self.table.drop_idle(ino);
                 }
                 Some(bytes)
             }

@@ -234,7 +234,8 @@ impl Inner {
                 dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
             }
             let state = node.state.lock();
-            dirty.error = state.flush_error.clone();
+            let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
+            dirty.error = lost.map(|error| error.to_string()).or_else(|| state.flush_error.clone());
             if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
                 return Ok(None);
             }

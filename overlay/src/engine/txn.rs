@@ -266,6 +266,19 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
+    /// Gives up the clean content of an inode. The bytes that it occupied. The eviction policy is told by the caller.
+    pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
+        let inner = self.inner;
+        let bytes = inner.counted_bytes(self.state(ino)?);
+        let record = self.record(ino)?;
+        let (file, content) = record.file.evict()?;
+        record.file = file;
+        self.discard(content, bytes);
+        let state = self.state(ino)?;
+        (state.content, state.residency) = (None, None);
+        Ok(bytes)
+    }
+
     /// Gives up a content file with the same batch. `bytes`: what it is counted with.
     pub fn discard(&mut self, content: ContentId, bytes: u64) {
         self.batch.delete_content(content);

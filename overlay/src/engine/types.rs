@@ -1,12 +1,13 @@
 //! What the engine is asked and what it answers.
 
 use std::fmt;
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_backends::{FileKind, Time};
 use serde::{Deserialize, Serialize};
+
+pub use crate::content::Content;
 
 /// The number of an overlay inode: given once, kept in the catalog, the kernel's node id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -82,13 +83,6 @@ pub struct Change {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
-}
-
-/// A content file that is open in the daemon, for reading and writing.
-#[derive(Debug)]
-pub struct Content {
-    pub id: u64,
-    pub file: Arc<File>,
 }
 
 /// An open file. Every `Opened` is given back by one `Overlay::release` with the same flags.

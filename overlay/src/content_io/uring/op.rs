@@ -22,9 +22,6 @@ pub(super) enum Request {
         buffer: Vec<u8>,
         len: usize,
     },
-    Sync {
-        data_only: bool,
-    },
 }
 
 /// What a completion means for the operation.
@@ -41,7 +38,7 @@ pub(super) struct Op {
     offset: u64,
     request: Request,
     done_bytes: usize,
-    /// What the submission under way asks for; 0 for a sync.
+    /// What the submission under way asks for.
     step_bytes: usize,
     /// Since the last progress.
     interruptions: u32,
@@ -74,10 +71,6 @@ impl Op {
                 let room = buffer.spare_capacity_mut().as_mut_ptr().cast();
                 opcode::Read::new(fd, room, step).offset(at).build()
             }
-            Request::Sync { data_only } => {
-                let flags = if *data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
-                opcode::Fsync::new(fd).flags(flags).build()
-            }
         }
     }
 
@@ -90,7 +83,6 @@ impl Op {
         self.interruptions = 0;
         self.done_bytes += moved;
         match &mut self.request {
-            Request::Sync { .. } => return Next::Finish(Ok(())),
             Request::Write(_) if moved == 0 => return Next::Finish(Err(io::ErrorKind::WriteZero.into())),
             Request::Write(_) => {}
             Request::Read { buffer, .. } => {
@@ -116,7 +108,6 @@ impl Op {
         match &self.request {
             Request::Write(data) => data.len(),
             Request::Read { len, .. } => *len,
-            Request::Sync { .. } => 0,
         }
     }
 
@@ -125,7 +116,7 @@ impl Op {
         let Self { file, request, reply, permit, .. } = self;
         let answer = result.map(|()| match request {
             Request::Read { buffer, .. } => into_bytes(buffer),
-            Request::Write(_) | Request::Sync { .. } => Bytes::new(),
+            Request::Write(_) => Bytes::new(),
         });
         // First, so that who was answered finds the file closed and the turn free.
         drop((file, permit));

@@ -12,7 +12,7 @@ use super::Limits;
 
 const PATTERN: &[u8; 16] = b"forebay io_uring";
 
-/// A ring that has done a no-op, a write, a sync and a read. The error says what to do about it.
+/// A ring that has done a no-op, a write and a read. The error says what to do about it.
 pub(super) fn working_ring(limits: Limits) -> Result<IoUring, String> {
     let mut ring = IoUring::builder().dontfork().build(limits.entries).map_err(why_not)?;
     if !ring.params().is_feature_nodrop() {
@@ -20,9 +20,9 @@ pub(super) fn working_ring(limits: Limits) -> Result<IoUring, String> {
     }
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(why_not)?;
-    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Nop::CODE];
+    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Nop::CODE];
     if !needed.iter().all(|code| probe.is_supported(*code)) {
-        return Err("the kernel's io_uring has no read, write or fsync (Linux 5.6 has)".into());
+        return Err("the kernel's io_uring has no read and write (Linux 5.6 has)".into());
     }
     round_trip(&mut ring).map_err(why_not)?;
     Ok(ring)
@@ -46,7 +46,6 @@ fn round_trip(ring: &mut IoUring) -> io::Result<()> {
     let len = PATTERN.len() as u32;
     one(ring, opcode::Nop::new().build())?;
     let written = one(ring, opcode::Write::new(fd, PATTERN.as_ptr(), len).offset(0).build())?;
-    one(ring, opcode::Fsync::new(fd).build())?;
     let read = one(ring, opcode::Read::new(fd, buffer.as_mut_ptr(), len).offset(0).build())?;
     let buffer = ManuallyDrop::into_inner(buffer);
     if written != len || read != len || buffer != PATTERN {

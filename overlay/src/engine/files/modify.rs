@@ -54,18 +54,14 @@ impl Inner {
             // In place of one that is missing comes a new one.
             if !missing {
                 let content = content?;
-                empty(&content).await?;
-                node.state.lock().changed();
-                return self.account(node, &content);
+                return self.empty(node, &content).await;
             }
         }
         if was_open && !missing && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
             self.mark_dirty(node).await?;
             let content = self.content(node.ino, &mut node.state.lock())?;
-            empty(&content).await?;
-            node.state.lock().changed();
-            return self.account(node, &content);
+            return self.empty(node, &content).await;
         }
         let content = self.spares.take()?;
         let id = ContentId(content.id);
@@ -114,18 +110,30 @@ impl Inner {
     }
 
     /// Gives up clean content that turned out to be damaged.
-    pub(super) fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
+    pub fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let bytes = self.counted_bytes(txn.state(node.ino)?);
-        let record = txn.record(node.ino)?;
-        let (file, content) = record.file.evict()?;
-        record.file = file;
-        txn.discard(content, bytes);
-        let state = txn.state(node.ino)?;
-        (state.content, state.residency) = (None, None);
+        txn.give_up(node.ino)?;
         txn.commit()?;
         self.evictor.lock().remove(node.ino.0);
         Ok(())
+    }
+}
+
+impl Inner {
+    /// Empties content in place. What was lost of it is nothing to it any more.
+    async fn empty(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
+        // A loss that comes from now on may be of what is written next.
+        let _ = self.catalog.check_written_back(content);
+        let id = ContentId(content.id);
+        let lost = self.catalog.lost(id);
+        empty(content).await?;
+        if let Some(lost) = lost {
+            let mut batch = self.catalog.batch();
+            batch.forget_lost(id, &lost);
+            self.catalog.write(batch)?;
+        }
+        node.state.lock().changed();
+        self.account(node, content)
     }
 }
 

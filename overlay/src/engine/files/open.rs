@@ -15,7 +15,7 @@ use crate::node::{Node, NodeState, Stamp};
 use crate::policy::{Flush, PathPolicy};
 
 /// Content files that the daemon keeps open when nobody uses them, at most.
-const IDLE_OPEN_CONTENTS_MAX: u64 = 16 << 10;
+const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
 /// Descriptors that are left for everything else.
 const OTHER_DESCRIPTORS: u64 = 512;
 /// How many of them one more open may look at, to close them.
@@ -27,13 +27,18 @@ pub(super) fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
 }
 
-/// How many content files may stay open when nobody uses them: three quarters of the descriptors that there are.
-fn idle_open_contents() -> usize {
+/// How many content files may be open when nobody uses them: three quarters of the descriptors that there are.
+fn open_contents_max() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| {
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        (descriptors.saturating_sub(OTHER_DESCRIPTORS) / 4 * 3).min(IDLE_OPEN_CONTENTS_MAX) as usize
+        usize::try_from(descriptors.saturating_sub(OTHER_DESCRIPTORS) / 4 * 3).unwrap_or(usize::MAX)
     })
+}
+
+/// How many of them stay open.
+fn idle_open_contents() -> usize {
+    open_contents_max().min(IDLE_OPEN_CONTENTS_MAX)
 }
 
 /// Whether an open asks for all of the file's bytes anyway, of a pool that says then whether there is another version by
@@ -99,6 +104,10 @@ impl Overlay {
                     && let Err(e) = inner.mark_dirty(&node).await
                 {
                     self.release(ino, flags);
+                    if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() {
+                        // Given up in between: fetched again.
+                        continue;
+                    }
                     return Err(e);
                 }
                 return Ok(Opened { missed, ..opened });
@@ -197,6 +206,12 @@ impl Inner {
                 self.discard_clean(node)?;
                 return Ok(None);
             }
+            let pool_has_it = !state.record.file.is_dirty() && state.record.in_pool() && !state.superseded;
+            if pool_has_it && self.catalog.check_written_back(content).is_err() {
+                drop(state);
+                self.give_up_unwritten(node)?;
+                return Ok(None);
+            }
         }
         let keep_cache = !std::mem::take(&mut state.page_cache_stale);
         let clean = !state.record.file.is_dirty();
@@ -260,7 +275,7 @@ impl Inner {
 
     /// Clean content that is about to become the only copy is on the disk first: after a power cut dirty
     /// content is believed, and what nobody wrote must still be what the pool had.
-    fn settle_content(&self, node: &Node) -> Result<()> {
+    fn settle_content(&self, node: &Arc<Node>) -> Result<()> {
         let content = {
             let mut state = node.state.lock();
             if self.catalog.is_closed(self.residency(&mut state)?.epoch)? {
@@ -268,7 +283,16 @@ impl Inner {
             }
             self.content(node.ino, &mut state)?
         };
-        content.file.sync_data().map_err(super::failed)
+        let Err(error) = self.catalog.sync_content(&content, true) else { return Ok(()) };
+        let is_in_pool = {
+            let state = node.state.lock();
+            state.record.in_pool() && !state.superseded && !state.record.file.is_dirty()
+        };
+        if !is_in_pool {
+            return Err(error);
+        }
+        self.give_up_unwritten(node)?;
+        Err(Error::new(ErrorKind::Corrupt, Side::Cache, "what was fetched did not reach the fast pool's device"))
     }
 
     /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
@@ -300,7 +324,7 @@ impl Inner {
                 }
             }
             if std::mem::take(&mut state.emptied) {
-                self.catalog.sync_first(content.file.clone());
+                self.catalog.sync_first(content.clone());
             }
             self.count(&mut state, occupied)?;
             // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
@@ -370,6 +394,13 @@ impl Inner {
         record.size = stamp.size;
         let state = txn.state(node.ino)?;
         (state.clean_stamp, state.uploaded) = (None, None);
+        if self.catalog.check_written_back(&content).is_err() {
+            // The device does not have it, and the pool does.
+            txn.give_up(node.ino)?;
+            txn.commit()?;
+            return Ok(true);
+        }
+        let state = txn.state(node.ino)?;
         let mut residency = self.residency(state)?.clone();
         residency.epoch = self.catalog.epoch();
         let (bytes, epoch) = (residency.bytes, residency.epoch);
@@ -393,10 +424,44 @@ impl Inner {
             let Some(node) = self.table.peek(victim) else { continue };
             // The caller may hold the lock of a node, even of this one.
             match node.state.try_lock() {
+                // Who closes it is not told any more that it was not written back.
+                Some(state) if state.record.file.is_dirty() && open.len() < open_contents_max() => {
+                    open.put(victim, ());
+                }
                 Some(mut state) if !state.is_open() => state.content = None,
                 _ => _ = open.put(victim, ()),
             }
         }
+    }
+}
+
+impl Inner {
+    /// Closes content files that nobody uses and the pool does not have, where too many are open: when it is known that
+    /// they are on the device. Blocks.
+    pub fn close_idle_dirty(&self) -> Result<()> {
+        let idle: Vec<Ino> = {
+            let open = self.open_contents.lock();
+            if open.len() <= idle_open_contents() {
+                return Ok(());
+            }
+            let over = open.len() - idle_open_contents() / 4 * 3;
+            open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
+        };
+        let synced = self.sync_store();
+        for ino in idle {
+            let Some(node) = self.table.peek(ino) else { continue };
+            {
+                let mut state = node.state.lock();
+                let Some(content) = state.content.clone().filter(|_| !state.is_open()) else { continue };
+                // Noted there.
+                let _ = self.catalog.check_written_back(&content);
+                state.content = None;
+            }
+            self.open_contents.lock().pop(&ino);
+            drop(node);
+            self.table.drop_idle(ino);
+        }
+        synced
     }
 }
 

@@ -13,7 +13,7 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::create::{attrs_of, settle_attrs};
 use crate::Content;
-use crate::catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
+use crate::catalog::{ContentId, InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
 use crate::content::{CHUNK_BYTES, is_held};
 use crate::node::Stamp;
 
@@ -83,7 +83,7 @@ impl Inner {
                     let is_held = self.node(ino)?.state.lock().writers > 0 || is_held(&content.file);
                     if is_held && !(held && settled) {
                         // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
-                        self.io.sync(content.file.clone(), true).await?;
+                        self.sync_content(&content).await?;
                     }
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
                     self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
@@ -123,7 +123,12 @@ impl Inner {
             }
             content
         };
-        self.io.sync(content.file.clone(), true).await
+        self.sync_content(&content).await
+    }
+
+    async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
+        let (catalog, content) = (self.catalog.clone(), content.clone());
+        blocking(move || catalog.sync_content(&content, true)).await
     }
 
     async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Snapshot> {
@@ -131,6 +136,7 @@ impl Inner {
         let (before, content) = {
             let mut state = node.state.lock();
             let content = self.content(ino, &mut state)?;
+            self.catalog.check_kept(ContentId(content.id))?;
             let stamp = Stamp::of(&content.file)?;
             if state.writers == 0 && !is_held(&content.file) {
                 // Nobody opens it while it is locked here: what is written from now on begins after the stamp.
@@ -147,7 +153,7 @@ impl Inner {
             tokio::time::sleep(wait).await;
         }
         // A store through a mapping is noted in the times only where its page was written back before.
-        self.io.sync(content.file.clone(), true).await?;
+        self.sync_content(&content).await?;
         let state = node.state.lock();
         let stamp = Stamp::of(&content.file)?;
         let apart = self.store.tells_times_apart(&stamp);
@@ -168,7 +174,12 @@ impl Inner {
                     return Ok(None);
                 }
                 let Some((start, end)) = next_data(&content.file, at, stamp.size)? else {
-                    return if Stamp::of(&content.file)? == stamp { Ok(None) } else { Err(written_meanwhile()) };
+                    if Stamp::of(&content.file)? != stamp {
+                        return Err(written_meanwhile());
+                    }
+                    // All was read: what was not told by now was not lost before.
+                    blocking(move || inner.catalog.check_written_back(&content)).await?;
+                    return Ok(None);
                 };
                 let len = (end - start).min(CHUNK_BYTES);
                 let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
@@ -197,8 +208,9 @@ impl Inner {
         let quiet = same && !held;
         if let (false, false, Some(content)) = (quiet, uploaded.synced, &content) {
             // As above; somebody opened it meanwhile.
-            content.file.sync_data().map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))?;
+            self.catalog.sync_content(content, true)?;
         }
+        let kept = content.as_ref().is_none_or(|content| self.catalog.check_written_back(content).is_ok());
         state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
@@ -226,7 +238,12 @@ impl Inner {
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
+            if !kept {
+                // The device does not have it, and the pool does.
+                txn.give_up(ino)?;
+            }
         }
+        let record = txn.record(ino)?;
         let clean = !record.file.is_dirty() && record.file.is_whole();
         let id = record.file.content();
         let state = txn.state(ino)?;
@@ -273,6 +290,7 @@ impl Inner {
             }
             at = end;
         }
+        self.catalog.check_written_back(&content)?;
         let recorded_mtime = sent.mtime;
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // Where the attributes are somebody else's, ours are still to be told.

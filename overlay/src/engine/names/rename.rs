@@ -59,7 +59,7 @@ impl Overlay {
         if target.is_some() && txn.record(moved)?.file.is_dirty() {
             // As ext4 does for programs that replace a file without a sync.
             let content = inner.content(moved, txn.state(moved)?)?;
-            inner.catalog.sync_first(content.file.clone());
+            inner.catalog.sync_first(content);
         }
         txn.state(new_parent)?.negative.remove(new_name);
         txn.commit()?;

@@ -29,7 +29,7 @@ impl Registrar for Ids {
 }
 
 fn content(id: u64) -> Content {
-    Content { id, file: File::open("/dev/null").unwrap().into() }
+    Content::new(id, File::open("/dev/null").unwrap())
 }
 
 fn read(content: Option<&Content>) -> Wish<'_> {

@@ -1,0 +1,199 @@
+//! Content of which something was lost on its way to the device: what is left of it is not what was written, however
+//! often the kernel says from then on that all is well.
+
+use std::collections::HashMap;
+use std::io;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use parking_lot::RwLock;
+use rocksdb::DB;
+use serde::{Deserialize, Serialize};
+
+use super::records::{ContentId, decode, encode};
+use super::{Batch, Catalog, cf, corrupt, failed, id_of};
+use crate::clock::unix_now;
+use crate::content::Content;
+
+/// What is known of such a loss.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The errno of the last failure,
+    errno: i32,
+    /// when it was told: seconds since 1970,
+    at: u64,
+    /// and how many there were.
+    times: u64,
+}
+
+/// All of it: nearly always nothing.
+#[derive(Debug, Default)]
+pub(super) struct LostContents(RwLock<HashMap<ContentId, Lost>>);
+
+impl LostContents {
+    pub fn load(db: &DB) -> Result<Self> {
+        let family = db.cf_handle(cf::LOST).ok_or_else(|| corrupt(cf::LOST))?;
+        let mut known = HashMap::new();
+        for item in db.iterator_cf(family, rocksdb::IteratorMode::Start) {
+            let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
+            let lost = decode(&value).map_err(|e| corrupt(cf::LOST).with_source(e))?;
+            known.insert(ContentId(id_of(&key)?), lost);
+        }
+        Ok(Self(RwLock::new(known)))
+    }
+
+    pub fn forget(&self, contents: &[ContentId]) {
+        if !contents.is_empty() {
+            self.0.write().retain(|id, _| !contents.contains(id));
+        }
+    }
+}
+
+impl Lost {
+    fn error(&self) -> Error {
+        let ago = unix_now().saturating_sub(self.at);
+        Error::new(
+            ErrorKind::Os(libc::EIO),
+            Side::Cache,
+            format!(
+                "part of what was written did not reach the fast pool's device ({}, {ago} s ago): what is left is kept, and \
+                 does not go to the pool; write the file anew, or copy what is left and put the copy in its place",
+                io::Error::from_raw_os_error(self.errno),
+            ),
+        )
+    }
+}
+
+impl Catalog {
+    /// Makes what was written to a content file durable. Blocks on the disk.
+    ///
+    /// # Errors
+    /// `EIO` where something of it was lost, now or before: the error says so, and [`Self::lost`] from then on.
+    pub fn sync_content(&self, content: &Content, data_only: bool) -> Result<()> {
+        let id = ContentId(content.id);
+        let synced = content.sync(data_only, |error| self.note_lost(id, error));
+        self.check_kept(id)?;
+        synced.map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))
+    }
+
+    /// The same of what the kernel has written back of itself; nothing is written, and nothing waited for.
+    pub fn check_written_back(&self, content: &Content) -> Result<()> {
+        let id = ContentId(content.id);
+        let checked = content.check_written_back(|error| self.note_lost(id, error));
+        self.check_kept(id)?;
+        checked.map_err(|e| Error::io(e, Side::Cache, "look at a content file"))
+    }
+
+    /// # Errors
+    /// `EIO` where something of it was lost.
+    pub fn check_kept(&self, id: ContentId) -> Result<()> {
+        match self.lost.0.read().get(&id) {
+            Some(lost) => Err(lost.error()),
+            None => Ok(()),
+        }
+    }
+
+    pub fn lost(&self, id: ContentId) -> Option<Lost> {
+        self.lost.0.read().get(&id).cloned()
+    }
+
+    fn note_lost(&self, id: ContentId, error: &io::Error) {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        // The system was short of something, and no page was given up.
+        if matches!(errno, libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::EBADF | libc::EINVAL) {
+            return;
+        }
+        let lost = {
+            let mut known = self.lost.0.write();
+            let lost = known.entry(id).or_insert(Lost { errno, at: 0, times: 0 });
+            *lost = Lost { errno, at: unix_now(), times: lost.times + 1 };
+            lost.clone()
+        };
+        let ino = self.content(id).ok().flatten().map_or(0, |record| record.ino.0);
+        tracing::error!(%error, ino, content = format!("{:x}", id.0), "what was written did not reach the device");
+        let mut batch = self.batch();
+        batch.put_raw(cf::LOST, &id.0.to_be_bytes(), &encode(&lost));
+        if let Err(error) = self.write(batch) {
+            // It is known until this daemon ends.
+            tracing::error!(%error, "that something was lost cannot be written down");
+        }
+    }
+}
+
+impl Batch<'_> {
+    /// Nothing is left of what had a loss. One that came since is kept.
+    pub fn forget_lost(&mut self, id: ContentId, was: &Lost) {
+        if self.catalog.lost(id).as_ref() == Some(was) {
+            self.delete_raw(cf::LOST, &id.0.to_be_bytes());
+            self.found.push(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ContentRecord, Durability};
+    use super::*;
+    use crate::Ino;
+
+    fn eio() -> io::Error {
+        io::Error::from_raw_os_error(libc::EIO)
+    }
+
+    #[test]
+    fn a_loss_is_known_until_its_content_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("catalog");
+        let catalog = Catalog::open(&path, Durability::Process).unwrap();
+        let (id, other) = (ContentId(7), ContentId(8));
+        for id in [id, other] {
+            let mut batch = catalog.batch();
+            batch.put_content(id, &ContentRecord::empty(Ino(3), 1));
+            catalog.write(batch).unwrap();
+        }
+        catalog.note_lost(id, &io::Error::from_raw_os_error(libc::ENOMEM));
+        catalog.check_kept(id).unwrap();
+        catalog.note_lost(id, &eio());
+        catalog.note_lost(other, &io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!(catalog.check_kept(id).unwrap_err().errno(), libc::EIO);
+        drop(catalog);
+        let catalog = Catalog::open(&path, Durability::Process).unwrap();
+        assert!(catalog.check_kept(other).unwrap_err().to_string().contains("No space left"));
+        let was = catalog.lost(id).unwrap();
+        catalog.note_lost(id, &eio());
+        let mut batch = catalog.batch();
+        batch.forget_lost(id, &was);
+        batch.delete_content(other);
+        catalog.write(batch).unwrap();
+        catalog.check_kept(id).expect_err("it was lost again since");
+        catalog.check_kept(other).unwrap();
+        let mut batch = catalog.batch();
+        batch.forget_lost(id, &catalog.lost(id).unwrap());
+        drop(batch);
+        catalog.check_kept(id).expect_err("that batch was not written");
+        let mut batch = catalog.batch();
+        batch.forget_lost(id, &catalog.lost(id).unwrap());
+        catalog.write(batch).unwrap();
+        catalog.check_kept(id).unwrap();
+        drop(catalog);
+        let catalog = Catalog::open(&path, Durability::Process).unwrap();
+        assert_eq!((catalog.lost(id), catalog.lost(other)), (None, None));
+    }
+
+    /// `sync_first` promises an order, and who syncs another file is not told of this one's loss.
+    #[test]
+    fn a_loss_of_what_is_synced_first_keeps_nobody_from_syncing() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        let good = std::sync::Arc::new(Content::new(1, tempfile::tempfile().unwrap()));
+        // `fdatasync` of it is EINVAL, which is no loss: it is tried again.
+        let never = std::sync::Arc::new(Content::new(2, std::fs::File::open("/dev/null").unwrap()));
+        catalog.sync_first(never.clone());
+        catalog.sync_first(good.clone());
+        catalog.sync().unwrap_err();
+        assert_eq!(std::sync::Arc::strong_count(&good), 1, "the one after it was synced");
+        assert_eq!(std::sync::Arc::strong_count(&never), 2, "it is still to be synced");
+        catalog.note_lost(ContentId(2), &eio());
+        catalog.sync().expect("its loss is known");
+        assert_eq!(std::sync::Arc::strong_count(&never), 1);
+    }
+}

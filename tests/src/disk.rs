@@ -1,0 +1,113 @@
+//! A disk that fails when it is told to, and is whole again when it is told to: nothing that was on it is lost.
+//!
+//! Two loop devices, one on the other, and a file system on the upper one. The lower one is made one sector long: whatever
+//! the upper one asks it for beyond that is an I/O error, while the file system goes on believing in its size.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::mount::Place;
+use crate::process::{self, run};
+
+/// Any of the commands below.
+const COMMAND: Duration = Duration::from_secs(60);
+const SECTOR_BYTES: u64 = 512;
+/// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` of linux/loop.h, with the size of `struct loop_info64`, and where
+/// `lo_sizelimit` is in it: after three numbers of eight bytes, and the offset.
+const SET_STATUS: libc::c_ulong = 0x4C04;
+const GET_STATUS: libc::c_ulong = 0x4C05;
+const STATUS_BYTES: usize = 232;
+const SIZE_LIMIT_AT: usize = 32;
+
+/// Mounted at a directory of a place. Declare it before the mount that uses it, so that it goes after that.
+#[derive(Debug)]
+pub struct Disk {
+    pub dir: PathBuf,
+    image: PathBuf,
+    lower: PathBuf,
+    upper: PathBuf,
+}
+
+impl Disk {
+    #[track_caller]
+    pub fn new(place: &Place, name: &str, mib: u64) -> Self {
+        let (dir, image) = (place.at(name), place.at(format!("{name}.img")));
+        fs::create_dir_all(&dir).unwrap();
+        File::create(&image).and_then(|file| file.set_len(mib << 20)).unwrap();
+        let mut disk = Self { lower: attach(&image, false), upper: PathBuf::new(), dir, image };
+        // Without a journal: one that cannot be written makes the file system read-only until it is mounted anew.
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal"]).arg(&disk.lower), COMMAND).ok();
+        // What the upper one is asked for is not answered from the page cache of the lower one.
+        disk.upper = attach(&disk.lower, true);
+        run(Command::new("mount").arg(&disk.upper).arg(&disk.dir), COMMAND).ok();
+        disk
+    }
+
+    /// What is dirty is written back, as the kernel does it of itself; that it fails is told to whoever asks.
+    pub fn write_back(&self) {
+        run(Command::new("sync").arg("-f").arg(&self.dir), COMMAND);
+    }
+
+    /// From now on whatever is written, or not in memory, is an I/O error.
+    pub fn fail(&self) {
+        limit(&self.lower, SECTOR_BYTES).unwrap();
+    }
+
+    /// What its file system knows of itself is still in memory, so that it goes on as if nothing had happened.
+    pub fn mend(&self) {
+        limit(&self.lower, 0).unwrap();
+    }
+
+    /// What content files have on the fast-pool directory that is on it is read from the device from now on.
+    pub fn forget_content(&self) {
+        let dirs = fs::read_dir(self.dir.join("content")).unwrap();
+        for file in dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap()) {
+            let file = File::open(file.unwrap().path()).unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Else what is in memory cannot be written, and the unmount waits for it.
+        let _ = limit(&self.lower, 0);
+        for (program, what) in [("umount", &self.dir), ("losetup", &self.upper), ("losetup", &self.lower)] {
+            let flag = if program == "umount" { "-l" } else { "-d" };
+            let child = Command::new(program).arg(flag).arg(what).stderr(std::process::Stdio::null()).spawn();
+            if let Ok(mut child) = child
+                && process::wait(&mut child, Duration::from_secs(20)).is_none()
+            {
+                let _ = child.kill();
+            }
+        }
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+#[track_caller]
+fn attach(to: &Path, direct: bool) -> PathBuf {
+    let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
+    let said = run(Command::new("losetup").args(["--find", "--show", direct]).arg(to), COMMAND);
+    assert!(said.code == Some(0), "this test needs loop devices (modprobe loop; mknod): {said}");
+    PathBuf::from(said.out.trim())
+}
+
+/// Makes a loop device this long; 0: as long as what is below it.
+fn limit(device: &Path, bytes: u64) -> std::io::Result<()> {
+    let device = File::open(device)?;
+    let mut status = [0u8; STATUS_BYTES];
+    let call = |request, status: &mut [u8; STATUS_BYTES]| {
+        // SAFETY: both requests take a structure of that size, which outlives the call.
+        match unsafe { libc::ioctl(device.as_raw_fd(), request, status.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    call(GET_STATUS, &mut status)?;
+    status[SIZE_LIMIT_AT..SIZE_LIMIT_AT + 8].copy_from_slice(&bytes.to_le_bytes());
+    call(SET_STATUS, &mut status)
+}
