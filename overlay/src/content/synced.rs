@@ -52,9 +52,8 @@ impl Content {
         // Of a range that no file has, there is nothing to wait for, but the error is told.
         let (offset, bytes) = (i64::MAX - 1, 1);
         // SAFETY: takes numbers.
-        let rc = unsafe {
-            libc::sync_file_range(self.file.as_raw_fd(), offset, bytes, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
-        };
+        let rc =
+            unsafe { libc::sync_file_range(self.file.as_raw_fd(), offset, bytes, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
         if rc == 0 {
             return Ok(());
         }

@@ -22,7 +22,11 @@ impl Inner {
         let epoch = self.catalog.next_epoch()?;
         self.sync_store()?;
         if self.in_doubt.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Busy, Side::Cache, "what a device may have lost is still to be looked at"));
+            return Err(Error::new(
+                ErrorKind::Busy,
+                Side::Cache,
+                "what a device may have lost is still to be looked at",
+            ));
         }
         self.catalog.close_epoch(epoch)?;
         Ok(epoch)
