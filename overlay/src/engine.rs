@@ -27,7 +27,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
 use forebay_prefetch::eviction::Evictor;
@@ -72,6 +72,8 @@ pub struct Options {
 
 /// Memory for buffers where nothing else is asked for.
 pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
+/// Syncs of content files that are under way at the same time.
+const SYNCS: usize = 48;
 /// The unit in which buffer memory is counted.
 const MEMORY_UNIT_BYTES: u64 = 4096;
 
@@ -99,6 +101,8 @@ pub(crate) struct Inner {
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
     pub memory: Arc<Semaphore>,
+    /// Turns to wait for the fast pool's devices: each takes a thread.
+    pub syncs: Semaphore,
     pub pace: fetch::Pace,
     pub turns: fetch::Turns,
     pub evictor: Mutex<Box<dyn Evictor>>,
@@ -124,8 +128,6 @@ pub(crate) struct Inner {
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
-    /// Whether the fast pool failed to sync, and what it may have lost was not looked at.
-    pub in_doubt: AtomicBool,
 }
 
 impl Overlay {
@@ -175,6 +177,7 @@ impl Overlay {
             namespace: Arc::default(),
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
+            syncs: Semaphore::new(SYNCS),
             pace: fetch::Pace::default(),
             turns: fetch::Turns::default(),
             evictor: Mutex::new(evictor),
@@ -195,7 +198,6 @@ impl Overlay {
             foresight: Foresight::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
-            in_doubt: AtomicBool::new(false),
         });
         inner.ensure_root().await?;
         background::start(&inner).await?;
@@ -212,8 +214,9 @@ impl Overlay {
             inner.save_counts()?;
             inner.spares.close();
             inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
-            inner.close_epoch()?;
-            inner.catalog.sync()
+            let closed = inner.close_epoch();
+            inner.catalog.sync()?;
+            closed.map(drop)
         })
         .await
     }

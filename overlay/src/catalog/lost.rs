@@ -75,11 +75,18 @@ impl Catalog {
         synced.map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))
     }
 
-    /// The same of what the kernel has written back of itself; nothing is written, and nothing waited for.
+    /// The same of what the kernel has written back of itself: nothing is written. Waits for who is just syncing.
     pub fn check_written_back(&self, content: &Content) -> Result<()> {
-        let id = ContentId(content.id);
-        let checked = content.check_written_back(|error| self.note_lost(id, error));
-        self.check_kept(id)?;
+        self.checked(content, content.check_written_back(|error| self.note_lost(ContentId(content.id), error)))
+    }
+
+    /// The same, and waits for nobody: what somebody is just told is not in the answer.
+    pub fn glance_written_back(&self, content: &Content) -> Result<()> {
+        self.checked(content, content.glance_written_back(|error| self.note_lost(ContentId(content.id), error)))
+    }
+
+    fn checked(&self, content: &Content, checked: io::Result<()>) -> Result<()> {
+        self.check_kept(ContentId(content.id))?;
         checked.map_err(|e| Error::io(e, Side::Cache, "look at a content file"))
     }
 
@@ -98,8 +105,8 @@ impl Catalog {
 
     fn note_lost(&self, id: ContentId, error: &io::Error) {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        // The system was short of something, and no page was given up.
-        if matches!(errno, libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::EBADF | libc::EINVAL) {
+        // Of the call. All else may be what a device said of a page (`blk_errors` of Linux's block/blk-core.c).
+        if matches!(errno, libc::EINTR | libc::EBADF | libc::ENOSYS | libc::EPERM) {
             return;
         }
         let lost = {
@@ -150,7 +157,7 @@ mod tests {
             batch.put_content(id, &ContentRecord::empty(Ino(3), 1));
             catalog.write(batch).unwrap();
         }
-        catalog.note_lost(id, &io::Error::from_raw_os_error(libc::ENOMEM));
+        catalog.note_lost(id, &io::Error::from_raw_os_error(libc::EINTR));
         catalog.check_kept(id).unwrap();
         catalog.note_lost(id, &eio());
         catalog.note_lost(other, &io::Error::from_raw_os_error(libc::ENOSPC));
@@ -184,9 +191,10 @@ mod tests {
     fn a_loss_of_what_is_synced_first_keeps_nobody_from_syncing() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
-        let good = std::sync::Arc::new(Content::new(1, tempfile::tempfile().unwrap()));
-        // `fdatasync` of it is EINVAL, which is no loss: it is tried again.
-        let never = std::sync::Arc::new(Content::new(2, std::fs::File::open("/dev/null").unwrap()));
+        let good = std::sync::Arc::new(Content::new(1, tempfile::tempfile().unwrap(), true));
+        // `fdatasync` of it is EBADF, which is no loss: it is tried again.
+        let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let never = std::sync::Arc::new(Content::new(2, path.into(), true));
         catalog.sync_first(never.clone());
         catalog.sync_first(good.clone());
         catalog.sync().unwrap_err();

@@ -142,7 +142,7 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("create content file {}", path.display())))?;
-        Ok(Arc::new(Content::new(id.0, file)))
+        Ok(Arc::new(Content::new(id.0, file, true)))
     }
 
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
@@ -155,7 +155,7 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
-        Ok(Arc::new(Content::new(id.0, file)))
+        Ok(Arc::new(Content::new(id.0, file, false)))
     }
 
     pub fn stat(&self, id: ContentId) -> Result<fs::Metadata> {

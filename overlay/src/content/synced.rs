@@ -17,6 +17,8 @@ use parking_lot::Mutex;
 pub struct Content {
     pub id: u64,
     pub file: Arc<File>,
+    /// It was opened when it was made: whatever was not written back since then, it is told of.
+    pub since_made: bool,
     /// Calls of [`Self::sync`], of data alone and of all,
     asked: [AtomicU64; 2],
     /// and how many of them were served. Locked while the kernel is asked.
@@ -24,8 +26,8 @@ pub struct Content {
 }
 
 impl Content {
-    pub fn new(id: u64, file: File) -> Self {
-        Self { id, file: Arc::new(file), asked: Default::default(), served: Mutex::default() }
+    pub fn new(id: u64, file: File, since_made: bool) -> Self {
+        Self { id, file: Arc::new(file), since_made, asked: Default::default(), served: Mutex::default() }
     }
 
     /// Makes what was written durable: `fdatasync` if `data_only`, else `fsync`. Of several that wait at the same time one
@@ -46,9 +48,22 @@ impl Content {
         synced
     }
 
-    /// Whether a write-back failed that nobody was told of. Writes nothing, and waits for no write-back.
+    /// Whether a write-back failed that nobody was told of. Writes nothing, and waits for no write-back, but for who is
+    /// just syncing: for it may be he who is told.
     pub fn check_written_back(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         let _one_at_a_time = self.served.lock();
+        self.ask(failed)
+    }
+
+    /// The same without waiting: where somebody is just syncing, he notes what he is told.
+    pub fn glance_written_back(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
+        match self.served.try_lock() {
+            Some(_one_at_a_time) => self.ask(failed),
+            None => Ok(()),
+        }
+    }
+
+    fn ask(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         // Of a range that no file has, there is nothing to wait for, but the error is told.
         let (offset, bytes) = (i64::MAX - 1, 1);
         // SAFETY: takes numbers.
@@ -58,6 +73,10 @@ impl Content {
             return Ok(());
         }
         let error = io::Error::last_os_error();
+        // Of the call: it is not allowed, or there is none.
+        if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::ESPIPE)) {
+            return Ok(());
+        }
         failed(&error);
         Err(error)
     }
@@ -71,11 +90,12 @@ mod tests {
 
     #[test]
     fn what_did_not_fail_is_no_error() {
-        let content = Content::new(1, tempfile::tempfile().unwrap());
+        let content = Content::new(1, tempfile::tempfile().unwrap(), true);
         let never = |error: &io::Error| panic!("{error}");
         for data_only in [true, false, true] {
             rustix::io::pwrite(&content.file, b"abc", 5).unwrap();
             content.check_written_back(never).unwrap();
+            content.glance_written_back(never).unwrap();
             content.sync(data_only, never).unwrap();
         }
     }
@@ -83,7 +103,7 @@ mod tests {
     #[test]
     fn whoever_fails_has_noted_it_before_the_next_one_asks() {
         // Cannot be synced: each is told.
-        let content = Content::new(1, File::open("/dev/null").unwrap());
+        let content = Content::new(1, File::open("/dev/null").unwrap(), true);
         let noted = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {

@@ -144,7 +144,10 @@ async fn sync_loop(inner: Arc<Inner>) {
         match result {
             Ok(Some(epoch)) => (closed, closed_epoch) = (Instant::now(), epoch),
             Ok(None) => {}
-            Err(error) => tracing::error!(%error, "the catalog cannot be synced"),
+            Err(error) => {
+                closed = Instant::now();
+                tracing::error!(%error, "the fast pool cannot be synced");
+            }
         }
     }
 }
@@ -243,17 +246,16 @@ impl Inner {
         }
     }
 
-    fn sync_now(&self, close_epoch: bool) -> Result<Option<u64>> {
-        let mut closed = None;
-        if close_epoch {
-            closed = Some(self.close_epoch()?);
-        }
-        self.close_idle_dirty()?;
+    fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
+        let closed = match close_epoch {
+            true => self.close_epoch().map(Some),
+            false => self.close_idle_dirty().map(|()| None),
+        };
         self.save_counts()?;
         self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
         self.catalog.sync()?;
-        Ok(closed)
+        closed
     }
 
     /// Brings counts of files that were written and closed into the catalog.

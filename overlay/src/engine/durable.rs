@@ -4,48 +4,48 @@
 use std::collections::HashMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::{Inner, Ino};
+use super::{Inner, Ino, Txn};
 use crate::catalog::{ContentId, InodeRecord};
+use crate::clock::unix_now;
 use crate::content::{CHUNK_BYTES, Content};
 use crate::node::Node;
+
+/// Noted in the catalog while what a device may have lost was not looked at.
+const IN_DOUBT: &str = "in_doubt";
 
 impl Inner {
     /// Syncs the fast pool, and closes the epoch that is open. What comes in meanwhile is of the next one. Blocks.
     ///
     /// # Errors
     /// Those of the devices; the epoch is still open then.
-    pub(super) fn close_epoch(&self) -> Result<u64> {
+    pub(super) fn close_epoch(self: &Arc<Self>) -> Result<u64> {
         let epoch = self.catalog.next_epoch()?;
-        self.sync_store()?;
-        if self.in_doubt.load(Ordering::Acquire) {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                Side::Cache,
-                "what a device may have lost is still to be looked at",
-            ));
+        if self.sync_store().is_err() {
+            // Was looked at; what is left is said now.
+            self.sync_store()?;
         }
         self.catalog.close_epoch(epoch)?;
         Ok(epoch)
     }
 
-    /// Syncs the fast pool. The kernel tells of a failure once, and not of which file.
-    pub(super) fn sync_store(&self) -> Result<()> {
+    /// Syncs the fast pool. The kernel tells of a failure once, and not of which file: it is looked for.
+    pub(super) fn sync_store(self: &Arc<Self>) -> Result<()> {
         let synced = self.store.sync_all();
         if synced.is_err() {
-            self.in_doubt.store(true, Ordering::Release);
+            self.catalog.set_meta(IN_DOUBT, &true)?;
         }
-        if self.in_doubt.load(Ordering::Acquire) && self.look_at_unsynced()? {
-            self.in_doubt.store(false, Ordering::Release);
+        if self.catalog.meta(IN_DOUBT)?.unwrap_or(false) {
+            self.look_at_unsynced()?;
+            self.catalog.set_meta(IN_DOUBT, &false)?;
         }
         synced
     }
 
-    /// Gives up the clean content of epochs that are not closed where it is not on the device. Whether all was looked at.
-    fn look_at_unsynced(&self) -> Result<bool> {
+    /// Gives up the clean content of epochs that are not closed where it is not on the device.
+    fn look_at_unsynced(self: &Arc<Self>) -> Result<()> {
         let mut unsynced = Vec::new();
         self.catalog.contents(|id, record| {
             if !self.catalog.is_closed(record.epoch)? {
@@ -53,64 +53,76 @@ impl Inner {
             }
             Ok(true)
         })?;
-        let mut all = true;
+        let mut looked = Ok(());
         for (id, ino) in unsynced {
             match self.look_at(id, ino) {
-                Ok(looked_at) => all &= looked_at,
                 // Removed since.
                 Err(e) if e.is(ErrorKind::Stale) => {}
-                Err(error) => {
-                    all = false;
-                    tracing::error!(%error, %ino, "whether its content is on the device is not known");
-                }
+                result => looked = looked.and(result),
             }
         }
-        Ok(all)
+        looked
     }
 
-    fn look_at(&self, id: ContentId, ino: Ino) -> Result<bool> {
-        let Some(node) = self.node_unless_gone(ino)? else { return Ok(true) };
+    fn look_at(self: &Arc<Self>, id: ContentId, ino: Ino) -> Result<()> {
+        let Some(node) = self.node_unless_gone(ino)? else { return Ok(()) };
         let (content, record) = {
             let mut state = node.state.lock();
             if state.record.file.content() != Some(id) {
-                return Ok(true);
+                return Ok(());
+            }
+            if !state.flights.is_empty() {
+                let what = format!("{}: is just being fetched", self.display(ino));
+                return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
             }
             (self.content(ino, &mut state), state.record.clone())
         };
-        let lost = match &content {
-            Ok(content) => self.catalog.check_written_back(content).is_err(),
-            Err(_) => true,
+        let on_device = match content {
+            // It was told of all that was not written back; a dirty one may not go, whatever it is told.
+            Ok(content) if self.catalog.check_written_back(&content).is_err() => false,
+            Ok(content) => content.since_made || self.is_on_device(&content, id, &record)?,
+            Err(e) if e.is(ErrorKind::NotFound) => false,
+            Err(e) => return Err(e),
         };
-        if record.file.is_dirty() {
-            return Ok(true);
+        if !on_device {
+            self.give_up_unwritten(&node, id)?;
         }
-        if let (false, Ok(content)) = (lost, &content)
-            && self.is_on_device(content, id, &record)?
-        {
-            return Ok(true);
+        Ok(())
+    }
+
+    /// Gives up content that the device does not have, where it is clean and the pool has it. Whether it did.
+    pub(super) fn give_up_unwritten(self: &Arc<Self>, node: &Arc<Node>, id: ContentId) -> Result<bool> {
+        let ino = node.ino;
+        let mut txn = Txn::begin(self);
+        let state = txn.state(ino)?;
+        let file = state.record.file;
+        let changes = file.content() != Some(id) || !state.flights.is_empty();
+        if changes || file.is_dirty() || !state.record.in_pool() || state.superseded {
+            return Ok(false);
         }
-        let may_go = {
-            let state = node.state.lock();
-            if !state.flights.is_empty() {
-                return Ok(false);
-            }
-            let same = (state.record.file, &state.record.version) == (record.file, &record.version);
-            same && state.record.in_pool() && !state.superseded
-        };
-        if may_go {
-            self.give_up_unwritten(&node)?;
+        let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
+        // It may have been read meanwhile.
+        state.page_cache_stale = true;
+        txn.give_up(ino)?;
+        txn.commit()?;
+        self.evictor.lock().remove(ino.0);
+        self.foresight.following.evicted(ino);
+        // The kernel holds the content file by its passthrough registration, and with it the space.
+        self.tell_kernel_inode(ino, true);
+        tracing::warn!(path = self.display(ino), "its content did not reach the device; it is fetched again");
+        if let (true, Ok(runtime)) = (is_leased, tokio::runtime::Handle::try_current()) {
+            let (inner, node) = (self.clone(), node.clone());
+            runtime.spawn(async move {
+                if let Err(error) = inner.fetch(&node, 0..size).await {
+                    tracing::warn!(%error, %ino, "leased content is not here any more");
+                }
+            });
         }
         Ok(true)
     }
 
-    /// Of clean content that the pool has, and the device does not.
-    pub(super) fn give_up_unwritten(&self, node: &Arc<Node>) -> Result<()> {
-        tracing::warn!(path = self.display(node.ino), "its content did not reach the device; it is fetched again");
-        self.discard_clean(node)
-    }
-
     /// Whether the device has every byte that was fetched. Not known, so `false`, of what was written here.
-    fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
+    pub(super) fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
         let Some(residency) = self.catalog.content(id)? else { return Ok(false) };
         let checksums: HashMap<u32, u32> = self.catalog.checksums(id, &residency)?.into_iter().collect();
         let whole = record.file.is_whole();

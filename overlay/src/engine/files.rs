@@ -122,6 +122,7 @@ impl Overlay {
             }
         };
         let inner = self.inner.clone();
+        let _turn = self.inner.syncs.acquire().await;
         blocking(move || {
             let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
             // That something was lost is to be known after a power cut, too.

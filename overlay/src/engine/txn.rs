@@ -276,6 +276,7 @@ impl<'a> Txn<'a> {
         self.discard(content, bytes);
         let state = self.state(ino)?;
         (state.content, state.residency) = (None, None);
+        state.count_unsaved = false;
         Ok(bytes)
     }
 

@@ -59,9 +59,15 @@ impl Inner {
         }
         if was_open && !missing && node.state.lock().record.file.is_whole() {
             // Who has the content file open goes on seeing this one.
-            self.mark_dirty(node).await?;
-            let content = self.content(node.ino, &mut node.state.lock())?;
-            return self.empty(node, &content).await;
+            match self.mark_dirty(node).await {
+                // Given up just then: nothing is there to be emptied.
+                Err(e) if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() => {}
+                marked => {
+                    marked?;
+                    let content = self.content(node.ino, &mut node.state.lock())?;
+                    return self.empty(node, &content).await;
+                }
+            }
         }
         let content = self.spares.take()?;
         let id = ContentId(content.id);
@@ -121,9 +127,10 @@ impl Inner {
 
 impl Inner {
     /// Empties content in place. What was lost of it is nothing to it any more.
-    async fn empty(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
-        // A loss that comes from now on may be of what is written next.
-        let _ = self.catalog.check_written_back(content);
+    async fn empty(&self, node: &Arc<Node>, content: &Arc<Content>) -> Result<()> {
+        // A loss that comes from now on may be of what is written next. Who is just syncing may be told of one, which is
+        // taken for one of those then.
+        let _ = self.catalog.glance_written_back(content);
         let id = ContentId(content.id);
         let lost = self.catalog.lost(id);
         empty(content).await?;

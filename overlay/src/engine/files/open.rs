@@ -8,6 +8,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::super::pool_view::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
+use crate::Content;
 use crate::catalog::ContentId;
 use crate::clock::unix_now;
 use crate::content::is_held;
@@ -180,7 +181,7 @@ impl Inner {
     }
 
     /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
-    fn register_open(&self, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
+    fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
         let write = writes(flags);
         let mut state = node.state.lock();
         let resident = match state.record.file.is_whole() {
@@ -196,6 +197,17 @@ impl Inner {
             },
             false => None,
         };
+        if let Some(content) = resident.as_ref().or(state.content.as_ref())
+            && !state.record.file.is_dirty()
+            && self.catalog.glance_written_back(content).is_err()
+        {
+            let id = ContentId(content.id);
+            drop(state);
+            if self.give_up_unwritten(node, id)? {
+                return Ok(None);
+            }
+            state = node.state.lock();
+        }
         if let Some(content) = &resident {
             // Never less than what the record promises: a truncated content file must not be read as zeros.
             let have = content.file.metadata().map_err(super::failed)?.size();
@@ -204,12 +216,6 @@ impl Inner {
                 drop(state);
                 tracing::error!(ino = %node.ino, have, size, "content file has a wrong size; it will be fetched again");
                 self.discard_clean(node)?;
-                return Ok(None);
-            }
-            let pool_has_it = !state.record.file.is_dirty() && state.record.in_pool() && !state.superseded;
-            if pool_has_it && self.catalog.check_written_back(content).is_err() {
-                drop(state);
-                self.give_up_unwritten(node)?;
                 return Ok(None);
             }
         }
@@ -275,7 +281,7 @@ impl Inner {
 
     /// Clean content that is about to become the only copy is on the disk first: after a power cut dirty
     /// content is believed, and what nobody wrote must still be what the pool had.
-    fn settle_content(&self, node: &Arc<Node>) -> Result<()> {
+    fn settle_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let content = {
             let mut state = node.state.lock();
             if self.catalog.is_closed(self.residency(&mut state)?.epoch)? {
@@ -283,16 +289,17 @@ impl Inner {
             }
             self.content(node.ino, &mut state)?
         };
-        let Err(error) = self.catalog.sync_content(&content, true) else { return Ok(()) };
-        let is_in_pool = {
-            let state = node.state.lock();
-            state.record.in_pool() && !state.superseded && !state.record.file.is_dirty()
+        let record = node.state.lock().record.clone();
+        let id = ContentId(content.id);
+        let error = match self.catalog.sync_content(&content, true) {
+            Ok(()) if content.since_made || self.is_on_device(&content, id, &record)? => return Ok(()),
+            Ok(()) => Error::new(ErrorKind::Os(libc::EIO), Side::Cache, "content that the device does not have"),
+            Err(error) => error,
         };
-        if !is_in_pool {
-            return Err(error);
+        match self.give_up_unwritten(node, id)? {
+            true => Err(Error::new(ErrorKind::Corrupt, Side::Cache, "what was fetched did not reach the device")),
+            false => Err(error),
         }
-        self.give_up_unwritten(node)?;
-        Err(Error::new(ErrorKind::Corrupt, Side::Cache, "what was fetched did not reach the fast pool's device"))
     }
 
     /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
@@ -394,7 +401,7 @@ impl Inner {
         record.size = stamp.size;
         let state = txn.state(node.ino)?;
         (state.clean_stamp, state.uploaded) = (None, None);
-        if self.catalog.check_written_back(&content).is_err() {
+        if self.catalog.glance_written_back(&content).is_err() {
             // The device does not have it, and the pool does.
             txn.give_up(node.ino)?;
             txn.commit()?;
@@ -438,30 +445,51 @@ impl Inner {
 impl Inner {
     /// Closes content files that nobody uses and the pool does not have, where too many are open: when it is known that
     /// they are on the device. Blocks.
-    pub fn close_idle_dirty(&self) -> Result<()> {
-        let idle: Vec<Ino> = {
-            let open = self.open_contents.lock();
-            if open.len() <= idle_open_contents() {
-                return Ok(());
+    pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
+        let idle = self.idle_dirty();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        // So that none of them takes long.
+        self.sync_store()?;
+        for (ino, content) in idle {
+            let was = Stamp::of(&content.file)?;
+            let synced = self.catalog.sync_content(&content, true);
+            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
+                continue;
             }
-            let over = open.len() - idle_open_contents() / 4 * 3;
-            open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
-        };
-        let synced = self.sync_store();
-        for ino in idle {
             let Some(node) = self.table.peek(ino) else { continue };
-            {
-                let mut state = node.state.lock();
-                let Some(content) = state.content.clone().filter(|_| !state.is_open()) else { continue };
-                // Noted there.
-                let _ = self.catalog.check_written_back(&content);
-                state.content = None;
+            let mut state = node.state.lock();
+            let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
+            if !same || state.is_open() || Stamp::of(&content.file)? != was {
+                continue;
             }
+            state.content = None;
+            drop(state);
             self.open_contents.lock().pop(&ino);
             drop(node);
             self.table.drop_idle(ino);
         }
-        synced
+        Ok(())
+    }
+
+    /// Those of them that were not used for longest, where there are more than may stay.
+    fn idle_dirty(&self) -> Vec<(Ino, Arc<Content>)> {
+        let least: Vec<Ino> = {
+            let open = self.open_contents.lock();
+            if open.len() <= idle_open_contents() {
+                return Vec::new();
+            }
+            let over = open.len() - idle_open_contents() / 4 * 3;
+            open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
+        };
+        let content = |ino: Ino| {
+            let node = self.table.peek(ino)?;
+            let state = node.state.try_lock()?;
+            let idle = state.record.file.is_dirty() && !state.is_open();
+            state.content.clone().filter(|_| idle).map(|content| (ino, content))
+        };
+        least.into_iter().filter_map(content).collect()
     }
 }
 

@@ -128,6 +128,7 @@ impl Inner {
 
     async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
         let (catalog, content) = (self.catalog.clone(), content.clone());
+        let _turn = self.syncs.acquire().await;
         blocking(move || catalog.sync_content(&content, true)).await
     }
 
@@ -210,7 +211,7 @@ impl Inner {
             // As above; somebody opened it meanwhile.
             self.catalog.sync_content(content, true)?;
         }
-        let kept = content.as_ref().is_none_or(|content| self.catalog.check_written_back(content).is_ok());
+        let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
         state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
@@ -290,7 +291,8 @@ impl Inner {
             }
             at = end;
         }
-        self.catalog.check_written_back(&content)?;
+        let (catalog, read) = (self.catalog.clone(), content.clone());
+        blocking(move || catalog.check_written_back(&read)).await?;
         let recorded_mtime = sent.mtime;
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // Where the attributes are somebody else's, ours are still to be told.

@@ -29,7 +29,7 @@ impl Registrar for Ids {
 }
 
 fn content(id: u64) -> Content {
-    Content::new(id, File::open("/dev/null").unwrap())
+    Content::new(id, File::open("/dev/null").unwrap(), true)
 }
 
 fn read(content: Option<&Content>) -> Wish<'_> {
