@@ -208,6 +208,12 @@ impl Catalog {
         Ok(ContentId(self.contents.next(self)?))
     }
 
+    /// Numbers are reserved ahead of need: where none is left, whoever makes a file waits for the disk. Blocks.
+    pub fn reserve_numbers(&self) -> Result<()> {
+        self.inodes.refill(self)?;
+        self.contents.refill(self)
+    }
+
     pub fn batch(&self) -> Batch<'_> {
         Batch::new(self)
     }

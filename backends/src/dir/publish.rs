@@ -2,7 +2,8 @@
 //!
 //! The condition `Version` is kept by exchanging the staged file with the target and looking at what came
 //! out. Where that is not the expected version, both are exchanged back. In between, for microseconds and
-//! only where two writers race, a reader may meet the version that is then taken back.
+//! only where two writers race, a reader may meet the version that is then taken back. No writer may build on it: what
+//! may still be taken back is locked by its writer (`claim`), and does not count as the expected version.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -166,6 +167,7 @@ impl Publish<'_> {
     }
 
     fn exchange(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Exchanged> {
+        staging.claim();
         match self.swap(staging) {
             Ok(()) => staging.owned = false,
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(Exchanged::Unable),
@@ -173,7 +175,8 @@ impl Publish<'_> {
             Err(errno) => return Err(self.call.failed(errno)),
         }
         let out = staging.stat_temp().map_err(|errno| self.left_behind(staging, errno))?;
-        if !out.version.same_content(version) {
+        let claimed = out.kind == FileKind::File && staging.temp_is_claimed();
+        if claimed || !out.version.same_content(version) {
             self.undo(staging, &out)?;
             return Err(self.conflict("it was changed by another writer"));
         }
@@ -181,6 +184,7 @@ impl Publish<'_> {
             self.undo(staging, &out)?;
             return Ok(Exchanged::Linked(out));
         }
+        staging.confirm();
         staging.unlink_temp().map_err(|errno| self.call.failed(errno).context("remove the replaced version"))?;
         Ok(Exchanged::Done)
     }

@@ -1,6 +1,6 @@
 //! The temporary file that a new object is written to before it takes its name.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, ftruncate, openat, unlinkat};
 use rustix::io::{Errno, pwrite};
@@ -28,6 +28,32 @@ pub(super) fn write_all<Fd: AsFd>(file: Fd, mut data: &[u8], mut offset: u64) ->
         }
     }
     Ok(())
+}
+
+/// The byte of a file that is locked while the file may be taken back: no program locks just that one.
+fn claim_of(kind: libc::c_int) -> libc::flock {
+    // SAFETY: it is made of numbers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    (lock.l_start, lock.l_len) = (libc::off_t::MAX - 1, 1);
+    lock
+}
+
+/// Takes or gives back the claim. It belongs to the open file (`fcntl(2)`, open file description locks), so that it holds
+/// between the pools of one process, too.
+fn set_claim(file: &OwnedFd, kind: libc::c_int) -> rustix::io::Result<()> {
+    let lock = claim_of(kind);
+    // SAFETY: takes a structure that outlives the call.
+    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) };
+    if rc < 0 { Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(()) }
+}
+
+fn is_claimed(file: &OwnedFd) -> bool {
+    let mut lock = claim_of(libc::F_RDLCK);
+    // SAFETY: takes a structure that outlives the call, and writes only to it.
+    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    let ours = claim_of(libc::F_WRLCK);
+    rc == 0 && (lock.l_type, lock.l_start, lock.l_len) == (ours.l_type, ours.l_start, ours.l_len)
 }
 
 /// A file that has no public name yet. It is removed when this is dropped, unless its content was published.
@@ -102,6 +128,22 @@ impl Staging {
         let target = Target::opened(self.file.as_fd(), FileKind::File);
         target.apply(attrs, may_chown).map_err(|errno| call.failed(errno).context("set the attributes"))?;
         fsync(&self.file).map_err(|errno| call.failed(errno).context("make the content durable"))
+    }
+
+    /// Until [`Self::confirm`], or the end of the process, others see that the file may be taken back. Where the file
+    /// system has no locks they do not.
+    pub(super) fn claim(&self) {
+        let _ = set_claim(&self.file, libc::F_WRLCK);
+    }
+
+    pub(super) fn confirm(&self) {
+        let _ = set_claim(&self.file, libc::F_UNLCK);
+    }
+
+    /// Whether what the temporary name stands for is claimed by another writer.
+    pub(super) fn temp_is_claimed(&self) -> bool {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat(&self.dir, &self.temp[..], flags, Mode::empty()).is_ok_and(|file| is_claimed(&file))
     }
 
     /// What the temporary name stands for now.

@@ -145,7 +145,9 @@ async fn sync_loop(inner: Arc<Inner>) {
             Ok(Some(epoch)) => (closed, closed_epoch) = (Instant::now(), epoch),
             Ok(None) => {}
             Err(error) => {
-                closed = Instant::now();
+                if close {
+                    closed = Instant::now();
+                }
                 tracing::error!(%error, "the fast pool cannot be synced");
             }
         }
@@ -254,6 +256,7 @@ impl Inner {
         self.save_counts()?;
         self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
+        self.catalog.reserve_numbers()?;
         self.catalog.sync()?;
         closed
     }

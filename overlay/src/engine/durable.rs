@@ -72,7 +72,7 @@ impl Inner {
                 return Ok(());
             }
             if !state.flights.is_empty() {
-                let what = format!("{}: is just being fetched", self.display(ino));
+                let what = format!("inode {ino} is just being fetched");
                 return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
             }
             (self.content(ino, &mut state), state.record.clone())
@@ -81,6 +81,8 @@ impl Inner {
             // It was told of all that was not written back; a dirty one may not go, whatever it is told.
             Ok(content) if self.catalog.check_written_back(&content).is_err() => false,
             Ok(content) => content.since_made || self.is_on_device(&content, id, &record)?,
+            // Whoever opens it is told.
+            Err(_) if record.file.is_dirty() => return Ok(()),
             Err(e) if e.is(ErrorKind::NotFound) => false,
             Err(e) => return Err(e),
         };
@@ -104,8 +106,8 @@ impl Inner {
         // It may have been read meanwhile.
         state.page_cache_stale = true;
         txn.give_up(ino)?;
-        txn.commit()?;
         self.evictor.lock().remove(ino.0);
+        txn.commit()?;
         self.foresight.following.evicted(ino);
         // The kernel holds the content file by its passthrough registration, and with it the space.
         self.tell_kernel_inode(ino, true);
@@ -122,7 +124,7 @@ impl Inner {
     }
 
     /// Whether the device has every byte that was fetched. Not known, so `false`, of what was written here.
-    pub(super) fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
+    fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
         let Some(residency) = self.catalog.content(id)? else { return Ok(false) };
         let checksums: HashMap<u32, u32> = self.catalog.checksums(id, &residency)?.into_iter().collect();
         let whole = record.file.is_whole();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::super::{Inner, Txn, blocking};
-use super::open::check_current;
+use super::open::{check_current, is_given_up};
 use crate::Content;
 use crate::catalog::{ContentId, ContentRecord};
 use crate::clock::{stamp_now, unix_now};
@@ -35,7 +35,7 @@ impl Inner {
             }
             match self.mark_dirty(node).await {
                 // Evicted in between: fetch again.
-                Err(e) if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() => {}
+                Err(e) if is_given_up(node, &e) => {}
                 other => other?,
             }
         }
@@ -61,7 +61,7 @@ impl Inner {
             // Who has the content file open goes on seeing this one.
             match self.mark_dirty(node).await {
                 // Given up just then: nothing is there to be emptied.
-                Err(e) if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() => {}
+                Err(e) if is_given_up(node, &e) => {}
                 marked => {
                     marked?;
                     let content = self.content(node.ino, &mut node.state.lock())?;

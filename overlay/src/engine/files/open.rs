@@ -105,11 +105,18 @@ impl Overlay {
                     && let Err(e) = inner.mark_dirty(&node).await
                 {
                     self.release(ino, flags);
-                    if e.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole() {
-                        // Given up in between: fetched again.
+                    if is_given_up(&node, &e) {
                         continue;
                     }
                     return Err(e);
+                }
+                if let Some(content) = &opened.resident {
+                    let file = node.state.lock().record.file;
+                    if file.content() != Some(ContentId(content.id)) || (write && !file.is_dirty()) {
+                        // Given up in between: what would be written to it would be nobody's.
+                        self.release(ino, flags);
+                        continue;
+                    }
                 }
                 return Ok(Opened { missed, ..opened });
             }
@@ -207,6 +214,9 @@ impl Inner {
                 return Ok(None);
             }
             state = node.state.lock();
+            if state.record.file.content() != Some(id) {
+                return Ok(None);
+            }
         }
         if let Some(content) = &resident {
             // Never less than what the record promises: a truncated content file must not be read as zeros.
@@ -257,6 +267,11 @@ impl Inner {
             let mut txn = Txn::begin(&inner);
             check_current(txn.state(node.ino)?)?;
             let record = txn.record(node.ino)?;
+            if record.file.is_dirty() {
+                // Somebody else was faster, and may have written since: that is no clean content.
+                drop(txn);
+                return inner.catalog.sync();
+            }
             record.file = record.file.modify(unix_now())?;
             let (atime, mtime) = (record.atime, record.mtime);
             let state = txn.state(node.ino)?;
@@ -289,16 +304,19 @@ impl Inner {
             }
             self.content(node.ino, &mut state)?
         };
-        let record = node.state.lock().record.clone();
         let id = ContentId(content.id);
-        let error = match self.catalog.sync_content(&content, true) {
-            Ok(()) if content.since_made || self.is_on_device(&content, id, &record)? => return Ok(()),
-            Ok(()) => Error::new(ErrorKind::Os(libc::EIO), Side::Cache, "content that the device does not have"),
-            Err(error) => error,
+        let synced = match self.catalog.sync_content(&content, true) {
+            // A descriptor that is younger than the bytes may not be told: of all content together it is known.
+            Ok(()) if !content.since_made => self.close_epoch().map(drop),
+            Err(error) => self.give_up_unwritten(node, id).and(Err(error)),
+            Ok(()) => Ok(()),
         };
-        match self.give_up_unwritten(node, id)? {
-            true => Err(Error::new(ErrorKind::Corrupt, Side::Cache, "what was fetched did not reach the device")),
-            false => Err(error),
+        let Err(error) = synced else { return Ok(()) };
+        let file = node.state.lock().record.file;
+        match file.content() == Some(id) {
+            true if file.is_dirty() => Ok(()),
+            true => Err(error),
+            false => Err(Error::new(ErrorKind::Busy, Side::Cache, "content was given up that was not on the device")),
         }
     }
 
@@ -405,6 +423,7 @@ impl Inner {
             // The device does not have it, and the pool does.
             txn.give_up(node.ino)?;
             txn.commit()?;
+            self.tell_kernel_inode(node.ino, true);
             return Ok(true);
         }
         let state = txn.state(node.ino)?;
@@ -491,6 +510,11 @@ impl Inner {
         };
         least.into_iter().filter_map(content).collect()
     }
+}
+
+/// Whether the content is not there any more that was to be marked dirty: it is fetched again.
+pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
+    error.is(ErrorKind::Busy) || error.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole()
 }
 
 /// # Errors

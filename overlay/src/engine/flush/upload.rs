@@ -236,12 +236,14 @@ impl Inner {
         if let Some(theirs) = &uploaded.theirs {
             record.dirty_xattrs = differing(record.xattrs.as_ref().unwrap_or(theirs), theirs);
         }
+        let mut given_up = false;
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
             if !kept {
                 // The device does not have it, and the pool does.
                 txn.give_up(ino)?;
+                given_up = true;
             }
         }
         let record = txn.record(ino)?;
@@ -263,6 +265,9 @@ impl Inner {
             self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);
         }
         txn.commit()?;
+        if given_up {
+            self.tell_kernel_inode(ino, true);
+        }
         if clean {
             self.evictor.lock().insert(ino.0, occupied);
         }
