@@ -128,6 +128,8 @@ pub(crate) struct Inner {
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
+    /// The last epoch whose content is on the device, closed or not.
+    pub synced_epoch: AtomicU64,
 }
 
 impl Overlay {
@@ -198,6 +200,7 @@ impl Overlay {
             foresight: Foresight::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
+            synced_epoch: AtomicU64::new(0),
         });
         inner.ensure_root().await?;
         background::start(&inner).await?;

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
@@ -29,6 +30,14 @@ impl Inner {
         }
         self.catalog.close_epoch(epoch)?;
         Ok(epoch)
+    }
+
+    /// All content that came so far is on the device when this returns, and is known to be as long as the daemon lives.
+    pub(super) fn sync_content_so_far(self: &Arc<Self>) -> Result<()> {
+        let epoch = self.catalog.next_epoch()?;
+        self.sync_store()?;
+        self.synced_epoch.fetch_max(epoch, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Syncs the fast pool. The kernel tells of a failure once, and not of which file: it is looked for.

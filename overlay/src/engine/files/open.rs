@@ -299,7 +299,8 @@ impl Inner {
     fn settle_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let content = {
             let mut state = node.state.lock();
-            if self.catalog.is_closed(self.residency(&mut state)?.epoch)? {
+            let epoch = self.residency(&mut state)?.epoch;
+            if epoch <= self.synced_epoch.load(Ordering::Acquire) || self.catalog.is_closed(epoch)? {
                 return Ok(());
             }
             self.content(node.ino, &mut state)?
@@ -307,7 +308,7 @@ impl Inner {
         let id = ContentId(content.id);
         let synced = match self.catalog.sync_content(&content, true) {
             // A descriptor that is younger than the bytes may not be told: of all content together it is known.
-            Ok(()) if !content.since_made => self.close_epoch().map(drop),
+            Ok(()) if !content.since_made => self.sync_content_so_far(),
             Err(error) => self.give_up_unwritten(node, id).and(Err(error)),
             Ok(()) => Ok(()),
         };
