@@ -462,6 +462,41 @@ async fn what_was_uploaded_while_it_was_written_is_clean_with_the_last_close() {
     assert_eq!(listed[0].state, "resident");
 }
 
+/// The second of them may be late, and find what the first has written by then: that is not what the pool has.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_open_a_clean_file_for_writing_at_once_lose_nothing() {
+    const FILES: usize = 2000;
+    let fixture = Fixture::new();
+    let names: Vec<String> = (0..FILES).map(|number| format!("file-{number}")).collect();
+    for name in &names {
+        fixture.put(name, b"old").await;
+    }
+    let overlay = Arc::new(fixture.open().await);
+    stage(&overlay, "").await;
+    for name in &names {
+        let ino = find(&overlay, name).await;
+        let open = |bytes: Option<&'static [u8]>| {
+            let overlay = overlay.clone();
+            async move {
+                overlay.open_file(ino, RDWR).await.unwrap();
+                if let Some(bytes) = bytes {
+                    overlay.write(ino, 0, Bytes::from_static(bytes)).await.unwrap();
+                }
+                overlay.close(ino, true).await.unwrap();
+                overlay.release(ino, RDWR);
+            }
+        };
+        let looks: Vec<_> = (0..6).map(|_| tokio::spawn(open(None))).collect();
+        tokio::spawn(open(Some(b"new"))).await.unwrap();
+        for look in looks {
+            look.await.unwrap();
+        }
+    }
+    flushed(&overlay).await;
+    let kept: Vec<_> = fixture.pooled().into_iter().filter(|(_, content)| content != "new").collect();
+    assert_eq!(kept, pairs(&[]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn dirty_is_what_the_pool_lacks_and_not_what_somebody_has_open() {
     let fixture = Fixture::new();

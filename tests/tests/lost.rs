@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use forebay_tests::disk::Disk;
@@ -147,4 +148,51 @@ fn clean_content_that_was_not_written_back_is_fetched_again() {
     assert!(fs::read(mount.path("forgotten")).unwrap() == content(2, LEN), "other bytes than the pool's");
     mount.flush();
     assert!(fs::read(mount.pool("written")).unwrap() == expected);
+}
+
+/// SEMANTICS 43, of content that somebody is about to write, and others about to read, when it is found out.
+#[test]
+fn nobody_is_given_content_that_was_not_written_back() {
+    const FILES: u64 = 60;
+    const READERS: usize = 3;
+    let (disk, mount) = mounted();
+    for seed in 0..FILES {
+        let name = seed.to_string();
+        fs::write(mount.pool(&name), content(seed, LEN)).unwrap();
+        assert!(fs::read(mount.path(&name)).unwrap() == content(seed, LEN));
+    }
+    disk.fail();
+    disk.write_back();
+    disk.mend();
+    disk.forget_content();
+    let together = Barrier::new(READERS + 1);
+    // Nobody panics in here: the others would wait.
+    let each = |work: &dyn Fn(u64) -> Result<(), String>| {
+        let one = |seed| {
+            together.wait();
+            work(seed).map_err(|what| format!("{seed}: {what}"))
+        };
+        (0..FILES).filter_map(|seed| one(seed).err()).collect::<Vec<String>>()
+    };
+    let reads = |seed: u64| match fs::read(mount.path(seed.to_string())) {
+        Ok(found) if found.starts_with(&content(seed, LEN)) => Ok(()),
+        Ok(_) => Err("other bytes than the pool's".into()),
+        Err(error) => Err(error.to_string()),
+    };
+    let writes = |seed: u64| {
+        let opened = OpenOptions::new().append(true).open(mount.path(seed.to_string()));
+        opened.and_then(|mut file| file.write_all(b"more")).map_err(|error| error.to_string())
+    };
+    let failures = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(|| each(&reads))).collect();
+        let mut failures = each(&writes);
+        failures.extend(readers.into_iter().flat_map(|reader| reader.join().unwrap()));
+        failures
+    });
+    assert!(failures.is_empty(), "{failures:#?}");
+    mount.flush();
+    for seed in 0..FILES {
+        let expected = [content(seed, LEN), b"more".to_vec()].concat();
+        assert!(fs::read(mount.pool(seed.to_string())).unwrap() == expected, "{seed}: other bytes went to the pool");
+    }
 }

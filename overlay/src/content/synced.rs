@@ -63,6 +63,11 @@ impl Content {
         }
     }
 
+    /// Whether somebody is just syncing it, or being told.
+    pub fn is_asked(&self) -> bool {
+        self.served.is_locked()
+    }
+
     fn ask(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         // Of a range that no file has, there is nothing to wait for, but the error is told.
         let (offset, bytes) = (i64::MAX - 1, 1);

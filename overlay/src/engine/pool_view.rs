@@ -387,7 +387,7 @@ impl Inner {
             }
             (self.asked(&state), state.record.pool_link().cloned())
         };
-        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
+        if self.listed_since(&node, allowed) {
             return Ok(());
         }
         if asked.is_quiet() {
@@ -446,6 +446,9 @@ impl Inner {
 
     /// Whether the listing of its directory confirmed an inode within `age`.
     fn listed_since(&self, node: &Node, age: Duration) -> bool {
+        if age.is_zero() {
+            return false;
+        }
         let parent = node.state.lock().record.links.first().map(|(p, _)| *p);
         let Some(dir) = parent.and_then(|p| self.table.peek(p)) else { return false };
         let state = dir.state.lock();

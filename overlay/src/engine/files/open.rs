@@ -112,8 +112,9 @@ impl Overlay {
                 }
                 if let Some(content) = &opened.resident {
                     let file = node.state.lock().record.file;
-                    if file.content() != Some(ContentId(content.id)) || (write && !file.is_dirty()) {
-                        // Given up in between: what would be written to it would be nobody's.
+                    // Given up in between: what would be written to it would be nobody's.
+                    let changed = file.content() != Some(ContentId(content.id)) || (write && !file.is_dirty());
+                    if changed || (!file.is_dirty() && !inner.is_kept(content).await) {
                         self.release(ino, flags);
                         continue;
                     }
@@ -249,7 +250,18 @@ impl Inner {
         Ok(Some(Opened { resident, keep_cache, no_flush, missed: false }))
     }
 
-    /// Durably marks whole content as newer than the pool's, before anybody can change it.
+    /// Whether nothing of clean content was lost on its way to the device, as far as the kernel tells. It was glanced at
+    /// just before: here it is waited for who was just being told then.
+    async fn is_kept(&self, content: &Arc<Content>) -> bool {
+        if !content.is_asked() {
+            return self.catalog.check_kept(ContentId(content.id)).is_ok();
+        }
+        let (catalog, content) = (self.catalog.clone(), content.clone());
+        blocking(move || catalog.check_written_back(&content)).await.is_ok()
+    }
+
+    /// Durably marks whole content as newer than the pool's, before anybody can change it. The caller counts as a writer:
+    /// no mark is taken back meanwhile.
     pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         {
             let state = node.state.lock();
@@ -259,9 +271,14 @@ impl Inner {
         }
         let (inner, node) = (self.clone(), node.clone());
         blocking(move || {
+            let sync = || {
+                inner.catalog.sync()?;
+                node.state.lock().mark_unsynced = false;
+                Ok(())
+            };
             if node.state.lock().record.file.is_dirty() {
-                // Somebody else's mark is on its way to the disk.
-                return inner.catalog.sync();
+                // Somebody else's mark is on its way to the disk, or did not come there.
+                return sync();
             }
             inner.settle_content(&node)?;
             let mut txn = Txn::begin(&inner);
@@ -270,7 +287,7 @@ impl Inner {
             if record.file.is_dirty() {
                 // Somebody else was faster, and may have written since: that is no clean content.
                 drop(txn);
-                return inner.catalog.sync();
+                return sync();
             }
             record.file = record.file.modify(unix_now())?;
             let (atime, mtime) = (record.atime, record.mtime);
@@ -287,9 +304,7 @@ impl Inner {
             txn.state(node.ino)?.residency = Some(residency);
             txn.commit()?;
             inner.evictor.lock().remove(node.ino.0);
-            inner.catalog.sync()?;
-            node.state.lock().mark_unsynced = false;
-            Ok(())
+            sync()
         })
         .await
     }
