@@ -123,6 +123,10 @@ impl<A: Around> Pool for Decorated<A> {
         self.around(CallKind::Stat, path, 0, self.inner.stat(path)).await
     }
 
+    async fn still_has(&self, path: &PoolPath, version: &Version) -> Result<bool> {
+        self.around(CallKind::Stat, path, 0, self.inner.still_has(path, version)).await
+    }
+
     async fn list(&self, path: &PoolPath) -> Result<Listing> {
         let listing = self.around(CallKind::List, path, 0, self.inner.list(path)).await?;
         Ok(pages(Arc::clone(&self.around), path.clone(), listing))

@@ -82,6 +82,7 @@ impl MemoryPool {
             streams: false,
             reads_confirm: true,
             listings_ask_each: false,
+            versions_alone: false,
             listed_contents: true,
             ranged_write: true,
             sparse: true,

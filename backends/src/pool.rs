@@ -78,6 +78,12 @@ pub trait Pool: Send + Sync + 'static {
     /// The attributes of what `path` names; a symlink is not followed.
     async fn stat(&self, path: &PoolPath) -> Result<Stat>;
 
+    /// Whether a file that is known there is still of that version, by less than `stat` asks where the pool can
+    /// (capability `versions_alone`). `false`: it may be so all the same.
+    async fn still_has(&self, _path: &PoolPath, _version: &Version) -> Result<bool> {
+        Ok(false)
+    }
+
     /// The entries of a directory, each with its attributes. An entry that vanishes meanwhile is left out.
     async fn list(&self, path: &PoolPath) -> Result<Listing>;
 

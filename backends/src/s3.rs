@@ -72,6 +72,7 @@ impl S3Pool {
             streams: true,
             reads_confirm: true,
             listings_ask_each: true,
+            versions_alone: true,
             listed_contents: true,
             ranged_write: false,
             sparse: false,
@@ -228,6 +229,10 @@ impl Pool for S3Pool {
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
         self.op("stat", path)?.look().await
+    }
+
+    async fn still_has(&self, path: &PoolPath, version: &Version) -> Result<bool> {
+        self.op("stat", path)?.still_is(version).await
     }
 
     async fn list(&self, path: &PoolPath) -> Result<Listing> {

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 
 use crate::s3::Conditional;
 use crate::s3::moves::Moves;
-use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, Stat};
+use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, Stat, Version};
 
 pub use attach::{Environment, environment};
 pub use read_only::{StorePool, check};
@@ -148,6 +148,18 @@ impl Op<'_> {
     pub(crate) async fn look(&self) -> Result<Stat> {
         let found = self.find().await?;
         self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound))
+    }
+
+    /// Whether there is an object of that version, in one request. A listing, which would tell whether keys begin with
+    /// its own and a slash, is charged like twelve of them.
+    pub(crate) async fn still_is(&self, version: &Version) -> Result<bool> {
+        let Place { key, shadowed, is_root } = &self.place;
+        if self.bucket.web.is_some() || *shadowed || *is_root || key.ends_with('/') {
+            return Ok(false);
+        }
+        let object = self.bucket.client.head(key).await.map_err(|refusal| self.refused(refusal))?;
+        let object = object.filter(|object| !object.meta.folder);
+        Ok(object.is_some_and(|object| object.stat(false, &self.bucket.defaults).version == *version))
     }
 
     /// The entries of a directory, with small files of so many bytes in all.

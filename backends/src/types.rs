@@ -238,6 +238,8 @@ pub struct Capabilities {
     pub streams: bool,
     /// A read fails where the version is not the present one any more. Of others a read may still give what was.
     pub reads_confirm: bool,
+    /// Whether a file is still of a known version is told by less than what it takes to look what a name stands for.
+    pub versions_alone: bool,
     /// A listing takes a request for each name in it: it pays only for who wants many of them.
     pub listings_ask_each: bool,
     /// Small files come along with a listing for as much as their attributes alone cost.
@@ -281,6 +283,7 @@ impl Capabilities {
             ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
             ("exchange of names", word(self.rename_exchange)),
             ("reads are streams", word(self.streams)),
+            ("versions are asked for alone", word(self.versions_alone)),
             ("listings ask for each name", word(self.listings_ask_each)),
             ("listings bring small files", word(self.listed_contents)),
             ("ranged writes", word(self.ranged_write)),

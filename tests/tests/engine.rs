@@ -527,6 +527,25 @@ async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() 
     assert_eq!(overlay.getattr(find(&overlay, "a").await).await.unwrap().0.kind, FileKind::Directory);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_says_of_a_file_that_it_is_a_directory_now() {
+    const TTL: Duration = Duration::from_secs(2);
+    let fixture = Fixture::new();
+    fixture.put("a", b"x").await;
+    let policy = Policy::parse(&format!("[default]\nmetadata-ttl = \"{}s\"", TTL.as_secs())).unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    let was = find(&overlay, "a").await;
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    fixture.memory.remove(&pool_path("a"), &Expected::Anything).await.unwrap();
+    fixture.mkdir("a").await;
+    tokio::time::sleep(TTL + Duration::from_millis(100)).await;
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    // Nobody asks the pool for what was just listed.
+    let now = find(&overlay, "a").await;
+    assert_ne!(now, was);
+    assert_eq!(overlay.getattr(now).await.unwrap().0.kind, FileKind::Directory);
+}
+
 /// A file of three bytes whose times say nothing.
 async fn write_as_of_old(overlay: &Overlay, name: &str, content: &str) {
     write(overlay, name, content).await.unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_overlay::backends::decorators::CallKind;
 use forebay_overlay::backends::{Expected, Pool};
 use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
-use forebay_overlay::{Ino, Options, Overlay, Policy, summary};
+use forebay_overlay::{Ino, Overlay, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,28 +39,6 @@ async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
     let (_, failed) = stage(&overlay, "d").await;
     assert_eq!(failed, Vec::new());
     assert_eq!(read(&overlay, "d/7").await.unwrap(), "changed");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_open_asks_for_what_was_listed_only_where_the_policy_says_so() {
-    let fixture = Fixture::new();
-    for n in 0..50 {
-        fixture.put(&n.to_string(), b"content").await;
-    }
-    let asked = || fixture.metrics.snapshot().of(CallKind::Stat).count;
-    for (consistency, least, most) in [("ttl:1h", 0, 0), ("close-to-open", 100, u64::MAX)] {
-        let policy = format!("[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\nconsistency = \"{consistency}\"\n");
-        let overlay = Options { policy: Policy::parse(&policy).unwrap(), ..fixture.options() };
-        let overlay = Overlay::open(overlay).await.unwrap();
-        overlay.read_dir(Ino::ROOT).await.unwrap();
-        let before = asked();
-        for n in (0..50).chain(0..50) {
-            assert_eq!(read(&overlay, &n.to_string()).await.unwrap(), "content");
-        }
-        let asked = asked() - before;
-        assert!((least..=most).contains(&asked), "{consistency}: {asked} questions");
-        overlay.shutdown().await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

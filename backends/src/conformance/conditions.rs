@@ -12,6 +12,7 @@ pub(super) const CASES: &[Case] = &[
     case!(put_if_version_replaces_that_version_only),
     case!(put_of_anything_always_wins),
     case!(remove_if_version_removes_that_version_only),
+    case!(what_is_known_is_known_to_be_there_only_while_it_is),
     case!(of_sixteen_writers_if_absent_one_wins),
     case!(of_sixteen_writers_if_version_one_wins),
     case!(racing_puts_and_reads_are_never_torn),
@@ -78,6 +79,19 @@ async fn remove_if_version_removes_that_version_only(t: Context) -> Outcome {
     refused("remove again", t.pool.remove(&path, &Expected::Version(second)).await, ErrorKind::NotFound)?;
     t.pool.remove(&path, &Expected::Absent).await?;
     refused("remove anything", t.pool.remove(&path, &Expected::Anything).await, ErrorKind::NotFound)
+}
+
+async fn what_is_known_is_known_to_be_there_only_while_it_is(t: Context) -> Outcome {
+    let path = t.path("f");
+    let first = t.put("f", "first").await?.version;
+    ensure_eq!(t.pool.still_has(&path, &first).await?, t.can().versions_alone, "what is there");
+    t.put("f", "second").await?;
+    ensure!(!t.pool.still_has(&path, &first).await?, "what was replaced");
+    t.pool.remove(&path, &Expected::Anything).await?;
+    ensure!(!t.pool.still_has(&path, &first).await?, "what was removed");
+    t.mkdir("f").await?;
+    ensure!(!t.pool.still_has(&path, &first).await?, "what is a directory now");
+    Ok(())
 }
 
 async fn of_sixteen_writers_if_absent_one_wins(t: Context) -> Outcome {

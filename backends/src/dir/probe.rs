@@ -67,6 +67,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             streams: false,
             reads_confirm: false,
             listings_ask_each: false,
+            versions_alone: false,
             listed_contents: false,
             ranged_write: true,
             sparse: true,

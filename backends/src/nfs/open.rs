@@ -182,6 +182,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         streams: false,
         reads_confirm: false,
         listings_ask_each: false,
+        versions_alone: false,
         listed_contents: false,
         ranged_write: true,
         sparse: true,

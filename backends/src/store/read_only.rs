@@ -72,6 +72,7 @@ impl StorePool {
             streams: true,
             reads_confirm: false,
             listings_ask_each: true,
+            versions_alone: bucket.web.is_none(),
             listed_contents: false,
             ranged_write: false,
             sparse: false,
@@ -118,6 +119,10 @@ impl Pool for StorePool {
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
         self.op("stat", path)?.look().await
+    }
+
+    async fn still_has(&self, path: &PoolPath, version: &Version) -> Result<bool> {
+        self.op("stat", path)?.still_is(version).await
     }
 
     async fn list(&self, path: &PoolPath) -> Result<Listing> {

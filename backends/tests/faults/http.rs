@@ -85,10 +85,12 @@ struct Plan {
     storm: Mutex<Option<Storm>>,
     next: Mutex<Option<Planned>>,
     happened: AtomicU64,
+    requests: AtomicU64,
 }
 
 impl Plan {
     fn decide(&self, request: &Message) -> (Option<Wrong>, Option<Meanwhile>, u64) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let method = request.head.split(' ').next().unwrap();
         let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
         let mut meanwhile = None;
@@ -138,6 +140,11 @@ impl Unreliable {
             }
         });
         Self { port, plan, _tasks: tasks }
+    }
+
+    /// Requests that came this way so far.
+    pub fn requests(&self) -> u64 {
+        self.plan.requests.load(Ordering::Relaxed)
     }
 
     pub fn port(&self) -> u16 {

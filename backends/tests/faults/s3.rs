@@ -45,6 +45,16 @@ fn theirs(port: u16) -> impl FnOnce() + Send + 'static {
     move || drop(curl_at(port, &["-X", "PUT", "-d", "theirs"], "f"))
 }
 
+/// A listing is charged like twelve other requests, and each open asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_known_is_asked_for_by_one_request() {
+    let (_server, way, pool) = troubled().await;
+    let known = put(&pool, "known", &Expected::Anything).await.unwrap();
+    let before = way.requests();
+    assert!(pool.still_has(&path("f"), &known.version).await.unwrap());
+    assert_eq!(way.requests() - before, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn s3_on_versitygw_endures_a_way_that_fails() {
     let server = Versitygw::start();

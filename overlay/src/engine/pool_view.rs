@@ -376,7 +376,7 @@ impl Inner {
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
         };
-        let (asked, link) = {
+        let (asked, link, known) = {
             let state = node.state.lock();
             let local = !state.record.in_pool() && ino != Ino::ROOT;
             if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
@@ -385,9 +385,12 @@ impl Inner {
             if state.validated.is_some_and(|at| at.elapsed() < allowed) {
                 return Ok(());
             }
-            (self.asked(&state), state.record.pool_link().cloned())
+            let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
+            let able = opens && self.pool.capabilities().versions_alone;
+            let known = able.then(|| state.record.version.clone()).flatten();
+            (self.asked(&state), state.record.pool_link().cloned(), known)
         };
-        if self.listed_since(&node, allowed) {
+        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
             return Ok(());
         }
         if asked.is_quiet() {
@@ -403,6 +406,17 @@ impl Inner {
         };
         if age != Age::Now && self.health.is_slow() {
             return Ok(());
+        }
+        if let Some(version) = known {
+            match tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
+                // What its name stands for is asked as often as ever: this is no answer to that.
+                Ok(Ok(true)) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => {
+                    self.health.note_slow();
+                    return Ok(());
+                }
+            }
         }
         let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
             self.health.note_slow();
@@ -446,10 +460,11 @@ impl Inner {
 
     /// Whether the listing of its directory confirmed an inode within `age`.
     fn listed_since(&self, node: &Node, age: Duration) -> bool {
-        if age.is_zero() {
-            return false;
-        }
-        let parent = node.state.lock().record.links.first().map(|(p, _)| *p);
+        let parent = {
+            let state = node.state.lock();
+            // Where it was moved to here it was not listed.
+            state.record.links.first().filter(|link| state.record.pool_links.contains(link)).map(|(parent, _)| *parent)
+        };
         let Some(dir) = parent.and_then(|p| self.table.peek(p)) else { return false };
         let state = dir.state.lock();
         state.listed_at.is_some_and(|at| at.elapsed() < age)

@@ -264,39 +264,51 @@ impl Inner {
         let may_change_unseen = racy || hides || !self.pool.capabilities().directory_versions;
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
-        (state.listed_at, state.validated) = (Some(began), Some(Instant::now()));
+        // What it says of files that are known does not hold for them before they have it.
+        (state.listed_at, state.validated) = (None, Some(Instant::now()));
         state.single_lookups = 0;
         state.negative.clear();
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);
         }
-        self.children_changed(changed, dir, asked)?;
+        if self.children_changed(changed, dir, asked)? {
+            let node = self.node(dir)?;
+            let mut state = node.state.lock();
+            // Unless what was found since is to be looked at again.
+            if matches!(state.record.listing, Listing::Complete(_)) {
+                state.listed_at = Some(began);
+            }
+        }
         Ok(true)
     }
 
-    /// What a listing, asked for at that moment, says of files that are known.
-    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, dir: Ino, listed: Asked) -> Result<()> {
+    /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
+    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, dir: Ino, listed: Asked) -> Result<bool> {
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
                 Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
                 None => self.catalog.inode(ino)?.is_some_and(|r| r.version.as_ref() == Some(&stat.version)),
             };
-            if same || stat.kind == FileKind::Directory {
+            if same {
                 continue;
             }
             let Ok(node) = self.node(ino) else { continue };
+            // A directory's own listing is for that.
+            if stat.kind == FileKind::Directory && node.state.lock().record.kind == FileKind::Directory {
+                continue;
+            }
             let asked = self.asked(&node.state.lock());
             // Ours may have changed it since the pool was asked.
             if !self.names_still_hold(listed, &self.node(dir)?.state.lock()) {
-                return Ok(());
+                return Ok(false);
             }
             match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 _ => {}
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -144,10 +144,14 @@ impl Table {
 
     fn grow(&self) -> Option<usize> {
         let high_water = &self.layout().header.high_water;
-        high_water
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| (used < SLOTS_MAX as u64).then_some(used + 1))
-            .ok()
-            .map(|used| used as usize)
+        let mut used = high_water.load(Ordering::Acquire);
+        while used < SLOTS_MAX as u64 {
+            match high_water.compare_exchange_weak(used, used + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(used as usize),
+                Err(now) => used = now,
+            }
+        }
+        None
     }
 
     fn layout(&self) -> &Layout {
