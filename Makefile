@@ -42,7 +42,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick programs check-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick test-kernels programs check-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +51,7 @@ help:
 	@echo "make deny    licences and sources of what is linked"
 	@echo "make advisories  known defects of what is linked (from the network)"
 	@echo "make programs  the programs that run in the kernel, as they are checked in"
+	@echo "make test-kernels   the program on other kernels, in emulation"
 	@echo "make nightly the long randomised runs"
 	@echo "make man     manual pages and completions, from the command line's description"
 	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
@@ -77,6 +78,12 @@ test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSI
 	@packaging/deps build test
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
 	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
+
+# In emulation, half a minute each: the distribution's kernel, or those whose packages lie in KERNELS="DIR ...".
+test-kernels: build
+	@packaging/deps kernels
+	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay-tests --bin observed
+	@timeout 3600 tests/kernels/boot $(FOREBAY_BIN) $(CARGO_TARGET_DIR)/release/observed $(KERNELS)
 
 programs: $(TOOLS)/$(BPF_LINKER)
 	@ebpf/build-programs ebpf/programs.o

@@ -32,7 +32,8 @@ pub(crate) const HOOKS: [Hook; 8] = [
         program: "get_pages",
         reads: true,
         shows: "read, pread, readv, io_uring, sendfile, copy_file_range",
-        without: "reads are seen where they bring pages into memory, and not where the pages are there",
+        without: "reads are seen where they bring pages into memory, as are pages that are written anew, and not where the pages \
+                  are there",
     },
     Hook {
         name: "mm_filemap_add_to_page_cache",
@@ -84,6 +85,12 @@ pub(crate) const HOOKS: [Hook; 8] = [
         without: "a job's processes are looked for in /proc",
     },
 ];
+
+/// Without which hooks something that is read goes unseen: what they say of that.
+pub fn unseen_reads() -> impl Iterator<Item = &'static str> {
+    let of_reads = |hook: &&Hook| matches!(hook.program, "get_pages" | "map_pages" | "fault" | "direct");
+    HOOKS.iter().filter(of_reads).map(|hook| hook.without)
+}
 
 /// The hooks that the running kernel has, without those that are named in `masked`. Needs no privilege.
 pub fn probe(masked: &[String]) -> Vec<HookState> {

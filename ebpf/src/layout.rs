@@ -208,6 +208,8 @@ pub struct Setting {
     pub ignored: u32,
     /// Whether the last page that `mm_filemap_get_pages` tells is the one after the last that is read.
     pub last_is_beyond: u32,
+    /// The kernel does not have that one: what comes into the page cache counts as read.
+    pub fills_are_reads: u32,
 }
 
 /// The ring of first touches: some fifteen thousand of them. The loader's process has it mapped twice, end to end.

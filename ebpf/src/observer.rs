@@ -4,6 +4,7 @@ use std::collections::HashMap as StdMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::{Btf, Pod};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use crate::batch::Batches;
@@ -54,6 +56,8 @@ pub struct Options {
     pub places: Vec<Place>,
     /// The process whose own touches do not count.
     pub ignored: u32,
+    /// A directory for a file of one page, where the program's own file is in none of the page caches that are told of.
+    pub scratch: Option<PathBuf>,
     /// Hooks that are not used, by the names of their tracepoints: for tests.
     pub masked: Vec<String>,
 }
@@ -97,8 +101,9 @@ impl Observer {
         let mut setting = setting(options, &KernelTypes::running()?)?;
         // Tens of megabytes while they are looked at: not at the same time as the types above.
         let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
-        if hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
-            setting.last_is_beyond = u32::from(measure(&btf, &setting)? > 0);
+        match hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
+            true => setting.last_is_beyond = u32::from(measure(&btf, &setting, options.scratch.as_deref())? > 0),
+            false => setting.fills_are_reads = 1,
         }
         let mut programs = Programs::load(&btf, &setting)?;
         for state in hooks.iter_mut().filter(|state| state.lacking.is_none()) {
@@ -109,8 +114,9 @@ impl Observer {
             }
         }
         if !hooks.iter().any(|state| state.hook.reads && state.lacking.is_none()) {
-            let why = hooks.iter().find_map(|state| state.lacking.clone()).unwrap_or_default();
-            return Err(Error::Kernel(format!("nothing shows what is read: {why}")));
+            let why = hooks.iter().filter(|state| state.hook.reads);
+            let why = why.map(|state| format!("{}: {}", state.hook.name, state.lacking.as_deref().unwrap_or_default()));
+            return Err(Error::Kernel(format!("nothing shows what is read ({})", why.collect::<Vec<_>>().join("; "))));
         }
         let records = programs.take_map("RECORDS")?;
         let aya::maps::Map::HashMap(data) = &records else {
@@ -337,18 +343,30 @@ fn ring_failed(source: Errno) -> Error {
 
 /// What the third argument of `mm_filemap_get_pages` is for one page: 0 if it is that page, 1 if it is the one after it.
 /// Kernels differ, and those that mend it do not say so.
-fn measure(btf: &Btf, setting: &Setting) -> Result<u64, Error> {
-    let io = |source| Error::Io { what: "measure the hook".into(), source };
+///
+/// A program that runs from a tmpfs, as on nodes without a disk, is read past that hook.
+fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, Error> {
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let mut programs = Programs::load(btf, &Setting { ignored: thread, ..*setting })?;
     programs.begin(btf, "measure", "mm_filemap_get_pages")?;
-    let own = File::open("/proc/self/exe").map_err(io)?;
-    own.read_exact_at(&mut [0; 1], 0).map_err(io)?;
     let numbers: Array<MapData, u64> = programs.take("NUMBERS")?;
-    match numbers.get(&MEASURED, 0).map_err(|e| bpf("measure", e))? {
-        0 => Err(Error::Kernel("mm_filemap_get_pages did not tell of a read".into())),
-        pages => Ok(pages - 1),
+    let own = || File::open("/proc/self/exe").ok();
+    let made = || {
+        let file = File::from(open(scratch?, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR).ok()?);
+        file.write_all_at(&[1], 0).ok().map(|()| file)
+    };
+    let files: [&dyn Fn() -> Option<File>; 2] = [&own, &made];
+    for file in files.iter().filter_map(|file| file()) {
+        if file.read_exact_at(&mut [0; 1], 0).is_ok()
+            && let pages @ 1.. = numbers.get(&MEASURED, 0).map_err(|e| bpf("measure", e))?
+        {
+            return Ok(pages - 1);
+        }
     }
+    // As it was when the hook came, in Linux 6.12, and in 6.18; 7.0 has it otherwise.
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let major = release.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    Ok(u64::from(major.is_none_or(|major| major < 7)))
 }
 
 pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {

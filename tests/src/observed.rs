@@ -13,7 +13,7 @@ const JOB: u32 = 7;
 /// To observe the files of a directory without some hooks.
 pub fn options(dir: &Path, masked: &[&str]) -> Options {
     let masked = masked.iter().map(|name| (*name).to_owned()).collect();
-    Options { places: vec![Place::below(dir, false).unwrap()], ignored: 0, masked }
+    Options { places: vec![Place::below(dir, false).unwrap()], ignored: 0, scratch: Some(dir.to_owned()), masked }
 }
 
 /// What is told of this process reading a file that is not in the page cache.

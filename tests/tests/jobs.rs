@@ -167,6 +167,21 @@ fn a_hook_that_the_kernel_lacks_is_named_and_the_others_are_used() {
     assert_eq!((paths(&report), of(&report, "a", "opens")), (vec!["a"], 1), "{report}");
 }
 
+/// As on kernels before 6.12.
+#[test]
+fn where_reads_are_not_told_what_comes_into_memory_is() {
+    let mount = mount(Some("mm_filemap_get_pages:mm_filemap_map_pages:mm_filemap_fault"));
+    wait_until("the observer starts", || mount.status().observer.kind == "ebpf");
+    run(&mut job(&mount, "first", "cat a >/dev/null; head -c 300000 large >/dev/null"), COMMAND).ok();
+    let report = report(&mount, "first");
+    assert_eq!(report["missing"].as_array().unwrap().len(), 3, "{report}");
+    assert_eq!(paths(&report), ["a", "large"], "{report}");
+    assert_eq!(of(&report, "a", "cache_bytes"), 0, "{report}");
+    // Of content files, and of the mount: what is read ahead, too.
+    assert!(of(&report, "a", "bytes") <= 3_000_000_u64.next_multiple_of(4096), "{report}");
+    assert!((300_000..LARGE as u64).contains(&of(&report, "large", "bytes")), "{report}");
+}
+
 #[test]
 fn a_job_outlives_the_worker_and_no_job_outlives_who_began_it() {
     let mount = mount(None);

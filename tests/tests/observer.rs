@@ -97,7 +97,7 @@ fn check(run: &Run, job: u32, dir: &Path, plan: &[Step], sizes: &HashMap<PathBuf
 }
 
 fn observe(place: Place) -> Observer {
-    let options = Options { places: vec![place], ignored: std::process::id(), masked: Vec::new() };
+    let options = Options { places: vec![place], ignored: std::process::id(), scratch: None, masked: Vec::new() };
     let observer = Observer::start(&options).unwrap();
     let lacking: Vec<_> = observer.hooks().iter().filter(|state| state.lacking.is_some()).collect();
     assert!(lacking.is_empty(), "{lacking:?}");

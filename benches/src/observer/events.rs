@@ -67,7 +67,7 @@ pub fn rows(args: &Args) -> Result<()> {
 }
 
 fn observer(dir: &Path) -> Result<Observer> {
-    let options = Options { places: vec![Place::below(dir, true)?], ignored: 0, masked: Vec::new() };
+    let options = Options { places: vec![Place::below(dir, true)?], ignored: 0, scratch: None, masked: Vec::new() };
     let observer = Observer::start(&options)?;
     observer.add_process(std::process::id(), JOB)?;
     Ok(observer)

@@ -35,6 +35,8 @@ struct Scratch {
     /// The directories that are looked for; 0 is none's number.
     roots: [u64; MAX_PLACES],
     takes_all: u64,
+    /// Bytes of `names` that are used.
+    names_len: u32,
 }
 
 /// The grain of the bitmap of a record; the record is made where there is none. 0: touches of this file do not count.
@@ -93,7 +95,7 @@ fn look_up(key: &Key, inode: *const u8, scratch: &mut Scratch) -> Option<u32> {
         }
         unsafe { write_volatile(&mut scratch.roots[place], root) };
     }
-    let mut len = 0u32;
+    unsafe { write_volatile(&mut scratch.names_len, 0) };
     let first: u64 = load(inode, offset!(inode_dentries));
     // Without one it has no name any more.
     if first != 0 {
@@ -104,24 +106,26 @@ fn look_up(key: &Key, inode: *const u8, scratch: &mut Scratch) -> Option<u32> {
                 break;
             }
             let name: u64 = field(dentry, offset!(dentry_name))?;
-            let at = len & (NAMES_BYTES as u32 - 1);
+            // Verifiers before Linux 6.9 must see the bound right here, where the compiler would leave it out if it could.
+            let at = unsafe { read_volatile(&scratch.names_len) } & (NAMES_BYTES as u32 - 1);
             let into = unsafe { scratch.names.as_mut_ptr().add(at as usize) };
             let copied = unsafe { bpf_probe_read_kernel_str(into.cast(), NAME_BYTES as u32, name as *const _) };
             let end = at + (copied as u32 & (2 * NAME_BYTES as u32 - 1));
             if end >= NAMES_BYTES as u32 {
                 break;
             }
-            len = end;
+            unsafe { write_volatile(&mut scratch.names_len, end) };
             let directory: u64 = field(parent, offset!(dentry_inode))?;
             let ino: u64 = field(directory, offset!(inode_ino))?;
             for place in 0..MAX_PLACES {
                 if unsafe { read_volatile(&scratch.roots[place]) } == ino {
-                    return Some(len);
+                    return Some(end);
                 }
             }
             dentry = parent;
         }
     }
+    let len = unsafe { read_volatile(&scratch.names_len) };
     if unsafe { read_volatile(&scratch.takes_all) } != 0 { Some(len) } else { None }
 }
 

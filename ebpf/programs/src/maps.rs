@@ -55,6 +55,7 @@ pub static SETTING: Setting = Setting {
     },
     ignored: 0,
     last_is_beyond: 0,
+    fills_are_reads: 0,
 };
 
 macro_rules! setting {

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_jiffies64};
 
 use crate::first;
 use crate::layout::{self, Count, EPOCH, Key, MAP_BITS, MAP_WORDS, SLOTS, Slot, WAYS, Way};
-use crate::maps::{CALLS, CPU, NUMBERS, RECORDS, load, offset};
+use crate::maps::{CALLS, CPU, NUMBERS, RECORDS, load, offset, setting};
 use crate::{read, task};
 
 /// Bytes `from..until` of a file on a watched device. A read may want more than the file has.
@@ -76,7 +76,15 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
     let count = &mut slot.ways[way as usize & 7];
     count.calls += 1;
     count.bytes += until - from;
-    if !matches!(way, Way::Fill) {
+    if matches!(way, Way::Fill) {
+        if setting!(fills_are_reads) != 0 && from < size {
+            let until = if until < size { until } else { size };
+            let count = &mut slot.ways[Way::Read as usize];
+            count.calls += 1;
+            count.bytes += until - from;
+            mark(&mut slot.read, slot.shift, from, until);
+        }
+    } else {
         mark(if writes { &mut slot.written } else { &mut slot.read }, slot.shift, from, until);
     }
 }

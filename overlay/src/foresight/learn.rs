@@ -19,7 +19,10 @@ impl Inner {
         let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
             return Ok(report);
         };
-        let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, &head.summary.observer)).collect();
+        let summary = &head.summary;
+        let unseen = |what: &String| forebay_ebpf::unseen_reads().any(|unseen| unseen == what);
+        let tells_all = summary.observer != "requests" && !summary.missing.iter().any(unseen);
+        let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
         if uses.is_empty() {
             return Ok(report);
         }
@@ -43,18 +46,19 @@ impl Inner {
         Ok(report)
     }
 
-    /// What a run read of a file that the pool has; `None` where it read nothing of it.
-    fn use_of(&self, file: &UsedFile, observer: &str) -> Option<Use> {
+    /// What a run read of a file that the pool has; `None` where it read nothing of it. `tells_all`: nothing of what is read
+    /// goes unseen.
+    fn use_of(&self, file: &UsedFile, tells_all: bool) -> Option<Use> {
         let FileId::Overlay(ino) = file.id else { return None };
         let size_bytes = self.size_in_pool(ino)?;
         let parts = file.parts.read_parts();
-        // Requests do not tell what the kernel reads of a file that is here: who opens it and does not write reads it.
-        let read = file.reads_unwritten() || (observer == "requests" && file.shown.traffic.written_bytes == 0);
+        // Else who opens it and does not write reads all of it.
+        let read = file.reads_unwritten() || (!tells_all && file.shown.traffic.written_bytes == 0);
         read.then(|| Use {
             path: file.shown.path.clone(),
             size_bytes,
             rank: u32::try_from(file.shown.first_use_rank).unwrap_or(u32::MAX),
-            parts: parts.filter(|_| observer != "requests").map(|(part_bytes, bits)| Parts { part_bytes, bits }),
+            parts: parts.filter(|_| tells_all).map(|(part_bytes, bits)| Parts { part_bytes, bits }),
         })
     }
 

@@ -115,7 +115,8 @@ impl Watch {
         }
         let every_hook = || forebay_ebpf::probe(&[]).into_iter().map(|state| state.hook.name.to_owned()).collect();
         let masked = if wanted.masked == ["all"] { every_hook() } else { wanted.masked.clone() };
-        let options = Options { places, ignored: std::process::id(), masked };
+        let scratch = inner.store.devices().first().map(|device| device.path.clone());
+        let options = Options { places, ignored: std::process::id(), scratch, masked };
         let observer = Observer::start(&options).map_err(|e| e.to_string())?;
         let (mount, known, rest) = (mount.device, Mutex::default(), Mutex::default());
         Ok(Self { observer, mount, contents, pool, left_out, known, rest })
