@@ -35,8 +35,6 @@ VERSITYGW := versitygw@v1.8.0
 FAKE_GCS := fake-gcs-server@v1.52.3
 AZURITE := azurite@3.35.0
 STORES := $(TOOLS)/$(FAKE_GCS) $(TOOLS)/$(AZURITE)
-# Another compiler than the one that the project is written with has other lints: it shows them.
-DENY = $(if $(shell rustc --version | cmp -s - ebpf/programs.made-by && echo same),-D warnings)
 # A test fails by a panic.
 TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
@@ -67,11 +65,13 @@ demo: build
 	@packaging/deps demo
 	@timeout 600 packaging/demo/demo.sh
 
+# Another compiler than the one that the project is written with has other lints: it shows them.
 lint:
 	@packaging/deps build
 	@timeout 120 $(CARGO) fmt --all --check
-	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace -- $(DENY)
-	@$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- $(DENY) $(TESTS_MAY)
+	@deny=; if rustc --version | cmp -s - ebpf/programs.made-by; then deny="-D warnings"; fi; \
+	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace -- $$deny; \
+	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- $$deny $(TESTS_MAY)
 
 # Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
 test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)

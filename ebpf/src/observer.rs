@@ -352,7 +352,8 @@ fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, 
     let numbers: Array<MapData, u64> = programs.take("NUMBERS")?;
     let own = || File::open("/proc/self/exe").ok();
     let made = || {
-        let file = File::from(open(scratch?, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR).ok()?);
+        let file =
+            File::from(open(scratch?, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR).ok()?);
         file.write_all_at(&[1], 0).ok().map(|()| file)
     };
     let files: [&dyn Fn() -> Option<File>; 2] = [&own, &made];
@@ -403,7 +404,9 @@ fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
 fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
     // Before 5.16 there were pages only.
     let folio = if types.has("folio") { "folio" } else { "page" };
-    let orders = types.offset(folio, "_flags_1").ok().zip(types.enumerator("PG_head").ok());
+    // Of its own in Linux 6.1 to 6.5, in the lowest byte of the second page's flags since.
+    let order = types.offset(folio, "_folio_order").or_else(|_| types.offset(folio, "_flags_1"));
+    let orders = order.ok().zip(types.enumerator("PG_head").ok());
     Ok(Offsets {
         mapping_host: types.offset("address_space", "host")?,
         inode_sb: types.offset("inode", "i_sb")?,

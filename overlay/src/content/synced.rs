@@ -65,7 +65,7 @@ impl Content {
 
     /// Whether somebody is just syncing it, or being told.
     pub fn is_asked(&self) -> bool {
-        self.served.try_lock().is_none()
+        self.served.is_locked()
     }
 
     fn ask(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {

@@ -483,7 +483,7 @@ impl Inner {
                 return Ok(());
             }
         }
-        self.changed(ino, link, stat, asked)
+        self.changed(ino, link, stat, asked).map(drop)
     }
 
     pub fn check_name(&self, name: &[u8]) -> Result<()> {

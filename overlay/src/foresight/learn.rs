@@ -15,13 +15,13 @@ const DECAY: f64 = 0.5;
 impl Inner {
     /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
     pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&Ahead>) -> Result<AheadReport> {
-        let report = self.report_ahead(used, ahead);
-        let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
-            return Ok(report);
-        };
         let summary = &head.summary;
         let unseen = |what: &String| forebay_ebpf::unseen_reads().any(|unseen| unseen == what);
         let tells_all = summary.observer != "requests" && !summary.missing.iter().any(unseen);
+        let report = self.report_ahead(used, ahead, tells_all);
+        let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
+            return Ok(report);
+        };
         let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
         if uses.is_empty() {
             return Ok(report);
@@ -52,9 +52,7 @@ impl Inner {
         let FileId::Overlay(ino) = file.id else { return None };
         let size_bytes = self.size_in_pool(ino)?;
         let parts = file.parts.read_parts();
-        // Else who opens it and does not write reads all of it.
-        let read = file.reads_unwritten() || (!tells_all && file.shown.traffic.written_bytes == 0);
-        read.then(|| Use {
+        (file.reads_unwritten() || is_taken_for_read(file, tells_all)).then(|| Use {
             path: file.shown.path.clone(),
             size_bytes,
             rank: u32::try_from(file.shown.first_use_rank).unwrap_or(u32::MAX),
@@ -69,7 +67,7 @@ impl Inner {
         (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
     }
 
-    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&Ahead>) -> AheadReport {
+    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&Ahead>, tells_all: bool) -> AheadReport {
         let mut report = AheadReport::default();
         let Some(ahead) = ahead else { return report };
         // No file is locked while these are.
@@ -78,7 +76,8 @@ impl Inner {
         (report.files, report.bytes) = counted.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more));
         for file in used {
             let FileId::Overlay(ino) = file.id else { continue };
-            let Some(size) = self.size_in_pool(ino).filter(|_| file.is_read()) else { continue };
+            let is_read = file.is_read() || is_taken_for_read(file, tells_all);
+            let Some(size) = self.size_in_pool(ino).filter(|_| is_read) else { continue };
             report.wanted_bytes += size;
             if foreseen.contains_key(&ino) {
                 report.covered_bytes += size;
@@ -90,4 +89,9 @@ impl Inner {
         }
         report
     }
+}
+
+/// Where something of what is read goes unseen, who opens a file and does not write it reads all of it.
+fn is_taken_for_read(file: &UsedFile, tells_all: bool) -> bool {
+    !tells_all && file.shown.traffic.written_bytes == 0
 }

@@ -144,19 +144,23 @@ impl Inner {
         Ok(())
     }
 
-    /// The pool's copy of an inode became another version, seen under `link`.
+    /// The pool's copy of an inode became another version, seen under `link`. `false`: the answer came too late to be
+    /// believed.
     ///
     /// # Errors
     /// `Stale` where the name now stands for another inode.
-    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
+    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
-        if record.file.is_dirty() || !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
-            return Ok(());
+        if record.file.is_dirty() {
+            return Ok(true);
+        }
+        if !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
+            return Ok(false);
         }
         if txn.record(ino)?.file.is_whole() && txn.state(ino)?.writers > 0 {
             // What they write would be nobody's: the flush finds out, and keeps both.
-            return Ok(());
+            return Ok(true);
         }
         let record = txn.record(ino)?;
         let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
@@ -170,14 +174,14 @@ impl Inner {
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
         if other_kind || parted || in_use || shared {
             drop(txn);
-            return self.replaced(ino, link, stat);
+            return self.replaced(ino, link, stat).map(|()| true);
         }
         self.take_news(&mut txn, ino, stat)?;
         txn.commit()?;
         if !(stat.kind == FileKind::Directory && self.is_answered_anyway(ino)) {
             self.tell_kernel_inode(ino, true);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Whether the kernel waits for attributes of an inode and will get the present ones. To be told to forget those

@@ -285,6 +285,7 @@ impl Inner {
 
     /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
     fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, dir: Ino, listed: Asked) -> Result<bool> {
+        let mut believed = true;
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
                 Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
@@ -294,8 +295,9 @@ impl Inner {
                 continue;
             }
             let Ok(node) = self.node(ino) else { continue };
-            // A directory's own listing is for that.
-            if stat.kind == FileKind::Directory && node.state.lock().record.kind == FileKind::Directory {
+            // Where directories have no versions, one is always another.
+            let tells = stat.kind != FileKind::Directory || self.pool.capabilities().directory_versions;
+            if !tells && node.state.lock().record.kind == FileKind::Directory {
                 continue;
             }
             let asked = self.asked(&node.state.lock());
@@ -305,10 +307,11 @@ impl Inner {
             }
             match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
+                Ok(false) => believed = false,
                 _ => {}
             }
         }
-        Ok(true)
+        Ok(believed)
     }
 }
 
