@@ -168,6 +168,8 @@ pub struct Offsets {
     pub task_start: u32,
     pub task_pid: u32,
     pub task_tgid: u32,
+    pub task_leader: u32,
+    pub task_flags: u32,
     /// How many calls to read it has made,
     pub task_reads: u32,
     /// and to write.

@@ -433,6 +433,8 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
         task_start: types.offset("task_struct", "start_boottime")?,
         task_pid: types.offset("task_struct", "pid")?,
         task_tgid: types.offset("task_struct", "tgid")?,
+        task_leader: types.offset("task_struct", "group_leader")?,
+        task_flags: types.offset("task_struct", "flags")?,
         task_reads: types.offset("task_struct", "ioac.syscr")?,
         task_writes: types.offset("task_struct", "ioac.syscw")?,
         task_files: types.offset("task_struct", "files")?,

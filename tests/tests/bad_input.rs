@@ -350,10 +350,10 @@ fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
         let fast = mount.place.fast();
         sh(&fast.join("catalog"), damage, SHELL);
         attempt(&mount.place, &limit("100M")).refused(CORRUPT, &["fsck --repair", text(&fast)]);
-        mount.forebay(["fsck", "--repair"], &[&fast]);
+        let repaired = mount.forebay(["fsck", "--repair"], &[&fast]);
         let kept = files_below(&fast.join("saved"));
-        for expected in [content(2, 30_000), content(3, 50_000)] {
-            assert!(kept.contains(&expected), "{damage}: a content file is gone");
+        for (name, expected) in [("flushed", content(2, 30_000)), ("only-here", content(3, 50_000))] {
+            assert!(kept.contains(&expected), "{damage}: the content of {name} is gone: {repaired}\n{}", mount.log());
         }
         mount.mount();
         assert_eq!(fs::read(mount.path("flushed")).unwrap(), content(2, 30_000));

@@ -289,6 +289,22 @@ async fn a_write_that_does_not_fit_fails_and_passes_no_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
+    let fixture = Fixture::new();
+    fixture.put("a", &[b'a'; 1 << 20]).await;
+    let overlay = fixture.limited(100 << 20).await;
+    assert_eq!(read(&overlay, "a").await.unwrap().len(), 1 << 20);
+    write(&overlay, "b", "b").await.unwrap();
+    let ino = find(&overlay, "b").await;
+    overlay.open_file(ino, libc::O_RDWR).await.unwrap();
+    // Writers are looked after ten times a second, and more often where there is little room.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    overlay.release(ino, libc::O_RDWR);
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    assert_eq!(listed.iter().find(|file| file.path == "/a").unwrap().state, "resident");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_content_file_that_was_cut_short_is_fetched_again() {
     let fixture = Fixture::new();
     fixture.put("a", b"all of it").await;

@@ -100,6 +100,8 @@ fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
     let mapped = each("mapped", false, &[9000, 1 << 20, 17 << 20]);
     // Too large to be fetched whole at an open.
     let absent = each("absent", false, &[9_000_001, 17 << 20, 40_000_003]);
+    // Begun by the one who asks, and gone on with by another.
+    let absent_asked = each("absent-asked", false, &[40_000_003, 40_000_003]);
     let absent_mapped = each("absent-mapped", false, &[9_000_001, 17 << 20]);
     let direct = each("direct", true, &[4096, 100_001, 5_000_000]);
     let staged: Vec<PathBuf> =
@@ -115,6 +117,7 @@ fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
             (set(&direct[number], &CALLS_TO_READ, false), 100),
             (set(&absent[number], &CALLS_TO_READ, true), 150),
             (set(&mapped[number], &[How::Mmap], false), 30),
+            (set(&absent_asked[number], &[How::IoUring], true), 80),
             (set(&absent_mapped[number], &[How::Mmap], true), 30),
         ];
         let (id, steps) = (format!("job-{number}"), plans(&mut rng, &sets));

@@ -40,6 +40,8 @@ pub static SETTING: Setting = Setting {
         task_start: 0,
         task_pid: 0,
         task_tgid: 0,
+        task_leader: 0,
+        task_flags: 0,
         task_reads: 0,
         task_writes: 0,
         task_files: 0,

@@ -3,10 +3,12 @@
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::bpf_task_pt_regs;
 
-use crate::layout::Call;
-use crate::maps::{load, offset};
+use crate::layout::{self, Call};
+use crate::maps::{CALLS, load, offset};
 
 const PAGE: u64 = 1 << crate::touch::PAGE_SHIFT;
+/// PF_IO_WORKER: a thread of io_uring, for what the one that asked for it would have had to wait for.
+const IO_WORKER: u32 = 0x10;
 
 /// Notes that the task brings bytes into the cache. A write does so too.
 #[inline(always)]
@@ -33,14 +35,19 @@ pub fn goes_on(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) -
 }
 
 /// Where a read begins whose first piece to be told of is `from..wanted`: the pages before it may have been read untold.
+/// `wanted`: nowhere, it was counted already.
 #[inline(always)]
-pub fn begin(last: &Call, task: *const u8, from: u64, wanted: u64) -> u64 {
-    if last.fill_inode == last.inode
-        && last.fill_from < from
-        && last.fill_until >= from
-        && last.fill_calls == calls(task)
-    {
-        return last.fill_from;
+pub fn begin(last: &mut Call, task: *const u8, from: u64, until: u64, wanted: u64) -> u64 {
+    if filled_before(last, last.inode, calls(task), from) {
+        let begins = last.fill_from;
+        last.fill_from = until;
+        return begins;
+    }
+    if last.fill_inode == last.inode && last.fill_from < until {
+        last.fill_from = until;
+    }
+    if load::<u32>(task, offset!(task_flags)) & IO_WORKER != 0 {
+        return taken_over(last.inode, task, from, until, wanted);
     }
     let regs = unsafe { bpf_task_pt_regs(task.cast_mut().cast()) } as *const u8;
     if regs.is_null() {
@@ -64,6 +71,37 @@ pub fn begin(last: &Call, task: *const u8, from: u64, wanted: u64) -> u64 {
         Some(position) if position < from && position + len + PAGE > wanted => position & !(PAGE - 1),
         _ => from,
     }
+}
+
+/// The same of a read that a worker of io_uring goes on with: its process's first thread, if it was that one which asked
+/// for it, may have brought the pages into the cache, and have read the first of them.
+#[inline(always)]
+fn taken_over(inode: u64, task: *const u8, from: u64, until: u64, wanted: u64) -> u64 {
+    let process: u32 = load(task, offset!(task_tgid));
+    let Some(asked) = CALLS.get_ptr_mut(process & (layout::CALLS - 1)) else { return from };
+    let asked = unsafe { &mut *asked };
+    let Some(first) = field(task as u64, offset!(task_leader)) else { return from };
+    let (Some(reads), Some(writes)) = (field(first, offset!(task_reads)), field(first, offset!(task_writes))) else {
+        return from;
+    };
+    if asked.task != process {
+        return from;
+    }
+    if asked.inode == inode && asked.calls == reads && asked.until == until && asked.from < from {
+        return wanted;
+    }
+    if filled_before(asked, inode, reads + writes, from) {
+        let begins = asked.fill_from;
+        asked.fill_from = until;
+        return begins;
+    }
+    from
+}
+
+/// Whether what was brought into the cache last goes on from where it began to what is read now.
+#[inline(always)]
+fn filled_before(call: &Call, inode: u64, calls: u64, from: u64) -> bool {
+    call.fill_inode == inode && call.fill_from < from && call.fill_until >= from && call.fill_calls == calls
 }
 
 /// How many calls to read and to write the task has made.

@@ -59,9 +59,9 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
         } else if read::goes_on(last, inode as u64, load(task, offset!(task_reads)), from, until) {
             return;
         } else {
-            from = read::begin(last, task, from, wanted);
-            if last.fill_inode == inode as u64 && last.fill_from < until {
-                last.fill_from = until;
+            from = read::begin(last, task, from, until, wanted);
+            if from == wanted {
+                return;
             }
         }
     }

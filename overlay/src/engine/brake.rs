@@ -56,15 +56,19 @@ impl Inner {
         if self.bare_room() >= LAST_ROOM {
             return self.release_brakes();
         }
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
+        // Who writes through the daemon is given room when there is something to write.
+        if !nodes().any(|(_, node)| node.state.lock().written_past) {
+            return Ok(());
+        }
         self.make_room(LAST_ROOM)?;
         self.trash.drain();
         if self.bare_room() >= LAST_ROOM {
             return self.release_brakes();
         }
         self.flush_bell.notify_one();
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
-        for ino in writing {
-            let Some(node) = self.table.peek(ino) else { continue };
+        for (ino, node) in nodes() {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
             if state.written_past && !state.braked && set_immutable(&content, true) {
