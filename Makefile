@@ -40,7 +40,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick test-kernels programs check-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
+.PHONY: help build demo test test-quick test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -89,16 +89,21 @@ programs: $(TOOLS)/$(BPF_LINKER)
 	@ebpf/build-programs ebpf/programs.o
 	@rustc --version > ebpf/programs.made-by
 
-# Another compiler makes other code of the same source: then there is nothing to compare.
-check-programs: $(TOOLS)/$(BPF_LINKER)
-	@mkdir -p $(CARGO_TARGET_DIR)
-	@ebpf/build-programs $(CARGO_TARGET_DIR)/programs.o
+# Another compiler makes other code of the same source, and some distributions' have no LLVM that the linker can use: then
+# there is nothing to compare.
+check-programs:
+	@packaging/deps build
 	@if rustc --version | cmp -s - ebpf/programs.made-by; then \
-		cmp $(CARGO_TARGET_DIR)/programs.o ebpf/programs.o \
-			|| { echo "ebpf/programs.o is not what its source makes: make programs" >&2; exit 1; }; \
+		$(MAKE) --no-print-directory compare-programs; \
 	else \
 		echo "ebpf/programs.o was made by $$(cat ebpf/programs.made-by), and is not compared with what $$(rustc --version) makes"; \
 	fi
+
+compare-programs: $(TOOLS)/$(BPF_LINKER)
+	@mkdir -p $(CARGO_TARGET_DIR)
+	@ebpf/build-programs $(CARGO_TARGET_DIR)/programs.o
+	@cmp $(CARGO_TARGET_DIR)/programs.o ebpf/programs.o \
+		|| { echo "ebpf/programs.o is not what its source makes: make programs" >&2; exit 1; }
 
 # Only what needs neither root nor a mount.
 test-quick: lint
