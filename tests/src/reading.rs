@@ -18,6 +18,8 @@ pub enum How {
     Pread,
     Readv,
     IoUring,
+    /// With what the kernel reads ahead.
+    IoUringAhead,
     Sendfile,
     Splice,
     CopyFileRange,
@@ -61,8 +63,10 @@ impl Step {
     fn carry_out(&self, sink: &File, ring: &mut io_uring::IoUring) {
         let flags = if self.how == How::Direct { libc::O_DIRECT } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.file).unwrap();
-        // Nothing is read but what is asked for.
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        if self.how != How::IoUringAhead {
+            // Nothing is read but what is asked for.
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        }
         let (from, len) = (self.from, self.len as usize);
         let mut buffer = vec![0u8; len + BLOCK as usize];
         let aligned = buffer.as_ptr().align_offset(BLOCK as usize);
@@ -78,7 +82,7 @@ impl Step {
                 let mut vectors = [std::io::IoSliceMut::new(a), std::io::IoSliceMut::new(b)];
                 rustix::io::preadv(&file, &mut vectors, from).unwrap()
             }
-            How::IoUring => {
+            How::IoUring | How::IoUringAhead => {
                 let fd = io_uring::types::Fd(file.as_raw_fd());
                 let read = io_uring::opcode::Read::new(fd, buffer.as_mut_ptr(), len as u32).offset(from).build();
                 // SAFETY: the buffer outlives the wait for the completion.

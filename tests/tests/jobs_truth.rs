@@ -137,6 +137,30 @@ fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
     nothing_was_dropped(&mount);
 }
 
+/// What one has begun and another goes on with, of pages that were read ahead.
+#[test]
+fn what_io_uring_reads_in_order_counts_once() {
+    let _alone = alone();
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed());
+    let mount = Mount::new(Options::default());
+    let made = files(&mount.pool("in-order"), &mut rng, &[20_000_003; 8]);
+    let seen = |(path, size): (PathBuf, u64)| (mount.path(path.strip_prefix(mount.place.pool()).unwrap()), size);
+    let sizes: HashMap<PathBuf, u64> = made.into_iter().map(seen).collect();
+    let pieces = |(file, size): (&PathBuf, &u64)| -> Vec<Step> {
+        let piece = |from: u64| Step { file: file.clone(), how: How::IoUringAhead, from, len: PIECE.min(size - from) };
+        (0..*size).step_by(PIECE as usize).map(piece).collect()
+    };
+    const PIECE: u64 = 64 << 10;
+    let steps: Vec<Step> = sizes.iter().flat_map(pieces).collect();
+    let mut command = job(&mount, "in-order", &mount.place.mnt());
+    command.args([env!("CARGO_BIN_EXE_observed"), "read"]).stdin(Stdio::piped());
+    let mut plan = Plan { id: "in-order".into(), steps, child: command.spawn().unwrap() };
+    plan.child.stdin.take().unwrap().write_all(&serde_json::to_vec(&plan.steps).unwrap()).unwrap();
+    assert!(wait(&mut plan.child, COMMAND).unwrap().success());
+    check(&mount, &plan, &sizes);
+    nothing_was_dropped(&mount);
+}
+
 /// Runs a program in a directory of the mount that is resident, and compares what is told of it with its trace.
 fn compare(mount: &Mount, id: &str, program: &[&str]) -> BTreeMap<PathBuf, Used> {
     let dir = mount.path(id);

@@ -506,7 +506,7 @@ fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
         let mapped = Mapped::of(&mount.path(name), LEN);
         // Time for the close to be heard of.
         std::thread::sleep(Duration::from_millis(300));
-        for (round, byte) in [b'a', b'b', b'c'].into_iter().enumerate() {
+        for (round, byte) in b"abc".iter().copied().enumerate() {
             mapped.store(round * 4000, byte);
             // Again to a page that is dirty already.
             mapped.store(1, byte);

@@ -38,16 +38,12 @@ pub fn goes_on(last: &mut Call, inode: u64, calls: u64, from: u64, until: u64) -
 /// `wanted`: nowhere, it was counted already.
 #[inline(always)]
 pub fn begin(last: &mut Call, task: *const u8, from: u64, until: u64, wanted: u64) -> u64 {
-    if filled_before(last, last.inode, calls(task), from) {
-        let begins = last.fill_from;
-        last.fill_from = until;
-        return begins;
-    }
-    if last.fill_inode == last.inode && last.fill_from < until {
-        last.fill_from = until;
-    }
+    let begins = use_up(last, last.inode, calls(task), from, until);
     if load::<u32>(task, offset!(task_flags)) & IO_WORKER != 0 {
-        return taken_over(last.inode, task, from, until, wanted);
+        return taken_over(last.inode, task, begins, from, until, wanted);
+    }
+    if begins < from {
+        return begins;
     }
     let regs = unsafe { bpf_task_pt_regs(task.cast_mut().cast()) } as *const u8;
     if regs.is_null() {
@@ -76,32 +72,34 @@ pub fn begin(last: &mut Call, task: *const u8, from: u64, until: u64, wanted: u6
 /// The same of a read that a worker of io_uring goes on with: its process's first thread, if it was that one which asked
 /// for it, may have brought the pages into the cache, and have read the first of them.
 #[inline(always)]
-fn taken_over(inode: u64, task: *const u8, from: u64, until: u64, wanted: u64) -> u64 {
+fn taken_over(inode: u64, task: *const u8, begins: u64, from: u64, until: u64, wanted: u64) -> u64 {
     let process: u32 = load(task, offset!(task_tgid));
-    let Some(asked) = CALLS.get_ptr_mut(process & (layout::CALLS - 1)) else { return from };
+    let Some(asked) = CALLS.get_ptr_mut(process & (layout::CALLS - 1)) else { return begins };
     let asked = unsafe { &mut *asked };
-    let Some(first) = field(task as u64, offset!(task_leader)) else { return from };
+    let Some(first) = field(task as u64, offset!(task_leader)) else { return begins };
+    let Some(start) = field(first, offset!(task_start)) else { return begins };
     let (Some(reads), Some(writes)) = (field(first, offset!(task_reads)), field(first, offset!(task_writes))) else {
-        return from;
+        return begins;
     };
-    if asked.task != process {
-        return from;
+    if asked.task != process || asked.task_start != start {
+        return begins;
     }
+    let filled = use_up(asked, inode, reads + writes, from, until);
     if asked.inode == inode && asked.calls == reads && asked.until == until && asked.from < from {
         return wanted;
     }
-    if filled_before(asked, inode, reads + writes, from) {
-        let begins = asked.fill_from;
-        asked.fill_from = until;
-        return begins;
-    }
-    from
+    if filled < begins { filled } else { begins }
 }
 
-/// Whether what was brought into the cache last goes on from where it began to what is read now.
+/// Where a read of `from..until` begins by what was brought into the cache last, of which that is read then.
 #[inline(always)]
-fn filled_before(call: &Call, inode: u64, calls: u64, from: u64) -> bool {
-    call.fill_inode == inode && call.fill_from < from && call.fill_until >= from && call.fill_calls == calls
+fn use_up(call: &mut Call, inode: u64, calls: u64, from: u64, until: u64) -> u64 {
+    if call.fill_inode != inode || call.fill_from >= until {
+        return from;
+    }
+    let begins = call.fill_from;
+    call.fill_from = until;
+    if begins < from && call.fill_until >= from && call.fill_calls == calls { begins } else { from }
 }
 
 /// How many calls to read and to write the task has made.

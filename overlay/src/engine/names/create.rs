@@ -101,7 +101,7 @@ impl Overlay {
             false => state.readers += 1,
         }
         drop(state);
-        Ok((entry, Opened { resident: Some(content).filter(|_| past), keep_cache: false, no_flush, missed: false }))
+        Ok((entry, Opened { resident: past.then_some(content), keep_cache: false, no_flush, missed: false }))
     }
 
     /// Gives an inode another name.
