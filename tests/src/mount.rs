@@ -141,7 +141,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for (mountpoint, _) in self.mounted().into_iter().filter(|(_, kind)| kind == mounts::FS_TYPE) {
-            let umount = Command::new(process::forebay()).arg("umount").arg(mountpoint).spawn();
+            let umount = process::spawn(Command::new(process::forebay()).arg("umount").arg(mountpoint));
             if let Ok(mut umount) = umount
                 && process::wait(&mut umount, Duration::from_secs(20)).is_none()
             {

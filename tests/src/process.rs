@@ -4,6 +4,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -60,13 +61,8 @@ impl std::fmt::Display for Answer {
 pub fn run(command: &mut Command, limit: Duration) -> Answer {
     let text = format!("{command:?}");
     let started = Instant::now();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .unwrap_or_else(|e| panic!("cannot run {text}: {e}"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = spawn(command).unwrap_or_else(|e| panic!("cannot run {text}: {e}"));
     let out = drain(child.stdout.take());
     let err = drain(child.stderr.take());
     let status = wait(&mut child, limit);
@@ -83,6 +79,14 @@ pub fn run(command: &mut Command, limit: Duration) -> Answer {
     };
     assert!(status.is_some(), "not done within {limit:?}: {answer}");
     answer
+}
+
+/// Starts a program, and no other at the same time: until a child has begun its program it has all files open that this
+/// process has, those of other tests too, whose mounts are busy then.
+pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    command.spawn()
 }
 
 /// Waits for a child's end, but not for longer than `limit`.

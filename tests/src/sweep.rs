@@ -46,7 +46,7 @@ fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
     let flush = |path: &Path| -> io::Result<bool> {
         let mut command = Command::new(process::forebay());
         command.args(["flush", "--wait"]).arg(path).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(process::wait(&mut command.spawn()?, Duration::from_secs(60)).is_some_and(|s| s.success()))
+        Ok(process::wait(&mut process::spawn(&mut command)?, Duration::from_secs(60)).is_some_and(|s| s.success()))
     };
     vec![
         Box::new(Replace::new(ground("replace", 1))),

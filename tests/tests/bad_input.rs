@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
-use forebay_tests::process::{forebay, run, sh, wait};
+use forebay_tests::process::{forebay, run, sh, spawn, wait};
 
 const SHELL: Duration = Duration::from_secs(60);
 // Exit codes of the command line.
@@ -225,8 +225,7 @@ fn a_fast_pool_that_hangs_is_waited_for() {
     let mount = Mount::on(place, limit("100M"));
     let frozen = Frozen::new(&fast);
     let begun = Instant::now();
-    let mut stage = Command::new(forebay());
-    let mut stage = stage.arg("stage").arg(mount.place.mnt()).spawn().unwrap();
+    let mut stage = spawn(Command::new(forebay()).arg("stage").arg(mount.place.mnt())).unwrap();
     std::thread::sleep(Duration::from_secs(1));
     let status = mount.forebay(["status"], &[&mount.place.mnt()]);
     assert!(status.code == Some(0) || status.code == Some(3) && status.out.contains("stuck"), "{status}");

@@ -244,7 +244,7 @@ fn spawn(command: &mut Command) -> io::Result<Running> {
             _ => Err(io::Error::last_os_error()),
         });
     }
-    command.spawn().map(Running)
+    crate::process::spawn(command).map(Running)
 }
 
 fn lock_within(file: &File, limit: Duration) -> Result<(), String> {
