@@ -244,7 +244,7 @@ fn spawn(command: &mut Command) -> io::Result<Running> {
             _ => Err(io::Error::last_os_error()),
         });
     }
-    crate::process::spawn(command).map(Running)
+    command.spawn().map(Running)
 }
 
 fn lock_within(file: &File, limit: Duration) -> Result<(), String> {

@@ -46,7 +46,7 @@ pub fn spawn(mut command: Command, log: &Path) -> Child {
         });
     }
     let program = command.get_program().to_owned();
-    crate::process::spawn(&mut command).unwrap_or_else(|error| {
+    command.spawn().unwrap_or_else(|error| {
         panic!("{}: {error}; `make test` installs what the tests need", program.to_string_lossy())
     })
 }
