@@ -13,6 +13,7 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Inner, Ino};
 use crate::Content;
+use crate::node::Node;
 
 /// Room that must be left for a file to be written past the daemon.
 const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
@@ -58,8 +59,12 @@ impl Inner {
         }
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
-        // Who writes through the daemon is given room when there is something to write.
-        if !nodes().any(|(_, node)| node.state.lock().written_past) {
+        // Who writes through the daemon is given room when there is something to write; who was stopped waits for it.
+        let needs_room = |node: &Node| {
+            let state = node.state.lock();
+            state.written_past || state.braked
+        };
+        if !nodes().any(|(_, node)| needs_room(&node)) {
             return Ok(());
         }
         self.make_room(LAST_ROOM)?;
