@@ -12,6 +12,7 @@ mod jobs;
 mod lost;
 mod profiles;
 pub mod rebuild;
+mod recent;
 mod records;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use ids::IdAllocator;
 pub use jobs::{JobHead, JobSerial};
 use lost::LostContents;
 pub use profiles::ProfileHead;
+use recent::RecentNames;
 pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
     Xattrs, unmatched,
@@ -109,6 +111,7 @@ pub struct Catalog {
     /// Held until it is synced, so that nobody else's log is faster.
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
+    recent: RecentNames,
 }
 
 impl Catalog {
@@ -131,6 +134,7 @@ impl Catalog {
             first: parking_lot::Mutex::default(),
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
+            recent: RecentNames::new(),
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -220,7 +224,9 @@ impl Catalog {
 
     /// Applies a batch; it survives the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
-        self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e))?;
+        let written = self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e));
+        batch.names.iter().for_each(|key| self.recent.forget(key));
+        written?;
         self.lost.forget(&batch.found);
         Ok(())
     }
@@ -269,7 +275,8 @@ impl Catalog {
     }
 
     pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
-        Ok(self.get(cf::NAMES, &name_key(parent, name))?.unwrap_or_default())
+        let key = name_key(parent, name);
+        self.recent.get(&key, || Ok(self.get(cf::NAMES, &key)?.unwrap_or_default()))
     }
 
     pub fn leases_of(&self, ino: Ino) -> Result<Leases> {

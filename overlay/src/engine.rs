@@ -116,6 +116,7 @@ pub(crate) struct Inner {
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
+    pub brake: brake::Brake,
     pub reattached: bool,
     pub flusher: flush::Flusher,
     /// Rung when there may be something to flush.
@@ -190,6 +191,7 @@ impl Overlay {
             looks: status::Looks::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
+            brake: brake::Brake::default(),
             reattached: options.reattached,
             flusher: flush::Flusher::default(),
             flush_bell: Notify::new(),

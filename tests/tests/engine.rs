@@ -305,6 +305,28 @@ async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nobody_writes_past_the_daemon_before_there_is_room_and_room_is_made() {
+    let fixture = Fixture::new();
+    let overlay = fixture.limited(1250 << 20).await;
+    for letter in 'b'..='s' {
+        fixture.put(&letter.to_string(), &vec![7; 64 << 20]).await;
+        assert_eq!(read(&overlay, &letter.to_string()).await.unwrap().len(), 64 << 20);
+    }
+    write(&overlay, "a", "a").await.unwrap();
+    let ino = find(&overlay, "a").await;
+    let past = async || {
+        let opened = overlay.open_file(ino, libc::O_RDWR).await.unwrap();
+        overlay.release(ino, libc::O_RDWR);
+        opened.resident.is_some()
+    };
+    assert!(!past().await, "there is room for 98 MiB, and for 200 if something is evicted");
+    let begun = Instant::now();
+    while !past().await {
+        assert!(begun.elapsed() < Duration::from_secs(10), "no room is made");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_content_file_that_was_cut_short_is_fetched_again() {
     let fixture = Fixture::new();
     fixture.put("a", b"all of it").await;

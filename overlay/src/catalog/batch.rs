@@ -13,11 +13,13 @@ pub struct Batch<'a> {
     pub(super) inner: WriteBatch,
     /// Content whose loss is forgotten with this batch.
     pub(super) found: Vec<ContentId>,
+    /// Keys of the names that it changes.
+    pub(super) names: Vec<Vec<u8>>,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(catalog: &'a Catalog) -> Self {
-        Self { catalog, inner: WriteBatch::default(), found: Vec::new() }
+        Self { catalog, inner: WriteBatch::default(), found: Vec::new(), names: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -32,6 +34,7 @@ impl<'a> Batch<'a> {
         } else {
             self.put_raw(cf::NAMES, &key, &encode(record));
         }
+        self.names.push(key);
         self.mark(&Intent::Name(parent, name.into()), was.differs(), record.differs());
     }
 

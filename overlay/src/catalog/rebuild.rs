@@ -43,6 +43,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
         first: parking_lot::Mutex::default(),
         syncing_first: parking_lot::Mutex::default(),
         lost: super::LostContents::load(&db)?,
+        recent: super::RecentNames::new(),
         db,
         inodes: IdAllocator::new("next_inode", 1),
         contents: IdAllocator::new("next_content", 1),

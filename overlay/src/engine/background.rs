@@ -157,7 +157,7 @@ async fn sync_loop(inner: Arc<Inner>) {
 async fn count_loop(inner: Arc<Inner>) {
     loop {
         tokio::time::sleep(inner.count_again_in()).await;
-        if inner.writing.lock().is_empty() && inner.store.budget.above(inner.policy.space.high_watermark) == 0 {
+        if !inner.is_counting() && inner.store.budget.above(inner.policy.space.high_watermark) == 0 {
             continue;
         }
         let again = inner.clone();

@@ -1,14 +1,16 @@
 //! The hard limit, where the kernel writes past the daemon.
 //!
 //! A writer with a passthrough file is not seen while it writes. So such a file is only given where there is
-//! room to spare; what it grows by is counted many times a second; and where the room runs out all the same,
+//! room to spare, and some of it is free already; what it grows by is counted many times a second; and where the room runs out all the same,
 //! its content file is made immutable until there is room again: its next write fails, and nothing passes
 //! the limit.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
+use parking_lot::Mutex;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Inner, Ino};
@@ -26,35 +28,69 @@ const LAST_ROOM: u64 = 200 << 20;
 const COUNT_OFTEN: Duration = Duration::from_millis(4);
 const COUNT_SELDOM: Duration = Duration::from_millis(100);
 
+/// How old the device's word of its free space may be for who opens a file: little is written meanwhile, beside the room
+/// that must be left.
+const FREE_KNOWN_FOR: Duration = Duration::from_millis(10);
+
+/// What is known between two counts.
+#[derive(Debug, Default)]
+pub(crate) struct Brake {
+    /// Somebody would write past the daemon if what may be evicted were evicted.
+    room_wanted: AtomicBool,
+    /// Bytes that the devices had free, and when.
+    free: Mutex<Option<(Instant, u64)>>,
+}
+
 impl Inner {
-    /// Bytes that may still be written, if everything that may go is evicted.
-    fn room(&self) -> u64 {
-        let budget = &self.store.budget;
-        let held = budget.used().saturating_add(budget.reserved()).saturating_sub(self.evictor.lock().bytes());
-        budget.limit().saturating_sub(held).min(self.store.free_bytes().saturating_add(self.evictor.lock().bytes()))
+    /// Whether a file may be written past the daemon now. Where that needs room that is only to be evicted, the next count
+    /// makes it.
+    pub(super) fn may_write_past(&self) -> bool {
+        let free = self.free_bytes_lately();
+        let evictable = self.evictor.lock().bytes();
+        if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
+            return false;
+        }
+        let spare = self.bare_room(free) >= LAST_ROOM;
+        if !spare {
+            self.brake.room_wanted.store(true, Ordering::Relaxed);
+        }
+        spare
     }
 
-    /// Whether a file may be written past the daemon now.
-    pub(super) fn may_write_past(&self) -> bool {
-        self.room() >= ROOM_FOR_PASSTHROUGH
+    fn free_bytes_lately(&self) -> u64 {
+        let mut known = self.brake.free.lock();
+        match *known {
+            Some((at, free)) if at.elapsed() < FREE_KNOWN_FOR => free,
+            _ => {
+                let free = self.store.free_bytes();
+                *known = Some((Instant::now(), free));
+                free
+            }
+        }
     }
 
     /// How long until the growth of files is to be counted again.
     pub(super) fn count_again_in(&self) -> Duration {
-        let watched = !self.writing.lock().is_empty() && self.bare_room() < WATCHED_ROOM;
+        let watched = self.is_counting() && self.bare_room(self.store.free_bytes()) < WATCHED_ROOM;
         if watched { COUNT_OFTEN } else { COUNT_SELDOM }
     }
 
-    /// Bytes that may be written before anything is evicted.
-    fn bare_room(&self) -> u64 {
+    /// Whether anything may grow, or somebody waits for room.
+    pub(super) fn is_counting(&self) -> bool {
+        !self.writing.lock().is_empty() || self.brake.room_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be written before anything is evicted, on devices with so many free ones.
+    fn bare_room(&self, free: u64) -> u64 {
         let budget = &self.store.budget;
         let used = budget.used().saturating_add(budget.reserved());
-        budget.limit().saturating_sub(used).min(self.store.free_bytes())
+        budget.limit().saturating_sub(used).min(free)
     }
 
     /// Stops or releases those who write past the daemon. Blocks.
     pub(super) fn brake(&self) -> Result<()> {
-        if self.bare_room() >= LAST_ROOM {
+        let wanted = self.brake.room_wanted.swap(false, Ordering::Relaxed);
+        if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
             return self.release_brakes();
         }
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
@@ -64,12 +100,12 @@ impl Inner {
             let state = node.state.lock();
             state.written_past || state.braked
         };
-        if !nodes().any(|(_, node)| needs_room(&node)) {
+        if !wanted && !nodes().any(|(_, node)| needs_room(&node)) {
             return Ok(());
         }
         self.make_room(LAST_ROOM)?;
         self.trash.drain();
-        if self.bare_room() >= LAST_ROOM {
+        if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
             return self.release_brakes();
         }
         self.flush_bell.notify_one();

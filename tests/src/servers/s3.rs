@@ -234,7 +234,7 @@ impl Rgw {
             osd_pool_default_size = 1
             osd_pool_default_min_size = 1
             osd_pool_default_pg_num = 4
-            osd_pool_default_pgp_num = 4
+            osd_pool_default_pg_autoscale_mode = off
             mon_allow_pool_size_one = true
             mon_data_avail_warn = 1
             mon_data_avail_crit = 0

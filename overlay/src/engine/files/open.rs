@@ -372,8 +372,13 @@ impl Inner {
             if state.count_unsaved {
                 self.uncounted.lock().insert(node.ino);
             }
-            let now = Stamp::of(&content.file)?;
-            [state.clean_stamp, state.uploaded].into_iter().flatten().find(|stamp| *stamp == now)
+            match [state.clean_stamp, state.uploaded] {
+                [None, None] => None,
+                known => {
+                    let now = Stamp::of(&content.file)?;
+                    known.into_iter().flatten().find(|stamp| *stamp == now)
+                }
+            }
         };
         if let Some(stamp) = unchanged
             && self.unmark_dirty(node, stamp)?
