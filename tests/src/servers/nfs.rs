@@ -185,7 +185,8 @@ impl NfsServer {
         let (nfs_port, mount_port) = (self.nfs_port, self.mount_port);
         format!(
             "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {nfs_port}; MNT_Port = {mount_port};
-    Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; Protocols = 3, 4; mount_path_pseudo = true; }}
+    Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; Protocols = 3, 4; mount_path_pseudo = true;
+    Allow_Set_Io_Flusher_Fail = true; }}
 NFSV4 {{ Graceless = true; Grace_Period = 5; Lease_Lifetime = 5; RecoveryBackend = fs; RecoveryRoot = \"{dir}/recovery\";
     Only_Numeric_Owners = true; }}
 NFS_KRB5 {{ Active_krb5 = false; }}

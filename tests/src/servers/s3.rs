@@ -259,7 +259,8 @@ impl Rgw {
 
     fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
-        command.env("CEPH_CONF", self.at("ceph.conf")).args(arguments);
+        // Debian 13 names the directory of the store's classes without the slash before it.
+        command.env("CEPH_CONF", self.at("ceph.conf")).current_dir("/").args(arguments);
         command
     }
 
