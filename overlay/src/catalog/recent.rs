@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::NameRecord;
 
-/// A name has one place, and is forgotten where another one takes it: more than there are threads that make files.
+/// Each name has one of them, and is forgotten where another name takes it. More than there are threads that make files.
 const PLACES: usize = 64;
 
 pub(super) struct RecentNames {

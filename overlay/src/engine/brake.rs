@@ -1,9 +1,9 @@
 //! The hard limit, where the kernel writes past the daemon.
 //!
 //! A writer with a passthrough file is not seen while it writes. So such a file is only given where there is
-//! room to spare, and some of it is free already; what it grows by is counted many times a second; and where the room runs out all the same,
-//! its content file is made immutable until there is room again: its next write fails, and nothing passes
-//! the limit.
+//! room to spare, and some of it is free already; what it grows by is counted many times a second; and where the
+//! room runs out all the same, its content file is made immutable until there is room again: its next write fails,
+//! and nothing passes the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
