@@ -15,3 +15,4 @@ pub mod strace;
 pub mod sweep;
 pub mod tree;
 pub mod truth;
+pub mod users;

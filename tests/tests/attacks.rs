@@ -1,0 +1,13 @@
+//! What an ordinary user of a shared mount must not be able to do to another user, to root, or to the node. Each test
+//! plays one attack, with two real users where it takes two.
+
+#[path = "attacks/fast_directory.rs"]
+mod fast_directory;
+#[path = "attacks/privileges.rs"]
+mod privileges;
+#[path = "attacks/rights.rs"]
+mod rights;
+#[path = "attacks/shares.rs"]
+mod shares;
+#[path = "attacks/swapped.rs"]
+mod swapped;

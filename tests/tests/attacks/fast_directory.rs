@@ -1,0 +1,1 @@
+//! A fast directory that another user prepared or can change.

@@ -1,0 +1,1 @@
+//! Set-id programs, devices, capabilities and secrets.

@@ -1,0 +1,1 @@
+//! Rights that change while another user has an object open or cached.

@@ -1,0 +1,1 @@
+//! Resources of the daemon that one user takes from all others.
