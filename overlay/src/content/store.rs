@@ -1,14 +1,16 @@
 //! Content files: one for each overlay file that has bytes here, sparse, with the same offsets, named by
 //! number and never after a path.
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
+use parking_lot::Mutex;
 
 use super::{Content, SpaceBudget};
 use crate::catalog::{Catalog, ContentId};
@@ -44,6 +46,37 @@ pub struct ContentStore {
     pub budget: Arc<SpaceBudget>,
     /// Two changes of a file never have the same times where the first was looked at in between.
     fine_times: bool,
+    open: OpenContents,
+}
+
+/// The content files that are open in the daemon, each once, however many parts of it use it.
+#[derive(Debug, Default)]
+struct OpenContents {
+    known: Mutex<HashMap<u64, Weak<Content>>>,
+}
+
+impl OpenContents {
+    fn get(&self, id: ContentId) -> Option<Arc<Content>> {
+        self.known.lock().get(&id.0)?.upgrade()
+    }
+
+    /// Adds one that was just opened; if somebody else was faster, that one is to be used.
+    fn add(&self, content: Content) -> Arc<Content> {
+        let mut known = self.known.lock();
+        if let Some(content) = known.get(&content.id).and_then(Weak::upgrade) {
+            return content;
+        }
+        let content = Arc::new(content);
+        // When the map is full: so that closed ones are at most as many as those that are open.
+        if known.len() == known.capacity() {
+            known.retain(|_, content| content.strong_count() > 0);
+            let open = known.len().max(64);
+            known.shrink_to(2 * open);
+            known.reserve(open);
+        }
+        known.insert(content.id, Arc::downgrade(&content));
+        content
+    }
 }
 
 impl ContentStore {
@@ -77,7 +110,7 @@ impl ContentStore {
             None => (total as f64 * DEFAULT_LIMIT_SHARE) as u64,
         };
         let fine_times = devices.iter().all(|device| has_fine_times(&device.lock).unwrap_or(false));
-        Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times })
+        Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times, open: OpenContents::default() })
     }
 
     /// Gives every device its number, or checks that it has the one it had: content is found by it.
@@ -142,10 +175,14 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("create content file {}", path.display())))?;
-        Ok(Arc::new(Content::new(id.0, file, true)))
+        Ok(self.open.add(Content::new(id.0, file, true)))
     }
 
+    /// A content file, opened if it is not open anywhere in the daemon.
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
+        if let Some(content) = self.open.get(id) {
+            return Ok(content);
+        }
         let path = self.path(id)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOATIME);
@@ -155,7 +192,7 @@ impl ContentStore {
             other => other,
         };
         let file = file.map_err(|e| Error::io(e, Side::Cache, format!("open content file {}", path.display())))?;
-        Ok(Arc::new(Content::new(id.0, file, false)))
+        Ok(self.open.add(Content::new(id.0, file, false)))
     }
 
     pub fn stat(&self, id: ContentId) -> Result<fs::Metadata> {

@@ -505,6 +505,13 @@ impl Inner {
         }
     }
 
+    /// What is kept for the next open of a file by way of the kernel goes, and with it the descriptor.
+    pub fn release_content(&self, ino: Ino) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.release_content(ino);
+        }
+    }
+
     pub fn tell_kernel_name(&self, parent: Ino, name: &[u8]) {
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_name(parent, name);

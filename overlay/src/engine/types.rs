@@ -124,7 +124,7 @@ pub enum Seek {
 }
 
 /// What the kernel remembers of the mount and must be told to forget. Calls may block and are never made
-/// while the engine holds a lock.
+/// while the engine holds a lock, unless they say so.
 pub trait KernelCache: Send + Sync {
     /// Attributes, and the cached bytes too where `data`.
     fn invalidate_inode(&self, ino: Ino, data: bool);
@@ -132,4 +132,7 @@ pub trait KernelCache: Send + Sync {
     /// Attributes, forgotten before this returns. Only of an inode that is being opened: the kernel waits for nothing
     /// of ours then but the answer.
     fn invalidate_attributes_now(&self, ino: Ino);
+    /// The daemon wants to close the content file of an inode, which it keeps open also for the next open. Takes only
+    /// locks under which nothing of the engine is called, so the engine may hold locks.
+    fn release_content(&self, ino: Ino);
 }

@@ -139,7 +139,7 @@ impl Front {
     /// Chooses how the kernel does the I/O of an open. Returns its handle, and the flags of the answer.
     pub fn grant(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool) -> (Handle, FopenFlags, Grant) {
         let writable = is_writable(flags);
-        let content = opened.resident.as_deref().filter(|_| !(writable && privileged));
+        let content = opened.resident.as_ref().filter(|_| !(writable && privileged));
         let grant = self.modes.grant(ino, Wish { content, writable });
         let mut answer = FopenFlags::empty();
         answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);

@@ -51,7 +51,7 @@ pub enum PassthroughState {
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
     /// The content file, where the kernel may use it.
-    pub content: Option<&'a Content>,
+    pub content: Option<&'a Arc<Content>>,
     pub writable: bool,
 }
 
@@ -89,13 +89,17 @@ struct Inode {
     slot: Option<SlotId>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 struct Backing {
     /// Id of the content file.
     content: u64,
     id: u32,
     /// False once the content was replaced: not for another open after the present ones.
     current: bool,
+    /// The open file that the kernel holds by the id. While the daemon keeps it, it opens the content file no second
+    /// time: of two open files each would show the other as somebody who may write. `None`: it was opened by a process
+    /// that died, and is given back at the last release.
+    ours: Option<Arc<Content>>,
 }
 
 /// A mode that was given, with the backing id for passthrough. Dropped without [`Grant::commit`], it is taken
@@ -143,7 +147,7 @@ impl Inode {
     /// Direct opens are given only where there is no room to keep a record.
     fn choose(&self, content: Option<u64>) -> Mode {
         debug_assert!(self.cached == 0 || self.passthrough == 0, "the kernel refuses this mix");
-        match (content, self.backing) {
+        match (content, &self.backing) {
             (Some(content), Some(backing)) if self.passthrough > 0 && backing.content == content => Mode::Passthrough,
             _ if self.passthrough > 0 => Mode::Beside,
             (Some(_), _) if self.cached == 0 && self.direct == 0 => Mode::Passthrough,
@@ -166,8 +170,8 @@ impl Inode {
     fn record(&self, ino: Ino) -> Record {
         Record {
             ino: ino.0,
-            content: self.backing.map_or(0, |backing| backing.content),
-            backing: self.backing.map_or(0, |backing| backing.id),
+            content: self.backing.as_ref().map_or(0, |backing| backing.content),
+            backing: self.backing.as_ref().map_or(0, |backing| backing.id),
             cached: self.cached,
             passthrough: self.passthrough,
             direct: self.direct,
@@ -204,6 +208,7 @@ impl IoModes {
                 content: record.content,
                 id: record.backing,
                 current: true,
+                ours: None,
             });
             let Record { cached, passthrough, direct, writers, .. } = record;
             let mut inode = Inode { cached, passthrough, direct, writers, backing, slot: Some(slot) };
@@ -239,7 +244,7 @@ impl IoModes {
             *inode.count(Mode::Direct) += 1;
             mode = Mode::Direct;
         }
-        let backing = inode.backing.map_or(0, |backing| backing.id);
+        let backing = inode.backing.as_ref().map_or(0, |backing| backing.id);
         shard.idle.pop(&ino);
         drop(shard);
         Grant { modes: Arc::clone(self), ino, mode, backing, writable: wish.writable, committed: false }
@@ -259,7 +264,7 @@ impl IoModes {
             self.persist(ino, inode);
             return true;
         }
-        if inode.backing.is_some_and(|backing| backing.current) {
+        if inode.backing.as_ref().is_some_and(|backing| backing.current && backing.ours.is_some()) {
             self.persist(ino, inode);
             if let Some((old, ())) = shard.idle.push(ino, ()).filter(|(old, ())| *old != ino) {
                 self.discard(shard, old);
@@ -286,6 +291,17 @@ impl IoModes {
         } else if let Some(backing) = inode.backing.take() {
             self.registrar.unregister(backing.id);
             self.persist(ino, inode);
+        }
+    }
+
+    /// The daemon lets go of a content file: a backing id that is kept for the next open of the inode is given back,
+    /// since it keeps the file open.
+    pub fn drop_idle_backing(&self, ino: Ino) {
+        let mut shard = self.shard(ino).lock();
+        let shard = &mut *shard;
+        if shard.inodes.get(&ino).is_some_and(|inode| inode.opens() == 0) {
+            shard.idle.pop(&ino);
+            self.discard(shard, ino);
         }
     }
 
@@ -319,7 +335,7 @@ impl IoModes {
     }
 
     /// Sees to it that the kernel has `content` as the backing file of `inode`.
-    fn back(&self, inode: &mut Inode, content: &Content) -> bool {
+    fn back(&self, inode: &mut Inode, content: &Arc<Content>) -> bool {
         match &mut inode.backing {
             Some(backing) if backing.content == content.id => {
                 backing.current = true;
@@ -333,7 +349,8 @@ impl IoModes {
         }
         match self.registrar.register(&content.file) {
             Ok(id) => {
-                inode.backing = Some(Backing { content: content.id, id, current: true });
+                let ours = Some(Arc::clone(content));
+                inode.backing = Some(Backing { content: content.id, id, current: true, ours });
                 true
             }
             Err(error) => {

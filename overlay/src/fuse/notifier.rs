@@ -148,6 +148,10 @@ impl KernelCache for KernelNotifier {
         }
     }
 
+    fn release_content(&self, ino: Ino) {
+        self.modes.drop_idle_backing(ino);
+    }
+
     fn invalidate_attributes_now(&self, ino: Ino) {
         send(&self.notifier, &self.device, &Note::Attributes(ino));
     }

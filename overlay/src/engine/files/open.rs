@@ -468,14 +468,20 @@ impl Inner {
                 return;
             }
             let Some((victim, ())) = open.pop_lru() else { return };
-            let Some(node) = self.table.peek(victim) else { continue };
+            let Some(node) = self.table.peek(victim) else {
+                self.release_content(victim);
+                continue;
+            };
             // The caller may hold the lock of a node, even of this one.
             match node.state.try_lock() {
                 // Who closes it is not told any more that it was not written back.
                 Some(state) if state.record.file.is_dirty() && open.len() < open_contents_max() => {
                     open.put(victim, ());
                 }
-                Some(mut state) if !state.is_open() => state.content = None,
+                Some(mut state) if !state.is_open() => {
+                    state.content = None;
+                    self.release_content(victim);
+                }
                 _ => _ = open.put(victim, ()),
             }
         }
@@ -505,6 +511,7 @@ impl Inner {
                 continue;
             }
             state.content = None;
+            self.release_content(ino);
             drop(state);
             self.open_contents.lock().pop(&ino);
             drop(node);

@@ -28,11 +28,11 @@ impl Registrar for Ids {
     }
 }
 
-fn content(id: u64) -> Content {
-    Content::new(id, File::open("/dev/null").unwrap(), true)
+fn content(id: u64) -> Arc<Content> {
+    Arc::new(Content::new(id, File::open("/dev/null").unwrap(), true))
 }
 
-fn read(content: Option<&Content>) -> Wish<'_> {
+fn read(content: Option<&Arc<Content>>) -> Wish<'_> {
     Wish { content, writable: false }
 }
 
@@ -91,11 +91,44 @@ fn without_the_privilege_everything_is_cached_and_the_reason_is_known() {
 fn idle_backing_ids_are_bounded() {
     let ids = Ids::default();
     let modes = modes(&ids);
+    let one = content(1);
     for ino in 0..2 * IDLE_BACKINGS_MAX as u64 {
-        modes.grant(Ino(ino), read(Some(&content(ino)))).commit();
+        modes.grant(Ino(ino), read(Some(&one))).commit();
         modes.release(Ino(ino), Mode::Passthrough, false);
     }
     assert_eq!(ids.live.lock().len(), IDLE_BACKINGS_MAX);
+}
+
+#[test]
+fn a_backing_id_keeps_the_descriptor_and_goes_with_it() {
+    let ids = Ids::default();
+    let modes = modes(&ids);
+    let file = content(1);
+    modes.grant(INO, read(Some(&file))).commit();
+    modes.drop_idle_backing(INO);
+    assert_eq!(ids.live.lock().len(), 1, "it is open");
+    modes.release(INO, Mode::Passthrough, false);
+    assert_eq!(Arc::strong_count(&file), 2, "the descriptor that the kernel knows is kept with the id");
+    modes.drop_idle_backing(INO);
+    assert!(ids.live.lock().is_empty());
+    assert_eq!(Arc::strong_count(&file), 1);
+}
+
+#[test]
+fn a_backing_id_of_a_dead_process_is_not_kept_after_the_last_release() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("modes");
+    let ids = Ids::default();
+    let before = Arc::new(IoModes::new(Box::new(ids.clone()), Some(&path)).unwrap());
+    before.grant(INO, read(Some(&content(1)))).commit();
+    std::mem::forget(before);
+    let (after, _) = IoModes::inherit(Box::new(ids.clone()), &path).unwrap();
+    let after = Arc::new(after);
+    after.grant(INO, read(Some(&content(1)))).commit();
+    assert!(after.release(INO, Mode::Passthrough, false));
+    assert_eq!(ids.live.lock().len(), 1);
+    assert!(after.release(INO, Mode::Passthrough, false));
+    assert!(ids.live.lock().is_empty(), "it pins a descriptor beside the one of this process");
 }
 
 #[test]
