@@ -11,6 +11,7 @@ mod ids;
 mod jobs;
 mod lost;
 mod profiles;
+mod queue;
 pub mod rebuild;
 mod recent;
 mod records;
@@ -34,6 +35,8 @@ use ids::IdAllocator;
 pub use jobs::{JobHead, JobSerial};
 use lost::LostContents;
 pub use profiles::ProfileHead;
+use queue::{IntentRecord, Queue};
+pub use queue::{Lane, Queued, Slot, Wait};
 use recent::RecentNames;
 pub use records::{
     ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
@@ -42,7 +45,7 @@ pub use records::{
 pub(crate) use records::{append, decode, decode_first, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
@@ -57,8 +60,10 @@ pub(crate) mod cf {
     pub const RESIDENCY: &str = "residency";
     /// `ContentId` + number of a group of chunks → their checksums.
     pub const CHUNKS: &str = "chunks";
-    /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → seconds since 1970.
+    /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → since when, and where in the queue.
     pub const INTENTS: &str = "intents";
+    /// User + lane + time + key of the intent → `Wait`.
+    pub const QUEUE: &str = "queue";
     /// `Ino` → `Leases`.
     pub const LEASES: &str = "leases";
     /// `ContentId` → `Lost`.
@@ -71,8 +76,8 @@ pub(crate) mod cf {
     pub const PROFILES: &str = "profiles";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 11] =
-        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, LEASES, OBJECTS, JOBS, PROFILES, META];
+    pub const ALL: [&str; 12] =
+        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, QUEUE, LEASES, OBJECTS, JOBS, PROFILES, META];
 }
 
 /// Something that the pool must be told.
@@ -112,6 +117,7 @@ pub struct Catalog {
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
     recent: RecentNames,
+    queue: Queue,
 }
 
 impl Catalog {
@@ -135,6 +141,7 @@ impl Catalog {
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
             recent: RecentNames::new(),
+            queue: Queue::load(&db)?,
             db,
         };
         match catalog.meta::<u32>("format")? {
@@ -228,6 +235,7 @@ impl Catalog {
         batch.names.iter().for_each(|key| self.recent.forget(key));
         written?;
         self.lost.forget(&batch.found);
+        self.queue.was_added(&batch.queued_for);
         Ok(())
     }
 
@@ -310,7 +318,7 @@ impl Catalog {
     /// Everything that the pool must be told, with the second since 1970 at which it first differed.
     pub fn intents(&self, mut each: impl FnMut(Intent, u64) -> Result<bool>) -> Result<()> {
         self.scan(cf::INTENTS, b"", |key, value| match Intent::decode(key) {
-            Some(intent) => each(intent, decoded(cf::INTENTS, value)?),
+            Some(intent) => each(intent, decoded::<IntentRecord>(cf::INTENTS, value)?.since_unix),
             None => Err(corrupt(cf::INTENTS)),
         })
     }

@@ -162,6 +162,7 @@ impl Overlay {
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
+        catalog.set_queue_delay(options.policy.shortest_idle());
         let catalog = Arc::new(catalog);
         let settle = catalog.clone();
         let inner = Arc::new(Inner {

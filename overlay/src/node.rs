@@ -100,8 +100,12 @@ pub(crate) struct NodeState {
     /// The kernel was not told of news that those answers have.
     pub news_withheld: bool,
     pub readahead: Readahead,
-    /// The last failed attempt to flush it.
-    pub flush_error: Option<String>,
+    /// When the last writer closed it; `None`: not since it came into memory.
+    pub quiet_since: Option<Instant>,
+    /// The content as it was when the flusher looked first, while programs may write it.
+    pub seen: Option<(Stamp, Instant)>,
+    /// The flusher waits for its last close.
+    pub held_off: bool,
 }
 
 /// What is brought in ahead of who reads one byte after the other.
@@ -172,7 +176,9 @@ impl NodeState {
             answering: 0,
             news_withheld: false,
             readahead: Readahead::default(),
-            flush_error: None,
+            quiet_since: None,
+            seen: None,
+            held_off: false,
         }
     }
 
@@ -208,7 +214,6 @@ impl NodeState {
             && self.stagings.is_empty()
             && !self.count_unsaved
             && self.uploaded.is_none()
-            && self.flush_error.is_none()
             && self.pool_calls.0 == self.pool_calls.1
             && !self.braked
             && !self.written_past

@@ -294,6 +294,22 @@ impl Policy {
         self.storage_pool_names.get(pool).map_or(pool, String::as_str)
     }
 
+    /// The least time for which something has to be idle before it is flushed, wherever it is.
+    pub fn shortest_idle(&self) -> Duration {
+        let of = |policy: PathPolicy| match policy.flush {
+            Flush::Idle(idle) => Some(idle),
+            Flush::OnClose => Some(Duration::ZERO),
+            Flush::Manual => None,
+        };
+        let rules = self.rules.iter().map(|rule| {
+            let mut policy = self.default;
+            // It was applied when the rule was read.
+            let _ = rule.settings.apply(&mut policy);
+            policy
+        });
+        rules.chain([self.default]).filter_map(of).min().unwrap_or_default()
+    }
+
     /// The same for every path: paths need not be known to ask.
     pub fn uniform(&self) -> Option<PathPolicy> {
         self.rules.is_empty().then_some(self.default)

@@ -217,6 +217,6 @@ impl Work<'_> {
                 return None;
             }
         }
-        Some(names.iter().rev().fold(PoolPath::root(), |path, name| path.join(name)))
+        PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))
     }
 }

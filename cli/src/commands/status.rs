@@ -111,6 +111,9 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
     for error in &status.flush_errors {
         line("NOT FLUSHED", shown(error));
     }
+    for stuck in &status.flush_stuck {
+        line("NO PROGRESS", shown(stuck));
+    }
     for conflict in &status.conflicts {
         line("CONFLICT", shown(conflict));
     }

@@ -1,12 +1,13 @@
 //! One change of the overlay. The index of what the pool must be told is kept here, so that no change can
 //! forget it.
 
+use std::collections::BTreeSet;
+
 use rocksdb::WriteBatch;
 
 use super::records::{ContentId, InodeRecord, Leases, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
-use crate::clock::unix_now;
 
 pub struct Batch<'a> {
     pub(super) catalog: &'a Catalog,
@@ -15,19 +16,22 @@ pub struct Batch<'a> {
     pub(super) found: Vec<ContentId>,
     /// Keys of the names that it changes.
     pub(super) names: Vec<Vec<u8>>,
+    /// Users who get entries in the queue with it.
+    pub(super) queued_for: BTreeSet<u32>,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(catalog: &'a Catalog) -> Self {
-        Self { catalog, inner: WriteBatch::default(), found: Vec::new(), names: Vec::new() }
+        let (found, names, queued_for) = Default::default();
+        Self { catalog, inner: WriteBatch::default(), found, names, queued_for }
     }
 
     pub fn is_empty(&self) -> bool {
         self.inner.is_empty()
     }
 
-    /// Sets what a name stands for. `was` is the record that it replaces.
-    pub fn put_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, record: &NameRecord) {
+    /// Sets what a name stands for. `was` is the record that it replaces; `user`: whose change it is.
+    pub fn put_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, record: &NameRecord, user: u32) {
         let key = name_key(parent, name);
         if record.is_empty() {
             self.delete_raw(cf::NAMES, &key);
@@ -35,18 +39,18 @@ impl<'a> Batch<'a> {
             self.put_raw(cf::NAMES, &key, &encode(record));
         }
         self.names.push(key);
-        self.mark(&Intent::Name(parent, name.into()), was.differs(), record.differs());
+        self.mark(&Intent::Name(parent, name.into()), was.differs(), record.differs(), user);
     }
 
     /// Sets an inode's record. `was_dirty`: the record that it replaces was dirty.
     pub fn put_inode(&mut self, ino: Ino, record: &InodeRecord, was_dirty: bool) {
         self.put_raw(cf::INODES, &ino.0.to_be_bytes(), &encode(record));
-        self.mark(&Intent::Inode(ino), was_dirty, record.is_dirty());
+        self.mark(&Intent::Inode(ino), was_dirty, record.is_dirty(), record.uid);
     }
 
     pub fn delete_inode(&mut self, ino: Ino, was_dirty: bool) {
         self.delete_raw(cf::INODES, &ino.0.to_be_bytes());
-        self.mark(&Intent::Inode(ino), was_dirty, false);
+        self.mark(&Intent::Inode(ino), was_dirty, false, 0);
     }
 
     pub fn put_leases(&mut self, ino: Ino, leases: &Leases) {
@@ -64,9 +68,9 @@ impl<'a> Batch<'a> {
         self.put_raw(cf::OBJECTS, identity, &encode(&ino));
     }
 
-    fn mark(&mut self, intent: &Intent, was: bool, is: bool) {
+    fn mark(&mut self, intent: &Intent, was: bool, is: bool, user: u32) {
         match (was, is) {
-            (false, true) => self.put_raw(cf::INTENTS, &intent.encode(), &encode(&unix_now())),
+            (false, true) => self.enter_queue(user, intent),
             (true, false) => self.delete_raw(cf::INTENTS, &intent.encode()),
             _ => {}
         }

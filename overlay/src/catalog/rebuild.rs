@@ -44,6 +44,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
         syncing_first: parking_lot::Mutex::default(),
         lost: super::LostContents::load(&db)?,
         recent: super::RecentNames::new(),
+        queue: super::Queue::load(&db)?,
         db,
         inodes: IdAllocator::new("next_inode", 1),
         contents: IdAllocator::new("next_content", 1),

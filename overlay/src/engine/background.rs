@@ -1,35 +1,24 @@
 //! What goes on while nobody asks: flushing by policy, the bound on how long a change stays unsynced, space,
 //! and the look after a start.
 
-use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{ErrorKind, FileKind, PoolPath, Result};
+use forebay_backends::{ErrorKind, PoolPath, Result};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Ino, Txn};
-use crate::catalog::{ContentId, Intent};
-use crate::clock::unix_now;
-use crate::policy::Flush;
+use crate::catalog::ContentId;
 
 /// A change that nobody synced is on the disk after this long at the latest.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// What was fetched is trusted after a power cut once an epoch was closed, this often.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
-/// How often what is due is looked for.
-const FLUSH_EVERY: Duration = Duration::from_millis(250);
-/// Changes that one round looks at.
-const ROUND: usize = 4096;
 /// Counts that are saved together.
 const COUNTS: usize = 256;
-/// A flush that failed is tried again after this long, twice as long each time,
-const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// and at least this often.
-const RETRY_LAST: Duration = Duration::from_secs(60);
 
 /// What the look around after a start goes by.
 struct Start {
@@ -49,7 +38,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
             }
         });
     };
-    spawn("flush", Box::pin(flush_loop(inner.clone())));
+    spawn("flush", Box::pin(super::flush::rounds::flush_loop(inner.clone())));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
     if inner.policy.prefetch.online {
         spawn("follow", Box::pin(inner.clone().follow_readers()));
@@ -71,55 +60,6 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     // One that ended without a word has said why.
     let _ = has_begun.await;
     Ok(())
-}
-
-/// When a flush that failed is tried again.
-#[derive(Default)]
-struct Backoff {
-    next: HashMap<Intent, (Instant, Duration)>,
-}
-
-impl Backoff {
-    fn allows(&self, intent: &Intent) -> bool {
-        self.next.get(intent).is_none_or(|(at, _)| *at <= Instant::now())
-    }
-
-    fn note(&mut self, tried: Vec<Intent>, inner: &Inner) {
-        for intent in tried {
-            if inner.still_differs(&intent) {
-                let wait = self.next.get(&intent).map_or(RETRY_FIRST, |(_, wait)| (*wait * 2).min(RETRY_LAST));
-                self.next.insert(intent, (Instant::now() + wait, wait));
-            } else {
-                self.next.remove(&intent);
-            }
-        }
-    }
-}
-
-async fn flush_loop(inner: Arc<Inner>) {
-    let mut backoff = Backoff::default();
-    loop {
-        tokio::time::sleep(FLUSH_EVERY).await;
-        let again = inner.clone();
-        let due = super::blocking(move || again.due()).await;
-        let due = match due {
-            Ok(due) => due,
-            Err(error) => {
-                tracing::error!(%error, "what is to be flushed cannot be read");
-                continue;
-            }
-        };
-        let due: Vec<Intent> = due.into_iter().filter(|intent| backoff.allows(intent)).collect();
-        if due.is_empty() {
-            tokio::select! {
-                () = inner.flush_bell.notified() => {}
-                () = tokio::time::sleep(SYNC_EVERY) => {}
-            }
-            continue;
-        }
-        inner.flush_all(inner.plan_flush(due.clone()), |_| {}).await;
-        backoff.note(due, &inner);
-    }
 }
 
 /// Asks a pool that does not answer, so that nobody else has to wait for it.
@@ -178,76 +118,6 @@ async fn count_loop(inner: Arc<Inner>) {
 }
 
 impl Inner {
-    /// What the policy says is to be flushed now.
-    fn due(&self) -> Result<Vec<Intent>> {
-        let now = unix_now();
-        let pressed = self.store.budget.above(self.policy.space.high_watermark) > 0;
-        let mut due = Vec::new();
-        let mut all = Vec::new();
-        self.catalog.intents(|intent, since| {
-            all.push((intent, since));
-            Ok(all.len() < ROUND * 4)
-        })?;
-        for (intent, since) in all {
-            if due.len() >= ROUND {
-                break;
-            }
-            if self.is_due(&intent, since, now, pressed)? {
-                due.push(intent);
-            }
-        }
-        Ok(due)
-    }
-
-    fn is_due(&self, intent: &Intent, since: u64, now: u64, pressed: bool) -> Result<bool> {
-        // What differs only since a moment ago is not looked at more closely: most of a burst is like that.
-        if let (Some(policy), false) = (self.policy.uniform(), pressed) {
-            match policy.flush {
-                Flush::Manual => return Ok(false),
-                Flush::Idle(idle) if now.saturating_sub(since) < idle.as_secs() => return Ok(false),
-                _ => {}
-            }
-        }
-        let subject = match intent {
-            Intent::Inode(ino) => Some(*ino),
-            Intent::Name(parent, name) => Some(self.catalog.name(*parent, name)?.here_ino().unwrap_or(*parent)),
-        };
-        let Some(node) = subject.map(|ino| self.node(ino)).transpose()? else { return Ok(false) };
-        if self.policy.asks_storage_pool() && !self.knows_storage_pool(&node) {
-            return Ok(false);
-        }
-        let idle = match self.policy_of(&node).flush {
-            Flush::Manual => return Ok(false),
-            _ if pressed => Duration::ZERO,
-            Flush::Idle(idle) => idle,
-            // What `close` did not come to: names, and files whose writer died.
-            Flush::OnClose => Duration::from_secs(1),
-        };
-        let (kind, open, unlinked) = {
-            let state = node.state.lock();
-            (state.record.kind, state.writers > 0, state.is_unlinked(node.ino))
-        };
-        if unlinked && matches!(intent, Intent::Inode(_)) {
-            return Ok(false);
-        }
-        if kind == FileKind::File && node.state.lock().record.file.is_dirty() {
-            let attr = self.attr_of(&node)?;
-            let changed = attr.ctime.secs.max(attr.mtime.secs.min(now as i64)) as u64;
-            if open && idle.is_zero() {
-                return Ok(false);
-            }
-            return Ok(now.saturating_sub(changed) >= idle.as_secs().max(u64::from(open)));
-        }
-        Ok(now.saturating_sub(since) >= idle.as_secs())
-    }
-
-    pub(super) fn still_differs(&self, intent: &Intent) -> bool {
-        match intent {
-            Intent::Name(parent, name) => self.catalog.name(*parent, name).is_ok_and(|r| r.differs()),
-            Intent::Inode(ino) => self.node(*ino).is_ok_and(|n| n.state.lock().record.is_dirty()),
-        }
-    }
-
     fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
         let closed = match close_epoch {
             true => self.close_epoch().map(Some),

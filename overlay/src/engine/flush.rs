@@ -13,7 +13,9 @@ mod ascertain;
 mod attrs;
 pub(super) mod conflict;
 mod create;
+mod due;
 mod place;
+pub(super) mod rounds;
 mod steps;
 pub(crate) mod sync;
 mod upload;
@@ -31,6 +33,8 @@ use crate::catalog::Intent;
 
 /// Steps that are under way at the same time.
 const CONCURRENCY: usize = 16;
+/// Failures that one flush tells to the log one by one.
+const LOGGED: usize = 20;
 
 /// What the flusher remembers beside the catalog.
 #[derive(Debug, Default)]
@@ -39,6 +43,9 @@ pub(crate) struct Flusher {
     pub moves: tokio::sync::RwLock<()>,
     /// Steps that move directories: begun and ended.
     pub dir_moves: (AtomicU64, AtomicU64),
+    pub calls: Mutex<rounds::Calls>,
+    pub stuck: Mutex<rounds::Stuck>,
+    pub errors: rounds::Errors,
 }
 
 /// What is to be flushed, in the order in which it goes.
@@ -63,7 +70,14 @@ impl Plan {
 }
 
 /// What was not flushed, and why.
-pub(crate) type Failed = Vec<(String, Error)>;
+pub(crate) struct NotFlushed {
+    pub intent: Intent,
+    /// What people call it.
+    pub path: String,
+    pub error: Error,
+}
+
+pub(crate) type Failed = Vec<NotFlushed>;
 
 impl Inner {
     /// Flushes one file with everything that it needs: `close` under `flush = "on-close"` waits for it.
@@ -151,16 +165,21 @@ impl Inner {
 
     /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.
     pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
+        self.flush_some(plan, CONCURRENCY, progress).await
+    }
+
+    /// The same, with so many steps under way at most.
+    async fn flush_some(self: &Arc<Self>, plan: Plan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
         let failed = Mutex::new(Failed::new());
         let Plan { made, mut removed, files, mut dirs, named, .. } = plan;
         // A directory goes after what was in it: in this order no name has to wait for long chains of others.
         removed.sort_by_cached_key(|intent| match intent {
-            Intent::Name(parent, _) => std::cmp::Reverse(self.pool_path(*parent).map_or(0, |p| p.components().count())),
+            Intent::Name(parent, _) => std::cmp::Reverse(self.pool_depth(*parent)),
             Intent::Inode(_) => std::cmp::Reverse(0),
         });
         for group in [made, removed, files] {
             futures::stream::iter(group)
-                .for_each_concurrent(CONCURRENCY, async |intent| {
+                .for_each_concurrent(steps, async |intent| {
                     let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
                     if let (Some(bytes), true) = (self.step(intent, &failed).await, counted) {
                         progress(bytes);
@@ -169,8 +188,8 @@ impl Inner {
                 .await;
         }
         // What is made in a directory changes its times: they are set last, the deepest first.
-        dirs.sort_by_key(|intent| match intent {
-            Intent::Inode(ino) => std::cmp::Reverse(self.overlay_path(*ino).map_or(0, |p| p.components().count())),
+        dirs.sort_by_cached_key(|intent| match intent {
+            Intent::Inode(ino) => std::cmp::Reverse(self.depth(*ino)),
             Intent::Name(..) => std::cmp::Reverse(0),
         });
         for intent in dirs {
@@ -179,17 +198,22 @@ impl Inner {
         failed.into_inner()
     }
 
+    /// What people call what an intent is about.
+    fn path_of(&self, intent: &Intent) -> String {
+        match intent {
+            Intent::Name(parent, name) => {
+                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok());
+                dir.unwrap_or_default().join(name).to_string()
+            }
+            Intent::Inode(ino) => self.display(*ino),
+        }
+    }
+
     /// Flushes one thing. The bytes that it had to send, where it ended well.
     async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
         let subject = match &intent {
             Intent::Inode(ino) => Some(*ino),
             Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|r| r.here_ino()),
-        };
-        let shown = match (&intent, subject) {
-            (Intent::Name(parent, name), _) => {
-                self.overlay_path(*parent).map_or_else(String::new, |p| p.join(name).to_string())
-            }
-            (Intent::Inode(ino), _) => self.display(*ino),
         };
         let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
         let result = match &intent {
@@ -200,7 +224,7 @@ impl Inner {
         match result {
             Ok(()) => {
                 if let Some(node) = node {
-                    node.state.lock().flush_error = None;
+                    self.flusher.errors.forget(node.ino);
                     let ino = node.ino;
                     drop(node);
                     self.table.drop_idle(ino);
@@ -212,11 +236,14 @@ impl Inner {
                 None
             }
             Err(e) => {
-                tracing::warn!(path = shown, error = %e, "not flushed; it stays in the fast pool");
-                if let Some(node) = node {
-                    node.state.lock().flush_error = Some(e.to_string());
+                let path = self.path_of(&intent);
+                let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, e.to_string()));
+                let mut failed = failed.lock();
+                // The summary of the round tells of the others, and `dirty` why.
+                if is_news && failed.len() < LOGGED {
+                    tracing::warn!(path, error = %e, "not flushed; it stays in the fast pool");
                 }
-                failed.lock().push((shown, e));
+                failed.push(NotFlushed { intent, path, error: e });
                 None
             }
         }

@@ -118,6 +118,9 @@ pub struct Status {
     pub dirty_bytes: u64,
     pub oldest_dirty_secs: Option<u64>,
     pub flush_errors: Vec<String>,
+    /// Files that are due and of which the last round of flushes sent nothing, each with the reason.
+    #[serde(default)]
+    pub flush_stuck: Vec<String>,
     pub conflicts: Vec<String>,
     pub leased_bytes: u64,
     pub resident_files: u64,

@@ -62,7 +62,28 @@ impl Inner {
                 return None;
             }
         }
-        Some(names.iter().rev().fold(PoolPath::root(), |path, name| path.join(name)))
+        PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))
+    }
+
+    /// How many directories are above an inode in the mount.
+    pub fn depth(&self, ino: Ino) -> usize {
+        self.count_up(ino, |record| record.links.first().map(|(parent, _)| *parent))
+    }
+
+    /// The same in the pool.
+    pub fn pool_depth(&self, ino: Ino) -> usize {
+        self.count_up(ino, |record| record.pool_link().map(|(parent, _)| *parent))
+    }
+
+    fn count_up(&self, ino: Ino, parent: impl Fn(&InodeRecord) -> Option<Ino>) -> usize {
+        let (mut at, mut depth) = (ino, 0);
+        while at != Ino::ROOT && depth <= MAX_DEPTH {
+            let Ok(node) = self.node(at) else { break };
+            let Some(next) = parent(&node.state.lock().record) else { break };
+            at = next;
+            depth += 1;
+        }
+        depth
     }
 
     /// Whether `ino` is `ancestor` or below it in the mount.

@@ -290,11 +290,11 @@ impl Overlay {
             let failed = self.tell_of_long_work(reporter, flushing).await;
             // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
             let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
-            if round < 2 && failed.iter().all(|(_, e)| gone(e)) {
+            if round < 2 && failed.iter().all(|failed| gone(&failed.error)) {
                 continue;
             }
-            for (path, error) in failed {
-                reporter.failed(path, &error);
+            for failed in failed {
+                reporter.failed(failed.path, &failed.error);
             }
             break;
         }

@@ -156,6 +156,7 @@ impl Inner {
                 .filter_map(|d| d.error.as_ref().map(|e| format!("{}: {e}", d.path)))
                 .take(SHOWN_ERRORS)
                 .collect(),
+            flush_stuck: self.stuck(),
             conflicts,
             leased_bytes,
             resident_files,
@@ -235,7 +236,7 @@ impl Inner {
             }
             let state = node.state.lock();
             let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
-            dirty.error = lost.map(|error| error.to_string()).or_else(|| state.flush_error.clone());
+            dirty.error = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
             if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
                 return Ok(None);
             }

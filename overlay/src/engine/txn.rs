@@ -286,10 +286,26 @@ impl<'a> Txn<'a> {
         self.trash.push((content, bytes));
     }
 
+    /// In whose turn a name is flushed: that of the owner of what it stands for here or, once removed, in the pool.
+    fn user_of(&self, parent: Ino, (was, is): &(NameRecord, NameRecord)) -> u32 {
+        if was.differs() || !is.differs() {
+            return 0;
+        }
+        let of = |ino: Ino| {
+            let edited = self.edits.get(&ino).map(|edit| edit.record.uid);
+            let made = || self.new.iter().find(|(new, _)| *new == ino).map(|(_, record)| record.uid);
+            // Not locked by this change, so by nobody who waits for it.
+            let known = || Some(self.inner.table.peek(ino)?.state.try_lock()?.record.uid);
+            edited.or_else(made).or_else(known)
+        };
+        is.here_ino().or(is.pool).and_then(of).or_else(|| of(parent)).unwrap_or(0)
+    }
+
     /// Writes the batch and makes the change visible.
     pub fn commit(mut self) -> Result<()> {
-        for ((parent, name), (was, is)) in self.names {
-            self.batch.put_name(parent, &name, &was, &is);
+        let users: Vec<u32> = self.names.iter().map(|((parent, _), records)| self.user_of(*parent, records)).collect();
+        for (((parent, name), (was, is)), user) in self.names.into_iter().zip(users) {
+            self.batch.put_name(parent, &name, &was, &is, user);
         }
         for (ino, edit) in &self.edits {
             if edit.ends_leases(*ino) {

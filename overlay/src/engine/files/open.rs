@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
@@ -351,6 +352,10 @@ impl Inner {
                 return Ok(());
             }
             state.generation += 1;
+            state.quiet_since = Some(Instant::now());
+            if std::mem::take(&mut state.held_off) {
+                self.hasten(node.ino);
+            }
             // The page cache beside a passthrough open may have what was there before.
             state.page_cache_stale = true;
             let content = self.content(node.ino, &mut state)?;

@@ -8,6 +8,7 @@ use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::create::settle_attrs;
+use super::place::is_news_of_parents;
 use crate::catalog::{InodeRecord, SentWhat};
 use crate::content::is_held;
 use crate::node::{Node, Stamp};
@@ -18,6 +19,7 @@ const ATTEMPTS: u32 = 3;
 impl Inner {
     /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let mut looked = false;
         for _ in 0..3 {
             let record = self.record_of(ino)?;
             if !record.is_dirty() {
@@ -40,7 +42,14 @@ impl Inner {
                 return Ok(());
             }
             if !self.ascertain(ino).await? {
-                return self.flush_in_place(ino).await;
+                match self.flush_in_place(ino).await {
+                    Err(e) if is_news_of_parents(&e) && !looked => {
+                        looked = true;
+                        let Some((parent, _)) = record.links.first() else { return Err(e) };
+                        self.look_above(*parent).await?;
+                    }
+                    other => return other,
+                }
             }
         }
         Ok(())

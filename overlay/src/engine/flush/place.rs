@@ -121,7 +121,7 @@ impl Inner {
                     if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
                         && !self.catalog.name(parent, &name)?.is_as(&record) => {}
                 // Or others removed the directory: what is newer here is made anew, the directory first.
-                Err(e) if e.is(ErrorKind::NotFound) && !looked => {
+                Err(e) if is_news_of_parents(&e) && !looked => {
                     looked = true;
                     self.look_above(parent).await?;
                 }
@@ -132,7 +132,7 @@ impl Inner {
     }
 
     /// Asks the pool whether a directory and those above it are still there.
-    async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
+    pub(super) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
         let mut at = dir;
         while at != Ino::ROOT {
             let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };
@@ -292,6 +292,11 @@ impl Inner {
     pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
         Ok(self.node(ino)?.state.lock().record.clone())
     }
+}
+
+/// The pool lacks a directory on the way to a name, or has something else there: others removed or replaced it.
+pub(super) fn is_news_of_parents(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory)
 }
 
 /// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.

@@ -63,6 +63,7 @@ impl Overlay {
         }
         txn.state(new_parent)?.negative.remove(new_name);
         txn.commit()?;
+        inner.rules_may_differ();
         inner.flush_bell.notify_one();
         Ok(())
     }

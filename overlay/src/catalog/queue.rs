@@ -1,0 +1,304 @@
+//! The queue of what the pool must be told: an index of the intents by user, lane and time.
+//!
+//! An entry is written with the batch that makes the difference, and names its place in the intent's record. An intent
+//! that is gone leaves its entry behind; an entry that is not the one that its intent names is dropped when it is met.
+//! So a change of the overlay pays one write, and a restart finds the queue as it was.
+//!
+//! Times are those of the queue's own clock: microseconds that only grow, by the monotonic clock while the daemon lives
+//! and beyond all that is queued after a restart. No clock of the machine and no time of a file comes in.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+use parking_lot::Mutex;
+use rocksdb::{DB, Direction, IteratorMode};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::{Batch, Catalog, Intent, cf, corrupt, decoded, encode, failed};
+use crate::clock::unix_now;
+
+/// Where an intent waits. In each lane the earlier time goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Lane {
+    /// Until it has not changed for as long as the policy says; not longer where the fast pool is full.
+    Fresh = 0,
+    /// After an attempt that failed, or while nothing can be done.
+    Later = 1,
+    /// Until an operator flushes it, or the policy changes.
+    Manual = 2,
+}
+
+/// The place of an intent in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    pub user: u32,
+    pub lane: Lane,
+    pub at_us: u64,
+}
+
+/// What is known of an intent.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct IntentRecord {
+    /// Seconds since 1970 at which it first differed, for people to read.
+    pub since_unix: u64,
+    pub slot: Slot,
+}
+
+/// What an entry remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// When the pool last had it, or when it was first looked at.
+    pub since_us: u64,
+    /// Attempts that failed, one after the other.
+    pub failures: u32,
+}
+
+/// An intent in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queued {
+    pub intent: Intent,
+    pub slot: Slot,
+    pub wait: Wait,
+}
+
+/// What is in memory of the queue: a few bytes for each user that has something in it.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// The clock at `started`.
+    base_us: u64,
+    started: Instant,
+    /// The latest time that was given: none is given twice.
+    last_us: AtomicU64,
+    /// After how long a new entry is looked at for the first time.
+    delay_us: AtomicU64,
+    /// Users who may have entries.
+    users: Mutex<BTreeSet<u32>>,
+    added: Notify,
+}
+
+impl Queue {
+    pub(super) fn load(db: &DB) -> Result<Self> {
+        let family = db.cf_handle(cf::QUEUE).ok_or_else(|| corrupt(cf::QUEUE))?;
+        let mut users = BTreeSet::new();
+        let mut base_us = 0;
+        let mut next = Some(0u32);
+        while let Some(from) = next {
+            let first = lane_key(from, Lane::Fresh, 0);
+            let Some(item) = db.iterator_cf(family, IteratorMode::From(&first, Direction::Forward)).next() else {
+                break;
+            };
+            let (key, _) = item.map_err(|e| failed("read the catalog", e))?;
+            let (slot, _) = parse(&key).ok_or_else(|| corrupt(cf::QUEUE))?;
+            users.insert(slot.user);
+            for lane in [Lane::Fresh, Lane::Later, Lane::Manual] {
+                let end = lane_key(slot.user, lane, u64::MAX);
+                let last = db.iterator_cf(family, IteratorMode::From(&end, Direction::Reverse)).next();
+                if let Some((last, _)) =
+                    last.transpose().map_err(|e| failed("read the catalog", e))?.and_then(|(k, _)| parse(&k))
+                    && (last.user, last.lane) == (slot.user, lane)
+                {
+                    base_us = base_us.max(last.at_us);
+                }
+            }
+            next = slot.user.checked_add(1);
+        }
+        Ok(Self {
+            base_us: base_us + 1,
+            started: Instant::now(),
+            last_us: AtomicU64::new(0),
+            delay_us: AtomicU64::new(0),
+            users: Mutex::new(users),
+            added: Notify::new(),
+        })
+    }
+
+    fn now_us(&self) -> u64 {
+        self.base_us + us(self.started.elapsed())
+    }
+
+    /// The time, a little later where it was given before.
+    fn unique_us(&self) -> u64 {
+        let now = self.now_us();
+        let step = |last: u64| Some(now.max(last + 1));
+        let last = self.last_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or(now);
+        now.max(last + 1)
+    }
+
+    /// Entries of these users are in the catalog now.
+    pub(super) fn was_added(&self, users: &BTreeSet<u32>) {
+        if !users.is_empty() {
+            self.users.lock().extend(users);
+            self.added.notify_one();
+        }
+    }
+}
+
+impl Catalog {
+    /// The time of the queue's clock, in microseconds.
+    pub fn queue_now(&self) -> u64 {
+        self.queue.now_us()
+    }
+
+    /// The same; no two calls are told the same time.
+    pub fn queue_unique(&self) -> u64 {
+        self.queue.unique_us()
+    }
+
+    /// New entries are looked at after this long.
+    pub fn set_queue_delay(&self, delay: Duration) {
+        self.queue.delay_us.store(us(delay), Ordering::Relaxed);
+    }
+
+    /// Returns when something was queued since the last call.
+    pub async fn queued(&self) {
+        self.queue.added.notified().await;
+    }
+
+    /// The first entry of each user's lanes, from `from` on, which knows how far a lane was emptied.
+    pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<Vec<Slot>> {
+        let users = std::mem::take(&mut *self.queue.users.lock());
+        let mut heads = Vec::new();
+        let mut found = Ok(());
+        for user in &users {
+            for lane in [Lane::Fresh, Lane::Later, Lane::Manual] {
+                let first = self.scan_lane(*user, lane, from(*user, lane), |slot, _, _| {
+                    heads.push(slot);
+                    Ok(false)
+                });
+                found = found.and(first);
+            }
+        }
+        // What is queued from here on adds its user itself.
+        let waiting = heads.iter().map(|slot| slot.user);
+        match &found {
+            Ok(()) => self.queue.users.lock().extend(waiting),
+            Err(_) => self.queue.users.lock().extend(users),
+        }
+        found.map(|()| heads)
+    }
+
+    /// The entries of a lane that are at `until_us` or before, the first `most` of them. Those that nothing stands behind
+    /// are dropped.
+    pub fn queue_take(&self, user: u32, lane: Lane, from_us: u64, until_us: u64, most: usize) -> Result<Vec<Queued>> {
+        let mut taken = Vec::new();
+        let mut stale = Vec::new();
+        let mut met = 0;
+        self.scan_lane(user, lane, from_us, |slot, intent, wait| {
+            if slot.at_us > until_us {
+                return Ok(false);
+            }
+            met += 1;
+            match self.slot_of(&intent)? {
+                Some(known) if known == slot => taken.push(Queued { intent, slot, wait }),
+                _ => stale.push(Queued { intent, slot, wait }),
+            }
+            Ok(taken.len() < most && met < 4 * most)
+        })?;
+        let mut batch = self.batch();
+        stale.iter().for_each(|entry| batch.leave_queue(entry));
+        if !batch.is_empty() {
+            self.write(batch)?;
+        }
+        Ok(taken)
+    }
+
+    /// The entry of an intent, if it has one.
+    pub fn queued_as(&self, intent: &Intent) -> Result<Option<Queued>> {
+        let Some(slot) = self.slot_of(intent)? else { return Ok(None) };
+        let wait: Option<Wait> = self.get(cf::QUEUE, &key(&slot, intent))?;
+        Ok(wait.map(|wait| Queued { intent: intent.clone(), slot, wait }))
+    }
+
+    /// Whether an intent is still in the place where it was met.
+    pub fn is_queued_as(&self, entry: &Queued) -> Result<bool> {
+        Ok(self.slot_of(&entry.intent)? == Some(entry.slot))
+    }
+
+    fn slot_of(&self, intent: &Intent) -> Result<Option<Slot>> {
+        Ok(self.get::<IntentRecord>(cf::INTENTS, &intent.encode())?.map(|record| record.slot))
+    }
+
+    fn scan_lane(
+        &self,
+        user: u32,
+        lane: Lane,
+        from_us: u64,
+        mut each: impl FnMut(Slot, Intent, Wait) -> Result<bool>,
+    ) -> Result<()> {
+        self.scan(cf::QUEUE, &lane_key(user, lane, from_us), |key, value| {
+            let (slot, intent) = parse(key).ok_or_else(|| corrupt(cf::QUEUE))?;
+            if (slot.user, slot.lane) != (user, lane) {
+                return Ok(false);
+            }
+            each(slot, intent, decoded(cf::QUEUE, value)?)
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// An intent begins to wait.
+    pub(super) fn enter_queue(&mut self, user: u32, intent: &Intent) {
+        let now_us = self.catalog.queue.unique_us();
+        let at_us = now_us + self.catalog.queue.delay_us.load(Ordering::Relaxed);
+        let slot = Slot { user, lane: Lane::Fresh, at_us };
+        self.queue(intent, slot, Wait { since_us: now_us, failures: 0 }, unix_now());
+    }
+
+    /// Takes an entry off the queue; the intent is not touched.
+    pub fn leave_queue(&mut self, entry: &Queued) {
+        self.delete_raw(cf::QUEUE, &key(&entry.slot, &entry.intent));
+    }
+
+    /// Gives an intent another place. The caller holds the namespace lock, and has looked that it is still in the old one.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn requeue(&mut self, entry: &Queued, slot: Slot, wait: Wait) -> Result<()> {
+        let record: Option<IntentRecord> = self.catalog.get(cf::INTENTS, &entry.intent.encode())?;
+        self.leave_queue(entry);
+        if let Some(record) = record {
+            self.queue(&entry.intent, slot, wait, record.since_unix);
+        }
+        Ok(())
+    }
+
+    /// An intent is gone, with its entry.
+    pub fn forget_intent(&mut self, entry: &Queued) {
+        self.leave_queue(entry);
+        self.delete_raw(cf::INTENTS, &entry.intent.encode());
+    }
+
+    fn queue(&mut self, intent: &Intent, slot: Slot, wait: Wait, since_unix: u64) {
+        self.put_raw(cf::INTENTS, &intent.encode(), &encode(&IntentRecord { since_unix, slot }));
+        self.put_raw(cf::QUEUE, &key(&slot, intent), &encode(&wait));
+        self.queued_for.insert(slot.user);
+    }
+}
+
+fn us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4)
+}
+
+fn lane_key(user: u32, lane: Lane, at_us: u64) -> Vec<u8> {
+    [user.to_be_bytes().as_slice(), &[lane as u8], &at_us.to_be_bytes()].concat()
+}
+
+fn key(slot: &Slot, intent: &Intent) -> Vec<u8> {
+    [lane_key(slot.user, slot.lane, slot.at_us), intent.encode()].concat()
+}
+
+fn parse(key: &[u8]) -> Option<(Slot, Intent)> {
+    let (user, rest) = key.split_first_chunk::<4>()?;
+    let (lane, rest) = rest.split_first()?;
+    let (at, rest) = rest.split_first_chunk::<8>()?;
+    let lane = [Lane::Fresh, Lane::Later, Lane::Manual].into_iter().find(|l| *l as u8 == *lane)?;
+    let slot = Slot { user: u32::from_be_bytes(*user), lane, at_us: u64::from_be_bytes(*at) };
+    Some((slot, Intent::decode(rest)?))
+}
+
+#[cfg(test)]
+mod tests;
