@@ -148,9 +148,14 @@ impl Error {
         self
     }
 
-    /// Puts what the caller was doing in front of the context.
+    /// Puts what the caller was doing in front of the context, unless that begins with it: each caller on the way up may
+    /// name the path, and a message names it once.
     pub fn context(mut self, what: impl fmt::Display) -> Self {
-        self.context = format!("{what}: {}", self.context);
+        let what = what.to_string();
+        let said = self.context.strip_prefix(&what).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "));
+        if !said {
+            self.context = format!("{what}: {}", self.context);
+        }
         self
     }
 
