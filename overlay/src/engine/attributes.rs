@@ -110,7 +110,7 @@ impl Inner {
             true => self.dirty_times(node.ino, &mut state)?,
             false => {
                 let r = &state.record;
-                (r.size, r.size.div_ceil(512), r.mtime, r.ctime)
+                (r.size, r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
             }
         };
         let record = &state.record;
