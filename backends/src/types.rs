@@ -144,6 +144,8 @@ pub struct Stat {
     /// Device number of a device file, in `dev_t` encoding; 0 for the rest.
     pub rdev: u64,
     pub size: u64,
+    /// Bytes that the content occupies in the pool: fewer than `size` where it has holes. `None`: that is not told.
+    pub occupied: Option<u64>,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,

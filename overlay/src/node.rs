@@ -386,6 +386,7 @@ mod tests {
                 nlink: 1,
                 rdev: 0,
                 size: 0,
+                occupied: None,
                 atime: time,
                 mtime: time,
                 ctime: time,

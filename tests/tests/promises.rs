@@ -403,6 +403,28 @@ fn holes_stay_holes() {
     assert!(taken < 3 << 20, "{taken} bytes for a file of the pool with one byte in it");
 }
 
+/// SEMANTICS 29: "Holes stay holes: `SEEK_HOLE` finds them", also of what comes back from the pool.
+/// SEMANTICS 44: "The blocks of a file are those that its bytes take."
+#[test]
+fn holes_are_found_again_after_an_eviction() {
+    let mount = manual();
+    let make = "truncate -s 8M NAME; printf x | dd of=NAME bs=1 seek=4M conv=notrunc status=none";
+    sh(&mount.place.mnt(), &make.replace("NAME", "ours"), SHELL).ok();
+    sh(&mount.place.pool(), &make.replace("NAME", "theirs"), SHELL).ok();
+    mount.flush();
+    mount.forebay(["evict"], &[&mount.path("ours")]).ok();
+    for name in ["ours", "theirs"] {
+        let blocks = || fs::metadata(mount.path(name)).unwrap().blocks() * 512;
+        assert!(blocks() < 1 << 20, "{name} takes {} bytes before it is read", blocks());
+        let file = File::open(mount.path(name)).unwrap();
+        let seek = |to| rustix::fs::seek(&file, to).unwrap();
+        assert_eq!(seek(rustix::fs::SeekFrom::Hole(0)), 0, "{name}");
+        assert_eq!(seek(rustix::fs::SeekFrom::Data(0)), 4 << 20, "{name}");
+        assert!(seek(rustix::fs::SeekFrom::Hole(4 << 20)) < 6 << 20, "{name}");
+        assert!(blocks() < 1 << 20, "{name} takes {} bytes after it was read", blocks());
+    }
+}
+
 /// A pool with a file of two names, of which one was written through the mount. Its content goes to the pool in place.
 fn written_under_one_of_two_names(mount: &Mount, old: &[u8], bytes: &[u8]) {
     fs::write(mount.pool("a"), old).unwrap();

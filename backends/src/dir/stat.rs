@@ -49,6 +49,7 @@ fn convert(raw: &Statx) -> rustix::io::Result<Stat> {
         nlink: raw.stx_nlink,
         rdev: if device { makedev(raw.stx_rdev_major, raw.stx_rdev_minor) } else { 0 },
         size: raw.stx_size,
+        occupied: Some(raw.stx_blocks.saturating_mul(512)),
         atime: time(&raw.stx_atime),
         mtime,
         ctime,

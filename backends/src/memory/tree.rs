@@ -167,6 +167,7 @@ impl Tree {
             nlink: node.nlink,
             rdev,
             size,
+            occupied: None,
             atime: node.atime,
             mtime: node.mtime,
             ctime: node.ctime,

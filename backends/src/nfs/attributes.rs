@@ -48,6 +48,7 @@ pub(super) fn stat_of(raw: &fattr3, root_fsid: u64) -> Stat {
         nlink: raw.nlink,
         rdev: if device { libc::makedev(raw.rdev.specdata1, raw.rdev.specdata2) } else { 0 },
         size: raw.size,
+        occupied: Some(raw.used),
         atime: time_of(raw.atime),
         mtime,
         ctime,

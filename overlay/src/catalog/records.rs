@@ -117,6 +117,8 @@ pub struct InodeRecord {
     pub rdev: u64,
     /// While the content is dirty, the content file's own size and mtime are the truth, not these.
     pub size: u64,
+    /// Bytes that the pool's copy occupies, where the pool tells.
+    pub occupied_in_pool: Option<u64>,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
@@ -141,6 +143,11 @@ pub struct InodeRecord {
     /// Others changed the content after a name was removed here that the pool still has.
     pub changed_since_removal: bool,
 }
+
+/// Content that fits may lie in the inode itself: an inode of ext4 has so many bytes at most.
+const INLINE_BYTES: u64 = 4096;
+/// What `st_blocks` counts in.
+const BLOCK_BYTES: u64 = 512;
 
 /// A version that no object has: what carries it is asked for again.
 pub fn unmatched() -> Version {
@@ -172,6 +179,7 @@ impl InodeRecord {
             unseen_links: unseen(stat, links.len()),
             rdev: stat.rdev,
             size: stat.size,
+            occupied_in_pool: stat.occupied,
             atime: stat.atime,
             mtime: stat.mtime,
             ctime: stat.ctime,
@@ -198,8 +206,19 @@ impl InodeRecord {
         if self.kind != FileKind::Directory {
             self.size = stat.size;
         }
+        self.occupied_in_pool = stat.occupied;
         self.count_links(stat);
         self.rdev = stat.rdev;
+    }
+
+    /// Bytes that clean content takes: what the pool's copy does, where that is told; else all. A file system may keep
+    /// a few bytes in the inode itself and count no block for them: such a file has no holes. Others count a block only
+    /// once it is on the disk, and some programs read nothing of a file that has no block at all: it has one.
+    pub fn clean_bytes(&self) -> u64 {
+        match self.occupied_in_pool {
+            Some(occupied) if self.size > INLINE_BYTES => occupied.max(BLOCK_BYTES),
+            _ => self.size,
+        }
     }
 
     /// Mode and owner as the pool has them, but for what was changed here.

@@ -80,7 +80,7 @@ impl Overlay {
         Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
     }
 
-    /// Sizes of the pool: that is where files end up. The fast pool's are in `status`.
+    /// Sizes of the pool, less what is on its way there: that is where files end up. The fast pool's are in `status`.
     pub async fn statfs(&self) -> Result<Space> {
         match self.inner.ask(self.inner.pool.space()).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
@@ -94,7 +94,16 @@ impl Overlay {
                     free_files: 0,
                 })
             }
-            other => other,
+            Err(e) => Err(e),
+            Ok(space) => {
+                let inner = self.inner.clone();
+                let dirty = super::blocking(move || inner.dirty_bytes_lately()).await?;
+                Ok(Space {
+                    free_bytes: space.free_bytes.saturating_sub(dirty),
+                    available_bytes: space.available_bytes.saturating_sub(dirty),
+                    ..space
+                })
+            }
         }
     }
 }
@@ -110,7 +119,7 @@ impl Inner {
             true => self.dirty_times(node.ino, &mut state)?,
             false => {
                 let r = &state.record;
-                (r.size, r.size.div_ceil(512), r.mtime, r.ctime)
+                (r.size, r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
             }
         };
         let record = &state.record;

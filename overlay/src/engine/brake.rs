@@ -32,6 +32,10 @@ const COUNT_SELDOM: Duration = Duration::from_millis(100);
 /// that must be left.
 const FREE_KNOWN_FOR: Duration = Duration::from_millis(10);
 
+/// How old the count of what is not flushed may be for who asks for room in the pool: some programs ask at each open,
+/// and each dirty file is looked at.
+const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
+
 /// What is known between two counts.
 #[derive(Debug, Default)]
 pub(crate) struct Brake {
@@ -39,6 +43,8 @@ pub(crate) struct Brake {
     room_wanted: AtomicBool,
     /// Bytes that the devices had free, and when.
     free: Mutex<Option<(Instant, u64)>>,
+    /// Bytes that were not flushed yet, and when.
+    dirty: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Inner {
@@ -65,6 +71,19 @@ impl Inner {
                 let free = self.store.free_bytes();
                 *known = Some((Instant::now(), free));
                 free
+            }
+        }
+    }
+
+    /// Bytes that are not flushed, as they were a moment ago. Blocks.
+    pub(super) fn dirty_bytes_lately(&self) -> Result<u64> {
+        let mut known = self.brake.dirty.lock();
+        match *known {
+            Some((at, bytes)) if at.elapsed() < DIRTY_KNOWN_FOR => Ok(bytes),
+            _ => {
+                let bytes = self.dirty_bytes()?;
+                *known = Some((Instant::now(), bytes));
+                Ok(bytes)
             }
         }
     }

@@ -156,10 +156,21 @@ impl Overlay {
         inner.account(&node, &content)
     }
 
-    /// `SEEK_DATA` and `SEEK_HOLE`. What is not here counts as data.
+    /// `SEEK_DATA` and `SEEK_HOLE`. A file that has holes in the pool is brought in to find them. What is not here else
+    /// counts as data.
     pub async fn seek(&self, ino: Ino, offset: u64, whence: Seek) -> Result<u64> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        let sparse = {
+            let state = node.state.lock();
+            let record = &state.record;
+            let asked = offset < record.size && !record.file.is_whole();
+            (asked && record.clean_bytes() < record.size).then_some(record.size)
+        };
+        if let Some(size) = sparse {
+            // Where that fails all of it counts as data, which is never wrong.
+            let _ = inner.fetch(&node, 0..size).await;
+        }
         let (content, size) = {
             let mut state = node.state.lock();
             match state.record.file.is_whole() {

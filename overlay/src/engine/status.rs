@@ -209,7 +209,7 @@ impl Inner {
         for ino in inos {
             let Ok(node) = self.node(ino) else { continue };
             let dirty = node.state.lock().record.file.is_dirty();
-            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.size) } else { 0 };
+            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.blocks * 512) } else { 0 };
         }
         Ok(bytes)
     }

@@ -9,9 +9,10 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
 use futures::{StreamExt, TryStreamExt, future, stream};
+use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
 
-use super::super::{Inner, MEMORY_UNIT_BYTES};
+use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
 use super::pace::UnderWay;
 use super::{changed, lost};
 use crate::content::{CHUNK_BYTES, Reservation};
@@ -172,9 +173,22 @@ impl Inner {
         };
         let checksum = crc32c::crc32c(&data);
         // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
-        let skip = if data.iter().all(|byte| *byte == 0) { data.len().saturating_sub(1) } else { 0 };
+        let zeros = data.iter().all(|byte| *byte == 0);
+        let skip = if zeros { data.len().saturating_sub(1) } else { 0 };
         let at = chunk.range.start + skip as u64;
         self.io.write_at(content.file.clone(), at, data.slice(skip..)).await?;
+        if zeros {
+            let (file, start) = (content.file.clone(), chunk.range.start);
+            // The last byte takes no block, either; the length stays. Up to the end of the chunk, also where the file
+            // ends before it: part of a block is only made zero.
+            let _ = blocking(move || {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // A file system that cannot keeps the block.
+                let _ = rustix::fs::fallocate(&*file, flags, start, CHUNK_BYTES);
+                Ok(())
+            })
+            .await;
+        }
         self.landed(node, &request.path, chunk, id, &content, checksum)
     }
 }

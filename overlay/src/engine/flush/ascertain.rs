@@ -151,6 +151,7 @@ impl Inner {
             SentWhat::Content { .. } => {
                 let record = txn.record(sent.ino)?;
                 record.version = Some(stat.version.clone());
+                record.occupied_in_pool = stat.occupied;
                 record.count_links(stat);
             }
             // Only that it is there is certain, not that it was given all that it should have.

@@ -274,6 +274,7 @@ impl Inner {
         }
         let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
+            now.occupied_in_pool = stat.occupied;
             now.version = Some(stat.version);
         }
         for (parent, name) in &record.pool_links {

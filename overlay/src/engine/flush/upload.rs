@@ -223,6 +223,7 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
+        record.occupied_in_pool = uploaded.stat.occupied;
         record.count_links(&uploaded.stat);
         // While it was dirty the content file knew when it was modified; it still knows better where the time was set
         // meanwhile, which both know.

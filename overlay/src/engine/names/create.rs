@@ -219,6 +219,7 @@ impl Inner {
             unseen_links: 0,
             rdev: new.rdev,
             size: new.target.map_or(0, |t| t.len() as u64),
+            occupied_in_pool: None,
             atime: now,
             mtime: now,
             ctime: now,

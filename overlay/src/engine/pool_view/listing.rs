@@ -336,6 +336,7 @@ mod tests {
                 nlink: 1,
                 rdev: 0,
                 size: at,
+                occupied: Some(at),
                 atime: Time::default(),
                 mtime: Time::default(),
                 ctime: Time::default(),
