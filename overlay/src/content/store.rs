@@ -133,7 +133,13 @@ impl ContentStore {
         let device = self.device(id)?;
         let path = device.content_path(id);
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOATIME);
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 device.make_dir(&path)?;
@@ -148,7 +154,7 @@ impl ContentStore {
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
         let path = self.path(id)?;
         let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOATIME);
+        options.read(true).write(true).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
             // Stopped at the limit by a daemon that died before it could let go.
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && release(&path) => options.open(&path),
@@ -255,6 +261,7 @@ impl Device {
             .write(true)
             .read(true)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(path.join("lock"))
             .map_err(|e| fail("cannot be written; give one that you own", e))?;
         Self::take(path, &lock)?;
@@ -306,7 +313,13 @@ impl Device {
                 have.trim(),
                 want.trim(),
             ))),
-            _ => File::create(&path)
+            _ => OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
                 .and_then(|mut mark| mark.write_all(want.as_bytes()).and_then(|()| mark.sync_all()))
                 .map_err(|e| self.failed("cannot be written", e)),
         }
