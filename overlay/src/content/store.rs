@@ -249,12 +249,16 @@ impl Device {
         };
         // Names and bytes of everybody's files: for the daemon alone, whatever the umask is.
         let make = |dir: &Path| DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(|e| match e.raw_os_error() {
+        let refused = |e: io::Error| match e.raw_os_error() {
             Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
             Some(libc::ENOSPC) => fail("the file system is full; make room or give another", e),
             Some(libc::EACCES | libc::EPERM) => fail("not writable; give one that you own", e),
             _ => fail("cannot be made", e),
-        })?;
+        };
+        make(path).map_err(refused)?;
+        // Before anything is made in it: a path of another user's may lead elsewhere.
+        let path = &super::guard::take(path)?;
+        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(refused)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
