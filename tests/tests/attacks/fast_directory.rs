@@ -13,6 +13,7 @@ fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
+/// SECURITY 2: "A fast directory that another user owns, prepared or can change, by one of its parents too, is refused"
 #[test]
 fn a_directory_that_another_user_prepared_is_refused_and_nothing_of_it_is_followed() {
     let place = Place::new();
@@ -38,6 +39,7 @@ fn a_directory_below_one_that_all_may_write_is_refused() {
     attempt(&place, &Options::default()).refused(USAGE, &["another user may change it", "--fast"]);
 }
 
+/// SECURITY 3: "The fast directory has mode 0700, and the daemon's own files in it have mode 0600"
 #[test]
 fn the_directory_and_its_files_are_for_the_mounting_user_alone() {
     let mount = Mount::new(Options::default());
@@ -48,6 +50,7 @@ fn the_directory_and_its_files_are_for_the_mounting_user_alone() {
     }
 }
 
+/// SECURITY 4: "`forebay fsck` of a fast directory believes no note that another user could have written"
 #[test]
 fn an_offline_check_believes_no_note_that_another_user_could_write() {
     let mount = Mount::new(Options::default());

@@ -15,6 +15,7 @@ fn runs_as(options: Options) -> String {
     U1.sh(Path::new("/"), &format!("{} -u", mount.path("id").display())).ok().out.trim().to_owned()
 }
 
+/// SECURITY 1: "A mount is `nosuid` and `nodev` from the mount(2) call on"
 #[test]
 fn a_set_id_program_in_the_pool_gives_nothing_unless_the_mount_says_suid() {
     assert_eq!(runs_as(Options::default()), U1.0.to_string());
