@@ -131,7 +131,7 @@ bench-jobs: build
 	@packaging/deps test bench-jobs
 	@timeout 7200 $(CARGO) bench -p forebay-benches --bench jobs -- $(ARGS)
 
-nightly: test deny
+nightly: test deny advisories
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
 
 deny: $(TOOLS)/cargo-deny

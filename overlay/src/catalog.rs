@@ -129,7 +129,7 @@ impl Catalog {
         let boot = boot_id();
         let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
         // A mark that is not written lets the next start think of a power cut.
-        let _ = std::fs::write(boot_mark(path), &boot);
+        let _ = write_private(&boot_mark(path), boot.as_bytes());
         let mut catalog = Self {
             inodes: IdAllocator::new("next_inode", Ino::ROOT.0 + 1),
             contents: IdAllocator::new("next_content", 1),
@@ -412,6 +412,18 @@ fn boot_id() -> String {
 /// Where it is noted in which boot the catalog was opened last.
 fn boot_mark(catalog: &Path) -> PathBuf {
     catalog.with_file_name("boot")
+}
+
+/// Replaces the content of a file that is for this user alone.
+fn write_private(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(path)?;
+    // One that an earlier version made may be open to all.
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    file.write_all(content)
 }
 
 /// Whether the machine may have lost power since the catalog was opened last.

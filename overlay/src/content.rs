@@ -1,5 +1,6 @@
 //! The fast pool: content files on local devices, and how much of them may be used.
 
+pub mod guard;
 mod held;
 mod space;
 mod spare;

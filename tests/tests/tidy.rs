@@ -112,10 +112,20 @@ fn no_path_of_a_machine_is_in_the_tree() {
     }
 }
 
-/// Sentences of docs/SEMANTICS.md are numbered from 1; a test proves one by quoting its number.
 #[test]
 fn every_sentence_of_the_semantics_has_a_test() {
-    let text = fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap();
+    assert!(numbered_sentences_have_tests("SEMANTICS") >= 30);
+}
+
+#[test]
+fn every_sentence_on_security_has_a_test() {
+    assert!(numbered_sentences_have_tests("SECURITY") >= 4);
+}
+
+/// Sentences of such a page of docs are numbered from 1; a test proves one by quoting its number. Returns how many there
+/// are.
+fn numbered_sentences_have_tests(page: &str) -> usize {
+    let text = fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap();
     let mut numbers = Vec::new();
     for line in text.lines() {
         let Some((number, _)) = line.split_once(". ") else { continue };
@@ -123,20 +133,20 @@ fn every_sentence_of_the_semantics_has_a_test() {
             numbers.push(number);
         }
     }
-    assert!(numbers.len() >= 30, "only {} numbered sentences", numbers.len());
     let mut sorted = numbers.clone();
     sorted.dedup();
     assert_eq!(sorted, (1..=numbers.len() as u32).collect::<Vec<_>>(), "numbers must count up from 1");
     let quotes: String = sources().into_iter().map(|(_, text)| text).collect();
     let mut missing = Vec::new();
+    let count = numbers.len();
     for number in numbers {
         let quoted = [":", ",", " ", "\n", "\""].iter().any(|end| {
-            quotes.contains(&format!("SEMANTICS {number}{end}"))
-                || quotes.contains(&format!(", {number}{end} of SEMANTICS"))
+            quotes.contains(&format!("{page} {number}{end}")) || quotes.contains(&format!(", {number}{end} of {page}"))
         });
         if !quoted {
             missing.push(number);
         }
     }
-    assert!(missing.is_empty(), "no test quotes SEMANTICS {missing:?}");
+    assert!(missing.is_empty(), "no test quotes {page} {missing:?}");
+    count
 }

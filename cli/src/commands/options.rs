@@ -8,7 +8,7 @@ use crate::values;
 pub const ALLOW_OTHER: &str = "allow_other";
 
 /// What concerns mount(8), systemd or nobody.
-const IGNORED: [&str; 21] = [
+const IGNORED: [&str; 19] = [
     "rw",
     "defaults",
     "auto",
@@ -23,8 +23,6 @@ const IGNORED: [&str; 21] = [
     "mand",
     "nomand",
     "nonempty",
-    "suid",
-    "dev",
     "exec",
     "atime",
     "async",

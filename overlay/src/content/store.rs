@@ -166,7 +166,13 @@ impl ContentStore {
         let device = self.device(id)?;
         let path = device.content_path(id);
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOATIME);
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 device.make_dir(&path)?;
@@ -185,7 +191,7 @@ impl ContentStore {
         }
         let path = self.path(id)?;
         let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOATIME);
+        options.read(true).write(true).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
             // Stopped at the limit by a daemon that died before it could let go.
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && release(&path) => options.open(&path),
@@ -280,18 +286,23 @@ impl Device {
         };
         // Names and bytes of everybody's files: for the daemon alone, whatever the umask is.
         let make = |dir: &Path| DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(|e| match e.raw_os_error() {
+        let refused = |e: io::Error| match e.raw_os_error() {
             Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
             Some(libc::ENOSPC) => fail("the file system is full; make room or give another", e),
             Some(libc::EACCES | libc::EPERM) => fail("not writable; give one that you own", e),
             _ => fail("cannot be made", e),
-        })?;
+        };
+        make(path).map_err(refused)?;
+        // Before anything is made in it: a path of another user's may lead elsewhere.
+        let path = &super::guard::take(path)?;
+        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(refused)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .read(true)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(path.join("lock"))
             .map_err(|e| fail("cannot be written; give one that you own", e))?;
         Self::take(path, &lock)?;
@@ -343,7 +354,13 @@ impl Device {
                 have.trim(),
                 want.trim(),
             ))),
-            _ => File::create(&path)
+            _ => OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
                 .and_then(|mut mark| mark.write_all(want.as_bytes()).and_then(|()| mark.sync_all()))
                 .map_err(|e| self.failed("cannot be written", e)),
         }

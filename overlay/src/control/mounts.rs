@@ -72,24 +72,39 @@ const OPTIONS: [(&str, MountFlags); 6] = [
     ("relatime", MountFlags::RELATIME),
 ];
 
+/// The options that lift what every mount has otherwise.
+const LIFTING: [(&str, MountFlags); 2] = [("suid", MountFlags::NOSUID), ("dev", MountFlags::NODEV)];
+
 /// Whether a mount can be given this option.
 pub fn is_option(name: &str) -> bool {
-    OPTIONS.iter().any(|(n, _)| *n == name)
+    OPTIONS.iter().chain(&LIFTING).any(|(n, _)| *n == name)
 }
 
-/// Gives a mount options of [`is_option`]. Needs CAP_SYS_ADMIN; without it every mount is `nosuid,nodev` already.
-pub fn restrict(mountpoint: &Path, options: &[String]) -> io::Result<()> {
-    if options.is_empty() {
-        return Ok(());
+/// What mount(2) is told for these options. Of two that contradict each other the later wins, as for mount(8). Set-id
+/// programs and device files come from a pool that others write, so they work only where the mount asks for them.
+pub fn flags(options: &[String]) -> MountFlags {
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    for option in options {
+        for (_, flag) in OPTIONS.iter().filter(|(name, _)| name == option) {
+            flags |= *flag;
+        }
+        for (_, flag) in LIFTING.iter().filter(|(name, _)| name == option) {
+            flags -= *flag;
+        }
     }
-    let mut flags = MountFlags::BIND;
-    for (name, flag) in OPTIONS {
-        flags.set(flag, options.iter().any(|o| o == name));
-    }
-    if at(mountpoint)?.is_some_and(|m| m.read_only) {
-        flags |= MountFlags::RDONLY;
-    }
-    Ok(rustix::mount::mount_remount(mountpoint, flags, "")?)
+    flags
+}
+
+/// What the file system of a directory forbids: a mount in front of it does not allow it either.
+pub fn flags_below(directory: &Path) -> MountFlags {
+    use rustix::fs::StatVfsMountFlags as Below;
+    let below = rustix::fs::statvfs(directory).map_or(Below::empty(), |stat| stat.f_flag);
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::NOSUID, below.contains(Below::NOSUID));
+    flags.set(MountFlags::NODEV, below.contains(Below::NODEV));
+    flags.set(MountFlags::NOEXEC, below.contains(Below::NOEXEC));
+    flags.set(MountFlags::RDONLY, below.contains(Below::RDONLY));
+    flags
 }
 
 /// Takes a mount away. `lazy` detaches it at once and lets those who use it finish. A mount that someone else took

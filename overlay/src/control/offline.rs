@@ -1,10 +1,13 @@
 //! A fast pool that no daemon has open: what it belongs to, and its check.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::config::MountConfig;
 use super::{Failure, FailureKind, registry, worker};
+use crate::content::guard;
 use crate::operator::FsckReport;
 use crate::salvage;
 
@@ -26,13 +29,29 @@ pub fn remember(config: &MountConfig) {
 /// How a fast directory was mounted last.
 pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     let note = fast.join(NOTE);
-    let text = std::fs::read(&note).map_err(|e| match e.kind() {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&note)?;
+        let meta = file.metadata()?;
+        // The note names a pool, and where bytes may go: by its descriptor, since the name may be given to another file.
+        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "another user could have written it; mount the fast directory once as its owner, which writes it anew",
+            ));
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             Failure::usage(format!("{} is not a fast directory: it has no {NOTE}", fast.display()))
                 .remedy("give a directory that was named to `forebay mount --fast`, or a mountpoint")
         }
         _ => Failure::io(note.display(), &e),
     })?;
+    // A note of the owner's own that was moved into a directory of another user's is not believed either.
+    guard::take(fast)?;
     serde_json::from_slice(&text).map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", note.display())))
 }
 
@@ -51,7 +70,9 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
     let outcome = rt.block_on(async {
-        let overlay = worker::open(config, false).await?;
+        // A check changes nothing in the pool: what is due stays due.
+        let manual = Some("[default]\nflush = \"manual\"\n".to_owned());
+        let overlay = worker::open(&MountConfig { policy: manual, ..config.clone() }, false).await?;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

@@ -11,6 +11,7 @@ use forebay_backends::Location;
 use super::config::MountConfig;
 use super::registry::{self, Entry};
 use super::{Failure, FailureKind, limits, mixed, mounts, paths};
+use crate::content::guard;
 
 /// What a mount would do, as far as it can be told beforehand.
 #[derive(Debug, Clone)]
@@ -86,7 +87,11 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
             .create(dir)
             .map_err(|e| Failure::io(format!("cannot create fast directory {}", dir.display()), &e))?;
     }
-    plan.config.fast.iter().try_for_each(|dir| writable(dir))
+    plan.config.fast.iter().try_for_each(|dir| {
+        // First: a file that is made to try follows what another user put there.
+        guard::take(dir)?;
+        writable(dir)
+    })
 }
 
 /// Whether a dead mount of ours lies at the mountpoint. A live one is refused.

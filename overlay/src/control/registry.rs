@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -109,7 +109,11 @@ impl Runtime {
 
     pub fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         let part = file.with_extension("part");
-        let mut out = File::create(&part)?;
+        let mut options = File::options();
+        // For this user alone, whatever the umask is; never through a link that another user put there.
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let mut out = options.open(&part)?;
+        out.set_permissions(std::fs::Permissions::from_mode(0o600))?;
         out.write_all(content)?;
         out.sync_data()?;
         std::fs::rename(part, file)

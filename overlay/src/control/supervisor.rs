@@ -107,7 +107,12 @@ pub fn run(config: MountConfig, on_ready: impl FnOnce(&Ready)) -> Result<(), Fai
     std::env::set_current_dir("/").map_err(failed)?;
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let outcome = rt.block_on(async {
-        let device = fuse::mount_device(&worker::mount_options(&config))?;
+        let mut options = worker::mount_options(&config);
+        let directory = Path::new(config.pool.strip_prefix("file://").unwrap_or(&config.pool));
+        if directory.is_absolute() {
+            options.flags |= mounts::flags_below(directory);
+        }
+        let device = fuse::mount_device(&options)?;
         let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
         let outcome = supervisor.supervise(on_ready).await;
         supervisor.end().await;
@@ -204,7 +209,6 @@ impl Supervisor {
             Ok(Outcome::Ready(ready)) => {
                 self.phase(Phase::Serving);
                 if let Some(tell) = on_ready.take() {
-                    self.restrict();
                     tell(&Ready { pid: std::process::id(), ..ready });
                 }
             }
@@ -270,14 +274,6 @@ impl Supervisor {
             if let Ok(Err(error)) = detached {
                 tracing::error!("cannot detach {}: {error}", self.state.config.mountpoint.display());
             }
-        }
-    }
-
-    /// Options such as `noexec` are the mount's, not the file system's.
-    fn restrict(&self) {
-        let config = &self.state.config;
-        if let Err(error) = mounts::restrict(&config.mountpoint, &config.kernel_options) {
-            tracing::error!("{} is without {}: {error}", config.mountpoint.display(), config.kernel_options.join(","));
         }
     }
 

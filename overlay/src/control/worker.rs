@@ -14,7 +14,7 @@ use super::config::MountConfig;
 use super::registry::{Runtime, State};
 use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
-use super::{Failure, FailureKind, capabilities, doctor, limits};
+use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use crate::jobs::{Keeper, Observe};
 use crate::{Options, Overlay, Policy};
@@ -189,6 +189,7 @@ pub fn mount_options(config: &MountConfig) -> MountOptions {
     MountOptions {
         allow_other: options.allow_other || config.allow_other,
         read_only: config.read_only,
+        flags: mounts::flags(&config.kernel_options),
         immutable: config.immutable,
         threads: config.threads.unwrap_or(0),
         fs_name: config.pool.clone(),

@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use fuser::Session;
 use parking_lot::Mutex;
+use rustix::mount::MountFlags;
 use tokio::runtime::Handle as Runtime;
 
 use super::adopt::Adopted;
@@ -42,6 +43,8 @@ pub struct MountOptions {
     /// Users other than the one that mounts may use it; the kernel checks permissions.
     pub allow_other: bool,
     pub read_only: bool,
+    /// What mount(2) is told beside that: `nosuid` and `nodev`, unless the mount asks for less.
+    pub flags: MountFlags,
     /// Nothing changes, here or in the pool: files are opened without asking us, and stay in the page cache.
     pub immutable: bool,
     /// Threads that answer requests: at most as many as there are cores are used. 0 for one for each two cores, and
@@ -65,6 +68,7 @@ impl MountOptions {
             mountpoint: mountpoint.into(),
             allow_other: rustix::process::geteuid().is_root(),
             read_only: false,
+            flags: MountFlags::NOSUID | MountFlags::NODEV,
             immutable: false,
             threads: 0,
             fs_name: "forebay".to_owned(),

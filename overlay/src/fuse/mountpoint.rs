@@ -52,9 +52,11 @@ pub fn mount_device(options: &MountOptions) -> Result<OwnedFd> {
 fn mount_as_root(options: &MountOptions) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
-    // Set-id bits and device files work as on the pool: no nosuid, no nodev.
-    let mut flags = MountFlags::empty();
-    flags.set(MountFlags::RDONLY, options.read_only || options.immutable);
+    // In the call itself: what is added later is not there for whoever is first.
+    let mut flags = options.flags;
+    if options.read_only || options.immutable {
+        flags |= MountFlags::RDONLY;
+    }
     let mut terms = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,max_read={MAX_WRITE_BYTES}",
         device.as_raw_fd()
@@ -82,8 +84,15 @@ fn mount_by_helper(options: &MountOptions) -> Result<OwnedFd> {
     if options.allow_other {
         list.push_str(",allow_other");
     }
-    if options.read_only || options.immutable {
+    if options.read_only || options.immutable || options.flags.contains(MountFlags::RDONLY) {
         list.push_str(",ro");
+    }
+    // The helper sets `nosuid` and `nodev` itself.
+    for (name, flag) in [("noexec", MountFlags::NOEXEC), ("noatime", MountFlags::NOATIME)] {
+        if options.flags.contains(flag) {
+            list.push(',');
+            list.push_str(name);
+        }
     }
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|error| io(error.into()))?;
