@@ -17,8 +17,10 @@ pub mod operator;
 mod paths;
 mod pool_view;
 mod reporter;
+pub(crate) mod rights;
 mod staging;
 mod status;
+mod ttl;
 mod txn;
 mod types;
 mod xattrs;
@@ -42,6 +44,8 @@ use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
 pub(crate) use flush::sync::NamesSync;
+pub(crate) use names::NamesState;
+pub use names::{DirOrder, Placed};
 pub(crate) use pool_view::Age;
 pub(crate) use staging::parse_path;
 pub use staging::summary;
@@ -97,6 +101,7 @@ pub(crate) struct Inner {
     pub read_only: bool,
     pub node_name: String,
     pub table: Table,
+    pub name_hash: names::NameHash,
     /// Held while names change: by [`Txn`].
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
@@ -160,6 +165,7 @@ impl Overlay {
             })?;
         let (io, io_fallback) = content_io::open(options.content_io);
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        let name_hash = names::NameHash::of(&catalog)?;
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
         catalog.set_queue_delay(options.policy.shortest_idle());
@@ -178,6 +184,7 @@ impl Overlay {
             read_only: options.read_only,
             node_name: options.node,
             table: Table::default(),
+            name_hash,
             namespace: Arc::default(),
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),

@@ -18,6 +18,7 @@
 mod adopt;
 mod attach;
 mod convert;
+mod decided;
 mod device;
 mod dirs;
 mod dispatch;

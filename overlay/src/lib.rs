@@ -20,8 +20,8 @@ mod state;
 
 pub use engine::operator;
 pub use engine::{
-    Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Options, Overlay,
-    Seek, SetTime, Space, summary,
+    Attr, Caller, Change, Content, DirOrder, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Options,
+    Overlay, Placed, Seek, SetTime, Space, summary,
 };
 pub use forebay_backends as backends;
 pub use policy::Policy;

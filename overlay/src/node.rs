@@ -13,15 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use dashmap::DashMap;
 use dashmap::mapref::entry::Entry as Slot;
+use dashmap::{DashMap, DashSet};
 use forebay_backends::{Error, FileKind, Result, Side, Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, ContentRecord, InodeRecord, Leases};
-use crate::engine::NamesSync;
 use crate::engine::leases::Stagings;
+use crate::engine::rights::RightsNews;
+use crate::engine::{NamesState, NamesSync};
 use crate::{Content, Ino};
 
 /// Inodes kept in memory beyond those that are in use: some 18 MiB, at 1.5 KiB each with all that belongs to one.
@@ -44,6 +45,8 @@ pub(crate) struct Node {
     pub listing: tokio::sync::Mutex<()>,
     /// Of a directory: its names, made durable in the pool.
     pub names_sync: NamesSync,
+    /// Of a directory: which names it shows.
+    pub names_state: NamesState,
 }
 
 /// What is known of one inode. `record` is what the catalog has; the rest is forgotten with the daemon.
@@ -95,6 +98,7 @@ pub(crate) struct NodeState {
     pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
+    pub rights: RightsNews,
     /// Requests for its attributes whose answer is not put together yet.
     pub answering: u32,
     /// The kernel was not told of news that those answers have.
@@ -173,6 +177,7 @@ impl NodeState {
             clean_stamp: None,
             uploaded: None,
             page_cache_stale: false,
+            rights: RightsNews::default(),
             answering: 0,
             news_withheld: false,
             readahead: Readahead::default(),
@@ -230,6 +235,8 @@ pub(crate) struct Table {
     nodes: DashMap<Ino, Arc<Node>>,
     /// How often the kernel was told of an inode and has not forgotten it. Locked after a shard of `nodes`.
     lookups: DashMap<Ino, u64>,
+    /// Inodes without names that stay until the kernel forgets them.
+    nameless: DashSet<Ino>,
     /// The most inodes since memory was given back last.
     most: AtomicUsize,
 }
@@ -279,16 +286,34 @@ impl Table {
 
     /// The kernel has forgotten what it was told `count` times. An inode that it does not know any more leaves the
     /// memory, unless it is in use.
-    pub fn forget(&self, ino: Ino, count: u64) {
+    /// Returns whether that was what an inode without names stayed for.
+    pub fn forget(&self, ino: Ino, count: u64) -> bool {
         if let Slot::Occupied(mut slot) = self.lookups.entry(ino) {
             *slot.get_mut() = slot.get().saturating_sub(count);
             if *slot.get() > 0 {
-                return;
+                return false;
             }
             slot.remove();
         }
         self.drop_deleted(ino);
         self.drop_idle(ino);
+        self.nameless.remove(&ino).is_some()
+    }
+
+    /// An inode without names is reaped when the kernel forgets it.
+    pub fn stays_until_forgotten(&self, ino: Ino) {
+        self.nameless.insert(ino);
+    }
+
+    /// Whether the kernel knows an inode that has no names any more: it is told by [`Self::forget`] when it does not. Noted
+    /// first, looked at then: where the kernel forgets it just now, one of both finds it.
+    pub fn outlives_names(&self, ino: Ino) -> bool {
+        self.nameless.insert(ino);
+        let known = self.lookups.contains_key(&ino);
+        if !known {
+            self.nameless.remove(&ino);
+        }
+        known
     }
 
     pub fn peek(&self, ino: Ino) -> Option<Arc<Node>> {
@@ -364,6 +389,7 @@ impl Node {
             flush: tokio::sync::Mutex::new(()),
             listing: tokio::sync::Mutex::new(()),
             names_sync: NamesSync::default(),
+            names_state: NamesState::default(),
         })
     }
 }

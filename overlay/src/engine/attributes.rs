@@ -58,7 +58,7 @@ impl Overlay {
         let node = inner.node(ino)?;
         // What comes from here on may come too late for this answer.
         answering.end();
-        Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
+        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
     /// Changes attributes. Whether the caller may is the kernel's to check (`default_permissions`).
@@ -77,7 +77,7 @@ impl Overlay {
         if change.size.is_some() && !node.state.lock().is_open() {
             inner.flush_bell.notify_one();
         }
-        Ok((inner.attr_of(&node)?, inner.policy_of(&node).metadata_ttl))
+        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
     /// Sizes of the pool, less what is on its way there: that is where files end up. The fast pool's are in `status`.
@@ -176,7 +176,7 @@ impl Inner {
             record.uid = change.uid.unwrap_or(record.uid);
             record.gid = change.gid.unwrap_or(record.gid);
             record.dirty.owner = true;
-            if record.kind == FileKind::File && change.mode.is_none() && record.mode & 0o111 != 0 {
+            if record.kind != FileKind::Directory && change.mode.is_none() && record.mode & 0o6000 != 0 {
                 // chown takes set-id bits away, as on every file system.
                 drop_set_id(&mut record.mode);
                 record.dirty.mode = true;

@@ -191,10 +191,7 @@ impl Inner {
         }
         self.store.budget.account(start.counted_bytes, sum);
         self.sweep_contents()?;
-        if !self.reattached {
-            self.sweep_inodes(stop)?;
-        }
-        Ok(())
+        self.sweep_inodes(stop)
     }
 
     /// Counts what was written to a dirty file after its record was, by a daemon that died since.
@@ -227,7 +224,8 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Removes inodes that were unlinked while open by programs that ended with the machine.
+    /// Removes inodes that were unlinked while open by programs that ended with the machine, or has them removed when the
+    /// kernel forgets them.
     fn sweep_inodes(&self, stop: &CancellationToken) -> Result<()> {
         let mut orphans = Vec::new();
         self.catalog.inodes(|ino, record| {
@@ -237,6 +235,11 @@ impl Inner {
             Ok(!stop.is_cancelled())
         })?;
         for ino in orphans {
+            if self.reattached {
+                // The kernel may have it open, or be about to: it goes when it is forgotten.
+                self.table.stays_until_forgotten(ino);
+                continue;
+            }
             let mut txn = Txn::begin(self);
             txn.reap(ino)?;
             txn.commit()?;

@@ -3,10 +3,13 @@
 
 mod create;
 mod directory;
+mod order;
 mod remove;
 mod rename;
 
 pub use directory::{Arrivals, Ask};
+pub use order::{DirOrder, Placed};
+pub(crate) use order::{NameHash, NamesState};
 
 use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
 
@@ -26,7 +29,7 @@ impl Overlay {
         let inner = &self.inner;
         for _ in 0..3 {
             let Some(ino) = inner.find(parent, name).await? else {
-                let ttl = inner.policy_of(&*inner.node(parent)?).metadata_ttl;
+                let ttl = inner.ttl_of_absence(&*inner.node(parent)?, name);
                 return Ok(Lookup::Negative { ttl });
             };
             match inner.counted_entry(ino) {
@@ -40,7 +43,7 @@ impl Overlay {
 
     /// Gives back lookups that were counted.
     pub fn forget(&self, ino: Ino, count: u64) {
-        self.inner.table.forget(ino, count);
+        self.inner.forget(ino, count);
     }
 
     /// The attributes of an inode that a listing named; counts one lookup.
@@ -71,10 +74,36 @@ impl Overlay {
 
 impl Inner {
     pub(super) fn counted_entry(&self, ino: Ino) -> Result<Entry> {
-        let node = self.node(ino)?;
-        let ttl = self.policy_of(&node).metadata_ttl;
-        let attr = self.attr_of(&node)?;
+        // Counted first: from here on it stays, or it is seen that it does not.
         self.table.count_lookup(ino);
+        let entry = self.live_entry(ino);
+        if entry.is_err() {
+            self.forget(ino, 1);
+        }
+        entry
+    }
+
+    /// The kernel does not know an inode any more, or less often. One that stayed for it alone goes.
+    fn forget(&self, ino: Ino, count: u64) {
+        if !self.table.forget(ino, count) {
+            return;
+        }
+        let mut txn = Txn::begin(self);
+        match txn.reap(ino).and_then(|()| txn.commit()) {
+            // It is gone already.
+            Err(error) if error.is(ErrorKind::Stale) => {}
+            Err(error) => tracing::error!(%error, %ino, "an inode without names stays until the next start"),
+            Ok(()) => {}
+        }
+    }
+
+    fn live_entry(&self, ino: Ino) -> Result<Entry> {
+        let node = self.node(ino)?;
+        let ttl = self.ttl_of(&node);
+        let attr = self.attr_of(&node)?;
+        if node.state.lock().deleted {
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")));
+        }
         Ok(Entry { attr, ttl })
     }
 

@@ -1,7 +1,7 @@
 //! One change of names and inodes: collected, written as one batch, then made visible in memory.
 
 use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use forebay_backends::{FileKind, Result, Stat};
@@ -247,6 +247,10 @@ impl<'a> Txn<'a> {
         if ino == Ino::ROOT || edit.record.has_names() || edit.guard.is_open() || flushing || edit.gone {
             return Ok(());
         }
+        if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
+            // The kernel may be about to open it, by a name that it looked up before: the end of that reaps it.
+            return Ok(());
+        }
         let content = edit.record.file.content();
         let bytes = inner.counted_bytes(&mut edit.guard);
         if edit.record.pool_links.is_empty() && edit.record.sent_to.is_empty() {
@@ -304,7 +308,11 @@ impl<'a> Txn<'a> {
     /// Writes the batch and makes the change visible.
     pub fn commit(mut self) -> Result<()> {
         let users: Vec<u32> = self.names.iter().map(|((parent, _), records)| self.user_of(*parent, records)).collect();
+        let mut changed_dirs = HashSet::new();
         for (((parent, name), (was, is)), user) in self.names.into_iter().zip(users) {
+            if was.here != is.here {
+                changed_dirs.insert(parent);
+            }
             self.batch.put_name(parent, &name, &was, &is, user);
         }
         for (ino, edit) in &self.edits {
@@ -319,6 +327,11 @@ impl<'a> Txn<'a> {
         }
         if !self.batch.is_empty() {
             self.inner.catalog.write(self.batch)?;
+        }
+        for dir in changed_dirs {
+            if let Some(node) = self.inner.table.peek(dir) {
+                node.names_state.changed();
+            }
         }
         let mut gone = Vec::new();
         for (ino, mut edit) in self.edits {

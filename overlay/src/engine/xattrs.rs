@@ -4,11 +4,16 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATT
 
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
-use crate::catalog::Xattrs;
+use crate::catalog::{InodeRecord, Xattrs};
 use crate::clock::stamp_now;
 
 /// The largest value that Linux takes, in bytes.
 const VALUE_MAX: usize = 65_536;
+/// Names and values of one inode together, in bytes: all are in its record, which is in memory while it is used. Room for
+/// one value of the largest size and for those that systems set.
+const ALL_MAX: usize = 128 << 10;
+/// The same of names that were removed and which the pool may still have.
+const REMOVED_MAX: usize = 64 << 10;
 
 impl Overlay {
     /// # Errors
@@ -59,6 +64,7 @@ impl Overlay {
             return Err(Error::new(ErrorKind::PermissionDenied, Side::Application, "a default ACL of a file"));
         }
         record.set_xattr(name, kept);
+        check_room(record, true)?;
         record.ctime = stamp_now();
         txn.commit()
     }
@@ -73,6 +79,7 @@ impl Overlay {
         let mut txn = Txn::begin(inner);
         let record = txn.record(ino)?;
         record.set_xattr(name, None);
+        check_room(record, false)?;
         record.ctime = stamp_now();
         txn.commit()
     }
@@ -130,6 +137,18 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Of a change that was not committed yet: what is refused is as it was.
+fn check_room(record: &InodeRecord, added: bool) -> Result<()> {
+    let all: usize = record.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
+    let removed = record.dirty_xattrs.iter().filter(|(_, value)| value.is_none());
+    let removed: usize = removed.map(|(name, _)| name.len()).sum();
+    if added && all > ALL_MAX || !added && removed > REMOVED_MAX {
+        let what = "extended attributes of one file above 128 KiB, or many that were removed and not flushed yet";
+        return Err(Error::new(ErrorKind::NoSpace, Side::Application, what));
+    }
+    Ok(())
 }
 
 fn no_attribute(name: &[u8]) -> Error {

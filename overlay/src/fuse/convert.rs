@@ -87,7 +87,18 @@ pub fn caller(request: &Request) -> Caller {
 pub fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(Time::from(time)),
+        TimeOrNow::SpecificTime(time) => SetTime::At(time_from_fuser(time)),
+    }
+}
+
+/// The time that the kernel sent. Of one before 1970 fuser takes the nanoseconds away from the seconds, where they are
+/// to be added: seconds and nanoseconds are put apart again as it put them together. What it sends needs no such care.
+fn time_from_fuser(time: SystemTime) -> Time {
+    match SystemTime::UNIX_EPOCH.duration_since(time) {
+        Ok(before) if !before.is_zero() => {
+            Time { secs: 0_i64.saturating_sub_unsigned(before.as_secs()), nanos: before.subsec_nanos() }
+        }
+        _ => Time::from(time),
     }
 }
 
@@ -112,6 +123,19 @@ mod tests {
         for (major, minor) in [(0, 0), (1, 3), (8, 255), (8, 256), (259, 0xfffff), (4095, 70_000)] {
             let rdev = libc::makedev(major, minor);
             assert_eq!(rdev_from_kernel(rdev_to_kernel(rdev)), rdev, "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn times_before_1970_are_those_that_the_kernel_sent() {
+        use std::time::Duration;
+        // As fuser makes them of seconds and nanoseconds.
+        let sent = |secs: i64, nanos: u32| match u64::try_from(secs) {
+            Ok(secs) => SystemTime::UNIX_EPOCH + Duration::new(secs, nanos),
+            Err(_) => SystemTime::UNIX_EPOCH - Duration::new(secs.unsigned_abs(), nanos),
+        };
+        for (secs, nanos) in [(-3, 250_000_000), (-1, 999_999_999), (-1, 0), (-86_400, 1), (0, 0), (0, 5), (7, 9)] {
+            assert_eq!(time_from_fuser(sent(secs, nanos)), Time { secs, nanos });
         }
     }
 

@@ -43,8 +43,8 @@ impl Filesystem for Front {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (overlay, name) = (self.overlay.clone(), bytes(name));
-        let work = async move { overlay.lookup(Ino(parent.0), &name).await };
+        let (front, thread, name) = (self.clone(), request.pid(), bytes(name));
+        let work = async move { front.lookup_for(thread, Ino(parent.0), &name).await };
         self.dispatch(request, "lookup", work, |outcome| match outcome {
             Ok(Lookup::Found(entry)) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
             Ok(Lookup::Negative { ttl }) if !ttl.is_zero() => {
@@ -61,8 +61,8 @@ impl Filesystem for Front {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let overlay = self.overlay.clone();
-        let work = async move { overlay.getattr(Ino(ino.0)).await };
+        let (front, thread) = (self.clone(), request.pid());
+        let work = async move { front.getattr_for(thread, Ino(ino.0)).await };
         self.dispatch(request, "getattr", work, |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
@@ -357,8 +357,8 @@ impl Filesystem for Front {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let (overlay, front) = (self.overlay.clone(), self.clone());
-        let work = async move { overlay.open_dir(Ino(ino.0)).await };
+        let (opener, front, thread) = (self.clone(), self.clone(), request.pid());
+        let work = async move { opener.open_dir_for(thread, Ino(ino.0)).await };
         self.dispatch(request, "opendir", work, move |outcome| match outcome {
             Ok(keep_cache) => {
                 let mut flags = FopenFlags::FOPEN_CACHE_DIR;
@@ -450,8 +450,8 @@ impl Filesystem for Front {
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let (overlay, name) = (self.overlay.clone(), bytes(name));
-        let work = async move { overlay.get_xattr(Ino(ino.0), &name).await };
+        let (front, thread, name) = (self.clone(), request.pid(), bytes(name));
+        let work = async move { front.get_xattr_for(thread, Ino(ino.0), &name).await };
         self.dispatch_sized(request, "getxattr", size, work, reply);
     }
 
@@ -489,8 +489,11 @@ impl Filesystem for Front {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let overlay = self.overlay.clone();
-        let work = async move { overlay.fallocate(Ino(ino.0), mode, offset, length).await };
+        let (front, ino, caller) = (self.clone(), Ino(ino.0), convert::caller(request));
+        let work = async move {
+            front.before_change(ino, caller).await?;
+            front.overlay.fallocate(ino, mode, offset, length).await
+        };
         self.dispatch_done(request, "fallocate", work, reply);
     }
 
@@ -522,9 +525,12 @@ impl Filesystem for Front {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let (overlay, len) = (self.overlay.clone(), len.min(COPY_MAX_BYTES));
+        let (front, len, caller) = (self.clone(), len.min(COPY_MAX_BYTES), convert::caller(request));
         let (noted, job) = (self.overlay.clone(), self.overlay.job_of(request.pid()));
-        let work = async move { overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await };
+        let work = async move {
+            front.before_change(Ino(to.0), caller).await?;
+            front.overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await
+        };
         self.dispatch(request, "copy_file_range", work, move |outcome| match outcome {
             Ok(count) => {
                 let (read, written) = (from_offset..from_offset + count, to_offset..to_offset + count);

@@ -109,7 +109,7 @@ impl Front {
                 return Err(Error::os(libc::ETXTBSY, Side::Application, "truncate a running program"));
             }
         }
-        let opened = self.overlay.open_file(ino, flags).await?;
+        let opened = self.open_for(caller.pid, ino, flags).await?;
         match self.after_open(ino, flags, caller).await {
             Ok(privileged) => Ok((opened, privileged)),
             Err(error) => {
@@ -181,14 +181,25 @@ impl Front {
 
     /// Writes, and takes from the file the privileges that a write ends.
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes, kill: Kill) -> Result<u32> {
-        let written = self.overlay.write(ino, offset, data).await?;
+        // First: there is no moment at which new content has them.
         if kill.capabilities {
             setid::clear_capabilities(&self.overlay, ino).await?;
         }
         if kill.bits && setid::clear_bits(&self.overlay, ino).await? {
             self.attributes_changed(ino);
         }
-        Ok(written)
+        self.overlay.write(ino, offset, data).await
+    }
+
+    /// Takes from a file the privileges that a change of its content ends, before the change: without one there is no
+    /// moment at which new content has them. For requests with which the kernel does not say what to take: root stands
+    /// for whoever has CAP_FSETID.
+    pub async fn before_change(&self, ino: Ino, caller: Caller) -> Result<()> {
+        setid::clear_capabilities(&self.overlay, ino).await?;
+        if caller.uid != 0 && setid::clear_bits(&self.overlay, ino).await? {
+            self.attributes_changed(ino);
+        }
+        Ok(())
     }
 
     /// The kernel closed a file, and was told that we know.

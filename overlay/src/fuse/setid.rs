@@ -15,10 +15,15 @@ use crate::{Attr, Caller, Change, Ino, Overlay};
 const CAPABILITIES: &[u8] = b"security.capability";
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
-/// The mode without set-id bits; `None` where it stays as it is. Set-group-id without group execution is no
-/// privilege: it marked mandatory locking once.
+/// The mode of a file that is written, without set-id bits; `None` where it stays as it is.
 fn cleared(attr: &Attr) -> Option<u32> {
-    if attr.kind != FileKind::File {
+    if attr.kind == FileKind::File { without_set_id(attr) } else { None }
+}
+
+/// The mode without set-id bits; `None` where it stays as it is. Set-group-id without group execution is no
+/// privilege: it marked mandatory locking once. On directories the bits say something else.
+fn without_set_id(attr: &Attr) -> Option<u32> {
+    if attr.kind == FileKind::Directory {
         return None;
     }
     let mut mode = attr.mode & !libc::S_ISUID;
@@ -67,7 +72,7 @@ pub async fn complete(overlay: &Overlay, ino: Ino, change: &mut Change, caller: 
     }
     let (attr, _) = overlay.getattr(ino).await?;
     if change.mode.is_none() && (new_owner || caller.uid != 0) {
-        change.mode = cleared(&attr);
+        change.mode = if new_owner { without_set_id(&attr) } else { cleared(&attr) };
     }
     if attr.kind == FileKind::File && attr.mode & 0o111 != 0 {
         clear_capabilities(overlay, ino).await?;

@@ -1,1 +1,80 @@
 //! Rights that change while another user has an object open or cached.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+use forebay_tests::mount::{Mount, Options};
+use forebay_tests::users::{U1, U2};
+
+const SET_ID: u32 = 0o6777;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+/// What is new in a file is read by nobody who may not read the new file: neither where it was replaced, nor where it was
+/// changed in place, nor where its directory was closed.
+#[test]
+fn new_content_is_not_read_with_old_rights() {
+    let mount = Mount::new(Options::default());
+    for round in 0..6 {
+        let (name, pool) = (format!("f{round}"), mount.pool(format!("f{round}")));
+        fs::write(&pool, "public").unwrap();
+        chown(&pool, Some(U2.0), Some(U2.0)).unwrap();
+        let mnt = mount.place.mnt();
+        assert_eq!(U1.sh(&mnt, &format!("stat {name} >/dev/null; cat {name}")).out.trim(), "public");
+        match round % 2 {
+            0 => {
+                let secret = mount.pool("secret");
+                fs::write(&secret, "secret").unwrap();
+                chown(&secret, Some(U2.0), Some(U2.0)).unwrap();
+                fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+                fs::rename(&secret, &pool).unwrap();
+            }
+            _ => {
+                fs::set_permissions(&pool, Permissions::from_mode(0o600)).unwrap();
+                fs::write(&pool, "secret, and longer").unwrap();
+            }
+        }
+        let seen = U1.sh(&mnt, &format!("cat {name} 2>&1 || true")).out;
+        assert!(!seen.contains("secret"), "round {round}: {seen}");
+        assert!(seen.contains("Permission denied"), "round {round}: {seen}");
+        assert!(U2.sh(&mnt, &format!("cat {name}")).out.contains("secret"), "round {round}: its owner is refused");
+    }
+}
+
+/// A change of content by a user takes set-id bits, whichever call makes it.
+#[test]
+fn set_id_bits_go_with_every_change_of_content() {
+    let mount = Mount::new(Options::default());
+    let mnt = mount.place.mnt();
+    fs::set_permissions(&mnt, Permissions::from_mode(0o777)).unwrap();
+    fs::write(mount.path("source"), vec![b'x'; 8192]).unwrap();
+    let changes = [
+        "fallocate -l 16384 FILE",
+        "fallocate -p -o 0 -l 4096 FILE",
+        "fallocate -z -o 0 -l 4096 FILE",
+        "xfs_io -c 'copy_range -l 4096 source' FILE",
+        "printf y >>FILE",
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        let name = format!("f{at}");
+        let file = mount.path(&name);
+        fs::write(&file, vec![b'a'; 8192]).unwrap();
+        chown(&file, Some(U2.0), Some(U2.0)).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(SET_ID)).unwrap();
+        U1.sh(&mnt, &change.replace("FILE", &name)).ok();
+        assert_eq!(mode(&file), 0o777, "{change}");
+    }
+}
+
+/// As on every file system, a change of the owner takes set-id bits from all but directories.
+#[test]
+fn set_id_bits_of_special_files_go_with_a_change_of_the_owner() {
+    let mount = Mount::new(Options::default());
+    U2.sh(&mount.place.native(), "true").ok();
+    fs::set_permissions(mount.place.mnt(), Permissions::from_mode(0o777)).unwrap();
+    U2.sh(&mount.place.mnt(), "mkfifo fifo && chmod 6555 fifo && chown 4002:4002 fifo").ok();
+    assert_eq!(mode(&mount.path("fifo")), 0o555);
+}

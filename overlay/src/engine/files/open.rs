@@ -60,6 +60,14 @@ impl Overlay {
     /// # Errors
     /// `Stale` where the name stands for another file by now: look it up again.
     pub async fn open_file(&self, ino: Ino, flags: i32) -> Result<Opened> {
+        self.open_file_for(ino, flags, None).await
+    }
+
+    /// The same for a thread, by whose cached rights it was decided that it may.
+    ///
+    /// # Errors
+    /// `Stale`, too, where others changed those rights.
+    pub async fn open_file_for(&self, ino: Ino, flags: i32, thread: Option<u32>) -> Result<Opened> {
         let inner = &self.inner;
         let write = writes(flags);
         if write {
@@ -73,6 +81,9 @@ impl Overlay {
             inner.revalidate(ino, Age::Open).await?;
         }
         if truncates {
+            if let Some(thread) = thread {
+                inner.check_rights(ino, thread).await?;
+            }
             inner.truncate_to_zero(&node).await?;
         }
         let mut missed = false;
@@ -98,7 +109,9 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
-                if let (false, Some(kernel)) = (opened.keep_cache, inner.kernel.get()) {
+                // What it was told before of one that is written past us would not move with the writes.
+                let past = write && opened.resident.is_some();
+                if let (true, Some(kernel)) = (past || !opened.keep_cache, inner.kernel.get()) {
                     kernel.invalidate_attributes_now(ino);
                 }
                 if write
@@ -119,6 +132,12 @@ impl Overlay {
                         self.release(ino, flags);
                         continue;
                     }
+                }
+                if let Some(thread) = thread
+                    && let Err(e) = inner.check_rights(ino, thread).await
+                {
+                    self.release(ino, flags);
+                    return Err(e);
                 }
                 return Ok(Opened { missed, ..opened });
             }
@@ -193,6 +212,10 @@ impl Inner {
     fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
         let write = writes(flags);
         let mut state = node.state.lock();
+        if state.deleted {
+            // Its last name was removed or replaced after the kernel looked it up, and its content with it.
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} is gone", node.ino)));
+        }
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
                 Ok(content) => Some(content),

@@ -76,7 +76,8 @@ impl Inner {
         if known.is_none_or(|known| *known == stat.version || !known.same_content(&stat.version)) {
             return Ok(());
         }
-        record.take_access(&stat);
+        txn.take_access(ino, &stat)?;
+        let record = txn.record(ino)?;
         record.xattrs = None;
         record.version = Some(stat.version);
         txn.commit()

@@ -54,12 +54,12 @@ impl Inner {
         if theirs {
             // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
             settle_attrs(now, &InodeRecord { dirty_xattrs: Vec::new(), ..record });
-            now.take_attrs(&stat);
-            now.xattrs = None;
+            txn.take_attrs(ino, &stat)?;
+            txn.record(ino)?.xattrs = None;
         } else {
             settle_attrs(now, &record);
         }
-        now.version = Some(stat.version);
+        txn.record(ino)?.version = Some(stat.version);
         txn.commit()
     }
 

@@ -389,10 +389,10 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
         _ => {
             record.version = Some(stat.version.clone());
-            record.take_access(stat);
+            txn.take_access(ino, stat)?;
         }
     }
-    record.count_links(stat);
+    txn.record(ino)?.count_links(stat);
     note_object(txn, ino, stat);
     Ok(())
 }

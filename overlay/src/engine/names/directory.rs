@@ -7,7 +7,7 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 
-use super::super::{DirSnapshot, Dirent, Inner, Ino, Overlay};
+use super::super::{Dirent, Inner, Ino, Overlay};
 
 /// Directories of one tree that are listed at the same time.
 const LISTED_AT_ONCE: usize = 8;
@@ -33,15 +33,6 @@ impl Overlay {
         let node = self.inner.node(ino)?;
         let stale = std::mem::take(&mut node.state.lock().page_cache_stale);
         Ok(!stale)
-    }
-
-    /// The entries of a directory as they are now.
-    pub async fn read_dir(&self, ino: Ino) -> Result<DirSnapshot> {
-        let inner = &self.inner;
-        inner.ensure_listed(ino).await?;
-        let node = inner.node(ino)?;
-        let parent = node.state.lock().record.links.first().map_or(Ino::ROOT, |(p, _)| *p);
-        Ok(DirSnapshot { parent, entries: Arc::new(inner.entries(ino)?) })
     }
 }
 

@@ -124,7 +124,8 @@ impl Inner {
         if !ours {
             (record.file, dropped) = record.file.pool_changed()?;
         }
-        record.take_attrs(stat);
+        txn.take_attrs(ino, stat)?;
+        let record = txn.record(ino)?;
         record.version = Some(stat.version.clone());
         record.xattrs = None;
         record.target = None;

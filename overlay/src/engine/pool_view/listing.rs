@@ -255,11 +255,15 @@ impl Inner {
         let tick = Duration::from_nanos(self.pool.capabilities().time_granularity_ns.into());
         let recent = RACY + tick + began.elapsed();
         let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
+        let made_meanwhile = txn.record(dir)?.dir_nlink.wrapping_sub(links_before);
+        txn.take_attrs(dir, stat)?;
         let record = txn.record(dir)?;
-        let made_meanwhile = record.dir_nlink.wrapping_sub(links_before);
-        record.take_attrs(stat);
         // Some file systems count no directories and say 1.
         record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
+        if record.version.as_ref() != Some(&stat.version) {
+            // Others may have changed its ACL, too.
+            record.xattrs = None;
+        }
         record.version = Some(stat.version.clone());
         let may_change_unseen = racy || hides || !self.pool.capabilities().directory_versions;
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));

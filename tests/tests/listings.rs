@@ -1,0 +1,149 @@
+//! Directories that change while they are read, and names that are replaced while they are opened.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{Mount, Options, alone};
+use forebay_tests::process::run;
+
+const FILES: usize = 5000;
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn list(mount: &Mount) {
+    run(Command::new("ls").arg("-f").arg(mount.path("d")), MINUTE).ok();
+}
+
+/// A reader of a directory sees every name once that is there all the time, whatever else happens to it.
+#[test]
+fn a_directory_that_changes_while_it_is_read_loses_no_name() {
+    let _alone = alone();
+    for kills in [false, true] {
+        let mount = Mount::new(Options::default());
+        fs::create_dir(mount.pool("d")).unwrap();
+        for at in 0..FILES {
+            File::create(mount.pool(format!("d/f{at}"))).unwrap();
+        }
+        let mut seen: HashMap<String, u32> = HashMap::new();
+        for (at, entry) in fs::read_dir(mount.path("d")).unwrap().enumerate() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            *seen.entry(name.clone()).or_default() += 1;
+            if name.starts_with('f') {
+                fs::remove_file(mount.path("d").join(&name)).unwrap();
+            }
+            if at % 500 == 250 {
+                File::create(mount.path(format!("d/new{at}"))).unwrap();
+                let _ = fs::rename(mount.path(format!("d/new{}", at - 500)), mount.path(format!("d/moved{at}")));
+                list(&mount);
+            }
+            if kills && at == FILES / 2 {
+                let worker = mount.worker();
+                mount.kill_worker();
+                mount.wait_for_other_worker(worker);
+            }
+        }
+        let lost = (0..FILES).filter(|at| !seen.contains_key(&format!("f{at}"))).count();
+        assert_eq!(lost, 0, "names that were never seen (worker killed: {kills})");
+        let twice: Vec<_> = seen.iter().filter(|(name, times)| name.starts_with('f') && **times > 1).collect();
+        assert!(twice.is_empty(), "seen twice (worker killed: {kills}): {twice:?}");
+    }
+}
+
+/// All handles of a directory share what they are read from.
+#[test]
+fn many_handles_of_a_large_directory_cost_no_memory_each() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    fs::create_dir(mount.pool("d")).unwrap();
+    for at in 0..20_000 {
+        File::create(mount.pool(format!("d/some-name-of-a-file-{at}"))).unwrap();
+    }
+    list(&mount);
+    let before = mount.rss_bytes();
+    let mut readers = Vec::new();
+    for at in 0..300 {
+        if at % 10 == 0 {
+            // Another state, and no help of the kernel's cache.
+            File::create(mount.path(format!("d/new{at}"))).unwrap();
+        }
+        let mut reader = fs::read_dir(mount.path("d")).unwrap();
+        reader.next().unwrap().unwrap();
+        readers.push(reader);
+    }
+    let grown = mount.rss_bytes().saturating_sub(before);
+    assert!(grown < 96 << 20, "{} MiB for 300 handles", grown >> 20);
+    drop(readers);
+}
+
+/// SEMANTICS 23: "A rename is atomic in the mount".
+#[test]
+fn an_open_beside_a_replacement_gives_the_old_file_or_the_new_one() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    let (file, stop) = (mount.path("L"), AtomicBool::new(false));
+    fs::write(&file, "0").unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..u32::MAX {
+                if stop.load(Ordering::Relaxed) {
+                    return round;
+                }
+                fs::write(mount.path("t"), round.to_string()).unwrap();
+                fs::rename(mount.path("t"), &file).unwrap();
+            }
+            u32::MAX
+        });
+        let begun = Instant::now();
+        let mut opens = 0;
+        let failed = loop {
+            opens += 1;
+            match File::open(&file) {
+                Err(error) => break Some(error),
+                Ok(_) if begun.elapsed() > Duration::from_secs(10) => break None,
+                Ok(_) => {}
+            }
+        };
+        stop.store(true, Ordering::Relaxed);
+        let rounds = writer.join().unwrap();
+        assert!(failed.is_none(), "after {opens} opens and {rounds} replacements: {failed:?}");
+    });
+    assert!(!mount.log().contains("has no record"), "{}", mount.log());
+}
+
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn times_before_1970_are_kept_with_their_fractions() {
+    let mount = Mount::new(Options::default());
+    fs::write(mount.path("f"), "x").unwrap();
+    let times = |secs: i64, nanos: i64| rustix::fs::Timespec { tv_sec: secs, tv_nsec: nanos };
+    let file = File::open(mount.path("f")).unwrap();
+    let stamps =
+        rustix::fs::Timestamps { last_access: times(-1, 999_999_999), last_modification: times(-3, 250_000_000) };
+    rustix::fs::futimens(&file, &stamps).unwrap();
+    drop(file);
+    mount.flush();
+    for path in [mount.path("f"), mount.pool("f")] {
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.mtime(), meta.mtime_nsec()), (-3, 250_000_000), "{}", path.display());
+        assert_eq!((meta.atime(), meta.atime_nsec()), (-1, 999_999_999), "{}", path.display());
+    }
+}
+
+/// SEMANTICS 34: "What is stored through a shared mapping is written like the rest".
+#[test]
+fn a_store_through_a_mapping_shows_in_the_times_at_once() {
+    let mount = Mount::new(Options::default());
+    let file = mount.path("f");
+    fs::write(&file, vec![0; 8192]).unwrap();
+    mount.flush();
+    let before = fs::metadata(&file).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    run(Command::new("xfs_io").args(["-c", "mmap 0 4k", "-c", "mwrite 0 4k", "-c", "msync -s"]).arg(&file), MINUTE)
+        .ok();
+    let after = fs::metadata(&file).unwrap();
+    let times = |meta: &fs::Metadata| (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
+    assert_ne!(times(&before), times(&after));
+}
