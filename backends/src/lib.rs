@@ -23,6 +23,6 @@ pub use pool::{
     Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark,
 };
 pub use types::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Layout, RenameMode, SetAttrs, Space, Stat,
-    Stripe, Time, UnderWay, Version,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, RenameMode, SetAttrs, Space,
+    Stat, Stripe, Time, UnderWay, Version,
 };

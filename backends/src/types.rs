@@ -84,11 +84,30 @@ impl From<Time> for SystemTime {
     }
 }
 
+/// Which object of a file system something is, whatever its names, content and attributes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub dev: u64,
+    pub ino: u64,
+    /// When it was made; 0 where that is not told.
+    pub born: Time,
+}
+
+impl Identity {
+    /// The same object. One that was made later under the number of a removed one is another, where the file system
+    /// tells when objects were made.
+    pub fn is_same(self, other: Self) -> bool {
+        let told = |identity: Self| identity.born != Time::default();
+        (self.dev, self.ino) == (other.dev, other.ino) && (self.born == other.born || !told(self) || !told(other))
+    }
+}
+
 /// What identifies one state of one object in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Version {
     /// A file system's: every change of content or attributes changes at least `ctime`.
-    Inode { dev: u64, ino: u64, mtime: Time, ctime: Time, size: u64 },
+    /// `born` is when the object was made, and 0 where that is not told: numbers of inodes are used again.
+    Inode { dev: u64, ino: u64, born: Time, mtime: Time, ctime: Time, size: u64 },
     /// An object store's. The seconds of `mtime` are the store's, which may not tell more; its nanoseconds are of who
     /// wrote the object, if that left a time. `etag` is empty where the store has none, `id` where it keeps no versions.
     Tag { etag: String, id: String, size: u64, mtime: Time },
@@ -101,14 +120,21 @@ impl Version {
         }
     }
 
+    /// Which object it is of; `None` in an object store, where a name is all that an object is known by.
+    pub fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Inode { dev, ino, born, .. } => Some(Identity { dev: *dev, ino: *ino, born: *born }),
+            Self::Tag { .. } => None,
+        }
+    }
+
     /// The same object with the same content as far as can be told when only names or attributes were
     /// changed, which moves `ctime` alone.
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
-            (
-                Self::Inode { dev, ino, mtime, size, .. },
-                Self::Inode { dev: dev2, ino: ino2, mtime: mtime2, size: size2, .. },
-            ) => (dev, ino, mtime, size) == (dev2, ino2, mtime2, size2),
+            (Self::Inode { mtime, size, .. }, Self::Inode { mtime: mtime2, size: size2, .. }) => {
+                self.same_object(other) && (mtime, size) == (mtime2, size2)
+            }
             // The same writer's mark at another time: the content was changed behind the store's back.
             (Self::Tag { mtime, .. }, Self::Tag { mtime: mtime2, .. }) => {
                 self.same_object(other) && (mtime.nanos != mtime2.nanos || mtime == mtime2)
@@ -120,7 +146,10 @@ impl Version {
     /// The same object by identity, whatever its content is now.
     pub fn same_object(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Inode { dev, ino, .. }, Self::Inode { dev: dev2, ino: ino2, .. }) => (dev, ino) == (dev2, ino2),
+            (Self::Inode { .. }, Self::Inode { .. }) => match (self.identity(), other.identity()) {
+                (Some(ours), Some(theirs)) => ours.is_same(theirs),
+                _ => false,
+            },
             // An object store replaces whole objects: another content is another object.
             (Self::Tag { etag, id, size, mtime }, Self::Tag { etag: etag2, id: id2, size: size2, mtime: mtime2 }) => {
                 // What a store tells only now and then is no difference where it says nothing.

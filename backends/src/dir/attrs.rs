@@ -93,7 +93,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn chmod(&self, mode: u32) -> rustix::io::Result<()> {
+    pub(super) fn chmod(&self, mode: u32) -> rustix::io::Result<()> {
         let mode = Mode::from_raw_mode(mode & 0o7777);
         match &self.by_proc {
             None => fchmod(self.fd, mode),

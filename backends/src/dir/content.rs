@@ -31,6 +31,7 @@ pub(super) fn open_file(root: &Root, call: Call<'_>, flags: OFlags) -> Result<(O
     let file = opened.map_err(|errno| call.failed(errno))?;
     let stat = stat_fd(&file).map_err(|errno| call.failed(errno))?;
     check_kind(call, &stat)?;
+    root.check(call.path, &file).map_err(|errno| call.failed(errno))?;
     Ok((file, stat))
 }
 

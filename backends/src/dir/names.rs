@@ -1,10 +1,13 @@
 //! Making, linking, renaming and removing names.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat, renameat_with, symlinkat,
-    unlinkat,
+    AtFlags, Dir as RawEntries, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat,
+    renameat_with, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Stat};
 
@@ -29,14 +32,41 @@ pub(super) fn make(
 ) -> Result<Stat> {
     let (dir, name) = new_slot(root, call.path).map_err(|errno| call.failed(errno))?;
     make(&dir, name).map_err(|errno| call.failed(errno))?;
-    let dressed = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-        .and_then(|object| dress(&object, kind, attrs, abilities.public.owners).and_then(|()| stat_fd(&object)));
+    let opened = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let object = opened.map_err(|errno| call.failed(errno))?;
+    let made = stat_fd(&object).map_err(|errno| call.failed(errno))?;
+    if !is_just_made(&object, &made, kind, abilities.public.owners) {
+        // It is neither given away nor removed.
+        return Err(call.error(ErrorKind::Conflict, "another client put something else there at the same moment"));
+    }
+    let dressed = dress(&object, kind, attrs, abilities.public.owners).and_then(|()| stat_fd(&object));
     dressed.map_err(|errno| {
+        if !stat_name(&dir, name).is_ok_and(|there| there.version.same_object(&made.version)) {
+            return call.failed(errno).context("set the attributes");
+        }
         let flags = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         // The error that counts is the first one.
         let _ = unlinkat(&dir, name, flags);
         call.failed(errno).context("set the attributes")
     })
+}
+
+/// Whether what was opened can be what this process has just made: whoever may rename in the directory can put another
+/// object there in between, which must not be given to the owner of the new one. What is not ours, what anybody else
+/// may use, what has other names and what has content is something else.
+fn is_just_made(object: &OwnedFd, made: &Stat, kind: FileKind, owners: bool) -> bool {
+    let ours = !owners || made.uid == geteuid().as_raw();
+    let shut = kind == FileKind::Symlink || made.mode & !(libc::S_ISGID | libc::S_IRWXU) == 0;
+    let names = if kind == FileKind::Directory { made.nlink <= 2 } else { made.nlink == 1 };
+    let empty = kind != FileKind::File || made.size == 0;
+    made.kind == kind && ours && shut && names && empty && (kind != FileKind::Directory || is_empty(object))
+}
+
+/// Where it may not be read it cannot be known, and was not made by this process.
+fn is_empty(directory: &OwnedFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(mut entries) = openat(directory, c".", flags, Mode::empty()).and_then(RawEntries::new) else { return false };
+    entries.all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
 }
 
 pub(super) fn mkdir(dir: &Dir<'_>, name: &[u8]) -> rustix::io::Result<()> {

@@ -234,6 +234,28 @@ impl Publish<'_> {
         self.call.failed(errno).context(why)
     }
 
+    /// The mode of a file while new content is written into it in place: nobody may read it who may not when it is done.
+    /// With an ACL, before or after, the bits of the group are its mask.
+    fn narrowed(&self, opened: &Target<'_>, target: &Stat) -> rustix::io::Result<u32> {
+        let is_acl = |(name, _): &(Vec<u8>, Vec<u8>)| name == b"system.posix_acl_access";
+        let old = match opened.xattrs() {
+            Err(Errno::OPNOTSUPP) => Vec::new(),
+            other => other?,
+        };
+        let mut mode = target.mode & self.attrs.mode & 0o777;
+        if target.uid != self.attrs.uid {
+            mode &= 0o077;
+        }
+        if target.gid != self.attrs.gid || old.iter().chain(&self.attrs.xattrs).any(is_acl) {
+            mode &= 0o707;
+        }
+        if target.uid != self.attrs.uid || target.gid != self.attrs.gid {
+            // The classes change hands: a member of the new group may be among today's others.
+            mode &= 0o770;
+        }
+        Ok(mode)
+    }
+
     /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
     /// Readers by version see `Stale`, never a mixture. The space is reserved before anything is changed; a crash in
     /// the middle leaves a torn file that is marked, to be written again by who has the content.
@@ -245,10 +267,15 @@ impl Publish<'_> {
             return Err(self.conflict("it was changed by another writer"));
         }
         let opened = Target::opened(file.as_fd(), FileKind::File);
+        let narrowed = self.narrowed(&opened, target).map_err(fail)?;
+        if narrowed != target.mode {
+            opened.chmod(narrowed).map_err(fail)?;
+        }
         if let Err(errno) = reserve(&staging.file, &file) {
             // Gives the room back. Nothing was written, so the times are to say that.
             let _ = ftruncate(&file, target.size);
             let _ = opened.set_times(Some(target.atime), Some(target.mtime));
+            let _ = opened.chmod(target.mode);
             return Err(fail(errno));
         }
         let size = stat_fd(&staging.file).map_err(fail)?.size;

@@ -8,10 +8,13 @@ use rustix::io::Errno;
 
 use crate::{Error, ErrorKind, PoolPath, Result, Side, Stat, Version};
 
-use super::stat::{stat_at, stat_fd};
+use super::ROOT_DEVICE;
+use super::stat::{stat_at, stat_fd, stat_fd_cached};
 
 /// The kernel asks for another try where a rename ran into the walk.
 const RESOLVE_ATTEMPTS: u32 = 16;
+/// What the kernel takes as one path, its end included (`PATH_MAX`).
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
 /// The directory that a pool is.
 #[derive(Debug)]
@@ -92,7 +95,20 @@ impl Root {
         if path.is_root() {
             return Ok(Dir::Root(self.fd()));
         }
-        self.resolve(path, OFlags::PATH | OFlags::DIRECTORY).map(Dir::Opened)
+        let dir = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        self.check(path, &dir)?;
+        Ok(Dir::Opened(dir))
+    }
+
+    /// `NOENT` where what was opened is another object than the one that is meant: that one is not there.
+    pub(super) fn check(&self, path: &PoolPath, opened: &OwnedFd) -> rustix::io::Result<()> {
+        let Some(meant) = path.object() else { return Ok(()) };
+        // What it is does not change while it is open: no server needs to be asked.
+        let Some(mut found) = stat_fd_cached(opened)?.version.identity() else { return Ok(()) };
+        if found.dev == self.device() && meant.dev == ROOT_DEVICE {
+            found.dev = ROOT_DEVICE;
+        }
+        if found.is_same(meant) { Ok(()) } else { Err(Errno::NOENT) }
     }
 
     /// The directory that holds `path`, and its last name. `BUSY` for the root, as the kernel has it.
@@ -109,7 +125,9 @@ impl Root {
             return rustix::io::fcntl_dupfd_cloexec(self.fd(), 0);
         }
         let (dir, name) = self.slot(path)?;
-        openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        let object = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        self.check(path, &object)?;
+        Ok(object)
     }
 
     /// A directory opened for reading its entries or syncing it; its access time is left alone where allowed.
@@ -124,7 +142,8 @@ impl Root {
 
     fn resolve(&self, path: &PoolPath, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
-        if !self.has_openat2 {
+        // A path longer than the kernel takes at once is walked.
+        if !self.has_openat2 || path.as_bytes().len() >= PATH_BYTES {
             return self.walk(path, flags);
         }
         for _ in 0..RESOLVE_ATTEMPTS {

@@ -8,10 +8,13 @@ use rustix::path::Arg;
 
 use crate::{FileKind, Stat, Time, Version};
 
+/// When an object was made is a part of what it is.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
 /// The attributes of a name; the server is asked, not a cache of attributes.
 pub(super) fn stat_at<Fd: AsFd, P: Arg>(dir: Fd, name: P, flags: AtFlags) -> rustix::io::Result<Stat> {
     let flags = flags | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
-    convert(&statx(dir, name, flags, StatxFlags::BASIC_STATS)?)
+    convert(&statx(dir, name, flags, WANTED)?)
 }
 
 /// The same of a name in a directory; a symlink is not followed.
@@ -22,7 +25,7 @@ pub(super) fn stat_name<Fd: AsFd>(dir: Fd, name: &[u8]) -> rustix::io::Result<St
 /// The same, content with what a network file system has cached: for listings, which fetch attributes anyway.
 pub(super) fn stat_name_cached<Fd: AsFd>(dir: Fd, name: &[u8]) -> rustix::io::Result<Stat> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    convert(&statx(dir, name, flags, StatxFlags::BASIC_STATS)?)
+    convert(&statx(dir, name, flags, WANTED)?)
 }
 
 /// The attributes of an open file or handle; the server is asked.
@@ -32,7 +35,7 @@ pub(super) fn stat_fd<Fd: AsFd>(fd: Fd) -> rustix::io::Result<Stat> {
 
 /// The same, content with what is cached: a network file system refreshes that with each reply to a read.
 pub(super) fn stat_fd_cached<Fd: AsFd>(fd: Fd) -> rustix::io::Result<Stat> {
-    convert(&statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?)
+    convert(&statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?)
 }
 
 fn convert(raw: &Statx) -> rustix::io::Result<Stat> {
@@ -40,6 +43,9 @@ fn convert(raw: &Statx) -> rustix::io::Result<Stat> {
     let kind = FileKind::from_mode(mode).ok_or(Errno::OPNOTSUPP)?;
     let mtime = time(&raw.stx_mtime);
     let ctime = time(&raw.stx_ctime);
+    // What the file system does not tell is not what an earlier call left there.
+    let tells_birth = raw.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let born = if tells_birth { time(&raw.stx_btime) } else { Time::default() };
     let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
     Ok(Stat {
         kind,
@@ -56,6 +62,7 @@ fn convert(raw: &Statx) -> rustix::io::Result<Stat> {
         version: Version::Inode {
             dev: makedev(raw.stx_dev_major, raw.stx_dev_minor),
             ino: raw.stx_ino,
+            born,
             mtime,
             ctime,
             size: raw.stx_size,

@@ -171,7 +171,14 @@ impl Tree {
             atime: node.atime,
             mtime: node.mtime,
             ctime: node.ctime,
-            version: Version::Inode { dev: DEVICE, ino, mtime: node.mtime, ctime: node.ctime, size },
+            version: Version::Inode {
+                dev: DEVICE,
+                ino,
+                born: Time::default(),
+                mtime: node.mtime,
+                ctime: node.ctime,
+                size,
+            },
         })
     }
 

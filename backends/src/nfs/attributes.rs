@@ -52,7 +52,7 @@ pub(super) fn stat_of(raw: &fattr3, root_fsid: u64) -> Stat {
         atime: time_of(raw.atime),
         mtime,
         ctime,
-        version: Version::Inode { dev, ino: raw.fileid, mtime, ctime, size: raw.size },
+        version: Version::Inode { dev, ino: raw.fileid, born: Time::default(), mtime, ctime, size: raw.size },
     }
 }
 
