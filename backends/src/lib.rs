@@ -18,7 +18,7 @@ mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use open::Location;
-pub use path::PoolPath;
+pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{
     Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark,
 };

@@ -14,6 +14,16 @@ use crate::RESERVED_PREFIX;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 pub struct PoolPath(Vec<u8>);
 
+/// The most bytes that a name may have: Linux's NAME_MAX.
+pub const NAME_MAX_BYTES: usize = 255;
+
+/// Whether bytes are a name that a directory can have. What a server tells is asked this before it is believed: a name
+/// with a slash in it, or `..`, is a path to somewhere else.
+pub fn is_file_name(name: &[u8]) -> bool {
+    let step = matches!(name, b"" | b"." | b"..");
+    !step && name.len() <= NAME_MAX_BYTES && !name.contains(&b'/') && !name.contains(&0)
+}
+
 impl PoolPath {
     pub fn root() -> Self {
         Self::default()

@@ -69,7 +69,7 @@ pub trait Pool: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether there can be anything at a path: `NameTooLong` or `InvalidInput` where not. Without a call to the store,
+    /// Whether something new can be made at a path: `NameTooLong` or `InvalidInput` where not. Without a call to the store,
     /// and only where the capability `path_max` is not `None`.
     fn check_path(&self, _path: &PoolPath) -> Result<()> {
         Ok(())

@@ -224,7 +224,16 @@ impl Pool for S3Pool {
     }
 
     fn check_path(&self, path: &PoolPath) -> Result<()> {
-        self.op("have", path).map(drop)
+        let op = self.op("make", path)?;
+        if op.place.shadowed {
+            // It stands for an object beside a directory of its name, and nothing new can become one.
+            return Err(op.error(ErrorKind::InvalidInput));
+        }
+        // Many servers keep keys as files.
+        match op.place.key.split('/').any(|part| part.len() > keys::NAME_MAX) {
+            true => Err(op.error(ErrorKind::NameTooLong)),
+            false => Ok(()),
+        }
     }
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {

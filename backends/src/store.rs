@@ -7,6 +7,7 @@
 
 pub(crate) mod attach;
 mod azure;
+mod bounds;
 pub(crate) mod client;
 pub(crate) mod dialect;
 mod google;
@@ -146,8 +147,18 @@ impl Op<'_> {
 
     /// What `stat` says of it.
     pub(crate) async fn look(&self) -> Result<Stat> {
-        let found = self.find().await?;
-        self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound))
+        match self.bucket.find(&self.place).await {
+            Ok(Found::Nothing) => Err(self.missing().await),
+            Ok(found) => self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound)),
+            // An object that may not be asked about is shown as its directory's listing has it.
+            Err(refusal) if self.bucket.web.is_none() && listing::is_of_one_object(&refusal) => {
+                match listing::stat_as_listed(self.bucket, &self.place).await {
+                    Ok(Some(stat)) => Ok(stat),
+                    _ => Err(self.refused(refusal)),
+                }
+            }
+            Err(refusal) => Err(self.refused(refusal)),
+        }
     }
 
     /// Whether there is an object of that version, in one request. A listing, which would tell whether keys begin with
@@ -222,8 +233,17 @@ impl Bucket {
         if place.is_root {
             return Ok(Found::Directory(self.client.head(&place.marker()).await?));
         }
-        let (object, below) =
-            tokio::try_join!(self.client.head(&place.key), self.client.list(&directory, false, None, 1))?;
+        let unspeakable = keys::is_unspeakable(&place.key);
+        let (object, below) = if unspeakable {
+            // No request can name it, but listings can name what is below it.
+            let below = self.client.list(&directory, false, None, 1).await?;
+            match below.objects.is_empty() {
+                true => (self.client.head(&place.key).await?, below),
+                false => (None, below),
+            }
+        } else {
+            tokio::try_join!(self.client.head(&place.key), self.client.list(&directory, false, None, 1))?
+        };
         if object.as_ref().is_some_and(|object| object.meta.folder) && below.objects.is_empty() {
             return Ok(Found::Directory(None));
         }
@@ -235,7 +255,7 @@ impl Bucket {
             (true, false, _) => {
                 let marked = below.objects.first().is_some_and(|first| first.key == directory);
                 self.saw_directory(place);
-                Found::Directory(if marked { self.client.head(&directory).await? } else { None })
+                Found::Directory(if marked && !unspeakable { self.client.head(&directory).await? } else { None })
             }
             _ => Found::Nothing,
         })

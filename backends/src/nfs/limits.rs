@@ -47,6 +47,10 @@ pub(super) const PAGE_BYTES: u32 = 512 << 10;
 /// an entry vanished from it.
 pub(super) const LISTING_RESTARTS: u32 = 8;
 
+/// Pages of a listing one after the other that bring no name that was not told before: those of a listing of several million
+/// names that starts again, and no endless row of them.
+pub(super) const BARREN_PAGES: u32 = 10_000;
+
 /// Writers of one name within this process take turns, by the hash of the path.
 pub(super) const PUBLISH_LOCKS: usize = 64;
 /// Names tried for a temporary file.

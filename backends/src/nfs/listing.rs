@@ -10,12 +10,12 @@ use futures::{StreamExt, TryStreamExt, stream};
 use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
 
 use crate::unfinished::{boot_id, is_alive, writer};
-use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat};
+use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat, is_file_name};
 
 use super::attributes::{Found, option};
 use super::failure::{Call, Failure, Outcome};
 use super::handles::Directory;
-use super::limits::{LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
+use super::limits::{BARREN_PAGES, LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
 use super::session::{Session, Slot};
 
 /// A name as a page has it, and its attributes where they came along.
@@ -54,7 +54,12 @@ impl Pages {
 
     /// The next entries, those with reserved names among them; `None` at the end.
     async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
+        let mut barren = 0;
         while !self.ended {
+            barren += 1;
+            if barren > BARREN_PAGES {
+                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server's pages bring nothing new"));
+            }
             let before = self.cookie;
             let page = match self.ask().await {
                 // The server has forgotten where we were.
@@ -124,7 +129,7 @@ impl Pages {
 
     /// Whether a name is to be given out: it is one, and it was not before.
     fn is_new(&mut self, name: &[u8]) -> bool {
-        if name == b"." || name == b".." {
+        if !is_file_name(name) {
             return false;
         }
         let first = self.given.insert(self.hashing.hash_one(name));

@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{Error, ErrorKind, Side};
 
+use super::bounds::{ANSWER_BYTES, ERROR_BODY_BYTES};
 use super::dialect::Dialect;
 use super::keys::is_unspeakable;
 use super::metadata::Object;
@@ -31,10 +32,6 @@ pub(crate) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
 const RETRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Longest error message of a server that is read.
-const ERROR_BODY_BYTES: u64 = 64 << 10;
-/// Longest answer that is read where the length is not known: a page of a listing with the longest keys has less.
-const ANSWER_BYTES: u64 = 16 << 20;
 
 /// The body of an answer.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
@@ -384,6 +381,18 @@ pub(crate) fn pauses() -> ExponentialBuilder {
         .with_max_delay(LONGEST_PAUSE)
         .with_max_times(RETRIES)
         .with_jitter()
+}
+
+/// A short answer as a whole.
+///
+/// # Errors
+/// `Corrupt` where more than `most_bytes` come.
+pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, Refusal> {
+    let (pieces, length) = collect(body, most_bytes).await?;
+    if length as u64 > most_bytes {
+        return Err(requests::garbled(format!("it is longer than {most_bytes} bytes")));
+    }
+    Ok(join(pieces, length))
 }
 
 /// Reads what comes, and stops where more than `most_bytes` did.

@@ -21,7 +21,7 @@
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 
-use crate::{ErrorKind, PoolPath, RESERVED_PREFIX};
+use crate::{ErrorKind, PoolPath, RESERVED_PREFIX, is_file_name};
 
 const ESCAPED_KEY: &str = ".%key";
 const ESCAPED_BYTES: &str = ".%bytes";
@@ -75,7 +75,8 @@ fn encoded_name(part: &str) -> Option<Vec<u8>> {
     (part_of(&name) == Some(Part::Plain(part.to_owned()))).then_some(name)
 }
 
-/// The name that shows a part of a key; `None` where it is too long, or holds a NUL.
+/// The name that shows a part of a key; `None` where it is too long, or holds a NUL or, against the rules of a listing, a
+/// slash.
 pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
     let name = match part {
         "" | "." | ".." => format!("{part}{ESCAPED_KEY}").into_bytes(),
@@ -86,13 +87,13 @@ pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
         _ if part.ends_with(ESCAPED_KEY) || is_garbled(part) => format!("{part}{ESCAPED_KEY}").into_bytes(),
         _ => part.as_bytes().to_vec(),
     };
-    (name.len() <= NAME_MAX && !name.contains(&0)).then_some(name)
+    is_file_name(&name).then_some(name)
 }
 
 /// The name of an object whose own name a directory has.
 pub(crate) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
     let name = format!("{part}{ESCAPED_KEY}").into_bytes();
-    (name.len() <= NAME_MAX && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
+    (is_file_name(&name) && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
 }
 
 /// Where a path is in a bucket.

@@ -13,13 +13,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Time};
+use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Stat, Time};
 
 use super::Bucket;
+use super::bounds::{EMPTY_PAGES, WAITING_KEYS};
 use super::client::Refusal;
-use super::keys;
+use super::keys::{self, Place};
 use super::metadata::{Meta, Object, implied_directory};
-use super::requests::Listed;
+use super::requests::{Listed, garbled};
 
 /// Keys in one page: the most that S3 gives.
 const PAGE_KEYS: usize = 1_000;
@@ -27,6 +28,8 @@ const PAGE_KEYS: usize = 1_000;
 pub(super) const ASKED_AT_ONCE: usize = 32;
 /// Objects whose attributes are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
+/// Stands for the version id of an object whose attributes could not be had.
+const LISTED_ALONE: &str = "listed-alone";
 /// Servers tell times by the second; their clock and ours may differ a little.
 const YOUNG_SECS: i64 = 5;
 
@@ -76,12 +79,15 @@ struct Walk {
     contents_bytes: u64,
     /// Objects, by the part of their key, whose name a directory that was not listed yet may turn out to have.
     waiting: BTreeMap<String, Listed>,
+    /// Pages without an entry, up to now.
+    empty_pages: u32,
     done: bool,
 }
 
 /// `context` names what is listed, for errors.
 pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
-    let walk = Walk { bucket, directory, context, token: None, contents_bytes, waiting: BTreeMap::new(), done: false };
+    let (waiting, empty_pages) = (BTreeMap::new(), 0);
+    let walk = Walk { bucket, directory, context, token: None, contents_bytes, waiting, empty_pages, done: false };
     stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
             return Ok(None);
@@ -107,6 +113,13 @@ impl Walk {
     async fn children(&mut self) -> Result<Vec<Child>, Refusal> {
         let client = &self.bucket.client;
         let page = client.list(&self.directory, true, self.token.as_deref(), PAGE_KEYS).await?;
+        if page.next.is_some() && page.next == self.token {
+            return Err(garbled("the same page of a listing again"));
+        }
+        self.empty_pages = if page.objects.is_empty() && page.prefixes.is_empty() { self.empty_pages + 1 } else { 0 };
+        if self.empty_pages > EMPTY_PAGES || self.waiting.len() > WAITING_KEYS {
+            return Err(garbled("a listing that leads to no end"));
+        }
         self.done = page.next.is_none();
         self.token = page.next;
         let part = |key: &str| key.strip_prefix(&self.directory).map(|rest| rest.trim_end_matches('/').to_owned());
@@ -181,10 +194,16 @@ impl Walk {
 async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusal> {
     match child {
         Child::Directory(name, key) => {
-            let stat = match bucket.client.head(&key).await? {
-                Some(marker) => marker.stat(true, &bucket.defaults),
-                None if is_empty(bucket, &key).await? => return Ok(None),
-                None => implied_directory(&bucket.defaults),
+            let marker = match keys::is_unspeakable(&key) {
+                true => Ok(None),
+                false => bucket.client.head(&key).await,
+            };
+            let stat = match marker {
+                Ok(Some(marker)) => marker.stat(true, &bucket.defaults),
+                Err(refusal) if is_of_one_object(&refusal) => implied_directory(&bucket.defaults),
+                Err(refusal) => return Err(refusal),
+                Ok(None) if is_empty(bucket, &key).await? => return Ok(None),
+                Ok(None) => implied_directory(&bucket.defaults),
             };
             Ok(Some(DirEntry::new(name, stat)))
         }
@@ -225,8 +244,27 @@ async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object
         {
             Ok(None)
         }
+        // Of an archived one the attributes can be had.
+        Err(refusal) if is_of_one_object(&refusal) => Ok(None),
         Err(refusal) => Err(refusal),
     }
+}
+
+/// Whether a refusal is about one object alone, in a bucket that answers and may be listed.
+pub(super) fn is_of_one_object(refusal: &Refusal) -> bool {
+    !refusal.is(ErrorKind::Unavailable) && !refusal.is(ErrorKind::Timeout)
+}
+
+/// What `stat` says of an object, or of a directory, by a listing alone; `None` where nothing is there.
+pub(super) async fn stat_as_listed(bucket: &Bucket, place: &Place) -> Result<Option<Stat>, Refusal> {
+    let (client, directory) = (&bucket.client, place.directory());
+    let (first, below) =
+        tokio::try_join!(client.list(&place.key, false, None, 1), client.list(&directory, false, None, 1))?;
+    if !below.objects.is_empty() && !place.shadowed {
+        return Ok(Some(implied_directory(&bucket.defaults)));
+    }
+    let listed = first.objects.into_iter().find(|listed| listed.key == place.key && !listed.folder);
+    Ok(listed.map(|listed| as_listed(listed).stat(false, &bucket.defaults)))
 }
 
 /// `None` where it is gone.
@@ -236,19 +274,22 @@ async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refus
     }
     if keys::is_unspeakable(&listed.key) {
         // What a URL cannot name can only be shown.
-        let Listed { etag, size, last_modified, .. } = listed;
-        return Ok(Some(Object {
-            etag,
-            version_id: String::new(),
-            size,
-            last_modified,
-            asked_at_secs: 0,
-            meta: Meta::default(),
-        }));
+        return Ok(Some(as_listed(listed)));
     }
-    let asked = bucket.client.head(&listed.key).await?;
+    let asked = match bucket.client.head(&listed.key).await {
+        Err(refusal) if is_of_one_object(&refusal) => return Ok(Some(as_listed(listed))),
+        answer => answer?,
+    };
     if let Some(object) = &asked {
         bucket.remembered.put(&listed.key, object);
     }
     Ok(asked)
+}
+
+/// An object of which only the listing tells. It counts as another version than the one that `HEAD` would tell of:
+/// where that is answered later, the attributes are news.
+fn as_listed(listed: Listed) -> Object {
+    let Listed { etag, size, last_modified, .. } = listed;
+    let version_id = LISTED_ALONE.to_owned();
+    Object { etag, version_id, size, last_modified, asked_at_secs: 0, meta: Meta::default() }
 }

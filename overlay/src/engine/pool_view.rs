@@ -8,7 +8,7 @@ pub(super) use adopt::note_object;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use parking_lot::Mutex;
 
 use super::{Inner, Ino, Txn};
@@ -24,6 +24,12 @@ const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// How long the pool may take to confirm what is here: then what is here is shown, confirmed or not.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether a name may come into the catalog from the pool, where it was listed or is looked up. This is the one place
+/// that decides it: pools tell what their servers say.
+pub(super) fn may_enter(name: &[u8]) -> bool {
+    is_file_name(name) && !name.starts_with(RESERVED_PREFIX)
+}
 
 /// Whether the pool answers. While it does not, calls fail at once instead of each waiting for its deadline,
 /// and one task in the background finds out when it answers again.
@@ -199,7 +205,7 @@ impl Inner {
     /// The inode that a name stands for now.
     pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.check_name(name)?;
-        if name.starts_with(RESERVED_PREFIX) {
+        if !may_enter(name) {
             return Ok(None);
         }
         let dir = self.node(parent)?;

@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::{Stream, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use html5gum::{IoReader, Token, Tokenizer};
 use percent_encoding::percent_decode_str;
 use quick_xml::events::Event;
@@ -12,9 +14,12 @@ use tokio::sync::mpsc;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use url::Url;
 
-use crate::ErrorKind;
+use crate::{ErrorKind, is_file_name};
 
-use super::super::client::{Body, Refusal};
+use super::super::bounds::{
+    WEB_DEPTH, WEB_LINK_BYTES, WEB_NAMES, WEB_PAGE_BYTES, WEB_RESOURCE_BYTES, WEB_TITLE_BYTES, WEB_TOKEN_BYTES,
+};
+use super::super::client::{self, Body, Refusal};
 use super::super::requests::garbled;
 use super::NO_NAMES;
 
@@ -43,13 +48,18 @@ pub(super) struct Name {
 /// The names in an answer, each once, in pages, as it comes. `base` is the URL of the directory, with a slash at its end.
 pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item = Result<Vec<Name>, Refusal>> + Send {
     let (pages, waiting) = mpsc::channel(PAGES_AHEAD);
-    let reader = reader(body);
-    // It ends with the body, or when nobody listens any more.
+    // The request ends with the listing that it is for: what is still to come is not waited for.
+    let given_up = {
+        let pages: mpsc::Sender<_> = pages.clone();
+        async move { pages.closed().await }
+    };
+    let whole = body.map_err(|refusal| io::Error::other(refusal.message)).take_until(Box::pin(given_up));
+    let (reader, piece) = Bounded::new(SyncIoBridge::new(StreamReader::new(whole)));
     tokio::task::spawn_blocking(move || {
         let mut found = Names { base, page: Vec::new(), seen: HashSet::new(), pages: pages.clone() };
         let read = match format {
-            Format::MultiStatus => multi_status(reader, |href, collection| found.take(href, Some(collection))),
-            Format::Html => html(reader, &mut found),
+            Format::MultiStatus => multi_status(reader, &piece, |href, collection| found.take(href, Some(collection))),
+            Format::Html => html(reader, &piece, &mut found),
         };
         let last = read.map(|()| std::mem::take(&mut found.page));
         // Nobody may be there any more who wants to know.
@@ -60,25 +70,53 @@ pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item =
 
 /// Whether the answer to PROPFIND of one path says that it is a directory.
 pub(super) async fn is_collection(body: Body) -> Result<bool, Refusal> {
-    let reader = reader(body);
-    let read = tokio::task::spawn_blocking(move || {
-        let mut first = None;
-        multi_status(reader, |_, collection| {
-            first.get_or_insert(collection);
-            true
-        })?;
-        first.ok_or_else(|| garbled("no resource in WebDAV's answer"))
-    });
-    read.await.unwrap_or_else(|error| Err(Refusal::local(ErrorKind::Unavailable, error.to_string())))
+    let answer = client::short(body, WEB_RESOURCE_BYTES).await?;
+    let (reader, piece) = Bounded::new(&answer[..]);
+    let mut first = None;
+    multi_status(reader, &piece, |_, collection| {
+        first.get_or_insert(collection);
+        Ok(true)
+    })?;
+    first.ok_or_else(|| garbled("no resource in WebDAV's answer"))
 }
 
-fn reader(body: Body) -> impl Read + Send + 'static {
-    SyncIoBridge::new(StreamReader::new(body.map_err(|refusal| io::Error::other(refusal.message))))
+/// What a server sends of a page, within bounds: parsers keep the piece that they are in, however long it gets.
+struct Bounded<R> {
+    inner: R,
+    left_bytes: u64,
+    /// Bytes that were read since the last piece was whole.
+    piece: Arc<AtomicU64>,
+}
+
+impl<R: Read> Bounded<R> {
+    /// With the count of the bytes of the present piece, which whoever takes pieces sets back.
+    fn new(inner: R) -> (Self, Arc<AtomicU64>) {
+        let piece = Arc::new(AtomicU64::new(0));
+        (Self { inner, left_bytes: WEB_PAGE_BYTES, piece: Arc::clone(&piece) }, piece)
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let too_long = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        if self.left_bytes == 0 {
+            return too_long("what the server says of the directory has no end within 256 MiB");
+        }
+        if self.piece.load(Ordering::Relaxed) > WEB_TOKEN_BYTES {
+            return too_long("a tag or a text on the server's page has no end within 1 MiB");
+        }
+        let length = self.inner.read(buffer)?;
+        self.left_bytes = self.left_bytes.saturating_sub(length as u64);
+        self.piece.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
 }
 
 /// Why it could not be read to its end.
-fn broken(error: io::Error) -> Refusal {
-    Refusal::local(ErrorKind::Unavailable, error.to_string())
+fn broken(error: &io::Error) -> Refusal {
+    // What is too long once is so the next time.
+    let kind = if error.kind() == io::ErrorKind::InvalidData { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
+    Refusal::local(kind, error.to_string())
 }
 
 /// What was found so far.
@@ -92,16 +130,22 @@ struct Names {
 
 impl Names {
     /// Takes a link where it is one to a child; `false` where nobody wants more. Without `collection` a slash says it.
-    fn take(&mut self, href: &str, collection: Option<bool>) -> bool {
-        let Some(mut name) = child(&self.base, href) else { return true };
+    fn take(&mut self, href: &str, collection: Option<bool>) -> Result<bool, Refusal> {
+        if href.len() > WEB_LINK_BYTES {
+            return Ok(true);
+        }
+        let Some(mut name) = child(&self.base, href) else { return Ok(true) };
         name.collection = collection.unwrap_or(name.collection);
         let mut hasher = DefaultHasher::new();
         name.name.hash(&mut hasher);
         if !self.seen.insert(hasher.finish()) {
-            return true;
+            return Ok(true);
+        }
+        if self.seen.len() > WEB_NAMES {
+            return Err(garbled(format!("more than {WEB_NAMES} names in one directory")));
         }
         self.page.push(name);
-        self.page.len() < PAGE_NAMES || self.pages.blocking_send(Ok(std::mem::take(&mut self.page))).is_ok()
+        Ok(self.page.len() < PAGE_NAMES || self.pages.blocking_send(Ok(std::mem::take(&mut self.page))).is_ok())
     }
 }
 
@@ -119,8 +163,7 @@ fn child(base: &Url, href: &str) -> Option<Name> {
         return None;
     }
     let name: Vec<u8> = percent_decode_str(name).collect();
-    let legal = !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0);
-    legal.then_some(Name { name, collection: slash })
+    is_file_name(&name).then_some(Name { name, collection: slash })
 }
 
 /// What a path has behind that of the directory, which servers may encode in another way.
@@ -135,17 +178,31 @@ fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
 }
 
 /// Calls `each` with the link and the kind of every resource, until it says `false`.
-fn multi_status(reader: impl Read, mut each: impl FnMut(&str, bool) -> bool) -> Result<(), Refusal> {
+fn multi_status(
+    reader: impl Read,
+    piece: &AtomicU64,
+    mut each: impl FnMut(&str, bool) -> Result<bool, Refusal>,
+) -> Result<(), Refusal> {
     let mut xml = quick_xml::Reader::from_reader(BufReader::new(reader));
     let mut buffer = Vec::new();
     let (mut href, mut collection, mut in_href, mut complete) = (String::new(), false, false, false);
+    let mut depth = 0_usize;
     loop {
         buffer.clear();
+        piece.store(0, Ordering::Relaxed);
         let event = match xml.read_event_into(&mut buffer) {
             Ok(event) => event,
-            Err(quick_xml::Error::Io(error)) => return Err(Refusal::local(ErrorKind::Unavailable, error.to_string())),
+            Err(quick_xml::Error::Io(error)) => return Err(broken(&error)),
             Err(error) => return Err(garbled(error)),
         };
+        match &event {
+            Event::Start(_) => depth += 1,
+            Event::End(_) => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > WEB_DEPTH || href.len() > WEB_LINK_BYTES {
+            return Err(garbled("elements without an end in WebDAV's answer"));
+        }
         match event {
             Event::Start(tag) | Event::Empty(tag) if tag.local_name().as_ref() == b"collection" => collection = true,
             Event::Start(tag) => match tag.local_name().as_ref() {
@@ -166,7 +223,7 @@ fn multi_status(reader: impl Read, mut each: impl FnMut(&str, bool) -> bool) -> 
             }
             Event::End(tag) => match tag.local_name().as_ref() {
                 b"href" => in_href = false,
-                b"response" if !each(href.trim(), collection) => return Ok(()),
+                b"response" if !each(href.trim(), collection)? => return Ok(()),
                 b"multistatus" => complete = true,
                 _ => {}
             },
@@ -178,20 +235,24 @@ fn multi_status(reader: impl Read, mut each: impl FnMut(&str, bool) -> bool) -> 
 }
 
 /// Takes the links of a page. One without a link to a child counts only where its title says what it is.
-fn html(reader: impl Read, found: &mut Names) -> Result<(), Refusal> {
+fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), Refusal> {
     let (mut title, mut in_title) = (Vec::new(), false);
     for token in Tokenizer::new(IoReader::new(reader)) {
-        match token.map_err(broken)? {
+        piece.store(0, Ordering::Relaxed);
+        match token.map_err(|error| broken(&error))? {
             Token::StartTag(tag) if *tag.name == b"a"[..] => {
                 let href = tag.attributes.get(&b"href"[..]).map(|href| String::from_utf8_lossy(href));
                 if let Some(href) = href
-                    && !found.take(&href, None)
+                    && !found.take(&href, None)?
                 {
                     return Ok(());
                 }
             }
             Token::StartTag(tag) => in_title = *tag.name == b"title"[..],
-            Token::String(text) if in_title => title.extend_from_slice(&text),
+            Token::String(text) if in_title => {
+                let room = WEB_TITLE_BYTES.saturating_sub(title.len()).min(text.len());
+                title.extend_from_slice(&text[..room]);
+            }
             Token::EndTag(_) => in_title = false,
             _ => {}
         }

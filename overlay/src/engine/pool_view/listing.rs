@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use forebay_backends::{DirEntry, Error, ErrorKind, FileKind, Result, Side, Stat, Time, Version};
+use forebay_backends::{
+    DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
+};
 use futures::TryStreamExt;
 
 use super::super::names::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
-use super::{Age, Asked};
+use super::{Age, Asked, may_enter};
 use crate::catalog::{Link, Listing, NameRecord, append, decode_first, unmatched};
 
 /// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
@@ -22,6 +24,9 @@ const CONTENTS_BYTES: u64 = 2 << 20;
 /// How often a listing is begun anew because our own flushes changed the directory meanwhile.
 const ATTEMPTS: u32 = 60;
 
+/// Bytes of what one listing may bring: of some ten million names. A server that goes on after that has no end.
+const LISTED_BYTES: u64 = 1 << 30;
+
 /// Encoded entries of a listing that are kept in one piece.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -31,6 +36,10 @@ const PIECE_BYTES: usize = 64 << 10;
 struct Entries(Vec<Vec<u8>>);
 
 impl Entries {
+    fn bytes(&self) -> u64 {
+        (self.0.len() * PIECE_BYTES) as u64
+    }
+
     fn add(&mut self, name: &[u8], stat: &Stat) -> Result<()> {
         let full = |piece: &Vec<u8>| piece.len() + PIECE_BYTES / 16 > PIECE_BYTES;
         if self.0.last().is_none_or(full) {
@@ -53,6 +62,35 @@ impl Entries {
                 Some(first.map(|(entry, _)| entry))
             })
         })
+    }
+}
+
+/// Names that a listing told and that are none, or are reserved: they do not get into the catalog, and the rest of the
+/// directory is shown without them.
+#[derive(Debug, Default)]
+struct Refused {
+    names: u64,
+    first: String,
+}
+
+impl Refused {
+    fn lets_in(&mut self, name: &[u8]) -> bool {
+        let good = may_enter(name);
+        if !good {
+            if self.names == 0 {
+                self.first = name[..name.len().min(NAME_MAX_BYTES)].escape_ascii().to_string();
+            }
+            self.names += 1;
+        }
+        good
+    }
+
+    /// One line for a directory, however many there are.
+    fn tell(&self, path: &PoolPath) {
+        if self.names > 0 {
+            let Self { names, first } = self;
+            tracing::warn!(%path, names, first, "not shown: the pool tells names that no directory can have");
+        }
     }
 }
 
@@ -141,8 +179,17 @@ impl Inner {
                     None => self.pool.list(&path).await?,
                 };
                 let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
+                let mut refused = Refused::default();
                 while let Some(page) = listing.try_next().await? {
+                    let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
+                    if bytes > LISTED_BYTES {
+                        let what = format!("a listing of more than {LISTED_BYTES} bytes");
+                        return Err(Error::new(ErrorKind::TooLarge, Side::Pool, what));
+                    }
                     for DirEntry { name, stat, content } in page {
+                        if !refused.lets_in(&name) {
+                            continue;
+                        }
                         entries.add(&name, &stat)?;
                         if stat.nlink > 1 {
                             linked.push(stat.clone());
@@ -151,6 +198,7 @@ impl Inner {
                         came.extend(content.map(|it| (name, stat.version, it)));
                     }
                 }
+                refused.tell(&path);
                 Ok((stat, entries, linked, came))
             };
             let (stat, entries, linked, came) = match self.ask(read).await {

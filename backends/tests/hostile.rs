@@ -1,0 +1,238 @@
+//! Servers that send what no server should: pages without an end, names that lead elsewhere, listings that go in a
+//! circle. Each is a script behind a port of this machine.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_backends::store::{Environment, StorePool};
+use forebay_backends::{ErrorKind, FileKind, Pool, Result};
+use futures::TryStreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use common::path;
+
+/// Long enough for all that is bounded; a test that is still at it then fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// More than this is not taken from a page that goes on with one piece.
+const TAKEN_BYTES_MAX: u64 = 64 << 20;
+
+/// What is answered to a request, by its first line.
+enum Answer {
+    Whole(&'static str, String),
+    /// A page that begins so and goes on with the rest for ever.
+    Endless(&'static str, &'static str),
+}
+
+struct Hostile {
+    port: u16,
+    /// Bytes of endless pages that clients took.
+    sent: Arc<AtomicU64>,
+    /// Endless pages that are still being sent.
+    open: Arc<AtomicU64>,
+    _tasks: JoinSet<()>,
+}
+
+impl Hostile {
+    async fn start(script: fn(&str) -> Answer) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (sent, open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut tasks = JoinSet::new();
+        let (count, under_way) = (Arc::clone(&sent), Arc::clone(&open));
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let (count, under_way) = (Arc::clone(&count), Arc::clone(&under_way));
+                // It ends as connections do, by an error.
+                connections.spawn(async move { _ = serve(client, script, &count, &under_way).await });
+            }
+        });
+        Self { port, sent, open, _tasks: tasks }
+    }
+
+    async fn web(&self) -> StorePool {
+        StorePool::attach(&format!("http://127.0.0.1:{}", self.port), &Environment::default()).await.unwrap()
+    }
+
+    async fn bucket(&self) -> StorePool {
+        let url = format!("gs://bucket?anonymous=true&endpoint=http://127.0.0.1:{}", self.port);
+        StorePool::attach(&url, &Environment::default()).await.unwrap()
+    }
+
+    async fn assert_all_given_up(&self) {
+        let ended = async {
+            while self.open.load(Ordering::SeqCst) > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, ended).await.is_ok(), "a page is still read for a listing that is over");
+    }
+}
+
+async fn serve(
+    mut client: TcpStream,
+    script: fn(&str) -> Answer,
+    sent: &AtomicU64,
+    open: &AtomicU64,
+) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    while !request.windows(4).any(|window| window == b"\r\n\r\n") {
+        let mut buffer = [0; 4096];
+        match client.read(&mut buffer).await? {
+            0 => return Ok(()),
+            length => request.extend_from_slice(&buffer[..length]),
+        }
+    }
+    let request = String::from_utf8_lossy(&request).into_owned();
+    let line = request.lines().next().unwrap_or_default();
+    match script(line) {
+        Answer::Whole(head, body) => {
+            let length = if head.contains("Content-Length") {
+                String::new()
+            } else {
+                format!("Content-Length: {}\r\n", body.len())
+            };
+            let body = if line.starts_with("HEAD") { String::new() } else { body };
+            let answer = format!("HTTP/1.1 {head}\r\n{length}Connection: close\r\n\r\n{body}");
+            client.write_all(answer.as_bytes()).await
+        }
+        Answer::Endless(begin, rest) => {
+            open.fetch_add(1, Ordering::SeqCst);
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n";
+            let rest = rest.repeat(1 + (64 << 10) / rest.len());
+            let mut outcome = client.write_all(format!("{head}{begin}").as_bytes()).await;
+            while outcome.is_ok() {
+                outcome = client.write_all(rest.as_bytes()).await;
+                sent.fetch_add(rest.len() as u64, Ordering::SeqCst);
+            }
+            open.fetch_sub(1, Ordering::SeqCst);
+            outcome
+        }
+    }
+}
+
+/// A sound root with one directory, `d`, whose page is `page`.
+fn site(line: &str, page: Answer) -> Answer {
+    let root = "<html><head><title>Index of /</title></head><body><a href=\"d/\">d/</a></body></html>";
+    match line.split(' ').collect::<Vec<_>>()[..] {
+        ["GET", "/", _] => Answer::Whole("200 OK\r\nContent-Type: text/html", root.to_owned()),
+        ["HEAD", "/d", _] => Answer::Whole("301 Moved Permanently\r\nLocation: /d/", String::new()),
+        ["GET", "/d/", _] => page,
+        _ => Answer::Whole("405 Method Not Allowed", String::new()),
+    }
+}
+
+/// The names in `d`, or why there are none, within bounds of time.
+async fn listed(pool: &StorePool) -> Result<Vec<String>> {
+    let listing = async {
+        let pages: Vec<_> = pool.list(&path("d")).await?.try_collect().await?;
+        Ok(pages.concat())
+    };
+    let entries = tokio::time::timeout(PATIENCE, listing).await.expect("the listing has no end")?;
+    let mut names: Vec<_> = entries.into_iter().map(|entry| entry.name.escape_ascii().to_string()).collect();
+    names.sort();
+    Ok(names)
+}
+
+async fn assert_refused_in_time(script: fn(&str) -> Answer) {
+    let server = Hostile::start(script).await;
+    let error = listed(&server.web().await).await.unwrap_err();
+    assert!(error.is(ErrorKind::Corrupt), "{error}");
+    server.assert_all_given_up().await;
+    let sent = server.sent.load(Ordering::SeqCst);
+    assert!(sent < TAKEN_BYTES_MAX, "{sent} bytes were taken");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_title_without_an_end_is_not_read_on() {
+    assert_refused_in_time(|line| site(line, Answer::Endless("<html><title>Index of ", "endless "))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_without_an_end_is_not_read_on() {
+    assert_refused_in_time(|line| site(line, Answer::Endless("<html><a href=\"", "endless"))).await;
+}
+
+/// All links lead elsewhere: there is no name that the reader would be told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_that_was_given_up_takes_its_request_with_it() {
+    let script =
+        |line: &str| site(line, Answer::Endless("<html><title>Index of /d</title>", "<a href=\"/x/y\">y</a>\n"));
+    let server = Hostile::start(script).await;
+    let pool = server.web().await;
+    let mut listing = pool.list(&path("d")).await.unwrap();
+    let first = tokio::time::timeout(Duration::from_millis(200), listing.try_next()).await;
+    assert!(first.is_err() || first.unwrap().is_err(), "no name can have come");
+    drop(listing);
+    server.assert_all_given_up().await;
+}
+
+/// A bucket with a directory `d` whose listing has `objects` and `prefixes`. Of `bad` things HEAD is refused.
+fn bucket(line: &str, keys: &str) -> Answer {
+    let contents = |key: &str| {
+        format!(
+            "<Contents><Key>{key}</Key><Size>3</Size><LastModified>2020-01-01T00:00:00Z</LastModified><ETag>\"e\"</ETag></Contents>"
+        )
+    };
+    let list = |inner: String| {
+        let body = format!("<?xml version=\"1.0\"?><ListBucketResult>{inner}</ListBucketResult>");
+        Answer::Whole("200 OK\r\nContent-Type: application/xml", body)
+    };
+    if line.starts_with("GET") && line.contains("list-type=2") {
+        let prefix = line.split("prefix=").nth(1).unwrap_or_default().split(['&', ' ']).next().unwrap_or_default();
+        return match (prefix, line.contains("delimiter")) {
+            ("d%2F", true) => list(
+                keys.split(' ').map(contents).collect::<String>()
+                    + "<CommonPrefixes><Prefix>d/./</Prefix></CommonPrefixes><CommonPrefixes><Prefix>d/x/../../y/</Prefix></CommonPrefixes>",
+            ),
+            ("d%2F", false) => list(contents("d/good")),
+            ("d%2F.%2F", _) => list(contents("d/./c")),
+            ("d%2Frefused", _) => list(contents("d/refused")),
+            ("d%2Fwrong", _) => list(contents("d/wrong")),
+            _ => list(String::new()),
+        };
+    }
+    let found = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 3";
+    match line {
+        _ if line.contains("refused") => Answer::Whole("403 Forbidden", String::new()),
+        _ if line.contains("wrong") => Answer::Whole("400 Bad Request", String::new()),
+        _ if line.contains("/d/good") => Answer::Whole(found, "abc".into()),
+        _ => Answer::Whole("404 Not Found", String::new()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_lead_elsewhere_are_left_out_and_bad_objects_are_shown() {
+    let server = Hostile::start(|line| bucket(line, "d/good d/refused d/wrong d/a/../../x d/a/b")).await;
+    let pool = server.bucket().await;
+    assert_eq!(listed(&pool).await.unwrap(), ["..%key", "good", "refused", "wrong"]);
+    for name in ["refused", "wrong"] {
+        let stat = pool.stat(&path("d").join(name.as_bytes())).await.unwrap();
+        assert_eq!((stat.kind, stat.size), (FileKind::File, 3), "{name}");
+        assert!(pool.read(&path("d").join(name.as_bytes()), &stat.version, 0..3).await.is_err(), "{name}");
+    }
+    assert_eq!(pool.stat(&path("d/..%key")).await.unwrap().kind, FileKind::Directory);
+    let below: Vec<_> = pool.list(&path("d/..%key")).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(below.concat().into_iter().map(|entry| entry.name).collect::<Vec<_>>(), [b"c"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_that_goes_in_a_circle_is_refused() {
+    let circle = |line: &str| {
+        let page = "<ListBucketResult><NextContinuationToken>again</NextContinuationToken></ListBucketResult>";
+        match line {
+            _ if line.contains("delimiter") => {
+                Answer::Whole("200 OK\r\nContent-Type: application/xml", page.to_owned())
+            }
+            _ => bucket(line, ""),
+        }
+    };
+    let server = Hostile::start(circle).await;
+    let error = listed(&server.bucket().await).await.unwrap_err();
+    assert!(error.is(ErrorKind::Corrupt), "{error}");
+}
