@@ -36,7 +36,10 @@ fn a_directory_that_changes_while_it_is_read_loses_no_name() {
             }
             if at % 500 == 250 {
                 File::create(mount.path(format!("d/new{at}"))).unwrap();
-                let _ = fs::rename(mount.path(format!("d/new{}", at - 500)), mount.path(format!("d/moved{at}")));
+                let _ = fs::rename(
+                    mount.path(format!("d/new{}", at.saturating_sub(500))),
+                    mount.path(format!("d/moved{at}")),
+                );
                 list(&mount);
             }
             if kills && at == FILES / 2 {
