@@ -73,16 +73,6 @@ pub fn is_file_name(name: &[u8]) -> bool {
     !step && name.len() <= NAME_MAX_BYTES && !name.contains(&b'/') && !name.contains(&0)
 }
 
-/// The most bytes that a name may have: Linux's NAME_MAX.
-pub const NAME_MAX_BYTES: usize = 255;
-
-/// Whether bytes are a name that a directory can have. What a server tells is asked this before it is believed: a name
-/// with a slash in it, or `..`, is a path to somewhere else.
-pub fn is_file_name(name: &[u8]) -> bool {
-    let step = matches!(name, b"" | b"." | b"..");
-    !step && name.len() <= NAME_MAX_BYTES && !name.contains(&b'/') && !name.contains(&0)
-}
-
 impl PoolPath {
     pub fn root() -> Self {
         Self::default()

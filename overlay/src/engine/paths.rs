@@ -1,6 +1,6 @@
 //! From inodes to paths, in the overlay and in the pool, and back.
 
-use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 
 use super::{Inner, Ino, Overlay};
 use crate::Lookup;
@@ -52,17 +52,32 @@ impl Inner {
 
     fn walk_up(&self, ino: Ino, link: impl Fn(&InodeRecord) -> Option<Link>) -> Option<PoolPath> {
         let mut names = Vec::new();
+        // Which directories the pool is to find there: the one that is named, and the one that holds what is named. Files
+        // are replaced by renames all the time; a call that changes one names it as well.
+        let (mut object, mut holder) = (None, None);
         let mut at = ino;
         while at != Ino::ROOT {
             let node = self.node(at).ok()?;
-            let (parent, name) = link(&node.state.lock().record)?;
+            let (identity, up) = {
+                let state = node.state.lock();
+                let record = &state.record;
+                let version = record.version.as_ref().filter(|_| record.kind == FileKind::Directory);
+                (version.and_then(Version::identity), link(record))
+            };
+            match names.len() {
+                0 => object = identity,
+                1 => holder = identity,
+                _ => {}
+            }
+            let (parent, name) = up?;
             names.push(name);
             at = parent;
             if names.len() > MAX_DEPTH {
                 return None;
             }
         }
-        PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))
+        let path = PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))?;
+        Some(path.of_object(object).in_directory(holder))
     }
 
     /// How many directories are above an inode in the mount.

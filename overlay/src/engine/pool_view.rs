@@ -408,7 +408,8 @@ impl Inner {
         }
         let path = match self.pool_path(ino) {
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
-            path => path?,
+            // What is there now is asked, whatever it is.
+            path => path?.of_object(None),
         };
         if age != Age::Now && self.health.is_slow() {
             return Ok(());

@@ -1,1 +1,78 @@
 //! Objects that are swapped in the pool between a check and its use.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+use forebay_tests::mount::{Mount, Options};
+use forebay_tests::users::{U1, U2, User};
+
+/// A mount whose policy flushes nothing by itself, with a directory that both users may write, not sticky.
+fn shared() -> Mount {
+    let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n"));
+    fs::create_dir(mount.pool("shared")).unwrap();
+    fs::set_permissions(mount.pool("shared"), Permissions::from_mode(0o777)).unwrap();
+    mount
+}
+
+fn give(path: &Path, user: User, mode: u32) {
+    chown(path, Some(user.0), Some(user.0)).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+fn mode_and_group(path: &Path) -> (u32, u32) {
+    let meta = fs::metadata(path).unwrap();
+    (meta.mode() & 0o7777, meta.gid())
+}
+
+/// What a user gave to her own file or directory is not given to another user's that she puts in its place in the pool.
+#[test]
+fn attributes_are_not_flushed_to_what_was_put_in_the_place_of_their_object() {
+    let mount = shared();
+    let (pool, mnt) = (mount.pool("shared"), mount.path("shared"));
+    fs::write(pool.join("f"), "mine").unwrap();
+    give(&pool.join("f"), U1, 0o600);
+    fs::write(pool.join("secret"), "secret").unwrap();
+    give(&pool.join("secret"), U2, 0o600);
+    fs::create_dir(pool.join("d")).unwrap();
+    give(&pool.join("d"), U1, 0o700);
+    fs::create_dir(pool.join("private")).unwrap();
+    give(&pool.join("private"), U2, 0o700);
+
+    U1.sh(&mnt, "chmod 604 f; setfattr -n user.a -v b f; touch -d 2001-01-01 f; setfacl -m u:4001:rw f").ok();
+    U1.sh(&mnt, "chmod 757 d").ok();
+    let before = fs::metadata(pool.join("secret")).unwrap().mtime();
+    U1.sh(&pool, "mv f f.old; mv secret f; mv d d.old; mv private d").ok();
+    // Whatever it says of names that moved: what counts is what the pool has afterwards.
+    let _ = mount.forebay(["flush", "--wait"], &[&mnt]);
+
+    assert_eq!(mode_and_group(&pool.join("f")), (0o600, U2.0), "the other user's file");
+    assert_eq!(mode_and_group(&pool.join("d")), (0o700, U2.0), "the other user's directory");
+    assert_eq!(fs::metadata(pool.join("f")).unwrap().mtime(), before, "its times");
+    let attributes = forebay_tests::process::sh(&pool, "getfattr -d -m - f", std::time::Duration::from_secs(10)).out;
+    assert!(!attributes.contains("user.a") && !attributes.contains("posix_acl"), "its attributes: {attributes}");
+}
+
+/// A directory that is swapped for a closed one of another user is neither read nor written by what was cached of the
+/// first one's rights.
+#[test]
+fn a_directory_that_took_the_place_of_an_open_one_is_as_closed_as_it_says() {
+    let mount = shared();
+    let (pool, mnt) = (mount.pool("shared"), mount.path("shared"));
+    fs::create_dir(pool.join("d")).unwrap();
+    give(&pool.join("d"), U1, 0o777);
+    fs::create_dir(pool.join("private")).unwrap();
+    fs::write(pool.join("private/notes"), "secret").unwrap();
+    give(&pool.join("private/notes"), U2, 0o644);
+    give(&pool.join("private"), U2, 0o700);
+
+    U1.sh(&mnt, "ls -la d; echo mine >d/of-mine").ok();
+    U1.sh(&pool, "mv d d.old; mv private d").ok();
+    let seen = U1.sh(&mnt, "cat d/notes; ls d; echo x >d/.bashrc; true").out;
+    assert!(!seen.contains("secret") && !seen.contains("notes"), "{seen}");
+    let _ = mount.forebay(["flush", "--wait"], &[&mnt]);
+
+    let inside: Vec<_> = fs::read_dir(pool.join("d")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(inside, ["notes"], "nothing was made in the other user's directory");
+    assert_eq!(fs::read_to_string(pool.join("d/notes")).unwrap(), "secret");
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side};
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Version};
 
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
@@ -115,7 +115,8 @@ impl Inner {
             if !record.dirty.any() && record.dirty_xattrs.is_empty() {
                 return Ok(());
             }
-            match self.send_attrs(ino, &record, &self.pool_path(ino)?).await {
+            let object = record.version.as_ref().and_then(Version::identity);
+            match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     if !self.has_other_name(ino)? {
                         // Removed by somebody else: there is nothing to give attributes to.

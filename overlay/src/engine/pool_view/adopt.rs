@@ -173,7 +173,9 @@ impl Inner {
         let in_use = other_bytes && txn.state(ino)?.is_open();
         // It may be known under another name.
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
-        if other_kind || parted || in_use || shared {
+        // What is cached of a directory, and whom its rights let in, does not hold for another directory under its name.
+        let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
+        if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
             drop(txn);
             return self.replaced(ino, link, stat).map(|()| true);
         }
