@@ -207,7 +207,7 @@ impl Inner {
     pub(super) async fn is_as_made(&self, record: &InodeRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         Ok(stat.kind == record.kind
             && match stat.kind {
-                FileKind::Directory => true,
+                FileKind::Directory => !self.pool.capabilities().owners || lets_in_as_many(stat, record),
                 FileKind::Symlink => {
                     let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
                     record.target.as_deref() == Some(&target)
@@ -253,4 +253,15 @@ pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
     record.dirty.owner = true;
     record.dirty.times = true;
     record.all_xattrs_differ();
+}
+
+/// Whether a directory of the pool lets in all that may have written to ours: its owner, and those whom its mode lets
+/// write. What was made in ours is not for a directory that is closed to its makers.
+fn lets_in_as_many(theirs: &Stat, ours: &InodeRecord) -> bool {
+    const GROUP: u32 = 0o030;
+    const OTHERS: u32 = 0o003;
+    const WRITE: u32 = 0o022;
+    let grants = |bits: u32| theirs.mode & bits == bits;
+    let owner = theirs.uid == ours.uid || grants(OTHERS) || (theirs.gid == ours.gid && grants(GROUP));
+    owner && ours.mode & !theirs.mode & WRITE == 0
 }
