@@ -15,6 +15,8 @@ fn mode(path: &Path) -> u32 {
 
 /// What is new in a file is read by nobody who may not read the new file: neither where it was replaced, nor where it was
 /// changed in place, nor where its directory was closed.
+///
+/// SECURITY 5: "an open by a user whom the new mode does not let in fails"
 #[test]
 fn new_content_is_not_read_with_old_rights() {
     let mount = Mount::new(Options::default());
@@ -45,6 +47,8 @@ fn new_content_is_not_read_with_old_rights() {
 }
 
 /// A change of content by a user takes set-id bits, whichever call makes it.
+///
+/// SECURITY 6: "takes the set-id bits of a file, whichever call makes it"
 #[test]
 fn set_id_bits_go_with_every_change_of_content() {
     let mount = Mount::new(Options::default());

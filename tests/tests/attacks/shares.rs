@@ -46,6 +46,8 @@ fn files_of_a_manual_rule_do_not_stop_the_flush_of_others() {
     await_in_pool(&mount, "shared/mine/1", b"");
 }
 
+///
+/// SECURITY 9: "do not stop the flush of other users' files"
 #[test]
 fn a_directory_that_cannot_be_flushed_into_stops_nothing_else() {
     let mount = shared("[default]\nflush = \"idle:1s\"\n");

@@ -120,6 +120,8 @@ pub(in crate::engine) async fn flush_loop(inner: Arc<Inner>) {
     }
     let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
     let mut running = JoinSet::new();
+    // What the last daemon left is all due at once: the look at the fast pool after the start goes first.
+    tokio::time::sleep(FLUSH_EVERY).await;
     loop {
         let wait = match rounds.begin(&inner, &mut running).await {
             Ok(wait) => wait,
