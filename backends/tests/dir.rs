@@ -402,45 +402,6 @@ async fn new_objects_have_the_acls_that_they_are_given_not_those_of_their_direct
 }
 
 #[tokio::test]
-async fn another_object_under_the_name_is_refused() {
-    let root = on_disk();
-    let pool = open(&root);
-    fs::write(root.path().join("f"), "mine").unwrap();
-    fs::write(root.path().join("secret"), "his").unwrap();
-    for dir in ["d", "private"] {
-        fs::create_dir(root.path().join(dir)).unwrap();
-        fs::write(root.path().join(dir).join("notes"), dir).unwrap();
-    }
-    let f = path("f").of_object(pool.stat(&path("f")).await.unwrap().version.identity());
-    let d = path("d").of_object(pool.stat(&path("d")).await.unwrap().version.identity());
-    let notes = d.join(b"notes");
-    let changes = SetAttrs { mode: Some(0o604), ..SetAttrs::default() };
-    pool.set_attrs(&f, &changes).await.unwrap();
-    assert_eq!(pool.stat(&notes).await.unwrap().size, 1);
-    for (name, other) in [("f", "secret"), ("d", "private")] {
-        fs::rename(root.path().join(name), root.path().join("old")).unwrap();
-        fs::rename(root.path().join(other), root.path().join(name)).unwrap();
-        fs::rename(root.path().join("old"), root.path().join(other)).unwrap();
-    }
-    let before = pool.stat(&path("f")).await.unwrap();
-    let refused = |kind: &ErrorKind| *kind == ErrorKind::NotFound;
-    assert!(refused(&pool.set_attrs(&f, &changes).await.unwrap_err().kind()));
-    assert!(refused(&pool.set_attrs(&d, &changes).await.unwrap_err().kind()));
-    assert!(refused(&pool.set_xattr(&f, b"user.a", b"b").await.unwrap_err().kind()));
-    assert!(refused(&pool.stat(&notes).await.unwrap_err().kind()));
-    assert!(refused(&pool.list(&d).await.err().unwrap().kind()));
-    assert!(refused(&pool.mkdir(&d.join(b"new"), &attrs()).await.unwrap_err().kind()));
-    assert!(refused(&pool.remove(&notes, &Expected::Anything).await.unwrap_err().kind()));
-    let moved = pool.rename(&notes, &path("taken"), forebay_backends::RenameMode::NoReplace).await;
-    assert!(refused(&moved.unwrap_err().kind()));
-    let content = pieces(&[(0, "x")]);
-    let put = pool.put(&d.join(b".bashrc"), 1, content, &attrs(), &Expected::Absent).await;
-    assert!(refused(&put.unwrap_err().kind()));
-    assert_eq!(pool.stat(&path("f")).await.unwrap().version, before.version);
-    assert_eq!(fs::read_dir(root.path().join("d")).unwrap().count(), 1);
-}
-
-#[tokio::test]
 async fn paths_longer_than_the_kernel_takes_are_walked() {
     let root = on_disk();
     let pool = open(&root);

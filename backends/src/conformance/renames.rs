@@ -1,6 +1,6 @@
 //! Renames in their three modes.
 
-use crate::{ErrorKind, FileKind, RenameMode, Result, Stat};
+use crate::{ErrorKind, Expected, FileKind, RenameMode, Result, SetAttrs, Stat};
 
 use super::context::{Context, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
@@ -12,6 +12,7 @@ pub(super) const CASES: &[Case] = &[
     case!(exchange_swaps_two_objects, needs rename_exchange),
     case!(impossible_renames_are_refused, needs rename),
     case!(renaming_a_link_onto_its_file_changes_nothing, needs hard_links, rename),
+    case!(another_object_under_the_name_is_refused, needs rename),
 ];
 
 impl Context {
@@ -139,5 +140,52 @@ async fn renaming_a_link_onto_its_file_changes_nothing(t: Context) -> Outcome {
     let stat = t.rename("a", "b", RenameMode::Replace).await?;
     ensure_eq!(stat.nlink, 2, "links");
     ensure!(t.stat("a").await?.version.same_object(&stat.version), "the first name went");
+    Ok(())
+}
+
+/// A path that says which object is meant does not reach one that was moved to its name. Pools without identities know
+/// an object by its name only.
+async fn another_object_under_the_name_is_refused(t: Context) -> Outcome {
+    if !can_rename(&t).await? {
+        return Ok(());
+    }
+    t.put("f", "mine").await?;
+    t.put("secret", "his").await?;
+    for dir in ["d", "private"] {
+        t.mkdir(dir).await?;
+        t.put(format!("{dir}/notes"), dir).await?;
+    }
+    let f = t.path("f").of_object(t.stat("f").await?.version.identity());
+    let d = t.path("d").of_object(t.stat("d").await?.version.identity());
+    if f.object().is_none() {
+        return Ok(());
+    }
+    let notes = d.join(b"notes");
+    let changes = SetAttrs { mode: Some(0o604), ..SetAttrs::default() };
+    t.pool.set_attrs(&f, &changes).await?;
+    ensure_eq!(t.pool.stat(&notes).await?.size, 1, "size of what is in the directory that is meant");
+    for (name, other) in [("f", "secret"), ("d", "private")] {
+        t.rename(name, "old", RenameMode::Replace).await?;
+        t.rename(other, name, RenameMode::Replace).await?;
+        t.rename("old", other, RenameMode::Replace).await?;
+    }
+    let before = (t.stat("f").await?, t.stat("d").await?);
+    let not_found = ErrorKind::NotFound;
+    refused("attributes of a file", t.pool.set_attrs(&f, &changes).await, not_found)?;
+    refused("attributes of a directory", t.pool.set_attrs(&d, &changes).await, not_found)?;
+    if t.can().xattrs {
+        refused("an extended attribute", t.pool.set_xattr(&f, b"user.a", b"b").await, not_found)?;
+    }
+    refused("stat", t.pool.stat(&notes).await, not_found)?;
+    refused("list", t.pool.list(&d).await.map(drop), not_found)?;
+    refused("mkdir", t.pool.mkdir(&d.join(b"new"), &t.attrs(0o755)).await, not_found)?;
+    refused("remove", t.pool.remove(&notes, &Expected::Anything).await, not_found)?;
+    refused("rename", t.pool.rename(&notes, &t.path("taken"), RenameMode::NoReplace).await, not_found)?;
+    let none = Box::pin(futures::stream::empty());
+    let put = t.pool.put(&d.join(b"new"), 0, none, &t.attrs(0o644), &Expected::Absent).await;
+    refused("put", put, not_found)?;
+    let after = (t.stat("f").await?, t.stat("d").await?);
+    ensure_eq!((after.0.version, after.1.version), (before.0.version, before.1.version), "versions");
+    ensure_eq!(t.names("d").await?, vec![b"notes".to_vec()], "names");
     Ok(())
 }

@@ -131,14 +131,11 @@ impl Tree {
     }
 
     pub(super) fn lookup(&self, path: &PoolPath) -> Outcome<Ino> {
-        let mut ino = ROOT;
-        for name in path.components() {
-            let entries = self.entries(ino)?;
-            if name.len() > NAME_MAX {
-                return Err(ErrorKind::NameTooLong);
-            }
-            ino = *entries.get(name).ok_or(ErrorKind::NotFound)?;
+        if path.is_root() {
+            return Ok(ROOT);
         }
+        let ino = self.slot(path)?.ino.ok_or(ErrorKind::NotFound)?;
+        check_object(path, ino)?;
         Ok(ino)
     }
 
@@ -147,12 +144,20 @@ impl Tree {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(ErrorKind::Busy);
         };
-        let parent = self.lookup(&parent)?;
-        let entries = self.entries(parent)?;
+        let mut dir = ROOT;
+        for name in parent.components() {
+            dir = self.entry(dir, name)?.ok_or(ErrorKind::NotFound)?;
+        }
+        check_object(&parent, dir)?;
+        Ok(Slot { parent: dir, name: name.to_vec(), ino: self.entry(dir, name)? })
+    }
+
+    fn entry(&self, dir: Ino, name: &[u8]) -> Outcome<Option<Ino>> {
+        let entries = self.entries(dir)?;
         if name.len() > NAME_MAX {
             return Err(ErrorKind::NameTooLong);
         }
-        Ok(Slot { parent, name: name.to_vec(), ino: entries.get(name).copied() })
+        Ok(entries.get(name).copied())
     }
 
     pub(super) fn stat(&self, ino: Ino) -> Outcome<Stat> {
@@ -413,6 +418,14 @@ impl Tree {
         let answer = change(&mut node.xattrs)?;
         node.ctime = now;
         Ok(answer)
+    }
+}
+
+/// `NotFound` where the path is meant to name another object: that one is not there. Numbers are used once.
+fn check_object(path: &PoolPath, found: Ino) -> Outcome<()> {
+    match path.object() {
+        Some(meant) if (meant.dev, meant.ino) != (DEVICE, found) => Err(ErrorKind::NotFound),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use lru::LruCache;
 use nfs3_client::nfs3_types::nfs3::nfs_fh3;
 use parking_lot::Mutex;
 
-use crate::{PoolPath, Version};
+use crate::{Identity, PoolPath, Stat, Version};
 
 use super::credentials::Owner;
 use super::limits::{DIRECTORY_TTL, MAX_DIRECTORIES, MAX_FILES};
@@ -18,6 +18,13 @@ use super::limits::{DIRECTORY_TTL, MAX_DIRECTORIES, MAX_FILES};
 pub(super) struct Directory {
     pub(super) handle: nfs_fh3,
     pub(super) owner: Owner,
+    pub(super) identity: Option<Identity>,
+}
+
+impl Directory {
+    pub(super) fn new(handle: nfs_fh3, stat: &Stat) -> Self {
+        Self { handle, owner: Owner::from(stat), identity: stat.version.identity() }
+    }
 }
 
 /// A file that was read from.

@@ -59,7 +59,7 @@ impl Session {
             Err(Failure::Status(_)) => USUAL_NAME_MAX,
             Err(failure) => return Err(told(failure)),
         };
-        let directory = Directory { handle, owner };
+        let directory = Directory::new(handle, &stat);
         let rights = probe(&calls, &directory).await.map_err(told)?;
         if rights == Rights::Squashed {
             calls.set_squashed();

@@ -10,7 +10,7 @@ use nfs3_client::nfs3_types::nfs3::{
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
-use crate::{Capabilities, Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
+use crate::{Capabilities, Error, ErrorKind, FileKind, Identity, PoolPath, Result, Side, Stat};
 
 use super::attributes::{Found, Wanted, option, stat_of};
 use super::calls::Calls;
@@ -52,6 +52,15 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn args(&self) -> diropargs3<'_> {
         diropargs3 { dir: self.dir.handle.clone(), name: self.name[..].into() }
+    }
+}
+
+/// `NOENT` where what was found is another object than the one that is meant: that one is not there. What is done then
+/// goes by the handle of what was checked.
+fn check_identity(path: &PoolPath, found: Option<Identity>) -> Outcome<()> {
+    match (path.object(), found) {
+        (Some(meant), Some(found)) if !found.is_same(meant) => Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)),
+        _ => Ok(()),
     }
 }
 
@@ -137,7 +146,7 @@ impl Session {
                 return Err(Failure::Status(nfsstat3::NFS3ERR_NOTDIR));
             }
             known = known.join(name);
-            dir = Arc::new(Directory { owner: Owner::from(&object.stat), handle: object.handle });
+            dir = Arc::new(Directory::new(object.handle, &object.stat));
             self.handles.keep_directory(known.clone(), Arc::clone(&dir), forgettings);
         }
         Ok(Reached { dir, cached })
@@ -163,6 +172,7 @@ impl Session {
             self.handles.forget_way(path);
             let again = self.reach(path).await?;
             if reached.is_none_or(|reached| reached.dir.handle != again.dir.handle) {
+                check_identity(path, again.dir.identity)?;
                 return work(again.dir).await;
             }
         }
@@ -176,7 +186,10 @@ impl Session {
     ) -> (Option<Reached>, Outcome<T>) {
         match self.reach(path).await {
             Ok(reached) => {
-                let answer = work(Arc::clone(&reached.dir)).await;
+                let answer = match check_identity(path, reached.dir.identity) {
+                    Ok(()) => work(Arc::clone(&reached.dir)).await,
+                    Err(failure) => Err(failure),
+                };
                 (Some(reached), answer)
             }
             Err(failure) => (None, Err(failure)),
@@ -198,14 +211,16 @@ impl Session {
     /// What `path` names; a symlink is not followed.
     pub(super) async fn object(&self, path: &PoolPath) -> Outcome<Found> {
         if !path.is_root() {
-            return self.in_slot(path, |slot| Box::pin(async move { self.look(&slot).await })).await;
+            let found = self.in_slot(path, |slot| Box::pin(async move { self.look(&slot).await })).await?;
+            check_identity(path, found.stat.version.identity())?;
+            return Ok(found);
         }
         let found = |dir: Arc<Directory>| {
             Box::pin(async move {
                 let stat = self.attributes(&dir.handle, &[dir.owner]).await?;
                 let handle = dir.handle.clone();
                 if dir.owner != Owner::from(&stat) {
-                    *self.root.lock() = Arc::new(Directory { handle: handle.clone(), owner: Owner::from(&stat) });
+                    *self.root.lock() = Arc::new(Directory::new(handle.clone(), &stat));
                 }
                 Ok(Found { handle, stat })
             }) as BoxFuture<'_, _>

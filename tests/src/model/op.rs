@@ -51,6 +51,11 @@ pub enum Other {
         from: Spot,
         to: Spot,
     },
+    /// Two objects change places, as `mv a c; mv b a; mv c b` does it.
+    Swap {
+        a: Spot,
+        b: Spot,
+    },
     Chmod {
         at: Spot,
         mode: u32,
@@ -298,6 +303,7 @@ fn other() -> impl Strategy<Value = Op> {
         3 => spot().prop_map(|at| Other::Remove { at }),
         1 => spot().prop_map(|at| Other::Mkdir { at }),
         2 => (spot(), spot()).prop_map(|(from, to)| Other::Rename { from, to }),
+        2 => (spot(), spot()).prop_map(|(a, b)| Other::Swap { a, b }),
         1 => (spot(), mode()).prop_map(|(at, mode)| Other::Chmod { at, mode }),
     ]
     .prop_map(Op::Other)

@@ -159,6 +159,7 @@ async fn change(pool: &dyn Pool, tree: &Tree, other: Other, tag: u32) {
         }
         Other::Mkdir { at } => _ = pool.mkdir(&path(at), &Attrs { mode: 0o755, ..attrs }).await,
         Other::Rename { from, to } => _ = pool.rename(&path(from), &path(to), RenameMode::Replace).await,
+        Other::Swap { a, b } => _ = pool.rename(&path(a), &path(b), RenameMode::Exchange).await,
         Other::Chmod { at, mode } => {
             let changes = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
             let _ = pool.set_attrs(&path(at), &changes).await;

@@ -2,17 +2,38 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_tests::mount::{Mount, Options};
+use forebay_tests::servers::Server;
+use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::users::{U1, U2, User};
 
-/// A mount whose policy flushes nothing by itself, with a directory that both users may write, not sticky.
-fn shared() -> Mount {
-    let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n"));
-    fs::create_dir(mount.pool("shared")).unwrap();
-    fs::set_permissions(mount.pool("shared"), Permissions::from_mode(0o777)).unwrap();
-    mount
+/// A mount whose policy flushes nothing by itself, with a directory that both users may write, not sticky; and that
+/// directory in the pool.
+struct Shared {
+    mount: Mount,
+    pool: PathBuf,
+    _server: Option<NfsServer>,
+}
+
+impl Shared {
+    /// Over a directory, and over an NFS server whose export the users reach as well.
+    fn each() -> [Self; 2] {
+        let server = NfsServer::start(Path::new("/var/tmp"), Squash::None);
+        let export = server.export();
+        fs::set_permissions(export.parent().unwrap(), Permissions::from_mode(0o711)).unwrap();
+        let options = || Options::policy("[default]\nflush = \"manual\"\n");
+        let local = Mount::new(options());
+        let remote = Mount::new(Options { remote: Some(server.remote()), ..options() });
+        [(local.pool("shared"), local, None), (export.join("shared"), remote, Some(server))].map(
+            |(pool, mount, _server)| {
+                fs::create_dir(&pool).unwrap();
+                fs::set_permissions(&pool, Permissions::from_mode(0o777)).unwrap();
+                Self { mount, pool, _server }
+            },
+        )
+    }
 }
 
 fn give(path: &Path, user: User, mode: u32) {
@@ -30,8 +51,12 @@ fn mode_and_group(path: &Path) -> (u32, u32) {
 /// SECURITY 7: "never another one that was moved to its name"
 #[test]
 fn attributes_are_not_flushed_to_what_was_put_in_the_place_of_their_object() {
-    let mount = shared();
-    let (pool, mnt) = (mount.pool("shared"), mount.path("shared"));
+    Shared::each().iter().for_each(attributes_are_kept);
+}
+
+fn attributes_are_kept(shared: &Shared) {
+    let Shared { mount, pool, .. } = shared;
+    let mnt = mount.path("shared");
     fs::write(pool.join("f"), "mine").unwrap();
     give(&pool.join("f"), U1, 0o600);
     fs::write(pool.join("secret"), "secret").unwrap();
@@ -41,17 +66,19 @@ fn attributes_are_not_flushed_to_what_was_put_in_the_place_of_their_object() {
     fs::create_dir(pool.join("private")).unwrap();
     give(&pool.join("private"), U2, 0o700);
 
-    U1.sh(&mnt, "chmod 604 f; setfattr -n user.a -v b f; touch -d 2001-01-01 f; setfacl -m u:4001:rw f").ok();
+    U1.sh(&mnt, "chmod 604 f; touch -d 2001-01-01 f").ok();
+    // Where the pool has them.
+    let _ = U1.sh(&mnt, "setfattr -n user.a -v b f; setfacl -m u:4001:rw f");
     U1.sh(&mnt, "chmod 757 d").ok();
     let before = fs::metadata(pool.join("secret")).unwrap().mtime();
-    U1.sh(&pool, "mv f f.old; mv secret f; mv d d.old; mv private d").ok();
+    U1.sh(pool, "mv f f.old; mv secret f; mv d d.old; mv private d").ok();
     // Whatever it says of names that moved: what counts is what the pool has afterwards.
     let _ = mount.forebay(["flush", "--wait"], &[&mnt]);
 
     assert_eq!(mode_and_group(&pool.join("f")), (0o600, U2.0), "the other user's file");
     assert_eq!(mode_and_group(&pool.join("d")), (0o700, U2.0), "the other user's directory");
     assert_eq!(fs::metadata(pool.join("f")).unwrap().mtime(), before, "its times");
-    let attributes = forebay_tests::process::sh(&pool, "getfattr -d -m - f", std::time::Duration::from_secs(10)).out;
+    let attributes = forebay_tests::process::sh(pool, "getfattr -d -m - f", std::time::Duration::from_secs(10)).out;
     assert!(!attributes.contains("user.a") && !attributes.contains("posix_acl"), "its attributes: {attributes}");
 }
 
@@ -61,8 +88,12 @@ fn attributes_are_not_flushed_to_what_was_put_in_the_place_of_their_object() {
 /// SECURITY 8: "is read and written by its own rights only"
 #[test]
 fn a_directory_that_took_the_place_of_an_open_one_is_as_closed_as_it_says() {
-    let mount = shared();
-    let (pool, mnt) = (mount.pool("shared"), mount.path("shared"));
+    Shared::each().iter().for_each(directories_are_kept);
+}
+
+fn directories_are_kept(shared: &Shared) {
+    let Shared { mount, pool, .. } = shared;
+    let mnt = mount.path("shared");
     fs::create_dir(pool.join("d")).unwrap();
     give(&pool.join("d"), U1, 0o777);
     fs::create_dir(pool.join("private")).unwrap();
@@ -71,7 +102,7 @@ fn a_directory_that_took_the_place_of_an_open_one_is_as_closed_as_it_says() {
     give(&pool.join("private"), U2, 0o700);
 
     U1.sh(&mnt, "ls -la d; echo mine >d/of-mine").ok();
-    U1.sh(&pool, "mv d d.old; mv private d").ok();
+    U1.sh(pool, "mv d d.old; mv private d").ok();
     let seen = U1.sh(&mnt, "cat d/notes; ls d; echo x >d/.bashrc; true").out;
     assert!(!seen.contains("secret") && !seen.contains("notes"), "{seen}");
     let _ = mount.forebay(["flush", "--wait"], &[&mnt]);
