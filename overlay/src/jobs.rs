@@ -59,6 +59,8 @@ pub(crate) struct Jobs {
     table: Mutex<Table>,
     lineage: Lineage,
     contents: Mutex<LruCache<ContentId, Ino>>,
+    /// Bytes that opens of a job brought from the pool, and that the observer has not seen read yet.
+    fetched: Mutex<LruCache<(u32, Ino), u64>>,
     /// Somebody is about to set `watch`, and then `settled`.
     starting: AtomicBool,
     /// The observer, or why there is none.
@@ -94,6 +96,7 @@ impl Default for Jobs {
             table: Mutex::default(),
             lineage: Lineage::default(),
             contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
+            fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
             starting: AtomicBool::new(false),
             watch: OnceLock::new(),
             settled: OnceLock::new(),
@@ -127,6 +130,18 @@ impl Jobs {
     /// Whose content file this was when it was opened last.
     fn content_of(&self, id: ContentId) -> Option<Ino> {
         self.contents.lock().get(&id).copied()
+    }
+
+    /// Takes up to `bytes` of what a job's opens of a file brought from the pool.
+    fn take_fetched(&self, job: u32, ino: Ino, bytes: u64) -> u64 {
+        let mut fetched = self.fetched.lock();
+        let Some(left) = fetched.get_mut(&(job, ino)) else { return 0 };
+        let taken = bytes.min(*left);
+        *left -= taken;
+        if *left == 0 {
+            fetched.pop(&(job, ino));
+        }
+        taken
     }
 
     /// The job of a thread whose request is answered.
@@ -240,6 +255,10 @@ impl Overlay {
     pub(crate) fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
         if let (true, Some(content)) = (self.inner.jobs.any(), &opened.resident) {
             self.inner.jobs.contents.lock().put(ContentId(content.id), ino);
+            if let (Some(job), true) = (job, opened.fetched_bytes > 0) {
+                let mut fetched = self.inner.jobs.fetched.lock();
+                *fetched.get_or_insert_mut((job, ino), || 0) += opened.fetched_bytes;
+            }
         }
         self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
     }

@@ -97,6 +97,7 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
         assert_eq!(file["parts"]["written"], "", "{one}");
     }
     assert!(of(&one, "large", "pool_bytes") > 0, "it was not here: {one}");
+    assert_eq!(of(&one, "b", "pool_bytes"), 0, "it was staged: {one}");
     assert!(of(&one, "a", "cache_bytes") >= 2 * a, "it was read again: {one}");
     assert_eq!(one["bytes"], 3 * a + b + LARGE as u64 + 1_000_000);
 
@@ -116,6 +117,19 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
     }
     let listed = mount.forebay(["job", "list", "--mount"], &[&mount.place.mnt()]).ok();
     assert!(listed.out.contains("one ") && listed.out.contains("other ") && listed.out.contains("4 files"), "{listed}");
+}
+
+/// What an open waits for comes from the pool, though the daemon leaves it in the page cache.
+#[test]
+fn small_files_that_a_job_had_fetched_count_as_the_pools() {
+    let mount = mount(None);
+    run(&mut job(&mount, "cold", "cat a b >/dev/null; cat a >/dev/null"), COMMAND).ok();
+    run(&mut job(&mount, "warm", "cat a >/dev/null"), COMMAND).ok();
+    let cold = report(&mount, "cold");
+    assert_eq!((of(&cold, "a", "bytes"), of(&cold, "a", "pool_bytes")), (6_000_000, 3_000_000), "{cold}");
+    assert_eq!((of(&cold, "b", "bytes"), of(&cold, "b", "pool_bytes")), (200_001, 200_001), "{cold}");
+    let warm = report(&mount, "warm");
+    assert_eq!((of(&warm, "a", "bytes"), of(&warm, "a", "pool_bytes")), (3_000_000, 0), "{warm}");
 }
 
 #[test]

@@ -97,6 +97,8 @@ pub struct Opened {
     pub no_flush: bool,
     /// Not all of it was here when it was asked for, and it is opened to be read.
     pub missed: bool,
+    /// Bytes that the pool was asked for so that it could be opened.
+    pub fetched_bytes: u64,
 }
 
 /// One entry of a directory, in the order in which a snapshot shows it.

@@ -156,7 +156,14 @@ impl Watch {
                 return;
             };
             let is_content = key.device != self.mount && matches!(file, FileId::Overlay(_));
-            let (old, new) = (known.counted.get(key).copied(), traffic(record, is_content));
+            let old = known.counted.get(key).copied();
+            let mut new = traffic(record, is_content);
+            if let (true, FileId::Overlay(ino)) = (is_content, &file) {
+                // The daemon wrote what the open waited for: it was in the page cache, but came from the pool.
+                let before = old.map_or(0, |old| old.pool_bytes);
+                let more = inner.jobs.take_fetched(key.job, *ino, new.read_bytes.saturating_sub(before));
+                new = from_pool(new, before + more);
+            }
             let path = path.filter(|_| old.is_none()).cloned();
             if old != Some(new) {
                 known.counted.insert(*key, new);
@@ -263,6 +270,18 @@ fn traffic(record: &Record, is_content: bool) -> Traffic {
     }
 }
 
+/// The same where the first `bytes` came from the pool for this very reader.
+fn from_pool(traffic: Traffic, bytes: u64) -> Traffic {
+    let cached = traffic.cache_bytes.min(bytes);
+    let fast = traffic.fast_bytes.min(bytes - cached);
+    Traffic {
+        cache_bytes: traffic.cache_bytes - cached,
+        fast_bytes: traffic.fast_bytes - fast,
+        pool_bytes: traffic.pool_bytes + cached + fast,
+        ..traffic
+    }
+}
+
 /// The number of the file system that is mounted at a place, which is not asked.
 fn device_of(mountpoint: &Path) -> Result<u64, String> {
     let found = mounts::at(mountpoint).map_err(|e| e.to_string())?;
@@ -307,6 +326,11 @@ mod tests {
         assert_eq!((content.read_bytes, content.written_bytes), (127, 5));
         assert_eq!((content.cache_bytes, content.fast_bytes, content.pool_bytes), (90, 37, 0));
         assert_eq!(traffic(&record, false).pool_bytes, 37);
+        let fetched = from_pool(content, 100);
+        assert_eq!(
+            (fetched.read_bytes, fetched.cache_bytes, fetched.fast_bytes, fetched.pool_bytes),
+            (127, 0, 27, 100)
+        );
         record.ways[Way::Fill as usize] = count(1000);
         let ahead = traffic(&record, true);
         assert_eq!((ahead.cache_bytes, ahead.fast_bytes), (0, 127), "what is read ahead is not read");

@@ -169,7 +169,8 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let asked = daemon.overlay.clone();
     let noted = std::thread::spawn(move || {
         let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        let opened = crate::Opened { resident: None, keep_cache: false, no_flush: true, missed: false };
+        let opened =
+            crate::Opened { resident: None, keep_cache: false, no_flush: true, missed: false, fetched_bytes: 0 };
         asked.note_open(asked.job_of(thread), crate::Ino(7), &opened);
         asked.note_read(asked.job_of(thread), crate::Ino(7), 0..10, true);
     });

@@ -86,7 +86,7 @@ impl Overlay {
             }
             inner.truncate_to_zero(&node).await?;
         }
-        let mut missed = false;
+        let (mut missed, mut fetched_bytes) = (false, 0);
         let no_flush = !write || policy.flush != Flush::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
@@ -99,13 +99,15 @@ impl Overlay {
             if !whole && size == 0 {
                 inner.complete_empty(&node)?;
             } else if !whole && size <= policy.whole_file_bytes {
+                let missing = inner.missing_bytes(&node, 0..size)?;
                 match inner.fetch(&node, 0..size).await {
+                    Ok(()) => fetched_bytes += missing,
                     Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
                     Err(e) if e.is(ErrorKind::Stale) => {
                         inner.revalidate(ino, Age::Now).await?;
                         continue;
                     }
-                    other => other?,
+                    Err(e) => return Err(e),
                 }
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
@@ -139,7 +141,7 @@ impl Overlay {
                     self.release(ino, flags);
                     return Err(e);
                 }
-                return Ok(Opened { missed, ..opened });
+                return Ok(Opened { missed, fetched_bytes, ..opened });
             }
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
@@ -271,7 +273,7 @@ impl Inner {
         if clean && resident.is_some() {
             self.evictor.lock().access(node.ino.0);
         }
-        Ok(Some(Opened { resident, keep_cache, no_flush, missed: false }))
+        Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
     }
 
     /// Whether nothing of clean content was lost on its way to the device, as far as the kernel tells. It was glanced at

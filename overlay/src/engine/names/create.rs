@@ -101,7 +101,8 @@ impl Overlay {
             false => state.readers += 1,
         }
         drop(state);
-        Ok((entry, Opened { resident: past.then_some(content), keep_cache: false, no_flush, missed: false }))
+        let resident = past.then_some(content);
+        Ok((entry, Opened { resident, keep_cache: false, no_flush, missed: false, fetched_bytes: 0 }))
     }
 
     /// Gives an inode another name.
