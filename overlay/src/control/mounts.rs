@@ -62,6 +62,13 @@ pub fn is_ours(mountpoint: &Path) -> bool {
     at(mountpoint).ok().flatten().is_some_and(|m| m.fs_type == FS_TYPE)
 }
 
+/// The same as a process sees it, which may have mounts of its own.
+pub fn is_ours_for(pid: u32, mountpoint: &Path) -> bool {
+    let mounts = std::fs::File::open(format!("/proc/{pid}/mountinfo")).and_then(|file| parse(io::BufReader::new(file)));
+    let at = mounts.ok().and_then(|mounts| mounts.into_iter().rev().find(|m| m.mountpoint == mountpoint));
+    at.is_some_and(|m| m.fs_type == FS_TYPE)
+}
+
 /// The options that a mount can be given, beside those of its file system.
 const OPTIONS: [(&str, MountFlags); 6] = [
     ("nosuid", MountFlags::NOSUID),

@@ -10,7 +10,7 @@ use forebay_backends::Location;
 
 use super::config::MountConfig;
 use super::registry::{self, Entry};
-use super::{Failure, FailureKind, limits, mixed, mounts, paths};
+use super::{Failure, FailureKind, limits, mixed, mounts, paths, unmount};
 use crate::content::guard;
 
 /// What a mount would do, as far as it can be told beforehand.
@@ -67,7 +67,9 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
         }
     }
-    not_shared(config, &registry::entries())?;
+    let mut entries = registry::entries();
+    entries.retain(|entry| !(shared_with(config, entry).is_some() && unmount::is_over(entry)));
+    not_shared(config, &entries)?;
     space(config)?;
     Ok(to_create)
 }
@@ -109,6 +111,8 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
             format!("{place} is already mounted by forebay (pid {})", entry.state.supervisor.pid),
         )
         .remedy(format!("forebay umount {place}"))),
+        // What `forebay umount` waits for.
+        Some(entry) if alive && unmount::is_over(&entry) => Ok(false),
         Some(entry) if alive => Err(Failure::new(
             FailureKind::Busy,
             format!("the daemon of an earlier mount at {place} (pid {}) has not ended yet", entry.state.supervisor.pid),
@@ -213,9 +217,14 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
     }
 }
 
+/// The fast directory that a mount uses, too.
+fn shared_with<'a>(config: &'a MountConfig, entry: &Entry) -> Option<&'a PathBuf> {
+    config.fast.iter().find(|fast| entry.state.config.fast.contains(fast))
+}
+
 fn not_shared(config: &MountConfig, entries: &[Entry]) -> Result<(), Failure> {
     for entry in entries.iter().filter(|e| e.supervisor_alive() || e.worker_alive()) {
-        if let Some(fast) = config.fast.iter().find(|f| entry.state.config.fast.contains(f)) {
+        if let Some(fast) = shared_with(config, entry) {
             let (fast, other) = (fast.display(), entry.mountpoint().display());
             return Err(Failure::new(
                 FailureKind::Busy,
