@@ -11,8 +11,9 @@ use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
 
 use crate::unfinished::unique_name;
-use crate::{Capabilities, ConditionalPut};
+use crate::{Capabilities, ConditionalPut, FileKind};
 
+use super::attrs::Target;
 use super::stat::{stat_fd, stat_name};
 use super::stripes::Striped;
 
@@ -85,8 +86,15 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
     if abilities.public.read_only {
         return Ok(abilities);
     }
+    let before = stat_fd(root)?;
     match Probe::new(root) {
-        Ok(probe) => probe.run(&mut abilities)?,
+        Ok(probe) => {
+            let ran = probe.run(&mut abilities);
+            drop(probe);
+            // A name that another client makes within these milliseconds still shows in the change time.
+            let _ = Target::handle(root, FileKind::Directory).set_times(None, Some(before.mtime));
+            ran?;
+        }
         Err(Errno::ROFS) => abilities.public.read_only = true,
         // The root is not ours to write in, directories beneath it may be: stay with what the kind tells.
         Err(Errno::ACCESS | Errno::PERM | Errno::NOSPC | Errno::DQUOT) => {}
