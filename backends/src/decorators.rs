@@ -211,12 +211,22 @@ impl<A: Around> Pool for Decorated<A> {
         self.around(CallKind::SetXattr, path, 0, self.inner.set_xattr(path, name, value)).await
     }
 
+    async fn check_xattrs(&self, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let root = PoolPath::root();
+        let call = Call { kind: CallKind::Xattrs, path: &root, bytes: 0 };
+        self.around.around(call, self.inner.check_xattrs(kind, xattrs)).await
+    }
+
     async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {
         self.around(CallKind::RemoveXattr, path, 0, self.inner.remove_xattr(path, name)).await
     }
 
     async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
         self.around(CallKind::SyncDir, path, 0, self.inner.sync_dir(path)).await
+    }
+
+    async fn sweep_unfinished(&self, dir: &PoolPath, writers: &[String]) -> Result<u64> {
+        self.around(CallKind::List, dir, 0, self.inner.sweep_unfinished(dir, writers)).await
     }
 
     async fn space(&self) -> Result<Space> {

@@ -25,6 +25,7 @@ mod stat;
 mod stripes;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod upload;
 
 use std::fmt;
@@ -58,6 +59,7 @@ use staging::Staging;
 use stat::{stat_fd, stat_name};
 pub use stripes::Striped;
 use stripes::{Kernel, Stripes, SystemCalls};
+use trial::{Trials, refused};
 
 /// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
 pub const MAX_BLOCKING_CALLS: usize = 64;
@@ -78,6 +80,7 @@ struct Shared {
     abilities: Abilities,
     stripes: Stripes,
     files: Arc<OpenFiles>,
+    trials: Trials,
     /// Writers of one name within this process take turns, by the hash of the path.
     publishing: [Mutex<()>; PUBLISH_LOCKS],
 }
@@ -111,7 +114,14 @@ impl DirPool {
             Error::os(errno.raw_os_error(), Side::Pool, what)
         })?;
         let publishing = std::array::from_fn(|_| Mutex::new(()));
-        let shared = Shared { root, abilities, stripes, files: Arc::new(OpenFiles::new()), publishing };
+        let shared = Shared {
+            root,
+            abilities,
+            stripes,
+            files: Arc::new(OpenFiles::new()),
+            trials: Trials::default(),
+            publishing,
+        };
         Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(MAX_BLOCKING_CALLS)) })
     }
 
@@ -466,7 +476,24 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("set an extended attribute of", &path);
             pool.require_xattrs(call)?;
-            pool.with_object(call, |target, _| target.set_xattr(&name, &value).and_then(|()| target.sync()))
+            let set = |target: &Target<'_>, _: std::os::fd::BorrowedFd<'_>| match target.set_xattr(&name, &value) {
+                Ok(()) => target.sync().map(|()| None),
+                Err(errno) if ErrorKind::from_errno(errno.raw_os_error()).refuses_attribute() => Ok(Some(errno)),
+                Err(errno) => Err(errno),
+            };
+            match pool.with_object(call, set)? {
+                Some(errno) => Err(refused(call.failed(errno), &name)),
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn check_xattrs(&self, _kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let xattrs = xattrs.to_vec();
+        self.cheap(move |pool| {
+            let root = PoolPath::root();
+            pool.trials.check(&pool.root, pool.root.call("try on a new file in", &root), &xattrs)
         })
         .await
     }
@@ -494,6 +521,11 @@ impl Pool for DirPool {
             }
         })
         .await
+    }
+
+    async fn sweep_unfinished(&self, dir: &PoolPath, writers: &[String]) -> Result<u64> {
+        let (dir, writers) = (dir.clone(), writers.to_vec());
+        self.blocking(move |pool| listing::sweep_of(&pool.root, pool.root.call("sweep", &dir), &writers)).await
     }
 
     async fn space(&self) -> Result<Space> {

@@ -89,6 +89,23 @@ impl ErrorKind {
         }
     }
 
+    /// Whether an answer to `setxattr` is about the attribute, and no fault of the pool.
+    pub fn refuses_attribute(self) -> bool {
+        matches!(
+            self,
+            Self::Unsupported
+                | Self::InvalidInput
+                | Self::NoSpace
+                | Self::Quota
+                | Self::OutOfRange
+                | Self::TooLarge
+                | Self::NameTooLong
+                | Self::NotPermitted
+                | Self::PermissionDenied
+                | Self::Os(libc::E2BIG)
+        )
+    }
+
     /// The kind that stands for an errno.
     pub fn from_errno(errno: i32) -> Self {
         match errno {
@@ -124,13 +141,15 @@ pub struct Error {
     kind: ErrorKind,
     side: Side,
     context: String,
+    /// The extended attribute that the object cannot have.
+    attribute: Option<Box<[u8]>>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
     /// `context` names the operation and the thing, and where it helps the remedy.
     pub fn new(kind: ErrorKind, side: Side, context: impl Into<String>) -> Self {
-        Self { kind, side, context: context.into(), source: None }
+        Self { kind, side, context: context.into(), attribute: None, source: None }
     }
 
     /// An error of a system call.
@@ -140,7 +159,20 @@ impl Error {
 
     pub fn io(error: std::io::Error, side: Side, context: impl Into<String>) -> Self {
         let kind = error.raw_os_error().map_or(ErrorKind::Os(libc::EIO), ErrorKind::from_errno);
-        Self { kind, side, context: context.into(), source: Some(Box::new(error)) }
+        Self { kind, side, context: context.into(), attribute: None, source: Some(Box::new(error)) }
+    }
+
+    /// Says that nothing but an extended attribute was refused, where the kind of error says so of its value or name.
+    pub fn of_attribute(mut self, name: &[u8]) -> Self {
+        if self.kind.refuses_attribute() {
+            self.attribute = Some(name.into());
+        }
+        self
+    }
+
+    /// The extended attribute without which the same call may succeed.
+    pub fn attribute(&self) -> Option<&[u8]> {
+        self.attribute.as_deref()
     }
 
     pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {

@@ -26,3 +26,4 @@ pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, RenameMode, SetAttrs, Space,
     Stat, Stripe, Time, UnderWay, Version,
 };
+pub use unfinished::this_writer;

@@ -7,6 +7,7 @@ mod tree;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,6 +36,8 @@ pub struct MemoryPool {
     tree: Mutex<Tree>,
     capabilities: Capabilities,
     layouts: Mutex<BTreeMap<PoolPath, Layout>>,
+    /// Bytes that the extended attributes of one object may take.
+    xattrs_max: AtomicUsize,
 }
 
 /// What [`MemoryPool::snapshot`] says of one object.
@@ -64,7 +67,12 @@ impl MemoryPool {
 
     /// A pool that can less. What it cannot is refused with `Unsupported`, or `ReadOnly`.
     pub fn with_capabilities(capabilities: Capabilities) -> Self {
-        Self { tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)), capabilities, layouts: Mutex::default() }
+        Self {
+            tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)),
+            capabilities,
+            layouts: Mutex::default(),
+            xattrs_max: AtomicUsize::new(usize::MAX),
+        }
     }
 
     pub fn all_capabilities() -> Capabilities {
@@ -143,6 +151,26 @@ impl MemoryPool {
         self.with(what, path, |tree| if read_only { Err(ErrorKind::ReadOnly) } else { work(tree) })
     }
 
+    /// `Unsupported`, `NoSpace` and so on by the name of the first one that an object of this kind cannot have.
+    fn check_all(&self, what: &str, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let mut room = self.xattrs_max.load(Ordering::Relaxed);
+        for (name, value) in xattrs {
+            let bytes = name.len() + value.len();
+            let checked = if bytes > room { Err(ErrorKind::NoSpace) } else { check_xattr(name, value, kind) };
+            checked.map_err(|kind| {
+                let what = format!("{what}: extended attribute {}", name.escape_ascii());
+                Error::new(kind, Side::Pool, what).of_attribute(name)
+            })?;
+            room -= bytes;
+        }
+        Ok(())
+    }
+
+    /// From now on the extended attributes of one object take no more than so many bytes.
+    pub fn limit_xattrs(&self, bytes: usize) {
+        self.xattrs_max.store(bytes, Ordering::Relaxed);
+    }
+
     fn require(&self, able: bool, what: &str, path: &PoolPath) -> Result<()> {
         if able {
             return Ok(());
@@ -169,6 +197,9 @@ fn check_expected(tree: &Tree, ino: Option<tree::Ino>, expected: &Expected) -> O
 }
 
 fn check_xattr(name: &[u8], value: &[u8], kind: FileKind) -> Outcome<()> {
+    if name.ends_with(b".") && XATTR_NAMESPACES.contains(&name) {
+        return Err(ErrorKind::InvalidInput);
+    }
     if name.len() > XATTR_NAME_MAX {
         return Err(ErrorKind::OutOfRange);
     }
@@ -264,12 +295,10 @@ impl Pool for MemoryPool {
             pieces.push(piece);
         }
         self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "put attributes of", path)?;
+        self.check_all("put attributes of", FileKind::File, &attrs.xattrs)?;
         self.change("put", path, |tree| {
             if path.is_root() {
                 return Err(ErrorKind::IsDirectory);
-            }
-            for (name, value) in &attrs.xattrs {
-                check_xattr(name, value, FileKind::File)?;
             }
             let slot = tree.slot(path)?;
             check_expected(tree, slot.ino, expected)?;
@@ -293,6 +322,7 @@ impl Pool for MemoryPool {
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
         self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "mkdir", path)?;
+        self.check_all("mkdir", FileKind::Directory, &attrs.xattrs)?;
         self.change("mkdir", path, |tree| {
             let ino = tree.create(path, Body::Directory(BTreeMap::new()), attrs)?;
             tree.stat(ino)
@@ -395,14 +425,24 @@ impl Pool for MemoryPool {
 
     async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()> {
         self.require(self.capabilities.xattrs, "set an extended attribute of", path)?;
+        let (kind, mut all) = self.with("set an extended attribute of", path, |tree| {
+            let node = tree.node(tree.lookup(path)?)?;
+            let others = node.xattrs.iter().filter(|(other, _)| *other != name);
+            Ok((node.kind(), others.map(|(name, value)| (name.clone(), value.clone())).collect::<Vec<_>>()))
+        })?;
+        all.push((name.to_vec(), value.to_vec()));
+        self.check_all("set", kind, &all)?;
         self.change("set an extended attribute of", path, |tree| {
             let ino = tree.lookup(path)?;
-            check_xattr(name, value, tree.node(ino)?.kind())?;
             tree.change_xattrs(ino, |xattrs| {
                 xattrs.insert(name.to_vec(), value.to_vec());
                 Ok(())
             })
         })
+    }
+
+    async fn check_xattrs(&self, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        self.check_all("check", kind, xattrs)
     }
 
     async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {

@@ -114,7 +114,7 @@ impl NfsPool {
     /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
     /// their number. Nothing calls this by itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
-        self.session.sweep(path, false).await
+        self.session.sweep(path, &[], false).await
     }
 
     fn no_xattrs<T>(&self, call: Call<'_>) -> Result<T> {
@@ -291,6 +291,10 @@ impl Pool for NfsPool {
         self.session.check(call)?;
         // The server has made the names durable before it answered; what is left is to see that it is there.
         self.session.directory(path).await.map(drop).map_err(|failure| call.failed(failure))
+    }
+
+    async fn sweep_unfinished(&self, dir: &PoolPath, writers: &[String]) -> Result<u64> {
+        self.session.sweep(dir, writers, false).await
     }
 
     async fn space(&self) -> Result<Space> {

@@ -107,7 +107,8 @@ pub trait Pool: Send + Sync + 'static {
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>>;
 
     /// Replaces or creates a whole object of `size` bytes in one step that no reader sees the middle of, and
-    /// makes its content durable. `Conflict` and no change where the target is not as `expected`.
+    /// makes its content durable. `Conflict` and no change where the target is not as `expected`. Where an extended
+    /// attribute is refused, nothing is changed and the error names it.
     async fn put(
         &self,
         path: &PoolPath,
@@ -147,10 +148,22 @@ pub trait Pool: Send + Sync + 'static {
 
     async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()>;
 
+    /// Whether something new of this kind can have all these extended attributes: the error names the one that cannot be
+    /// had (`Error::attribute`). Says yes where that is not known beforehand.
+    async fn check_xattrs(&self, _kind: FileKind, _xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        Ok(())
+    }
+
     async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()>;
 
     /// Makes the names in a directory durable.
     async fn sync_dir(&self, path: &PoolPath) -> Result<()>;
+
+    /// Removes from one directory what these writers left unfinished there (`this_writer`), and returns how many files it
+    /// was. They must have ended.
+    async fn sweep_unfinished(&self, _dir: &PoolPath, _writers: &[String]) -> Result<u64> {
+        Ok(0)
+    }
 
     async fn space(&self) -> Result<Space>;
 

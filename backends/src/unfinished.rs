@@ -8,11 +8,23 @@ use rustix::process::{Pid, test_kill_process};
 
 const PREFIX: &str = ".forebay~put-";
 
-/// `.forebay~put-<boot>-<pid>-<random>`: `boot` tells this machine's processes from those of other nodes, which may
-/// reach the same file system by another way; the random part keeps processes of one number in different containers
-/// apart.
+/// `.forebay~put-<boot>-<pid>-<process><file>`: `boot` tells this machine's processes from those of other nodes, which
+/// may reach the same file system by another way; `process`, eight random digits that all names of one process have,
+/// keeps processes of one number in different containers apart.
 pub(crate) fn unique_name() -> Vec<u8> {
-    format!("{PREFIX}{}-{}-{:016x}", boot_id(), std::process::id(), rand::rng().random::<u64>()).into_bytes()
+    format!("{PREFIX}{}{:08x}", this_writer(), rand::rng().random::<u32>()).into_bytes()
+}
+
+/// What the names of this process' unfinished files begin with, and those of no other process.
+pub fn this_writer() -> &'static str {
+    static WRITER: OnceLock<String> = OnceLock::new();
+    WRITER.get_or_init(|| format!("{}-{}-{:08x}", boot_id(), std::process::id(), rand::rng().random::<u32>()))
+}
+
+/// Whether a name is that of an unfinished file of one of these writers.
+pub(crate) fn is_of(name: &[u8], writers: &[String]) -> bool {
+    let Some(rest) = name.strip_prefix(PREFIX.as_bytes()) else { return false };
+    writers.iter().any(|writer| rest.starts_with(writer.as_bytes()))
 }
 
 /// Boot and process of the writer that a file of such a name belongs to; `None` for other names.
@@ -50,6 +62,8 @@ mod tests {
         assert_eq!(writer(&name), Some((boot_id(), std::process::id().cast_signed())));
         assert_ne!(name, unique_name());
         assert_eq!(writer(b".forebay~rename-1"), None);
+        assert!(is_of(&name, &["other".into(), this_writer().into()]));
+        assert!(!is_of(&name, &[format!("{}-{}-", boot_id(), u32::MAX)]) && !is_of(b"file", &[String::new()]));
     }
 
     #[test]

@@ -127,6 +127,12 @@ impl Acl {
         })
     }
 
+    /// What the owning group may do.
+    pub fn owning_group(&self) -> u32 {
+        let of = |tag| self.entries.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.perm));
+        of(Tag::OwningGroup).unwrap_or(0) & of(Tag::Mask).unwrap_or(7)
+    }
+
     /// The access ACL after `chmod(mode)`: the group's bits go to the mask, if there is one.
     pub fn chmod(&self, mode: u32) -> Self {
         let mut new = self.clone();

@@ -363,6 +363,27 @@ impl Catalog {
         self.write(batch)
     }
 
+    /// Single facts whose keys begin so.
+    pub fn meta_keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let mut keys = Vec::new();
+        self.scan(cf::META, prefix.as_bytes(), |key, _| {
+            let is_one = key.starts_with(prefix.as_bytes());
+            if is_one {
+                keys.push(String::from_utf8_lossy(key).into_owned());
+            }
+            Ok(is_one)
+        })?;
+        Ok(keys)
+    }
+
+    pub fn delete_meta(&self, keys: &[String]) -> Result<()> {
+        let mut batch = self.batch();
+        for key in keys {
+            batch.delete_raw(cf::META, key.as_bytes());
+        }
+        self.write(batch)
+    }
+
     fn family(&self, name: &str) -> Result<&ColumnFamily> {
         self.db.cf_handle(name).ok_or_else(|| corrupt(name))
     }

@@ -18,6 +18,7 @@ mod paths;
 mod pool_view;
 mod reporter;
 pub(crate) mod rights;
+mod room;
 mod staging;
 mod status;
 mod ttl;
@@ -122,6 +123,7 @@ pub(crate) struct Inner {
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
     pub brake: brake::Brake,
+    pub room: room::Room,
     pub reattached: bool,
     pub flusher: flush::Flusher,
     /// Rung when there may be something to flush.
@@ -200,6 +202,7 @@ impl Overlay {
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             brake: brake::Brake::default(),
+            room: room::Room::default(),
             reattached: options.reattached,
             flusher: flush::Flusher::default(),
             flush_bell: Notify::new(),

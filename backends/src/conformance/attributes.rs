@@ -4,7 +4,7 @@ use futures::{StreamExt, stream};
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, SetAttrs, Stat, Time};
 
-use super::context::{Context, Outcome, refused};
+use super::context::{Context, Failure, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -176,8 +176,28 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
         ensure_eq!(user_xattrs(&t, name).await?, wanted, "attributes after changes");
         refused("remove again", t.pool.remove_xattr(&path, b"user.long").await, ErrorKind::NoAttribute)?;
         refused("no namespace", t.pool.set_xattr(&path, b"plain", b"1").await, ErrorKind::Unsupported)?;
+        refused("no name", t.pool.set_xattr(&path, b"user.", b"1").await, ErrorKind::InvalidInput)?;
     }
     if t.can().xattrs {
+        // What cannot be set is known without an object.
+        let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
+        let good = [pair(b"user.a", b"1"), pair(b"user.long", &[b'x'; 2_000])];
+        t.pool.check_xattrs(FileKind::File, &good).await?;
+        for (name, kind) in [(&b"plain"[..], ErrorKind::Unsupported), (b"user.", ErrorKind::InvalidInput)] {
+            let all = [good[0].clone(), pair(name, b"1")];
+            let attrs = Attrs { xattrs: all.to_vec(), ..t.attrs(0) };
+            let answers = [
+                t.pool.check_xattrs(FileKind::File, &all).await,
+                t.pool.set_xattr(&t.path("f"), name, b"1").await,
+                t.pool.put(&t.path("new"), 0, stream::empty().boxed(), &attrs, &Expected::Absent).await.map(drop),
+                t.pool.mkdir(&t.path("new"), &attrs).await.map(drop),
+            ];
+            for answer in answers {
+                let Err(error) = answer else { return Err(Failure::new("it succeeded")) };
+                ensure_eq!((error.kind(), error.attribute()), (kind, Some(name)), "what is refused");
+            }
+            refused("what was not made", t.pool.stat(&t.path("new")).await, ErrorKind::NotFound)?;
+        }
         refused("of nothing", t.pool.xattrs(&t.path("none")).await, ErrorKind::NotFound)?;
     }
     Ok(())

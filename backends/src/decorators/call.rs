@@ -175,6 +175,7 @@ impl Answer for Option<Vec<DirEntry>> {
 impl Answer for Content {}
 impl Answer for Stat {}
 impl Answer for bool {}
+impl Answer for u64 {}
 impl Answer for Listing {}
 impl Answer for Vec<u8> {}
 impl Answer for Vec<(Vec<u8>, Vec<u8>)> {}

@@ -10,7 +10,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{Attrs, FileKind, SetAttrs, Time};
+use crate::{Attrs, Error, FileKind, SetAttrs, Time};
+
+use super::root::Call;
+use super::trial::refused;
 
 /// The kernel's limit for a list of names and for a value.
 const XATTR_BUFFER_BYTES: usize = 64 * 1024;
@@ -31,6 +34,30 @@ const INTERNAL_XATTRS: [&[u8]; 12] = [
     b"user.fhgfs",
 ];
 
+/// Why an object does not have its attributes.
+#[derive(Debug)]
+pub(super) struct Undressed {
+    errno: Errno,
+    /// The extended attribute that was refused.
+    attribute: Option<Vec<u8>>,
+}
+
+impl From<Errno> for Undressed {
+    fn from(errno: Errno) -> Self {
+        Self { errno, attribute: None }
+    }
+}
+
+impl Undressed {
+    pub(super) fn of(self, call: Call<'_>) -> Error {
+        let error = call.failed(self.errno).context("set the attributes");
+        match self.attribute {
+            Some(name) => refused(error, &name),
+            None => error,
+        }
+    }
+}
+
 /// An object by a handle. One that was opened without access to the content (`O_PATH`) is reached through
 /// `/proc/self/fd`, which names the object itself, a symlink too.
 pub(super) struct Target<'a> {
@@ -50,18 +77,18 @@ impl<'a> Target<'a> {
 
     /// Gives a new object its attributes. Owners come before extended attributes (a change of owner drops
     /// `security.capability`), these before the mode (ACLs change it) and the times last.
-    pub(super) fn apply(&self, attrs: &Attrs, may_chown: bool) -> rustix::io::Result<()> {
+    pub(super) fn apply(&self, attrs: &Attrs, may_chown: bool) -> Result<(), Undressed> {
         self.chown(Some(attrs.uid), Some(attrs.gid), may_chown)?;
         if self.kind != FileKind::Symlink {
             self.remove_inherited_acls(&attrs.xattrs)?;
         }
         for (name, value) in &attrs.xattrs {
-            self.set_xattr(name, value)?;
+            self.set_xattr(name, value).map_err(|errno| Undressed { errno, attribute: Some(name.clone()) })?;
         }
         if self.kind != FileKind::Symlink {
             self.chmod(attrs.mode)?;
         }
-        self.set_times(Some(attrs.atime), Some(attrs.mtime))
+        Ok(self.set_times(Some(attrs.atime), Some(attrs.mtime))?)
     }
 
     /// Changes everything but the size.
@@ -212,8 +239,8 @@ fn timespec(time: Option<Time>) -> Timespec {
 }
 
 /// A new object's handle with its attributes applied; what `fd` is must have been made by the caller.
-pub(super) fn dress<Fd: AsFd>(fd: Fd, kind: FileKind, attrs: &Attrs, may_chown: bool) -> rustix::io::Result<()> {
+pub(super) fn dress<Fd: AsFd>(fd: Fd, kind: FileKind, attrs: &Attrs, may_chown: bool) -> Result<(), Undressed> {
     let target = Target::handle(fd.as_fd(), kind);
     target.apply(attrs, may_chown)?;
-    target.sync()
+    Ok(target.sync()?)
 }

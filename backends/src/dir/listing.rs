@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, Dir as Entries, unlinkat};
 use rustix::io::Errno;
 
-use crate::unfinished::{boot_id, is_alive, writer};
+use crate::unfinished::{boot_id, is_alive, is_of, writer};
 use crate::{DirEntry, RESERVED_PREFIX, Result};
 
 use super::root::{Call, Root};
@@ -67,6 +67,11 @@ pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
 pub(super) fn sweep_before_removal(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     let own = |name: &[u8]| writer(name).is_some_and(|(boot, _)| boot == boot_id());
     sweep_where(root, call, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
+}
+
+/// The same of these writers, however young the files are.
+pub(super) fn sweep_of(root: &Root, call: Call<'_>, writers: &[String]) -> Result<u64> {
+    sweep_where(root, call, |_, name| is_of(name, writers))
 }
 
 fn sweep_where(root: &Root, call: Call<'_>, abandoned: impl Fn(&OwnedFd, &[u8]) -> bool) -> Result<u64> {

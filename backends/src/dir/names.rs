@@ -39,15 +39,15 @@ pub(super) fn make(
         // It is neither given away nor removed.
         return Err(call.error(ErrorKind::Conflict, "another client put something else there at the same moment"));
     }
-    let dressed = dress(&object, kind, attrs, abilities.public.owners).and_then(|()| stat_fd(&object));
-    dressed.map_err(|errno| {
+    let dressed = dress(&object, kind, attrs, abilities.public.owners).and_then(|()| Ok(stat_fd(&object)?));
+    dressed.map_err(|why| {
         if !stat_name(&dir, name).is_ok_and(|there| there.version.same_object(&made.version)) {
-            return call.failed(errno).context("set the attributes");
+            return why.of(call);
         }
         let flags = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         // The error that counts is the first one.
         let _ = unlinkat(&dir, name, flags);
-        call.failed(errno).context("set the attributes")
+        why.of(call)
     })
 }
 

@@ -287,7 +287,7 @@ impl Publish<'_> {
         fsync(&file).map_err(fail)?;
         copy_content(&staging.file, &file).map_err(fail)?;
         fsync(&file).map_err(fail)?;
-        opened.apply(self.attrs, self.may_chown).map_err(fail)?;
+        opened.apply(self.attrs, self.may_chown).map_err(|why| why.of(self.call))?;
         opened.remove_other_xattrs(&self.attrs.xattrs).map_err(fail)?;
         match opened.remove_xattr(UNFINISHED_XATTR) {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => {}

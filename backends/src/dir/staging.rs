@@ -126,7 +126,7 @@ impl Staging {
     pub(super) fn finish(&self, call: Call<'_>, size: u64, attrs: &Attrs, may_chown: bool) -> Result<()> {
         ftruncate(&self.file, size).map_err(|errno| call.failed(errno))?;
         let target = Target::opened(self.file.as_fd(), FileKind::File);
-        target.apply(attrs, may_chown).map_err(|errno| call.failed(errno).context("set the attributes"))?;
+        target.apply(attrs, may_chown).map_err(|why| why.of(call))?;
         fsync(&self.file).map_err(|errno| call.failed(errno).context("make the content durable"))
     }
 

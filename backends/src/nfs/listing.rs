@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
 
-use crate::unfinished::{boot_id, is_alive, writer};
+use crate::unfinished::{boot_id, is_alive, is_of, writer};
 use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat, is_file_name};
 
 use super::attributes::{Found, option};
@@ -170,8 +170,13 @@ impl Session {
 
     /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns their
     /// number. Those of this machine need not be old where the directory is to be removed: what they write has no
-    /// place any more.
-    pub(super) async fn sweep(self: &Arc<Self>, path: &PoolPath, before_removal: bool) -> Result<u64> {
+    /// place any more. Those of `ended` need not either: they are known to have ended.
+    pub(super) async fn sweep(
+        self: &Arc<Self>,
+        path: &PoolPath,
+        ended: &[String],
+        before_removal: bool,
+    ) -> Result<u64> {
         let call = Call::new("sweep", path);
         self.check(call)?;
         let fail = |failure| call.failed(failure);
@@ -182,7 +187,8 @@ impl Session {
             for DirEntry { name, .. } in page {
                 let Some((boot, process)) = writer(&name) else { continue };
                 let own = boot == boot_id();
-                if own && is_alive(process) {
+                let has_ended = is_of(&name, ended);
+                if own && is_alive(process) && !has_ended {
                     continue;
                 }
                 let slot = Slot { dir: Arc::clone(&dir), name };
@@ -191,7 +197,7 @@ impl Session {
                     Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) => continue,
                     Err(failure) => return Err(fail(failure)),
                 };
-                if (own && before_removal) || is_old(&found.stat, SWEEP_AGE) {
+                if has_ended || (own && before_removal) || is_old(&found.stat, SWEEP_AGE) {
                     self.remove_slot(&slot, &found).await.map_err(fail)?;
                     removed += 1;
                 }

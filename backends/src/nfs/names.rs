@@ -86,7 +86,7 @@ impl Session {
         let mut answer = self.remove_slot(&slot, &found).await;
         // A writer that was killed may have left its unfinished file there, which nobody sees.
         if answer.as_ref().is_err_and(|failure| failure.is(nfsstat3::NFS3ERR_NOTEMPTY))
-            && self.sweep(path, true).await? > 0
+            && self.sweep(path, &[], true).await? > 0
         {
             answer = self.remove_slot(&slot, &found).await;
         }

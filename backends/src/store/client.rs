@@ -152,6 +152,8 @@ impl Refusal {
             (_, "BadDigest" | "XAmzContentSHA256Mismatch") => ErrorKind::Corrupt,
             (_, "PreconditionFailed" | "ConditionalRequestConflict") => ErrorKind::Conflict,
             (_, "NoSuchKey" | "NoSuchUpload") => ErrorKind::NotFound,
+            // Of servers that keep keys as files: an object is where the key needs a directory.
+            (_, "ObjectParentIsFile" | "XMinioParentIsObject") => ErrorKind::NotDirectory,
             (404 | 410, _) => ErrorKind::NotFound,
             (401 | 403, _) | (_, "PublicAccessNotPermitted") => ErrorKind::PermissionDenied,
             (412, _) => ErrorKind::Conflict,

@@ -111,6 +111,10 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
     for error in &status.flush_errors {
         line("NOT FLUSHED", shown(error));
     }
+    if status.waiting_for_room > 0 {
+        let what = format!("{} until the flush has made room for what they write", status.waiting_for_room);
+        line("writers wait", what);
+    }
     for stuck in &status.flush_stuck {
         line("NO PROGRESS", shown(stuck));
     }

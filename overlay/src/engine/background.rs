@@ -29,6 +29,18 @@ struct Start {
 }
 
 pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
+    let again = inner.clone();
+    let stop = inner.stop.clone();
+    let (begun, has_begun) = oneshot::channel();
+    // Before anything else runs: what changes from now on is counted by who changes it.
+    let start = Start { counted_bytes: inner.store.budget.used(), begun };
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = again.look_around(start, &stop) {
+            tracing::error!(%error, "the look at the fast pool after the start");
+        }
+    });
+    // One that ended without a word has said why.
+    let _ = has_begun.await;
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
         tokio::spawn(async move {
@@ -39,6 +51,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
         });
     };
     spawn("flush", Box::pin(super::flush::rounds::flush_loop(inner.clone())));
+    spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
     if inner.policy.prefetch.online {
         spawn("follow", Box::pin(inner.clone().follow_readers()));
@@ -47,18 +60,6 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     if !inner.policy.pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));
     }
-    let again = inner.clone();
-    let stop = inner.stop.clone();
-    let (begun, has_begun) = oneshot::channel();
-    // Before anybody is served: what is made from now on is counted by its maker.
-    let start = Start { counted_bytes: inner.store.budget.used(), begun };
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = again.look_around(start, &stop) {
-            tracing::error!(%error, "the look at the fast pool after the start");
-        }
-    });
-    // One that ended without a word has said why.
-    let _ = has_begun.await;
     Ok(())
 }
 
@@ -124,6 +125,7 @@ impl Inner {
             false => self.close_idle_dirty().map(|()| None),
         };
         self.save_counts()?;
+        self.forget_uploads()?;
         self.table.give_back();
         self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
         self.catalog.reserve_numbers()?;

@@ -76,9 +76,9 @@ impl Overlay {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let _writing = inner.begin_writing(&node);
-        let content = inner.make_writable(&node).await?;
+        let content = inner.with_room(|| inner.make_writable(&node)).await?;
         let len = data.len() as u32;
-        let _space = inner.reserve_for_write(&content, offset, data.len() as u64).await?;
+        let _space = inner.with_room(|| inner.reserve_for_write(&content, offset, data.len() as u64)).await?;
         let file = content.file.clone();
         let mut done = 0;
         while done < data.len() {
@@ -142,9 +142,9 @@ impl Overlay {
         let inner = self.inner.clone();
         let node = inner.node(ino)?;
         let _writing = inner.begin_writing(&node);
-        let content = inner.make_writable(&node).await?;
+        let content = inner.with_room(|| inner.make_writable(&node)).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
-        let _space = inner.reserve(if takes_space { len } else { 0 }).await?;
+        let _space = inner.with_room(|| inner.reserve(if takes_space { len } else { 0 })).await?;
         let file = content.file.clone();
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
         blocking(move || {
@@ -207,8 +207,8 @@ impl Overlay {
         }
         let source_content = inner.content(from, &mut source.state.lock())?;
         let _writing = inner.begin_writing(&target);
-        let content = inner.make_writable(&target).await?;
-        let _space = inner.reserve_for_write(&content, to_offset, len).await?;
+        let content = inner.with_room(|| inner.make_writable(&target)).await?;
+        let _space = inner.with_room(|| inner.reserve_for_write(&content, to_offset, len)).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
         let copied = blocking(move || {
             let (mut input_at, mut output_at) = (from_offset, to_offset);

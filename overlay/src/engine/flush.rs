@@ -15,8 +15,10 @@ pub(super) mod conflict;
 mod create;
 mod due;
 mod place;
+mod refused;
 pub(super) mod rounds;
 mod steps;
+pub(super) mod sweep;
 pub(crate) mod sync;
 mod upload;
 
@@ -46,6 +48,8 @@ pub(crate) struct Flusher {
     pub calls: Mutex<rounds::Calls>,
     pub stuck: Mutex<rounds::Stuck>,
     pub errors: rounds::Errors,
+    pub refused: refused::Refused,
+    pub uploading: sweep::Uploading,
 }
 
 /// What is to be flushed, in the order in which it goes.
@@ -160,7 +164,7 @@ impl Inner {
             let state = node.state.lock();
             state.record.file.is_dirty() && !state.is_uploaded()
         };
-        if dirty { self.attr_of(&node).map_or(0, |a| a.size) } else { 0 }
+        if dirty { self.attr_of(&node).map_or(0, |a| a.size.min(a.blocks * 512)) } else { 0 }
     }
 
     /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.

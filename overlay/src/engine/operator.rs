@@ -121,6 +121,9 @@ pub struct Status {
     /// Files that are due and of which the last round of flushes sent nothing, each with the reason.
     #[serde(default)]
     pub flush_stuck: Vec<String>,
+    /// Writers that wait until flushing has made room for what they write.
+    #[serde(default)]
+    pub waiting_for_room: u64,
     pub conflicts: Vec<String>,
     pub leased_bytes: u64,
     pub resident_files: u64,

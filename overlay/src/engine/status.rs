@@ -157,6 +157,7 @@ impl Inner {
                 .take(SHOWN_ERRORS)
                 .collect(),
             flush_stuck: self.stuck(),
+            waiting_for_room: self.waiting_for_room(),
             conflicts,
             leased_bytes,
             resident_files,

@@ -44,6 +44,7 @@ impl Overlay {
         if !known && flags & libc::XATTR_REPLACE != 0 {
             return Err(no_attribute(name));
         }
+        inner.check_pool_takes(ino, name, value).await?;
         let mut txn = Txn::begin(inner);
         let record = txn.record(ino)?;
         let mut kept = Some(value);
@@ -66,7 +67,9 @@ impl Overlay {
         record.set_xattr(name, kept);
         check_room(record, true)?;
         record.ctime = stamp_now();
-        txn.commit()
+        txn.commit()?;
+        inner.flusher.refused.take_back(ino, name);
+        Ok(())
     }
 
     pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
@@ -81,7 +84,9 @@ impl Overlay {
         record.set_xattr(name, None);
         check_room(record, false)?;
         record.ctime = stamp_now();
-        txn.commit()
+        txn.commit()?;
+        inner.flusher.refused.take_back(ino, name);
+        Ok(())
     }
 }
 
@@ -126,6 +131,22 @@ impl Inner {
         let xattrs = record.learn_xattrs(read.map(|(n, v)| (n.into(), v.into())).collect()).clone();
         txn.commit()?;
         Ok(xattrs)
+    }
+
+    /// What the pool would refuse later is refused now. While it does not answer, the flush finds out.
+    async fn check_pool_takes(&self, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
+        let kind = self.node(ino)?.state.lock().record.kind;
+        let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        for (other, value) in self.known_xattrs(ino).await? {
+            if *other != *name {
+                all.push((other.into(), value.into()));
+            }
+        }
+        all.push((name.to_vec(), value.to_vec()));
+        match self.ask(self.pool.check_xattrs(kind, &all)).await {
+            Err(e) if e.attribute().is_some() => Err(e),
+            _ => Ok(()),
+        }
     }
 
     fn check_xattrs(&self, name: &[u8]) -> Result<()> {

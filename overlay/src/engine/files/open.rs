@@ -477,7 +477,10 @@ impl Inner {
             self.tell_kernel_inode(node.ino, true);
             return Ok(true);
         }
+        let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
         let state = txn.state(node.ino)?;
+        self.count(state, occupied)?;
+        state.count_unsaved = false;
         let mut residency = self.residency(state)?.clone();
         residency.epoch = self.catalog.epoch();
         let (bytes, epoch) = (residency.bytes, residency.epoch);

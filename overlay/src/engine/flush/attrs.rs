@@ -9,6 +9,7 @@ use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
 use super::create::settle_attrs;
 use super::place::is_news_of_parents;
+use super::refused::mode_without;
 use crate::catalog::{InodeRecord, SentWhat};
 use crate::content::is_held;
 use crate::node::{Node, Stamp};
@@ -104,7 +105,12 @@ impl Inner {
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
-            return self.replace_content(ino).await;
+            self.replace_content(ino).await?;
+            // What the pool refused then is tried by itself, and reported.
+            let record = self.record_of(ino)?;
+            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_unsure(ino) {
+                return Ok(());
+            }
         }
         // The directories, too: a listing that was asked for before has the old attributes.
         let mut touched = vec![ino];
@@ -227,7 +233,7 @@ impl Inner {
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
         let owner = record.dirty.owner && self.pool.capabilities().owners;
         let times = record.dirty.times;
-        let changes = SetAttrs {
+        let mut changes = SetAttrs {
             // An owner that changes takes set-id bits away: the mode is sent after it.
             mode: (record.dirty.mode || owner).then_some(record.mode).filter(|_| record.kind != FileKind::Symlink),
             uid: owner.then_some(record.uid),
@@ -257,6 +263,7 @@ impl Inner {
         } else {
             self.sync_written().await?;
         }
+        let (mut refused, mut why) = (Vec::new(), None);
         for (name, value) in &record.dirty_xattrs {
             let sent = match value {
                 Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
@@ -264,13 +271,24 @@ impl Inner {
             };
             match sent {
                 Err(e) if e.is(ErrorKind::NoAttribute) => {}
+                // The others are not kept waiting.
+                Err(e) if e.attribute().is_some() => {
+                    self.flusher.refused.note(ino, &e);
+                    refused.push((name.clone(), value.clone().unwrap_or_default()));
+                    why = why.or(Some(e.context(path)));
+                    continue;
+                }
                 other => other.map_err(|e| e.context(path))?,
             }
+            self.flusher.refused.take_back(ino, name);
         }
+        changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
         let mut txn = Txn::begin(self);
         let now = txn.record(ino)?;
-        settle_attrs(now, record);
+        let mut sent = record.clone();
+        sent.dirty_xattrs.retain(|(name, _)| refused.iter().all(|(refused, _)| refused != name));
+        settle_attrs(now, &sent);
         if now.kind == FileKind::Directory {
             now.dirty.times = (now.atime, now.mtime) != (record.atime, record.mtime);
         }
@@ -285,7 +303,8 @@ impl Inner {
             }
         }
         txn.state(ino)?.validated = Some(std::time::Instant::now());
-        txn.commit()
+        txn.commit()?;
+        why.map_or(Ok(()), Err)
     }
 }
 

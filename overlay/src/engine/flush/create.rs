@@ -24,7 +24,7 @@ impl Inner {
         if record.kind == FileKind::File {
             return self.create_file(parent, name, ino, occupant, path).await;
         }
-        let attrs = attrs_of(&record);
+        let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&record));
         let made = match record.kind {
             FileKind::Directory => self.ask(self.pool.mkdir(path, &attrs)).await,
             FileKind::Symlink => {
@@ -45,6 +45,8 @@ impl Inner {
                 theirs = true;
                 stat
             }
+            // Made without it at the next attempt.
+            Err(e) if self.flusher.refused.note(ino, &e) => return Ok(()),
             Err(e) => return Err(e.context(path)),
         };
         self.sync_names(parent).await?;
@@ -58,6 +60,7 @@ impl Inner {
             txn.record(ino)?.xattrs = None;
         } else {
             settle_attrs(now, &record);
+            still_to_tell(now, &refused);
         }
         txn.record(ino)?.version = Some(stat.version);
         txn.commit()
@@ -134,4 +137,13 @@ pub(super) fn settle_attrs(record: &mut InodeRecord, sent: &InodeRecord) {
     // Names made in a directory after this change its times again.
     record.dirty.times = record.kind == FileKind::Directory || (record.atime, record.mtime) != (sent.atime, sent.mtime);
     record.dirty_xattrs.retain(|change| !sent.dirty_xattrs.contains(change));
+}
+
+/// What the pool refused of the attributes that were sent: it stays to be told, and tells operators why.
+pub(super) fn still_to_tell(record: &mut InodeRecord, refused: &[(Vec<u8>, Vec<u8>)]) {
+    for (name, value) in refused {
+        if record.dirty_xattrs.iter().all(|(dirty, _)| **dirty != **name) {
+            record.dirty_xattrs.push((name.as_slice().into(), Some(value.as_slice().into())));
+        }
+    }
 }

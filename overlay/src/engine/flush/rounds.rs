@@ -120,8 +120,6 @@ pub(in crate::engine) async fn flush_loop(inner: Arc<Inner>) {
     }
     let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
     let mut running = JoinSet::new();
-    // What the last daemon left is all due at once: the look at the fast pool after the start goes first.
-    tokio::time::sleep(FLUSH_EVERY).await;
     loop {
         let wait = match rounds.begin(&inner, &mut running).await {
             Ok(wait) => wait,
@@ -183,7 +181,8 @@ impl Rounds {
         inner.flusher.stuck.lock().lanes.retain(|lane, _| heads.iter().any(|head| (head.user, head.lane) == *lane));
         let manual_left = self.look_at_manual(inner, &heads).await?;
         let now = inner.catalog.queue_now();
-        let pressed = inner.store.budget.above(inner.policy.space.high_watermark) > 0;
+        let full = inner.store.budget.above(inner.policy.space.high_watermark) > 0;
+        let pressed = full || inner.waiting_for_room() > 0;
         let mut wait = manual_left.then_some(FLUSH_EVERY);
         // After the user whose round began last.
         let split = heads.partition_point(|head| head.user <= self.last);

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use futures::stream;
 
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
-use super::create::{attrs_of, settle_attrs};
+use super::create::{attrs_of, settle_attrs, still_to_tell};
 use crate::Content;
 use crate::catalog::{ContentId, InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
 use crate::content::{CHUNK_BYTES, is_held};
@@ -38,6 +38,8 @@ pub(super) struct Uploaded {
     synced: bool,
     /// The extended attributes of an object that others made.
     theirs: Option<Xattrs>,
+    /// Extended attributes that the pool did not take.
+    refused: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// A file as it is to be sent.
@@ -66,13 +68,15 @@ impl Inner {
         path: &PoolPath,
         expected: &Expected,
     ) -> Result<Option<Uploaded>> {
-        for _ in 0..ATTEMPTS {
+        let _noted = self.note_upload(at.0)?;
+        let mut attempts = 0..ATTEMPTS;
+        while attempts.next().is_some() {
             let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
                 self.snapshot(ino).await?;
             let recorded_mtime = sent.mtime;
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
             let pieces = self.pieces(content.clone(), stamp);
-            let attrs = attrs_of(&sent);
+            let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
             let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
             if !self.about_to_send(at, ino, what).await? {
                 return Ok(None);
@@ -86,7 +90,6 @@ impl Inner {
                         self.sync_content(&content).await?;
                     }
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
-                    self.counters.pool_written_bytes.fetch_add(stamp.size, Ordering::Relaxed);
                     return Ok(Some(Uploaded {
                         stat,
                         sent,
@@ -98,9 +101,15 @@ impl Inner {
                         apart,
                         synced: is_held || (held && settled),
                         theirs: None,
+                        refused,
                     }));
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
+                // Each of them is refused once.
+                Err(e) if self.flusher.refused.note(ino, &e) => {
+                    tracing::warn!(%path, error = %e, "the content goes to the pool without an attribute");
+                    attempts = 0..ATTEMPTS;
+                }
                 Err(e) => return Err(e.context(path)),
             }
         }
@@ -189,6 +198,7 @@ impl Inner {
                 if data.len() as u64 != len {
                     return Err(written_meanwhile());
                 }
+                inner.counters.pool_written_bytes.fetch_add(len, Ordering::Relaxed);
                 Ok(Some((Piece { offset: start, data }, (start + len, false))))
             }
         })
@@ -237,6 +247,7 @@ impl Inner {
         if let Some(theirs) = &uploaded.theirs {
             record.dirty_xattrs = differing(record.xattrs.as_ref().unwrap_or(theirs), theirs);
         }
+        still_to_tell(record, &uploaded.refused);
         let mut given_up = false;
         if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
@@ -252,12 +263,16 @@ impl Inner {
         let id = record.file.content();
         let state = txn.state(ino)?;
         if let (true, Some(id)) = (clean, id) {
-            if let Some(content) = &content {
-                // From here on the record is what it is counted with.
-                let meta = content.file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
-                self.count(state, meta.blocks() * 512)?;
-                state.count_unsaved = false;
-            }
+            // From here on the record is what it is counted with. Until now it may be what a daemon that was killed has
+            // counted, and the look after the start counts what is dirty alone.
+            let meta = match &content {
+                Some(content) => {
+                    content.file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?
+                }
+                None => self.store.stat(id)?,
+            };
+            self.count(state, meta.blocks() * 512)?;
+            state.count_unsaved = false;
             // What was written is not on the disk for sure: as what was fetched just now.
             let mut residency = self.residency(state)?.clone();
             residency.epoch = self.catalog.epoch();
@@ -310,7 +325,19 @@ impl Inner {
         let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let (stat, bytes) = (stat.clone(), stamp.size);
         let (theirs, synced) = (Some(theirs), held && settled);
-        Ok(Some(Uploaded { stat, sent, recorded_mtime, stamp, generation, bytes, settled, apart, synced, theirs }))
+        Ok(Some(Uploaded {
+            stat,
+            sent,
+            recorded_mtime,
+            stamp,
+            generation,
+            bytes,
+            settled,
+            apart,
+            synced,
+            theirs,
+            refused: Vec::new(),
+        }))
     }
 }
 

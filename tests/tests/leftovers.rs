@@ -1,0 +1,74 @@
+//! What daemons that were killed left in the pool.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{Mount, Options};
+
+fn unfinished(pool: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut dirs = vec![pool.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => dirs.push(entry.path()),
+                false => found.push(entry.file_name().to_string_lossy().into_owned()),
+            }
+        }
+    }
+    found.retain(|name| name.starts_with(".forebay~"));
+    found
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// SEMANTICS 49
+#[test]
+fn uploads_that_a_killed_worker_left_are_removed_after_the_restart() {
+    let policy = "[default]\nflush = \"idle:100ms\"\n";
+    let throttle = Some("20MB/s".into());
+    let mount = Mount::new(Options { throttle, ..Options::policy(policy) });
+    fs::create_dir_all(mount.path("a/b")).unwrap();
+    for path in ["top", "a/one", "a/b/two"] {
+        fs::write(mount.path(path), vec![7; 20 << 20]).unwrap();
+    }
+    wait_until("uploads begin", || !unfinished(&mount.place.pool()).is_empty());
+    // Of another node, which may be writing it.
+    let theirs = ".forebay~put-01234567-1-0123456789abcdef";
+    fs::write(mount.pool(theirs), "theirs").unwrap();
+    let left = unfinished(&mount.place.pool());
+    let worker = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(worker);
+    let is_left = |name: &String| name != theirs && left.contains(name);
+    wait_until("they are removed", || !unfinished(&mount.place.pool()).iter().any(is_left));
+    mount.flush();
+    assert_eq!(unfinished(&mount.place.pool()), [theirs]);
+    for path in ["top", "a/one", "a/b/two"] {
+        assert_eq!(fs::metadata(mount.pool(path)).unwrap().len(), 20 << 20);
+    }
+}
+
+/// SEMANTICS 49: the mount may be gone with its daemon, too.
+#[test]
+fn uploads_that_a_killed_mount_left_are_removed_by_the_next_one() {
+    let options = Options { throttle: Some("20MB/s".into()), ..Options::policy("[default]\nflush = \"idle:100ms\"\n") };
+    let mount = Mount::new(options);
+    fs::create_dir(mount.path("d")).unwrap();
+    fs::write(mount.path("d/f"), vec![7; 20 << 20]).unwrap();
+    wait_until("the upload begins", || unfinished(&mount.place.pool()).len() == 1);
+    let left = unfinished(&mount.place.pool());
+    mount.kill_all();
+    assert_eq!(unfinished(&mount.place.pool()), left);
+    mount.mount();
+    wait_until("it is removed", || !unfinished(&mount.place.pool()).contains(&left[0]));
+    mount.flush();
+    assert_eq!(unfinished(&mount.place.pool()), Vec::<String>::new());
+}
