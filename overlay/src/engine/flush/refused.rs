@@ -9,6 +9,9 @@ use crate::acl::{self, Acl};
 /// Files whose refused attributes are remembered; of another one the next upload finds them out again.
 const REMEMBERED: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(4095);
 
+/// Names with their values.
+pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Names that the pool refused, by file.
 #[derive(Debug)]
 pub(crate) struct Refused(Mutex<lru::LruCache<Ino, Vec<Box<[u8]>>>>);
@@ -47,7 +50,7 @@ impl Refused {
     }
 
     /// The same attributes without those that are refused, and these.
-    pub fn split(&self, ino: Ino, mut attrs: Attrs) -> (Attrs, Vec<(Vec<u8>, Vec<u8>)>) {
+    pub fn split(&self, ino: Ino, mut attrs: Attrs) -> (Attrs, Pairs) {
         let names = self.0.lock().peek(&ino).cloned().unwrap_or_default();
         let is_refused = |(name, _): &(Vec<u8>, Vec<u8>)| names.iter().any(|refused| **refused == **name);
         let (refused, taken) = attrs.xattrs.into_iter().partition(is_refused);
