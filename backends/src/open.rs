@@ -12,6 +12,19 @@ use crate::{Error, ErrorKind, Pool, Result, Side};
 const KNOWN: &str = "/path, file:///path, beegfs:///path, lustre:///path, nfs://server/export, s3://bucket/prefix, \
                      gs://bucket/prefix, az://container/prefix, http://host/path, https://host/path";
 
+/// A URL as it may be told: without credentials and options, which may be secrets in the wrong place.
+pub(crate) fn shown(url: &str) -> String {
+    let place = url.split(['?', '#']).next().unwrap_or_default();
+    match place.split_once("://") {
+        Some((scheme, rest)) => {
+            let (host, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+            let host = host.rsplit('@').next().unwrap_or_default();
+            format!("{scheme}://{host}{path}")
+        }
+        None => place.to_owned(),
+    }
+}
+
 /// What a URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
@@ -52,7 +65,7 @@ impl Location {
             Some(_) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 Side::Application,
-                format!("no kind of pool is known for `{url}`; known: {KNOWN}"),
+                format!("no kind of pool is known for `{}`; known: {KNOWN}", shown(url)),
             )),
         }
     }
@@ -103,6 +116,21 @@ mod tests {
         assert_eq!(Location::parse("lustre:///a").unwrap().url_of("/b"), "lustre:///b");
         for url in ["file://host/a", "beegfs://host/a", "ftp://host/a"] {
             assert!(parse(url).unwrap_err().contains("no kind of pool is known"), "{url}");
+        }
+        for url in [
+            "nfs://u:hush@host/a",
+            "nfs://host/a?token=hush",
+            "ftp://u:hush@host/a?sig=hush",
+            "s3://u:hush@bucket",
+            "s3://bucket?endpoint=https://host/?sig=hush",
+            "s3://bucket?endpoint=https://u:hush@host",
+            "gs://bucket?endpoint=https://host/?sig=hush",
+            "az://box?account=a&endpoint=https://host/?sig=hush",
+            "https://u:hush@host/a",
+            "https://host/a?sig=hush",
+        ] {
+            let refused = parse(url).unwrap_err();
+            assert!(!refused.contains("hush"), "{refused}");
         }
         assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(Location::Nfs("nfs://host/a?nfsport=7".into())));
         assert!(parse("nfs:///a").unwrap_err().contains("names no server"));

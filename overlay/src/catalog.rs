@@ -462,7 +462,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     options.set_db_write_buffer_size(WRITE_BUFFER_BYTES);
     options.set_max_total_wal_size(64 << 20);
     options.set_keep_log_file_num(2);
-    options.set_max_open_files(256);
+    options.set_max_open_files(crate::descriptors::for_catalog());
     options.set_max_background_jobs(2);
     options.set_manual_wal_flush(durability == Durability::SyncedOnly);
     // Anything worse is damage and must be said: what is not replayed is content that nobody names any more.

@@ -11,6 +11,7 @@ pub mod capabilities;
 pub mod child;
 pub mod client;
 pub mod config;
+mod confinement;
 pub mod doctor;
 mod failure;
 pub mod mixed;

@@ -44,6 +44,7 @@ use crate::foresight::Foresight;
 use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
+use crate::shares::Shares;
 pub(crate) use flush::sync::NamesSync;
 pub(crate) use names::NamesState;
 pub use names::{DirOrder, Placed};
@@ -124,6 +125,7 @@ pub(crate) struct Inner {
     pub writing: Mutex<HashSet<Ino>>,
     pub brake: brake::Brake,
     pub room: room::Room,
+    pub shares: Arc<Shares>,
     pub reattached: bool,
     pub flusher: flush::Flusher,
     /// Rung when there may be something to flush.
@@ -173,6 +175,7 @@ impl Overlay {
         catalog.set_queue_delay(options.policy.shortest_idle());
         let catalog = Arc::new(catalog);
         let settle = catalog.clone();
+        let shares = Shares::new(options.policy.shares, store.budget.limit());
         let inner = Arc::new(Inner {
             pool: options.pool,
             first_new_content: catalog.new_content()?.0,
@@ -203,6 +206,7 @@ impl Overlay {
             writing: Mutex::default(),
             brake: brake::Brake::default(),
             room: room::Room::default(),
+            shares,
             reattached: options.reattached,
             flusher: flush::Flusher::default(),
             flush_bell: Notify::new(),
@@ -246,6 +250,10 @@ impl Overlay {
     pub fn set_mount(&self, mountpoint: &str, passthrough: bool) {
         *self.inner.mountpoint.lock() = Some(mountpoint.to_owned());
         let _ = self.inner.passthrough.set(passthrough);
+    }
+
+    pub(crate) fn shares(&self) -> &Arc<Shares> {
+        &self.inner.shares
     }
 
     pub fn policy(&self) -> &Policy {

@@ -7,6 +7,7 @@ mod clock;
 mod content;
 pub mod content_io;
 pub mod control;
+mod descriptors;
 mod engine;
 mod extents;
 pub mod foresight;
@@ -16,6 +17,7 @@ mod node;
 pub mod policy;
 pub mod process;
 mod salvage;
+mod shares;
 mod state;
 
 pub use engine::operator;

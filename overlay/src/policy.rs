@@ -71,6 +71,23 @@ pub struct SpacePolicy {
     pub low_watermark: f64,
 }
 
+/// What one user may take of what the other users left: shares between 0 and 1. Root and the user who mounts may take all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharePolicy {
+    /// Bytes of the fast pool that are not in the pool yet.
+    pub dirty: f64,
+    /// Files that are open, of the descriptors that the daemon may have.
+    pub open_files: f64,
+    /// Requests that wait at the same time.
+    pub requests: f64,
+}
+
+impl Default for SharePolicy {
+    fn default() -> Self {
+        Self { dirty: 0.75, open_files: 0.75, requests: 0.75 }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Policy {
     default: PathPolicy,
@@ -78,6 +95,7 @@ pub struct Policy {
     /// What people call the storage pools that the pool has only numbers for.
     storage_pool_names: BTreeMap<String, String>,
     pub space: SpacePolicy,
+    pub shares: SharePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
     pub prefetch: Prefetch,
@@ -130,6 +148,29 @@ struct SpaceSettings {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ShareSettings {
+    dirty: Option<f64>,
+    open_files: Option<f64>,
+    requests: Option<f64>,
+}
+
+impl ShareSettings {
+    fn policy(&self) -> Result<SharePolicy> {
+        let all = SharePolicy::default();
+        let share = |name: &str, given: Option<f64>, default: f64| match given.unwrap_or(default) {
+            share if 0.0 < share && share <= 1.0 => Ok(share),
+            other => Err(invalid(format!("shares.{name} = {other}: a share above 0 and up to 1"))),
+        };
+        Ok(SharePolicy {
+            dirty: share("dirty", self.dirty, all.dirty)?,
+            open_files: share("open-files", self.open_files, all.open_files)?,
+            requests: share("requests", self.requests, all.requests)?,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct PoolSettings {
     deadline: Option<String>,
     retry: Option<String>,
@@ -169,6 +210,8 @@ struct File {
     #[serde(default)]
     space: SpaceSettings,
     #[serde(default)]
+    shares: ShareSettings,
+    #[serde(default)]
     pool: PoolSettings,
     #[serde(default)]
     cpu: CpuSettings,
@@ -189,6 +232,7 @@ impl Default for Policy {
             rules: Vec::new(),
             storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
+            shares: SharePolicy::default(),
             evictor: forebay_prefetch::eviction::DEFAULT.into(),
             prefetch: Prefetch { jobs: true, online: true },
             observes_always: false,
@@ -254,6 +298,7 @@ impl Policy {
         if let Some(name) = file.space.evictor {
             policy.evictor = name;
         }
+        policy.shares = file.shares.policy()?;
         policy.prefetch.jobs = file.prefetch.jobs.unwrap_or(policy.prefetch.jobs);
         policy.prefetch.online = file.prefetch.online.unwrap_or(policy.prefetch.online);
         policy.observes_always = file.observer.at_work == Some(AtWork::Always);
@@ -451,6 +496,8 @@ mod tests {
             ("[[rule]]\npaths = []\nflush = \"manual\"", "rule.paths"),
             ("[[rule]]\nstorage-pool = 2\nflush = \"manual\"", "rule.storage-pool"),
             ("[cpu]\nwakeup-latency = \"soon\"", "cpu.wakeup-latency"),
+            ("[shares]\ndirty = 0", "shares.dirty"),
+            ("[shares]\nopen-files = 1.5", "up to 1"),
             ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "low-watermark"),
         ] {
             let error = Policy::parse(text).unwrap_err();

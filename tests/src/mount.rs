@@ -195,6 +195,8 @@ pub struct Options {
     /// `--throttle`
     pub throttle: Option<String>,
     pub immutable: bool,
+    /// The limit of open files that the daemon starts with; if not given, that of this process.
+    pub descriptors: Option<u64>,
     /// Further arguments of `forebay mount`.
     pub more: Vec<String>,
     /// As this user and group, with no privileges.
@@ -393,6 +395,15 @@ pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answe
     }
     if let Some(remote) = &options.remote {
         command.envs(&remote.environment);
+    }
+    if let Some(most) = options.descriptors {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        let set = move || match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        // SAFETY: between fork and exec one system call is made, of a value that was made before.
+        unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, set) };
     }
     process::run(command.args(&options.more), COMMAND)
 }

@@ -21,7 +21,11 @@ impl Location {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let refused = |why: &str| {
             let shape = "write nfs://SERVER/EXPORT?nfsport=N&mountport=N, the ports where they are not the usual ones";
-            Error::new(ErrorKind::InvalidInput, Side::Application, format!("{text}: {why}; {shape}"))
+            Error::new(
+                ErrorKind::InvalidInput,
+                Side::Application,
+                format!("{}: {why}; {shape}", crate::open::shown(text)),
+            )
         };
         let url = url::Url::parse(text).map_err(|error| refused(&error.to_string()))?;
         if url.scheme() != "nfs" {
@@ -37,12 +41,14 @@ impl Location {
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let mut location = Self { host, nfs_port: url.port().unwrap_or(NFS_PORT), mount_port: None, path: Vec::new() };
         for (key, value) in url.query_pairs() {
+            if !["nfsport", "mountport"].contains(&&*key) {
+                return Err(refused(&format!("{key} is not known")));
+            }
             let port = || value.parse().ok().filter(|port| *port != 0);
-            let port: u16 = port().ok_or_else(|| refused(&format!("{key}={value} is no port from 1 to 65535")))?;
+            let port: u16 = port().ok_or_else(|| refused(&format!("{key} is no port from 1 to 65535")))?;
             match &*key {
                 "nfsport" => location.nfs_port = port,
-                "mountport" => location.mount_port = Some(port),
-                _ => return Err(refused(&format!("{key} is not known"))),
+                _ => location.mount_port = Some(port),
             }
         }
         let path = unescape(url.path());

@@ -83,7 +83,7 @@ pub(crate) struct Options {
 impl Options {
     pub(crate) fn new() -> Self {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let defaults = Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now() };
+        let defaults = Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now(), believed: true };
         Self { endpoint: None, anonymous: false, ca: None, defaults }
     }
 
@@ -119,7 +119,7 @@ pub(crate) fn unknown(text: &str, name: &str, known: &str) -> Error {
     wrong(text, format!("unknown option {name}; known: {known}"))
 }
 
-/// `http://` or `https://` and a host, without credentials, and without a slash at the end.
+/// `http://` or `https://` and a host, without credentials in it or as options, and without a slash at the end.
 pub(crate) fn endpoint(text: &str, endpoint: &str, instead: &str) -> Result<String> {
     let lacks = || wrong(text, "the endpoint lacks http:// or https://");
     let url = Url::parse(endpoint).map_err(|_| lacks())?;
@@ -128,6 +128,9 @@ pub(crate) fn endpoint(text: &str, endpoint: &str, instead: &str) -> Result<Stri
     }
     without_credentials(&url, instead)
         .map_err(|_| wrong(text, format!("credentials do not belong into the endpoint: {instead}")))?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong(text, format!("the endpoint has options, which may be credentials: {instead}")));
+    }
     Ok(endpoint.trim_end_matches('/').to_owned())
 }
 

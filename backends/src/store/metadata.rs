@@ -47,6 +47,8 @@ pub(crate) struct Defaults {
     pub(crate) dir_mode: u32,
     /// The time of a directory that is no object.
     pub(crate) time: Time,
+    /// Objects say themselves whose they are, and may be devices and set-id programs: of a store that we write to.
+    pub(crate) believed: bool,
 }
 
 /// What the pool knows of one object.
@@ -252,7 +254,14 @@ impl Object {
 
     /// What `stat` says of it. `directory`: its key ends with a slash.
     pub(crate) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
-        let kind = if directory { FileKind::Directory } else { self.meta.kind() };
+        let kind = match self.meta.kind() {
+            _ if directory => FileKind::Directory,
+            kind @ (FileKind::File | FileKind::Symlink) => kind,
+            kind if defaults.believed => kind,
+            _ => FileKind::File,
+        };
+        let own = |number: Option<u32>| number.filter(|_| defaults.believed);
+        let mode_bits = if defaults.believed { 0o7777 } else { 0o777 };
         let default_mode = if directory { defaults.dir_mode } else { defaults.file_mode };
         // Of what was written without attributes, the server knows when.
         let changed = self.meta.ctime.unwrap_or(self.written());
@@ -261,11 +270,11 @@ impl Object {
         let size = if holds_bytes { self.size } else { 0 };
         Stat {
             kind,
-            mode: self.meta.mode.map_or(default_mode, |mode| mode & 0o7777),
-            uid: self.meta.uid.unwrap_or(defaults.uid),
-            gid: self.meta.gid.unwrap_or(defaults.gid),
+            mode: self.meta.mode.map_or(default_mode, |mode| mode & mode_bits),
+            uid: own(self.meta.uid).unwrap_or(defaults.uid),
+            gid: own(self.meta.gid).unwrap_or(defaults.gid),
             nlink: 1,
-            rdev: self.meta.rdev,
+            rdev: if defaults.believed { self.meta.rdev } else { 0 },
             size,
             occupied: None,
             atime: self.meta.atime.unwrap_or(mtime),

@@ -48,6 +48,8 @@ impl StorePool {
     /// says; `Unavailable` where it does not answer. That a web server lists no names is none.
     pub async fn attach(url: &str, environment: &Environment) -> Result<Self> {
         let mut bucket = reach(url, environment)?;
+        // What was put there by others does not decide who is who on this node.
+        bucket.defaults.believed = false;
         let tried = match &mut bucket.web {
             Some(web) => web.probe(&bucket.client).await,
             // That it is there, and may be listed.

@@ -22,8 +22,8 @@ pub fn without_url(mut args: args::Mount) -> Result<args::Mount, Failure> {
         (Some(place), None) => Some(PathBuf::from(place)),
         (Some(url), place) if url == NO_URL => place,
         (None, place) => place,
-        (Some(url), _) => {
-            return Err(Failure::usage(format!("both the pool {url} and a file of pools were given"))
+        (Some(_), _) => {
+            return Err(Failure::usage(format!("both a pool and a file of pools were given"))
                 .remedy("forebay mount --config FILE MOUNTPOINT"));
         }
     };

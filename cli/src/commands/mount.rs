@@ -10,6 +10,7 @@ use forebay_overlay::control::supervisor::{self, Ready};
 use forebay_overlay::control::{Failure, worker};
 
 use super::{mixed, options, processes};
+use crate::allocator;
 use crate::args;
 use crate::exit::Exit;
 use crate::output::Output;
@@ -35,7 +36,7 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
     }
     if foreground {
         processes::log();
-        supervisor::run(plan.config, |ready| {
+        supervisor::run(plan.config, allocator::give_back_in_background, |ready| {
             told(ready, output);
             notify_systemd();
         })?;
@@ -83,6 +84,9 @@ pub(super) fn told(ready: &Ready, output: &Output) {
     }
     if ready.dirty_files > 0 {
         output.note(format!("{} of an earlier mount are not in the pool yet", values::files(ready.dirty_files)));
+    }
+    if let Some(cost) = &ready.few_descriptors {
+        output.note(cost);
     }
     if !ready.passthrough {
         output.note("without passthrough: `forebay doctor` says why, and what it costs");

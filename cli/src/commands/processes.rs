@@ -7,6 +7,7 @@ use forebay_overlay::control::supervisor::{self, Outcome};
 use forebay_overlay::control::{Failure, FailureKind, worker};
 use tracing_subscriber::EnvFilter;
 
+use crate::allocator;
 use crate::exit::Exit;
 
 /// Logs to standard error what `FOREBAY_LOG` asks for, else what an operator wants to know.
@@ -27,7 +28,8 @@ pub fn supervise() -> Result<Exit, Failure> {
     let _ = rustix::process::setsid();
     let config = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::new(FailureKind::Usage, format!("the description of the mount: {e}")))?;
-    let outcome = supervisor::run(config, |ready| Outcome::Ready(ready.clone()).tell());
+    let outcome =
+        supervisor::run(config, allocator::give_back_in_background, |ready| Outcome::Ready(ready.clone()).tell());
     if let Err(failure) = &outcome {
         Outcome::Failed(failure.clone()).tell();
     }
@@ -36,5 +38,5 @@ pub fn supervise() -> Result<Exit, Failure> {
 
 pub fn worker(runtime: &Path) -> Result<Exit, Failure> {
     log();
-    worker::run(runtime).map(|()| Exit::Done)
+    worker::run(runtime, allocator::give_back_in_background).map(|()| Exit::Done)
 }

@@ -14,11 +14,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 use super::ContentStore;
 use crate::Content;
 use crate::catalog::{Catalog, ContentId};
-
-/// Spare files of a mount, once files are made there: each costs a descriptor.
-const SPARES: usize = 128;
-/// When so many are left, more are made.
-const LOW: usize = 96;
+use crate::descriptors::for_spares;
 
 pub struct Spares {
     store: Arc<ContentStore>,
@@ -48,7 +44,7 @@ impl Spares {
             let mut ready = self.ready.lock();
             (ready.pop_front(), ready.len())
         };
-        if left <= LOW
+        if left <= for_spares() / 4 * 3
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
             && !self.refilling.swap(true, Ordering::AcqRel)
         {
@@ -67,7 +63,7 @@ impl Spares {
     }
 
     fn refill(&self) {
-        while self.ready.lock().len() < SPARES {
+        while self.ready.lock().len() < for_spares() {
             let closed = self.closed.lock();
             if *closed {
                 break;
@@ -114,7 +110,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let spares = spares(dir.path());
         let mut given = std::collections::HashSet::new();
-        for _ in 0..3 * SPARES {
+        for _ in 0..3 * for_spares() {
             let begun = SystemTime::now();
             let content = spares.take().unwrap();
             let meta = content.file.metadata().unwrap();
@@ -122,7 +118,7 @@ mod tests {
             assert_eq!((meta.size(), meta.nlink()), (0, 1));
             // File systems count time in ticks.
             assert!(meta.modified().unwrap() + Duration::from_millis(20) >= begun);
-            assert!(spares.ready.lock().len() <= SPARES);
+            assert!(spares.ready.lock().len() <= for_spares());
         }
     }
 
@@ -143,7 +139,7 @@ mod tests {
             spares.store.walk(&mut add).unwrap();
             ids
         };
-        assert_eq!(count().len(), SPARES + 1);
+        assert_eq!(count().len(), for_spares() + 1);
         spares.close();
         assert_eq!(count(), [taken.id]);
     }

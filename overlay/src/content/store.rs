@@ -161,21 +161,19 @@ impl ContentStore {
         })
     }
 
-    /// Makes an empty content file; what a power cut left under its number is emptied.
+    /// Makes an empty content file; what a power cut left under its number is removed.
     pub fn create(&self, id: ContentId) -> Result<Arc<Content>> {
         let device = self.device(id)?;
         let path = device.content_path(id);
         let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 device.make_dir(&path)?;
+                options.open(&path)
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                self.remove(id)?;
                 options.open(&path)
             }
             other => other,

@@ -2,14 +2,14 @@
 //!
 //! Capabilities belong to threads, and a new thread has those of the thread that starts it. So the first thread gives up
 //! before it starts any others; one alone is started earlier, loads the observer, and gives up after that. The threads of
-//! the allocator are there before the program begins; they only give memory back.
+//! the allocator are started after that, by whoever calls [`super::worker::run`].
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// What serving a mount takes: files, modes, owners, attributes and special files of anybody; passthrough and unmounting;
 /// leases and flags of content files; blocks that are reserved and limits; memory for rings; processes under `hidepid`; an
 /// NFS server that wants a privileged port.
-const NEEDED: CapabilitySet = CapabilitySet::CHOWN
+pub(super) const NEEDED: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER)

@@ -76,12 +76,14 @@ impl Runtime {
             if let Some(root) = self.0.parent() {
                 let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
                 builder.mode(mode).create(root)?;
+                // Before anything is made in it, and never through a link.
+                if !is_trusted(root) {
+                    let why = "its parent belongs to another user, is a link, or others may write there: set \
+                               XDG_RUNTIME_DIR to a directory of your own";
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
             }
             builder.mode(0o700).create(&self.0)?;
-            if !self.0.parent().is_some_and(is_trusted) {
-                let why = "its parent belongs to another user, or others may write there";
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-            }
             std::fs::set_permissions(&self.0, std::fs::Permissions::from_mode(0o700))?;
             File::create(self.0.join("lock"))
         };
@@ -148,7 +150,12 @@ fn own_root() -> PathBuf {
     }
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(dir) if dir.is_absolute() && dir.is_dir() => dir.join("forebay"),
-        _ => PathBuf::from(format!("/tmp/forebay-{}", uid.as_raw())),
+        _ => {
+            let session = PathBuf::from(format!("/run/user/{}", uid.as_raw()));
+            // Where there is none, /tmp is what is left; a name there that another user took is refused.
+            let there = std::fs::symlink_metadata(&session).is_ok_and(|m| m.is_dir() && m.uid() == uid.as_raw());
+            if there { session.join("forebay") } else { PathBuf::from(format!("/tmp/forebay-{}", uid.as_raw())) }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::config::MountConfig;
 use super::registry::{Phase, Process, Runtime, State, now_unix};
-use super::{Failure, FailureKind, limits, mounts, worker};
+use super::{Failure, FailureKind, confinement, limits, mounts, worker};
 use crate::fuse;
 
 /// What a supervisor or a worker says on its standard output, once: one line of JSON.
@@ -36,6 +36,9 @@ pub struct Ready {
     /// The kernel reads resident files without asking the daemon.
     pub passthrough: bool,
     pub dirty_files: u64,
+    /// What a low limit of descriptors costs.
+    #[serde(default)]
+    pub few_descriptors: Option<String>,
 }
 
 impl Outcome {
@@ -96,8 +99,9 @@ fn program() -> io::Result<PathBuf> {
     Ok(if exe.exists() { exe } else { PathBuf::from("/proc/self/exe") })
 }
 
-/// Mounts and supervises until the mount is gone. `on_ready` is called once, when the mount serves.
-pub fn run(config: MountConfig, on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+/// Mounts and supervises until the mount is gone. `confined` is called once this process has given up what it does not
+/// need, and `on_ready` when the mount serves.
+pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
     let lock = runtime.claim()?;
@@ -106,13 +110,13 @@ pub fn run(config: MountConfig, on_ready: impl FnOnce(&Ready)) -> Result<(), Fai
     // A working directory would keep its file system busy for as long as the mount lives.
     std::env::set_current_dir("/").map_err(failed)?;
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let mounted = mount(&config).inspect(|_| {
+        // Nothing is mounted after this, and no other thread is there yet.
+        confinement::confine();
+        confined();
+    });
     let outcome = rt.block_on(async {
-        let mut options = worker::mount_options(&config);
-        let directory = Path::new(config.pool.strip_prefix("file://").unwrap_or(&config.pool));
-        if directory.is_absolute() {
-            options.flags |= mounts::flags_below(directory);
-        }
-        let device = fuse::mount_device(&options)?;
+        let device = mounted?;
         let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
         let outcome = supervisor.supervise(on_ready).await;
         supervisor.end().await;
@@ -122,6 +126,16 @@ pub fn run(config: MountConfig, on_ready: impl FnOnce(&Ready)) -> Result<(), Fai
     // A pool that does not answer may hold a thread that only the end of the process takes along.
     rt.shutdown_background();
     outcome
+}
+
+/// Makes the mount, which nobody serves yet.
+fn mount(config: &MountConfig) -> Result<OwnedFd, Failure> {
+    let mut options = worker::mount_options(config);
+    let directory = Path::new(config.pool.strip_prefix("file://").unwrap_or(&config.pool));
+    if directory.is_absolute() {
+        options.flags |= mounts::flags_below(directory);
+    }
+    Ok(fuse::mount_device(&options)?)
 }
 
 struct Supervisor {

@@ -17,16 +17,17 @@ use super::supervisor::{Outcome, Ready, Signals, stop};
 use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use crate::jobs::{Keeper, Observe};
-use crate::{Options, Overlay, Policy};
+use crate::{Options, Overlay, Policy, descriptors};
 
 /// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
 const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
 /// The engine's own threads: more than this only wait for each other.
 const ENGINE_THREADS: usize = 4;
 
-/// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output.
-pub fn run(dir: &Path) -> Result<(), Failure> {
-    let outcome = start(dir);
+/// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output. `confined` is
+/// called once this thread has given up what it does not need: what it starts has no more.
+pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+    let outcome = start(dir, confined);
     if let Err(failure) = &outcome {
         tracing::error!("{failure}");
         Outcome::Failed(failure.clone()).tell();
@@ -34,17 +35,19 @@ pub fn run(dir: &Path) -> Result<(), Failure> {
     outcome
 }
 
-fn start(dir: &Path) -> Result<(), Failure> {
+fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
     let runtime = Runtime::at(dir.to_path_buf());
     let state = runtime.load().map_err(|e| Failure::io(format!("no mount is described in {}", dir.display()), &e))?;
-    // Modes come from the caller of each operation, complete; the mask of whoever mounted has no say.
-    rustix::process::umask(rustix::fs::Mode::empty());
+    // What is made in the pool is shut until it has its mode, which is given to it by its descriptor; all else is the
+    // daemon's own.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     // Before any other thread is there.
     let keeper = Keeper::start().map_err(failed)?;
     capabilities::give_up();
+    confined();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rt = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.min(ENGINE_THREADS))
@@ -81,7 +84,11 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, keeper: Keeper
         pid: std::process::id(),
         passthrough: passthrough(),
         dirty_files: overlay.status().await.dirty_files,
+        few_descriptors: descriptors::cost(overlay.policy().shares.open_files),
     };
+    if let Some(cost) = &ready.few_descriptors {
+        tracing::warn!("{cost}");
+    }
     super::offline::remember(config);
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     Outcome::Ready(ready).tell();

@@ -15,7 +15,8 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Inner, Ino};
 use crate::Content;
-use crate::node::Node;
+use crate::node::{Node, NodeState};
+use crate::shares::Promise;
 
 /// Room that must be left for a file to be written past the daemon.
 const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
@@ -27,6 +28,11 @@ const LAST_ROOM: u64 = 200 << 20;
 /// Counts while there is little room, and while there is plenty.
 const COUNT_OFTEN: Duration = Duration::from_millis(4);
 const COUNT_SELDOM: Duration = Duration::from_millis(100);
+
+/// How long a writer waits for its owner's share while the flush makes no room, and between looks. A file is looked at by
+/// the flush within a second.
+const SHARE_PATIENCE: Duration = Duration::from_secs(5);
+const SHARE_AGAIN: Duration = Duration::from_millis(20);
 
 /// How old the device's word of its free space may be for who opens a file: little is written meanwhile, beside the room
 /// that must be left.
@@ -50,7 +56,11 @@ pub(crate) struct Brake {
 impl Inner {
     /// Whether a file may be written past the daemon now. Where that needs room that is only to be evicted, the next count
     /// makes it.
-    pub(super) fn may_write_past(&self) -> bool {
+    pub(super) fn may_write_past(&self, owner: u32) -> bool {
+        // What one user may write is bounded in the same way.
+        if self.shares.room_bytes(owner) < ROOM_FOR_PASSTHROUGH {
+            return false;
+        }
         let free = self.free_bytes_lately();
         let evictable = self.evictor.lock().bytes();
         if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
@@ -90,7 +100,8 @@ impl Inner {
 
     /// How long until the growth of files is to be counted again.
     pub(super) fn count_again_in(&self) -> Duration {
-        let watched = self.is_counting() && self.bare_room(self.store.free_bytes()) < WATCHED_ROOM;
+        let room = || self.bare_room(self.store.free_bytes()).min(self.shares.least_room_bytes());
+        let watched = self.is_counting() && room() < WATCHED_ROOM;
         if watched { COUNT_OFTEN } else { COUNT_SELDOM }
     }
 
@@ -110,7 +121,7 @@ impl Inner {
     pub(super) fn brake(&self) -> Result<()> {
         let wanted = self.brake.room_wanted.swap(false, Ordering::Relaxed);
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
-            return self.release_brakes();
+            return self.brake_by_shares();
         }
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
@@ -125,7 +136,7 @@ impl Inner {
         self.make_room(LAST_ROOM)?;
         self.trash.drain();
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
-            return self.release_brakes();
+            return self.brake_by_shares();
         }
         self.flush_bell.notify_one();
         for (ino, node) in nodes() {
@@ -139,16 +150,55 @@ impl Inner {
         Ok(())
     }
 
-    fn release_brakes(&self) -> Result<()> {
+    /// There is room: those are stopped whose owner has no more of it, and the others released.
+    fn brake_by_shares(&self) -> Result<()> {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
-            if let (true, Some(content)) = (state.braked, state.content.clone()) {
+            let Some(content) = state.content.clone() else { continue };
+            let owner = state.record.uid;
+            let full = state.written_past && self.shares.room_bytes(owner) < LAST_ROOM;
+            if full && !state.braked && set_immutable(&content, true) {
+                state.braked = true;
+                self.flush_bell.notify_one();
+                tracing::warn!(path = self.pool.url(), %ino, "user {owner} has the share of dirty bytes: a writer was stopped");
+            } else if !full && state.braked {
                 state.braked = !set_immutable(&content, false);
             }
         }
         Ok(())
+    }
+
+    /// Promises room to the owner of a file, where that has a share. Waits as long as the flush makes some.
+    ///
+    /// # Errors
+    /// `Quota` with the numbers.
+    pub(super) async fn share_of_owner(&self, node: &Node, bytes: u64) -> Result<Promise> {
+        let owner = node.state.lock().record.uid;
+        let (mut least, mut since) = (u64::MAX, Instant::now());
+        loop {
+            if let Some(promise) = self.shares.promise(owner, bytes) {
+                return Ok(promise);
+            }
+            let has = self.shares.dirty_bytes(owner);
+            if has < least {
+                (least, since) = (has, Instant::now());
+            }
+            if since.elapsed() >= SHARE_PATIENCE {
+                return Err(self.shares.refused_bytes(owner, bytes));
+            }
+            self.flush_bell.notify_one();
+            tokio::time::sleep(SHARE_AGAIN).await;
+        }
+    }
+
+    /// Counts an inode with its owner, as it is by now.
+    pub(super) fn charge(&self, ino: Ino, state: &mut NodeState) {
+        let dirty = state.record.file.is_dirty() && !state.deleted;
+        let owner = state.record.uid;
+        let bytes = if dirty && self.shares.has_share(owner) { self.counted_bytes(state) } else { 0 };
+        self.shares.charge(ino, dirty.then_some((owner, bytes)));
     }
 }
 

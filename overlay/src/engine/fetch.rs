@@ -354,7 +354,10 @@ impl Inner {
     pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
         let residency = self.residency(state)?;
         let before = std::mem::replace(&mut residency.bytes, occupied);
+        let ino = residency.ino;
         self.store.budget.account(before, occupied);
+        let dirty = state.record.file.is_dirty() && !state.deleted;
+        self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));
         state.count_unsaved |= before != occupied;
         Ok(())
     }

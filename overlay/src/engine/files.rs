@@ -17,6 +17,7 @@ use crate::content::{CHUNK_BYTES, Reservation};
 use crate::content_io;
 use crate::node::{Node, Readahead};
 use crate::policy::Flush;
+use crate::shares::Promise;
 
 /// Requests to the pool that a sequential reader is ahead at most.
 const READAHEAD_REQUESTS: u64 = 8;
@@ -78,7 +79,7 @@ impl Overlay {
         let _writing = inner.begin_writing(&node);
         let content = inner.with_room(|| inner.make_writable(&node)).await?;
         let len = data.len() as u32;
-        let _space = inner.with_room(|| inner.reserve_for_write(&content, offset, data.len() as u64)).await?;
+        let _space = inner.with_room(|| inner.reserve_for_write(&node, &content, offset, data.len() as u64)).await?;
         let file = content.file.clone();
         let mut done = 0;
         while done < data.len() {
@@ -144,7 +145,9 @@ impl Overlay {
         let _writing = inner.begin_writing(&node);
         let content = inner.with_room(|| inner.make_writable(&node)).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
-        let _space = inner.with_room(|| inner.reserve(if takes_space { len } else { 0 })).await?;
+        let bytes = if takes_space { len } else { 0 };
+        let _share = inner.share_of_owner(&node, bytes).await?;
+        let _space = inner.with_room(|| inner.reserve(bytes)).await?;
         let file = content.file.clone();
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
         blocking(move || {
@@ -208,7 +211,7 @@ impl Overlay {
         let source_content = inner.content(from, &mut source.state.lock())?;
         let _writing = inner.begin_writing(&target);
         let content = inner.with_room(|| inner.make_writable(&target)).await?;
-        let _space = inner.with_room(|| inner.reserve_for_write(&content, to_offset, len)).await?;
+        let _space = inner.with_room(|| inner.reserve_for_write(&target, &content, to_offset, len)).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
         let copied = blocking(move || {
             let (mut input_at, mut output_at) = (from_offset, to_offset);
@@ -275,11 +278,18 @@ impl Inner {
     }
 
     /// Space that a write may need: none where it only overwrites what is there.
-    async fn reserve_for_write(self: &Arc<Self>, content: &Content, offset: u64, len: u64) -> Result<Reservation> {
+    async fn reserve_for_write(
+        self: &Arc<Self>,
+        node: &Node,
+        content: &Content,
+        offset: u64,
+        len: u64,
+    ) -> Result<(Promise, Reservation)> {
         let meta = content.file.metadata().map_err(failed)?;
         let dense = meta.blocks() * 512 >= meta.size();
         let inside = offset.saturating_add(len) <= meta.size();
-        self.reserve(if dense && inside { 0 } else { len }).await
+        let bytes = if dense && inside { 0 } else { len };
+        Ok((self.share_of_owner(node, bytes).await?, self.reserve(bytes).await?))
     }
 
     /// A regular file's node.

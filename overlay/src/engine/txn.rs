@@ -344,6 +344,7 @@ impl<'a> Txn<'a> {
                 edit.guard.deleted = true;
                 gone.push(ino);
             }
+            self.inner.charge(ino, &mut edit.guard);
             drop(edit.guard);
             drop(edit.node);
         }

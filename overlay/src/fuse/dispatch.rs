@@ -4,11 +4,14 @@ use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use futures::FutureExt;
 use tokio::runtime::Handle;
+
+use crate::shares::Shares;
 
 /// Runs `work` and hands its outcome to `reply`, exactly once.
 ///
@@ -17,8 +20,10 @@ use tokio::runtime::Handle;
 /// and `reply` is called from there. The first poll has no waker; that is sound because the runtime polls the
 /// task again before anything may rely on a wake-up.
 ///
+/// `of`: the user who asks. Beyond the user's share of requests that wait, one waits for an earlier one of the same user.
+///
 /// A panic in `work` becomes EIO: the caller in the kernel gets an answer and the mount goes on.
-pub fn dispatch<T, W, R>(runtime: &Handle, operation: &'static str, work: W, reply: R)
+pub fn dispatch<T, W, R>(runtime: &Handle, of: Option<(&Arc<Shares>, u32)>, operation: &'static str, work: W, reply: R)
 where
     T: 'static,
     W: Future<Output = Result<T>> + Send + 'static,
@@ -29,11 +34,25 @@ where
         reply(outcome.unwrap_or_else(|panic| Err(panicked(operation, panic.as_ref()))));
     };
     let _inside = runtime.enter();
+    if let Some((shares, user)) = of
+        && shares.must_wait(user)
+    {
+        let shares = shares.clone();
+        runtime.spawn(async move {
+            let _counted = shares.request_in_turn(user).await;
+            task.await;
+        });
+        return;
+    }
     let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
     match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(()) => {}
         Poll::Pending => {
-            runtime.spawn(task);
+            let counted = of.map(|(shares, user)| shares.begin_request(user));
+            runtime.spawn(async move {
+                task.await;
+                drop(counted);
+            });
         }
     }
 }
@@ -63,7 +82,7 @@ mod tests {
     fn a_hit_is_answered_on_the_calling_thread() {
         let runtime = runtime();
         let (tx, rx) = mpsc::channel();
-        dispatch(runtime.handle(), "test", async { Ok(7) }, move |outcome| {
+        dispatch(runtime.handle(), None, "test", async { Ok(7) }, move |outcome| {
             tx.send((outcome.unwrap(), thread::current().id())).unwrap();
         });
         assert_eq!(rx.try_recv().unwrap(), (7, thread::current().id()));
@@ -78,7 +97,7 @@ mod tests {
             tokio::task::yield_now().await;
             Ok(7)
         };
-        dispatch(runtime.handle(), "test", work, move |outcome| {
+        dispatch(runtime.handle(), None, "test", work, move |outcome| {
             tx.send((outcome.unwrap(), thread::current().id())).unwrap();
         });
         let (value, thread) = rx.recv().unwrap();
@@ -99,7 +118,7 @@ mod tests {
                 #[allow(unreachable_code)]
                 Ok(())
             };
-            dispatch(runtime.handle(), "test", work, move |outcome: Result<()>| tx.send(outcome).unwrap());
+            dispatch(runtime.handle(), None, "test", work, move |outcome: Result<()>| tx.send(outcome).unwrap());
             assert_eq!(rx.recv().unwrap().unwrap_err().errno(), libc::EIO);
         }
     }

@@ -15,7 +15,7 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::front::{Front, Kill};
+use super::front::{Front, Granted, Kill};
 use super::handle::{Handle, Mode};
 use super::{convert, init, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
@@ -228,10 +228,10 @@ impl Filesystem for Front {
         let job = self.overlay.job_of(thread);
         let work = async move { front.open_file(ino, flags, caller).await };
         self.dispatch(request, "open", work, move |outcome| match outcome {
-            Ok((opened, privileged)) => {
-                replier.overlay.note_open(job, ino, &opened);
-                replier.overlay.follow(job, thread, ino, &opened);
-                replier.reply_opened(ino, flags, &opened, privileged, reply);
+            Ok(granted) => {
+                replier.overlay.note_open(job, ino, &granted.opened);
+                replier.overlay.follow(job, thread, ino, &granted.opened);
+                replier.reply_opened(ino, flags, &granted, reply);
             }
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -253,21 +253,28 @@ impl Filesystem for Front {
         let job = self.overlay.job_of(request.pid());
         let work = async move {
             let overlay = &front.overlay;
-            match overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await {
+            let user = overlay.shares().open_new(caller.uid)?;
+            let made = match overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await {
                 Err(error) if repeated && error.is(ErrorKind::Exists) => {
-                    match resend::found(overlay, parent, &name, FileKind::File).await? {
-                        Some(entry) => overlay.open_file(entry.attr.ino, flags).await.map(|opened| (entry, opened)),
-                        None => Err(error),
+                    match resend::found(overlay, parent, &name, FileKind::File).await {
+                        Ok(Some(entry)) => overlay.open_file(entry.attr.ino, flags).await.map(|opened| (entry, opened)),
+                        Ok(None) => Err(error),
+                        Err(error) => Err(error),
                     }
                 }
                 outcome => outcome,
+            };
+            match &made {
+                Ok((entry, _)) => overlay.shares().made(user, entry.attr.ino),
+                Err(_) => overlay.shares().not_made(user),
             }
+            made.map(|(entry, opened)| (entry, opened, user))
         };
         self.dispatch(request, "create", work, move |outcome| match outcome {
-            Ok((entry, opened)) => {
+            Ok((entry, opened, user)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                 replier.overlay.note_open(job, entry.attr.ino, &opened);
-                replier.reply_created(&entry, flags, &opened, privileged, reply);
+                replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
             }
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -456,10 +463,12 @@ impl Filesystem for Front {
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let overlay = self.overlay.clone();
+        let (overlay, user) = (self.overlay.clone(), request.uid());
         let work = async move {
             let mut list = Vec::new();
-            for name in overlay.list_xattrs(Ino(ino.0)).await? {
+            // As other file systems do: these are for the administrator, by name, too.
+            let shown = |name: &Vec<u8>| user == 0 || !name.starts_with(b"trusted.");
+            for name in overlay.list_xattrs(Ino(ino.0)).await?.into_iter().filter(shown) {
                 list.extend_from_slice(&name);
                 list.push(0);
             }

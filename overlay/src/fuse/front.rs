@@ -17,6 +17,7 @@ use super::notifier::KernelNotifier;
 use super::running::is_running;
 use super::wakeups::Wakeups;
 use super::{convert, dispatch, follow, setid};
+use crate::shares::UserSlot;
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
 
 /// One mount's side of the conversation with the kernel.
@@ -63,7 +64,7 @@ impl Front {
         if !follow::serve(request.pid()) {
             self.wakeups.serve(&self.runtime);
         }
-        dispatch::dispatch(&self.runtime, operation, work, reply);
+        dispatch::dispatch(&self.runtime, Some((self.overlay.shares(), request.uid())), operation, work, reply);
     }
 
     /// For requests that are answered with "done".
@@ -102,7 +103,18 @@ impl Front {
     }
 
     /// Opens a file: the engine's part, and what else an open has to see to.
-    pub async fn open_file(&self, ino: Ino, flags: i32, caller: Caller) -> Result<(Opened, bool)> {
+    pub async fn open_file(&self, ino: Ino, flags: i32, caller: Caller) -> Result<Granted> {
+        let user = self.overlay.shares().open(caller.uid, ino)?;
+        match self.open_counted(ino, flags, caller).await {
+            Ok((opened, privileged)) => Ok(Granted { opened, privileged, user }),
+            Err(error) => {
+                self.overlay.shares().close(user, ino);
+                Err(error)
+            }
+        }
+    }
+
+    async fn open_counted(&self, ino: Ino, flags: i32, caller: Caller) -> Result<(Opened, bool)> {
         if flags & libc::O_TRUNC != 0 && !is_writable(flags) {
             let mountpoint = self.mountpoint.clone();
             if self.runtime.spawn_blocking(move || is_running(&mountpoint, ino)).await.unwrap_or(false) {
@@ -137,7 +149,9 @@ impl Front {
     }
 
     /// Chooses how the kernel does the I/O of an open. Returns its handle, and the flags of the answer.
-    pub fn grant(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool) -> (Handle, FopenFlags, Grant) {
+    pub fn grant(&self, ino: Ino, flags: i32, granted: &Granted) -> (Handle, FopenFlags, Grant) {
+        let Granted { opened, privileged, user } = granted;
+        let (privileged, user) = (*privileged, *user);
         let writable = is_writable(flags);
         let content = opened.resident.as_ref().filter(|_| !(writable && privileged));
         let grant = self.modes.grant(ino, Wish { content, writable });
@@ -145,12 +159,12 @@ impl Front {
         answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
         answer.set(FopenFlags::FOPEN_DIRECT_IO, matches!(grant.mode, Mode::Direct | Mode::Beside));
         answer.set(FopenFlags::FOPEN_KEEP_CACHE, grant.mode == Mode::Cached && opened.keep_cache);
-        (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged }, answer, grant)
+        (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged, user }, answer, grant)
     }
 
     /// Tells the kernel of an open file.
-    pub fn reply_opened(&self, ino: Ino, flags: i32, opened: &Opened, privileged: bool, reply: ReplyOpen) {
-        let (handle, answer, grant) = self.grant(ino, flags, opened, privileged);
+    pub fn reply_opened(&self, ino: Ino, flags: i32, granted: &Granted, reply: ReplyOpen) {
+        let (handle, answer, grant) = self.grant(ino, flags, granted);
         if grant.needs_backing() {
             // SAFETY: the id is registered with this mount, and stays so while the open is counted.
             let backing = unsafe { reply.wrap_backing(grant.backing) };
@@ -164,8 +178,8 @@ impl Front {
     }
 
     /// Tells the kernel of a new file that is open.
-    pub fn reply_created(&self, entry: &Entry, flags: i32, opened: &Opened, privileged: bool, reply: ReplyCreate) {
-        let (handle, answer, grant) = self.grant(entry.attr.ino, flags, opened, privileged);
+    pub fn reply_created(&self, entry: &Entry, flags: i32, granted: &Granted, reply: ReplyCreate) {
+        let (handle, answer, grant) = self.grant(entry.attr.ino, flags, granted);
         let (attr, generation) = (convert::attr(&entry.attr), fuser::Generation(0));
         if grant.needs_backing() {
             // SAFETY: as in `reply_opened`.
@@ -208,6 +222,7 @@ impl Front {
             tracing::debug!(%ino, ?handle, "a release of an open that is not on record");
         } else if handle.epoch == self.epoch {
             self.overlay.release(ino, flags);
+            self.overlay.shares().close(handle.user, ino);
         } else {
             self.adopted.release(&self.overlay, ino, handle.writable);
         }
@@ -219,6 +234,15 @@ impl Front {
             kernel.invalidate_inode(ino, false);
         }
     }
+}
+
+/// An open that may be answered.
+pub struct Granted {
+    pub opened: Opened,
+    /// Writes must take privileges from the file.
+    pub privileged: bool,
+    /// With whom it is counted.
+    pub user: UserSlot,
 }
 
 /// What a write takes from a file.

@@ -5,6 +5,8 @@
 
 use fuser::FileHandle;
 
+use crate::shares::UserSlot;
+
 /// How the kernel does the I/O of one open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -29,16 +31,22 @@ pub struct Handle {
     pub writable: bool,
     /// At the time of the open the file had set-id bits or capabilities, which writes must clear.
     pub privileged: bool,
+    /// With whom it is counted.
+    pub user: UserSlot,
 }
 
 const MODE_MASK: u64 = 0b111;
 const WRITABLE: u64 = 1 << 3;
 const PRIVILEGED: u64 = 1 << 4;
+/// Above them the user.
+const USER_SHIFT: u32 = 8;
+const USER_MASK: u64 = 0xff_ffff;
 const EPOCH_SHIFT: u32 = 32;
 
 impl Handle {
     pub fn encode(self) -> FileHandle {
         let mut raw = u64::from(self.epoch) << EPOCH_SHIFT | self.mode as u64;
+        raw |= (u64::from(self.user.0) & USER_MASK) << USER_SHIFT;
         if self.writable {
             raw |= WRITABLE;
         }
@@ -59,7 +67,8 @@ impl Handle {
             _ => return None,
         };
         let epoch = (raw >> EPOCH_SHIFT) as u32;
-        Some(Self { epoch, mode, writable: raw & WRITABLE != 0, privileged: raw & PRIVILEGED != 0 })
+        let user = UserSlot((raw >> USER_SHIFT & USER_MASK) as u32);
+        Some(Self { epoch, mode, writable: raw & WRITABLE != 0, privileged: raw & PRIVILEGED != 0, user })
     }
 }
 
@@ -71,7 +80,9 @@ mod tests {
     fn a_handle_survives_the_round_trip_through_the_kernel() {
         for mode in [Mode::Cached, Mode::Passthrough, Mode::Direct, Mode::Beside] {
             for bits in 0..4 {
-                let handle = Handle { epoch: 0xdead_beef, mode, writable: bits & 1 != 0, privileged: bits & 2 != 0 };
+                let user = UserSlot(0xff_fffe + bits % 2);
+                let (writable, privileged) = (bits & 1 != 0, bits & 2 != 0);
+                let handle = Handle { epoch: 0xdead_beef, mode, writable, privileged, user };
                 assert_eq!(Handle::decode(handle.encode()), Some(handle));
             }
         }

@@ -118,14 +118,16 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Gives what was set aside the attributes that the mount showed; the bytes count, so a refusal does not.
+/// Gives what was set aside the owner and the extended attributes that the mount showed, for the owner alone: who else may
+/// read it was decided by directories that are not around it any more. The bytes count, so a refusal does not.
 fn dress(path: &Path, record: &InodeRecord) {
     for (name, value) in record.xattrs.iter().flatten() {
         let _ = rustix::fs::lsetxattr(path, &**name, value, rustix::fs::XattrFlags::empty());
     }
     let _ = std::os::unix::fs::lchown(path, Some(record.uid), Some(record.gid));
     if record.kind != FileKind::Symlink {
-        let _ = fs::set_permissions(path, fs::Permissions::from_mode(record.mode));
+        let mode = if record.kind == FileKind::Directory { 0o700 } else { 0o600 };
+        let _ = fs::set_permissions(path, fs::Permissions::from_mode(mode));
     }
 }
 

@@ -1,11 +1,11 @@
 //! Set-id programs, devices, capabilities and secrets.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_tests::mount::{Mount, Options, Place};
+use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with};
 use forebay_tests::process;
 use forebay_tests::users::U1;
 
@@ -36,4 +36,108 @@ fn a_mount_forbids_what_the_file_system_of_its_pool_forbids() {
     for option in ["nosuid", "nodev", "noexec"] {
         assert!(options.trim().split(',').any(|o| o == option), "{option} is not among {options}");
     }
+}
+
+/// Of each thread of a process: what `/proc` says under a name.
+fn of_threads(pid: u32, name: &str) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
+    let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    let values = texts.filter_map(|text| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned().into());
+        value
+    });
+    values.collect()
+}
+
+fn capabilities(pid: u32, set: &str) -> Vec<u64> {
+    of_threads(pid, set).iter().map(|hex| u64::from_str_radix(hex, 16).unwrap()).collect()
+}
+
+/// Numbers of capabilities that no process of a mount needs, from `linux/capability.h`: to kill, to become another user, to
+/// change the network, to load modules, for raw devices, to trace, to reboot, the clock, the audit.
+const NOT_NEEDED: [u32; 9] = [5, 7, 12, 16, 17, 8, 22, 25, 30];
+/// To load programs into the kernel and to see what it does.
+const OBSERVERS: [u32; 2] = [38, 39];
+
+/// SECURITY 12: "No process of a mount can gain privileges, and no thread of one has capabilities that none of them needs"
+#[test]
+fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
+    let mount = Mount::new(Options::default());
+    // So that all threads are there.
+    fs::write(mount.path("f"), "content").unwrap();
+    mount.flush();
+    let (supervisor, worker) = (mount.state().supervisor.pid, mount.worker().pid);
+    for pid in [supervisor, worker] {
+        for (name, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+            let found = of_threads(pid, name);
+            assert!(!found.is_empty() && found.iter().all(|value| value == wanted), "{name} of {pid}: {found:?}");
+        }
+        for set in ["CapEff", "CapPrm", "CapBnd"] {
+            for has in capabilities(pid, set) {
+                let kept: Vec<_> = NOT_NEEDED.iter().filter(|n| has >> **n & 1 == 1).collect();
+                assert!(kept.is_empty(), "{set} of {pid} has {kept:?}");
+            }
+        }
+    }
+    // Once the observer is loaded, the worker cannot load another one.
+    let begun = std::time::Instant::now();
+    while capabilities(worker, "CapEff").iter().any(|has| OBSERVERS.iter().any(|n| has >> n & 1 == 1)) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "a thread keeps what the observer is loaded with");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The next worker serves with as little.
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    assert_eq!(fs::read(mount.path("f")).unwrap(), b"content");
+    assert!(of_threads(mount.worker().pid, "Seccomp").iter().all(|value| value == "2"));
+}
+
+/// SECURITY 13: "Credentials in a URL are refused, and told nowhere"
+#[test]
+fn secrets_in_urls_are_refused_and_not_told() {
+    let place = Place::new();
+    for url in
+        ["nfs://u:hush@localhost/x", "nfs://localhost/x?token=hush", "s3://b?endpoint=http://localhost/?sig=hush"]
+    {
+        let words = [url.as_ref(), place.mnt().into_os_string(), "--fast".into(), place.fast().into_os_string()];
+        let words: Vec<&std::ffi::OsStr> = words.iter().map(AsRef::as_ref).collect();
+        let answer = attempt_with(&place, &Options::default(), &words);
+        assert!(answer.code == Some(2) && !answer.err.contains("hush") && !answer.out.contains("hush"), "{answer}");
+    }
+}
+
+/// SECURITY 14: "Names of `trusted.` attributes are shown to root alone"
+#[test]
+fn names_of_trusted_attributes_are_for_root_alone() {
+    let mount = Mount::new(Options::default());
+    fs::write(mount.path("f"), "").unwrap();
+    process::sh(
+        &mount.path(""),
+        "setfattr -n trusted.secret -v x f && setfattr -n user.open -v x f",
+        Duration::from_secs(10),
+    );
+    let list = "python3 -c 'import os; print(os.listxattr(\"f\"))'";
+    assert!(process::sh(&mount.path(""), list, Duration::from_secs(10)).out.contains("trusted.secret"));
+    let seen = U1.sh(&mount.path(""), list).ok().out;
+    assert!(seen.contains("user.open") && !seen.contains("trusted"), "{seen}");
+}
+
+/// SECURITY 15: "A runtime directory in /tmp that another user took is refused"
+#[test]
+fn a_runtime_directory_that_another_user_took_is_refused() {
+    let place = Place::new();
+    place.let_users_mount();
+    // A user whom no other test mounts as.
+    let user = 4077;
+    place.give_to(user);
+    let taken = Path::new("/tmp").join(format!("forebay-{user}"));
+    fs::create_dir(&taken).unwrap();
+    chown(&taken, Some(U1.0), Some(U1.0)).unwrap();
+    fs::set_permissions(&taken, fs::Permissions::from_mode(0o777)).unwrap();
+    let answer = attempt(&place, &Options { user: Some(user), ..Options::default() });
+    let made = fs::read_dir(&taken).unwrap().count();
+    fs::remove_dir_all(&taken).unwrap();
+    assert!(answer.code != Some(0) && answer.err.contains("XDG_RUNTIME_DIR"), "{answer}");
+    assert_eq!(made, 0, "something was made in it");
 }

@@ -1,9 +1,10 @@
 //! Resources of the daemon that one user takes from all others.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options};
@@ -64,4 +65,95 @@ fn a_directory_that_cannot_be_flushed_into_stops_nothing_else() {
     }
     assert!(mount.status().flush_stuck.iter().any(|why| why.contains("/shared/full/")));
     chattr("-i", &mount.pool("shared/full"));
+}
+
+/// SECURITY 10: "One user's files that are not flushed leave room in the fast pool for other users"
+#[test]
+fn one_user_does_not_fill_the_fast_pool_for_another() {
+    let options = Options { limit: Some("256M".into()), ..Options::policy("[default]\nflush = \"manual\"\n") };
+    let mount = Mount::new(options);
+    fs::set_permissions(mount.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let full = U1.sh(&mount.path(""), "head -c 250000000 /dev/zero >big");
+    assert!(full.code != Some(0) && full.err.contains("quota"), "{full}");
+    let taken = fs::metadata(mount.path("big")).unwrap().len();
+    assert!((100 << 20..=192_000_000).contains(&taken), "{taken}");
+    // Also not in parts, nor in the place of what was there.
+    let more = U1
+        .sh(&mount.path(""), "for n in $(seq 8); do head -c 20000000 /dev/zero >more$n; done; fallocate -l 50M space");
+    assert!(more.err.contains("quota"), "{more}");
+    let wanted = "head -c 20000000 /dev/zero >mine && sync mine";
+    U2.sh(&mount.path(""), wanted).ok();
+    assert!(mount.log().contains(&format!("bytes of user {}", U1.0)), "{}", mount.log());
+    // What is removed, or flushed, is hers again.
+    U1.sh(&mount.path(""), "rm big && head -c 20000000 /dev/zero >again").ok();
+    mount.flush();
+    U1.sh(&mount.path(""), "rm -f again more*; head -c 150000000 /dev/zero >big").ok();
+}
+
+/// What a user's program holds open: it says how many files it got and why not more, and lets go when its input ends.
+const HOLD: &str = "
+import os, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held, why = [], 0
+try:
+    for n in range(int(sys.argv[1])):
+        held.append(os.open(f'{n}', os.O_RDWR | os.O_CREAT, 0o666))
+except OSError as error:
+    why = error.errno
+print(len(held), why, flush=True)
+sys.stdin.read()
+";
+
+/// Opens files as a user in a directory until it has `wanted` or gets no more; how many it has, and the errno.
+fn hold(user: forebay_tests::users::User, dir: &Path, wanted: u32) -> (std::process::Child, u32, i32) {
+    let mut command = user.command("python3", dir);
+    command.args(["-c", HOLD, &wanted.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = forebay_tests::process::spawn(&mut command).expect("python3 is installed");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut words = line.split_whitespace();
+    let held = words.next().and_then(|word| word.parse().ok()).expect("it says how many");
+    (child, held, words.next().and_then(|word| word.parse().ok()).unwrap())
+}
+
+fn let_go(mut child: std::process::Child) {
+    drop(child.stdin.take());
+    assert!(forebay_tests::process::wait(&mut child, Duration::from_secs(20)).is_some());
+}
+
+/// SECURITY 11: "One user's open files leave descriptors for other users and for the daemon"
+#[test]
+fn one_user_does_not_take_all_descriptors() {
+    let mount = Mount::new(Options { descriptors: Some(1024), ..Options::default() });
+    for (dir, user) in [("a", U1), ("b", U2)] {
+        fs::create_dir(mount.path(dir)).unwrap();
+        chown(mount.path(dir), Some(user.0), Some(user.0)).unwrap();
+    }
+    let (first, held, errno) = hold(U1, &mount.path("a"), 900);
+    assert_eq!((held, errno), (384, libc::EMFILE));
+    let (second, others, errno) = hold(U2, &mount.path("b"), 60);
+    assert_eq!((others, errno), (60, 0));
+    assert_eq!(mount.status().open_files, 384 + 60);
+    // What was let go may be opened again.
+    let_go(first);
+    let (first, held, _) = hold(U1, &mount.path("a"), 200);
+    assert_eq!(held, 200);
+    let_go(first);
+    let_go(second);
+    mount.flush();
+}
+
+/// A program needs some hundred files at least, and where it cannot have them that is told when it is mounted.
+#[test]
+fn few_descriptors_are_for_programs_first_and_their_cost_is_told() {
+    let mount = Mount::new(Options { descriptors: Some(256), ..Options::default() });
+    fs::set_permissions(mount.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(mount.log().contains("96 of one user"), "{}", mount.log());
+    let (child, held, errno) = hold(U1, &mount.path(""), 96);
+    assert_eq!((held, errno), (96, 0));
+    U2.sh(&mount.path(""), "for n in $(seq 300); do echo $n >u2-$n || exit 1; done; cat u2-* >/dev/null").ok();
+    mount.flush();
+    let_go(child);
+    assert_eq!(fs::read(mount.pool("u2-300")).unwrap(), b"300\n");
 }

@@ -13,13 +13,12 @@ use crate::Content;
 use crate::catalog::ContentId;
 use crate::clock::unix_now;
 use crate::content::is_held;
+use crate::descriptors;
 use crate::node::{Node, NodeState, Stamp};
 use crate::policy::{Flush, PathPolicy};
 
 /// Content files that the daemon keeps open when nobody uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
-/// Descriptors that are left for everything else.
-const OTHER_DESCRIPTORS: u64 = 512;
 /// How many of them one more open may look at, to close them.
 const TRIM_TRIES: usize = 4;
 /// How often an open begins anew because the file changed under it.
@@ -33,8 +32,8 @@ pub(super) fn writes(flags: i32) -> bool {
 fn open_contents_max() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| {
-        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        usize::try_from(descriptors.saturating_sub(OTHER_DESCRIPTORS) / 4 * 3).unwrap_or(usize::MAX)
+        let contents = descriptors::allowed().saturating_sub(descriptors::kept());
+        usize::try_from(contents / 4 * 3).unwrap_or(usize::MAX)
     })
 }
 
@@ -258,7 +257,7 @@ impl Inner {
         }
         let keep_cache = !std::mem::take(&mut state.page_cache_stale);
         let clean = !state.record.file.is_dirty();
-        let past = write && resident.is_some() && self.may_write_past();
+        let past = write && resident.is_some() && self.may_write_past(state.record.uid);
         match write {
             true => {
                 state.writers += 1;
@@ -295,6 +294,11 @@ impl Inner {
                 return Ok(());
             }
         }
+        let bytes = {
+            let mut state = node.state.lock();
+            if state.record.file.is_dirty() { 0 } else { self.counted_bytes(&mut state) }
+        };
+        let _share = self.share_of_owner(node, bytes).await?;
         let (inner, node) = (self.clone(), node.clone());
         blocking(move || {
             let sync = || {

@@ -90,7 +90,7 @@ impl Overlay {
         let mut state = node.state.lock();
         let content = inner.content(ino, &mut state)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let past = !writes || inner.may_write_past();
+        let past = !writes || inner.may_write_past(state.record.uid);
         match writes {
             true => {
                 state.writers += 1;
