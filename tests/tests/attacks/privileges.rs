@@ -100,8 +100,8 @@ fn secrets_in_urls_are_refused_and_not_told() {
     for url in
         ["nfs://u:hush@localhost/x", "nfs://localhost/x?token=hush", "s3://b?endpoint=http://localhost/?sig=hush"]
     {
-        let words = [url.as_ref(), place.mnt().into_os_string(), "--fast".into(), place.fast().into_os_string()];
-        let words: Vec<&std::ffi::OsStr> = words.iter().map(AsRef::as_ref).collect();
+        let (mnt, fast) = (place.mnt(), place.fast());
+        let words = [std::ffi::OsStr::new(url), mnt.as_os_str(), "--fast".as_ref(), fast.as_os_str()];
         let answer = attempt_with(&place, &Options::default(), &words);
         assert!(answer.code == Some(2) && !answer.err.contains("hush") && !answer.out.contains("hush"), "{answer}");
     }
