@@ -63,6 +63,8 @@ use trial::{Trials, refused};
 
 /// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
 pub const MAX_BLOCKING_CALLS: usize = 64;
+/// Each has some descriptors: where few are allowed it is this part of them.
+const CALLS_OF_DESCRIPTORS: u64 = 16;
 /// An unfinished file younger than this may belong to a writer on another node that still lives.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 const PUBLISH_LOCKS: usize = 64;
@@ -122,7 +124,7 @@ impl DirPool {
             trials: Trials::default(),
             publishing,
         };
-        Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(MAX_BLOCKING_CALLS)) })
+        Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(blocking_calls())) })
     }
 
     /// The directory, absolute.
@@ -268,6 +270,12 @@ impl Shared {
     fn require_xattrs(&self, call: Call<'_>) -> Result<()> {
         self.require(self.abilities.public.xattrs, call, "its file system has no extended attributes")
     }
+}
+
+/// How many calls may block at the same time.
+fn blocking_calls() -> usize {
+    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(descriptors / CALLS_OF_DESCRIPTORS).unwrap_or(usize::MAX).clamp(1, MAX_BLOCKING_CALLS)
 }
 
 #[async_trait]

@@ -34,6 +34,11 @@ pub fn for_spares() -> usize {
     usize::try_from(kept() / 4).unwrap_or(usize::MAX)
 }
 
+/// Steps of the flush at the same time, each with some descriptors, where so many are wanted.
+pub fn for_flush(wanted: usize) -> usize {
+    wanted.min(usize::try_from(kept() / 32).unwrap_or(usize::MAX)).max(1)
+}
+
 /// What a low limit costs, for whoever mounts; `None`: it is high enough. `share`: that of one user.
 pub fn cost(share: f64) -> Option<String> {
     cost_of(allowed(), share)

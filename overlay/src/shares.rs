@@ -271,17 +271,17 @@ impl Shares {
     }
 
     /// Counts a request that waits, until the answer is dropped.
-    pub fn begin_request(self: &Arc<Self>, user: u32) -> Waiting {
+    pub fn begin_request(self: &Arc<Self>, user: u32) -> WaitingRequest {
         let counted = !self.is_trusted(user);
         if counted {
             self.ledger.lock().user(user).requests += 1;
             self.waiting.fetch_add(1, Ordering::AcqRel);
         }
-        Waiting { shares: self.clone(), user, counted }
+        WaitingRequest { shares: self.clone(), user, counted }
     }
 
     /// The same, after those that went before.
-    pub async fn request_in_turn(self: Arc<Self>, user: u32) -> Waiting {
+    pub async fn request_in_turn(self: Arc<Self>, user: u32) -> WaitingRequest {
         loop {
             let turn = self.ledger.lock().user(user).turn.clone();
             let next = turn.notified();
@@ -367,13 +367,13 @@ impl Drop for Promise {
 
 /// A request that waits.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitingRequest {
     shares: Arc<Shares>,
     user: u32,
     counted: bool,
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingRequest {
     fn drop(&mut self) {
         if self.counted {
             self.shares.waiting.fetch_sub(1, Ordering::AcqRel);

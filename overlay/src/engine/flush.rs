@@ -169,7 +169,7 @@ impl Inner {
 
     /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.
     pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
-        self.flush_some(plan, CONCURRENCY, progress).await
+        self.flush_some(plan, crate::descriptors::for_flush(CONCURRENCY), progress).await
     }
 
     /// The same, with so many steps under way at most.

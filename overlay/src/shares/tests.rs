@@ -66,7 +66,7 @@ fn open_files_are_counted_once_each_and_descriptors_stay_for_the_daemon() {
 #[tokio::test]
 async fn requests_beyond_the_share_wait_for_their_own_user() {
     let shares = shares();
-    let mut mine: Vec<Waiting> = (0..512).map(|_| shares.begin_request(1)).collect();
+    let mut mine: Vec<WaitingRequest> = (0..512).map(|_| shares.begin_request(1)).collect();
     assert!(shares.must_wait(1) && !shares.must_wait(2));
     let next = tokio::spawn(shares.clone().request_in_turn(1));
     tokio::task::yield_now().await;

@@ -59,7 +59,7 @@ const NOT_NEEDED: [u32; 9] = [5, 7, 12, 16, 17, 8, 22, 25, 30];
 /// To load programs into the kernel and to see what it does.
 const OBSERVERS: [u32; 2] = [38, 39];
 
-/// SECURITY 12: "No process of a mount can gain privileges, and no thread of one has capabilities that none of them needs"
+/// SECURITY 12: "No process of a mount of root's can gain privileges, and no thread of one has capabilities that none of them needs"
 #[test]
 fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
     let mount = Mount::new(Options::default());

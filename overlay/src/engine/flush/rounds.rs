@@ -15,6 +15,7 @@ use super::due::{Due, LOOK_AGAIN};
 use super::{CONCURRENCY, Failed};
 use crate::Ino;
 use crate::catalog::{Intent, Lane, Queued, Slot, Wait};
+use crate::descriptors::for_flush;
 use crate::engine::{Inner, Txn, blocking};
 use crate::policy::Flush;
 
@@ -200,7 +201,7 @@ impl Rounds {
                 self.running.insert(lane);
                 self.last = head.user;
                 let from_us = self.cursors.get(&lane).copied().unwrap_or(0);
-                let steps = (CONCURRENCY / users.len().max(1)).max(STEPS_LEAST);
+                let steps = (for_flush(CONCURRENCY) / users.len().max(1)).max(STEPS_LEAST);
                 let inner = inner.clone();
                 running.spawn(async move {
                     inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error))
