@@ -150,3 +150,19 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     let times = |meta: &fs::Metadata| (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
     assert_ne!(times(&before), times(&after));
 }
+
+/// What was staged is there for the next open, also where the kernel was told a moment ago that it is not.
+#[test]
+fn what_has_just_appeared_in_the_pool_is_opened_once_it_is_staged() {
+    let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1h\"\n"));
+    fs::create_dir(mount.pool("d")).unwrap();
+    fs::read_dir(mount.path("d")).unwrap().for_each(drop);
+    for name in ["f", "d/f"] {
+        assert!(!mount.path(name).exists(), "{name}");
+        fs::write(mount.pool(name), name).unwrap();
+    }
+    mount.forebay(["stage"], &[&mount.path("f"), &mount.path("d")]).ok();
+    for name in ["f", "d/f"] {
+        assert_eq!(fs::read_to_string(mount.path(name)).unwrap(), name);
+    }
+}

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use forebay_overlay::backends::decorators::CallKind;
-use forebay_overlay::backends::{Expected, Pool};
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::backends::{Capabilities, Expected, Pool};
 use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
-use forebay_overlay::{Ino, Overlay, summary};
+use forebay_overlay::{Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -18,6 +19,30 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
     let message = done.message.unwrap();
     assert!(message.contains("3145728") && message.contains("2097152"), "{message}");
     assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
+}
+
+/// Staging asks the pool for names that it was told a moment ago are not there, and for what is new in a directory.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_just_appeared_in_the_pool_is_staged() {
+    for versions in [true, false] {
+        let can = Capabilities { directory_versions: versions, ..MemoryPool::all_capabilities() };
+        let fixture = Fixture::over(MemoryPool::with_capabilities(can));
+        fixture.mkdir("d").await;
+        fixture.put("d/old", b"old").await;
+        let policy = Policy::parse("[default]\nmetadata-ttl = \"1h\"\n").unwrap();
+        let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+        let dir = find(&overlay, "d").await;
+        overlay.read_dir(dir).await.unwrap();
+        assert!(matches!(overlay.lookup(dir, b"new").await.unwrap(), Lookup::Negative { .. }));
+        fixture.put("d/new", b"new").await;
+        let (staged, failed) = stage(&overlay, "d/new").await;
+        assert_eq!((staged.files, failed), (1, Vec::new()), "by its name");
+        fixture.put("d/newer", b"newer").await;
+        let (staged, failed) = stage(&overlay, "d").await;
+        assert_eq!((staged.files, failed), (3, Vec::new()), "with its directory");
+        let (staged, failed) = stage(&overlay, "d/none").await;
+        assert_eq!((staged.files, failed.len()), (0, 1), "what is not there");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -278,6 +278,18 @@ impl Inner {
         }
     }
 
+    /// Forgets that a name was not in the pool, unless that was learned as lately as `age` asks.
+    pub async fn forget_absence(&self, dir: Ino, name: &[u8], age: Age) -> Result<()> {
+        self.revalidate(dir, age).await?;
+        let node = self.node(dir)?;
+        let mut state = node.state.lock();
+        state.negative.remove(name);
+        if !self.pool.capabilities().directory_versions {
+            state.listed_at = None;
+        }
+        Ok(())
+    }
+
     /// A name that the catalog does not have.
     async fn find_in_pool(&self, dir: &Node, name: &[u8]) -> Result<Option<Ino>> {
         if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {

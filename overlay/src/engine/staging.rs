@@ -98,7 +98,7 @@ impl Overlay {
         let inner = &self.inner;
         let begun = Instant::now();
         let until = request.within_ms.and_then(|ms| begun.checked_add(Duration::from_millis(ms)));
-        let Some(found) = in_time(until, self.files_to_stage(request, until, reporter)).await else {
+        let Some(found) = in_time(until, self.files_to_stage(request, begun, until, reporter)).await else {
             reporter.unfinished(1);
             reporter.done(Some("the time was up before all was found that is to be staged".into()));
             return Ok(());
@@ -154,14 +154,15 @@ impl Overlay {
     async fn files_to_stage(
         &self,
         request: &StageRequest,
+        begun: Instant,
         until: Option<Instant>,
         reporter: &Reporter,
     ) -> Result<(Vec<Ino>, HashMap<Ino, u64>, Option<String>)> {
         let arrivals = Arrivals::default();
         // What comes along with a listing comes as fast as it may.
         let ask = match request.dry_run || request.bytes_per_second.is_some() {
-            true => Ask::Names,
-            false => Ask::Contents(&arrivals),
+            true => Ask::Names(Age::Since(begun)),
+            false => Ask::Contents(Age::Since(begun), &arrivals),
         };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
         let mut message = None;
@@ -372,12 +373,29 @@ impl Overlay {
         Ok(files)
     }
 
+    /// The inode that a path names. Where names are to be fresh, one that is known not to be there is asked for again:
+    /// it may be what somebody has just made in the pool.
+    async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
+        let (Ask::Names(age) | Ask::Contents(age, _)) = ask else { return self.resolve(path).await };
+        let mut at = Ino::ROOT;
+        for name in path.components() {
+            let mut there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
+            if there.is_none() {
+                self.inner.forget_absence(at, name, age).await?;
+                there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
+                self.inner.tell_kernel_name(at, name);
+            }
+            at = there.ok_or_else(|| Error::new(ErrorKind::NotFound, Side::Application, path.to_string()))?;
+        }
+        Ok(at)
+    }
+
     async fn expand(&self, typed: &str, ask: Ask<'_>) -> Result<Vec<Ino>> {
         let inner = &self.inner;
         let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
         let (root, glob) = match typed.split('/').position(is_glob) {
             // A name that exists as it is typed is meant as it is typed.
-            Some(_) if self.resolve(&parse_path(typed)?).await.is_ok() => (parse_path(typed)?, None),
+            Some(_) if self.resolve_as(&parse_path(typed)?, ask).await.is_ok() => (parse_path(typed)?, None),
             Some(at) => {
                 let prefix: Vec<&str> = typed.split('/').take(at).collect();
                 let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
@@ -387,10 +405,10 @@ impl Overlay {
             }
             None => (parse_path(typed)?, None),
         };
-        let root = self.resolve(&root).await?;
+        let root = self.resolve_as(&root, ask).await?;
         let ask = match ask {
             // What a glob leaves out is not wanted.
-            Ask::Contents(_) if glob.is_some() => Ask::Names,
+            Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
             ask => ask,
         };
         let tree = inner.tree(root, ask).await?;

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::names::Ask;
 use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
+use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::{Intent, Listing};
 use crate::clock::unix_now;
@@ -104,7 +105,7 @@ impl Overlay {
         let inos: Vec<Ino> = if !is_dir {
             vec![root]
         } else if recursive {
-            inner.tree(root, Ask::Names).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
+            inner.tree(root, Ask::Names(Age::Metadata)).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
         } else {
             inner.ensure_listed(root).await?;
             inner.entries(root)?.into_iter().map(|e| e.ino).collect()

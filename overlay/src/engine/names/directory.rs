@@ -7,6 +7,7 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 
+use super::super::pool_view::Age;
 use super::super::{Dirent, Inner, Ino, Overlay};
 
 /// Directories of one tree that are listed at the same time.
@@ -20,9 +21,10 @@ pub struct Arrivals(pub Mutex<HashMap<Ino, u64>>);
 #[derive(Debug, Clone, Copy)]
 pub enum Ask<'a> {
     Nothing,
-    Names,
+    /// Names, as fresh as that.
+    Names(Age),
     /// Small files too, where they come along.
-    Contents(&'a Arrivals),
+    Contents(Age, &'a Arrivals),
 }
 
 impl Overlay {
@@ -83,8 +85,9 @@ impl Inner {
     /// Lists a directory that was not; `None` where it is gone.
     async fn listed_if_there(self: &Arc<Self>, ino: Ino, ask: Ask<'_>) -> Result<Option<Ino>> {
         let listed = match ask {
-            Ask::Contents(arrivals) => self.ensure_listed_with_contents(ino, arrivals).await,
-            Ask::Nothing | Ask::Names => self.ensure_listed(ino).await,
+            Ask::Nothing => Ok(()),
+            Ask::Names(age) => self.ensure_listed_since(ino, age).await,
+            Ask::Contents(age, arrivals) => self.ensure_listed_with_contents(ino, age, arrivals).await,
         };
         match listed {
             Err(e) if e.is(ErrorKind::Stale) || e.is(ErrorKind::NotFound) => Ok(None),

@@ -104,18 +104,23 @@ type Contents = Vec<(Vec<u8>, Version, Bytes)>;
 impl Inner {
     /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
     pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
-        self.ensure(dir, None).await
+        self.ensure(dir, Age::Metadata, None).await
+    }
+
+    /// The same as fresh as `age` asks.
+    pub async fn ensure_listed_since(&self, dir: Ino, age: Age) -> Result<()> {
+        self.ensure(dir, age, None).await
     }
 
     /// The same. Where the pool must be asked and small files come along for nothing, they are kept.
-    pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, arrivals: &Arrivals) -> Result<()> {
+    pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, age: Age, arrivals: &Arrivals) -> Result<()> {
         let able = self.pool.capabilities().listed_contents;
         let units = (CONTENTS_BYTES / MEMORY_UNIT_BYTES) as u32;
         let Some(_memory) = able.then(|| self.memory.try_acquire_many(units).ok()).flatten() else {
-            return self.ensure_listed(dir).await;
+            return self.ensure_listed_since(dir, age).await;
         };
         let mut contents = Contents::new();
-        self.ensure(dir, Some(&mut contents)).await?;
+        self.ensure(dir, age, Some(&mut contents)).await?;
         for (name, version, content) in contents {
             let Some(ino) = self.catalog.name(dir, &name)?.here_ino() else { continue };
             let Ok(node) = self.node(ino) else { continue };
@@ -128,13 +133,16 @@ impl Inner {
         Ok(())
     }
 
-    async fn ensure(&self, dir: Ino, contents: Option<&mut Contents>) -> Result<()> {
+    async fn ensure(&self, dir: Ino, age: Age, contents: Option<&mut Contents>) -> Result<()> {
         let node = self.node(dir)?;
         if node.state.lock().record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
         }
-        self.revalidate(dir, Age::Metadata).await?;
-        let ttl = self.policy_of(&node).metadata_ttl;
+        self.revalidate(dir, age).await?;
+        let ttl = match age {
+            Age::Since(moment) => moment.elapsed(),
+            _ => self.policy_of(&node).metadata_ttl,
+        };
         {
             let state = node.state.lock();
             if state.is_unlinked(dir) || (!state.record.in_pool() && dir != Ino::ROOT) {
@@ -244,6 +252,10 @@ impl Inner {
             return Ok(false);
         }
         let links_before = txn.record(dir)?.dir_nlink;
+        let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
+        // The kernel may have been told that a name which is new is not there.
+        let told_absent = was_complete || !txn.state(dir)?.negative.is_empty();
+        let mut names = Vec::new();
         let mut known = HashMap::new();
         self.catalog.names(dir, |name, record| {
             known.insert(Box::<[u8]>::from(name), record);
@@ -269,6 +281,9 @@ impl Inner {
                     }
                     subdirs += u32::from(stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &name, &stat)?;
+                    if told_absent {
+                        names.push(Box::<[u8]>::from(name));
+                    }
                     adopted += 1;
                     if adopted % NAMES_AT_ONCE == 0 {
                         // Whoever makes or removes a name waits for this one.
@@ -286,7 +301,6 @@ impl Inner {
                 Some(record) => hides |= record.pool.is_none(),
             }
         }
-        let mut names = Vec::new();
         for (name, record) in known {
             let now = txn.name(dir, &name)?;
             if let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) {
