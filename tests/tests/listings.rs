@@ -17,7 +17,7 @@ fn list(mount: &Mount) {
     run(Command::new("ls").arg("-f").arg(mount.path("d")), MINUTE).ok();
 }
 
-/// A reader of a directory sees every name once that is there all the time, whatever else happens to it.
+/// SEMANTICS 51: "sees every name once that is there all the time"
 #[test]
 fn a_directory_that_changes_while_it_is_read_loses_no_name() {
     let _alone = alone();
@@ -151,7 +151,7 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     assert_ne!(times(&before), times(&after));
 }
 
-/// What was staged is there for the next open, also where the kernel was told a moment ago that it is not.
+/// SEMANTICS 50: "a program that opens what was staged finds it"
 #[test]
 fn what_has_just_appeared_in_the_pool_is_opened_once_it_is_staged() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1h\"\n"));

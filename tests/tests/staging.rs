@@ -21,7 +21,7 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
     assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
 }
 
-/// Staging asks the pool for names that it was told a moment ago are not there, and for what is new in a directory.
+/// SEMANTICS 50: "asks the pool anew for names that are not known here"
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_just_appeared_in_the_pool_is_staged() {
     for versions in [true, false] {
