@@ -229,6 +229,10 @@ impl<A: Around> Pool for Decorated<A> {
         self.around(CallKind::List, dir, 0, self.inner.sweep_unfinished(dir, writers)).await
     }
 
+    async fn abandoned(&self, dir: &PoolPath, remove: bool) -> Result<u64> {
+        self.around(CallKind::List, dir, 0, self.inner.abandoned(dir, remove)).await
+    }
+
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
         self.around.around(Call { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await

@@ -136,7 +136,7 @@ impl DirPool {
     /// their number. Nothing calls this by itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
         let path = path.clone();
-        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path), SWEEP_AGE)).await
+        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path), SWEEP_AGE, true)).await
     }
 
     /// Runs `work` on a thread that may block. It runs to its end, and keeps its permit, even where the caller
@@ -534,6 +534,11 @@ impl Pool for DirPool {
     async fn sweep_unfinished(&self, dir: &PoolPath, writers: &[String]) -> Result<u64> {
         let (dir, writers) = (dir.clone(), writers.to_vec());
         self.blocking(move |pool| listing::sweep_of(&pool.root, pool.root.call("sweep", &dir), &writers)).await
+    }
+
+    async fn abandoned(&self, dir: &PoolPath, remove: bool) -> Result<u64> {
+        let dir = dir.clone();
+        self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &dir), SWEEP_AGE, remove)).await
     }
 
     async fn space(&self) -> Result<Space> {

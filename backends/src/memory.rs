@@ -38,6 +38,7 @@ pub struct MemoryPool {
     layouts: Mutex<BTreeMap<PoolPath, Layout>>,
     /// Bytes that the extended attributes of one object may take.
     xattrs_max: AtomicUsize,
+    abandoned: Mutex<BTreeMap<PoolPath, u64>>,
 }
 
 /// What [`MemoryPool::snapshot`] says of one object.
@@ -72,6 +73,7 @@ impl MemoryPool {
             capabilities,
             layouts: Mutex::default(),
             xattrs_max: AtomicUsize::new(usize::MAX),
+            abandoned: Mutex::default(),
         }
     }
 
@@ -164,6 +166,11 @@ impl MemoryPool {
             room -= bytes;
         }
         Ok(())
+    }
+
+    /// Daemons of other nodes left so many unfinished files in a directory.
+    pub fn leave_unfinished(&self, dir: &PoolPath, files: u64) {
+        self.abandoned.lock().insert(dir.clone(), files);
     }
 
     /// From now on the extended attributes of one object take no more than so many bytes.
@@ -455,6 +462,15 @@ impl Pool for MemoryPool {
 
     async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
         self.with("sync", path, |tree| tree.entries(tree.lookup(path)?).map(drop))
+    }
+
+    async fn abandoned(&self, dir: &PoolPath, remove: bool) -> Result<u64> {
+        let mut abandoned = self.abandoned.lock();
+        let files = abandoned.get(dir).copied().unwrap_or(0);
+        if remove {
+            abandoned.remove(dir);
+        }
+        Ok(files)
     }
 
     async fn space(&self) -> Result<Space> {

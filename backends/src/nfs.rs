@@ -72,6 +72,7 @@ use crate::{
 
 use credentials::Owner;
 use failure::Call;
+use listing::Sweep;
 use making::New;
 use publish::Publication;
 use reading::check_kind;
@@ -114,7 +115,7 @@ impl NfsPool {
     /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
     /// their number. Nothing calls this by itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
-        self.session.sweep(path, &[], false).await
+        self.session.sweep(path, &[], Sweep::Old).await
     }
 
     fn no_xattrs<T>(&self, call: Call<'_>) -> Result<T> {
@@ -294,7 +295,11 @@ impl Pool for NfsPool {
     }
 
     async fn sweep_unfinished(&self, dir: &PoolPath, writers: &[String]) -> Result<u64> {
-        self.session.sweep(dir, writers, false).await
+        self.session.sweep(dir, writers, Sweep::Old).await
+    }
+
+    async fn abandoned(&self, dir: &PoolPath, remove: bool) -> Result<u64> {
+        self.session.sweep(dir, &[], if remove { Sweep::Old } else { Sweep::CountOld }).await
     }
 
     async fn space(&self) -> Result<Space> {

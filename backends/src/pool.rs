@@ -165,6 +165,12 @@ pub trait Pool: Send + Sync + 'static {
         Ok(0)
     }
 
+    /// Unfinished files in one directory whose writers, on whatever node, ended more than a day ago: how many there are, or,
+    /// with `remove`, were.
+    async fn abandoned(&self, _dir: &PoolPath, _remove: bool) -> Result<u64> {
+        Ok(0)
+    }
+
     async fn space(&self) -> Result<Space>;
 
     /// Where the content of a file is kept, or goes that is made in a directory; `None` where the pool does not tell.

@@ -72,3 +72,21 @@ fn uploads_that_a_killed_mount_left_are_removed_by_the_next_one() {
     mount.flush();
     assert_eq!(unfinished(&mount.place.pool()), Vec::<String>::new());
 }
+
+/// SEMANTICS 49: those of nodes that are gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_what_daemons_of_other_nodes_left_in_the_pool() {
+    use forebay_tests::engine::*;
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    let overlay = fixture.open().await;
+    find(&overlay, "d").await;
+    assert_eq!(overlay.fsck(false).await.unwrap().problems, Vec::<String>::new());
+    fixture.memory.leave_unfinished(&pool_path("d"), 3);
+    for (repair, repaired) in [(false, 0), (true, 3)] {
+        let report = overlay.fsck(repair).await.unwrap();
+        assert!(report.problems.len() == 1 && report.problems[0].starts_with("/d: 3 unfinished"), "{report:?}");
+        assert_eq!(report.repaired, repaired);
+    }
+    assert_eq!(overlay.fsck(false).await.unwrap().problems, Vec::<String>::new());
+}

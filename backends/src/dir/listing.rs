@@ -57,24 +57,24 @@ impl OpenListing {
 }
 
 /// Removes the unfinished files of dead writers that are at least `age` old from one directory and returns how
-/// many there were.
-pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
-    sweep_where(root, call, |dir, name| is_abandoned(name) && is_old(dir, name, age))
+/// many there were; or only counts them.
+pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration, remove: bool) -> Result<u64> {
+    sweep_where(root, call, remove, |dir, name| is_abandoned(name) && is_old(dir, name, age))
 }
 
 /// The same for a directory that is to be removed, where those of this machine need not be old: should their writer
 /// live in a container, what it writes has no place any more.
 pub(super) fn sweep_before_removal(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     let own = |name: &[u8]| writer(name).is_some_and(|(boot, _)| boot == boot_id());
-    sweep_where(root, call, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
+    sweep_where(root, call, true, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
 }
 
 /// The same of these writers, however young the files are.
 pub(super) fn sweep_of(root: &Root, call: Call<'_>, writers: &[String]) -> Result<u64> {
-    sweep_where(root, call, |_, name| is_of(name, writers))
+    sweep_where(root, call, true, |_, name| is_of(name, writers))
 }
 
-fn sweep_where(root: &Root, call: Call<'_>, abandoned: impl Fn(&OwnedFd, &[u8]) -> bool) -> Result<u64> {
+fn sweep_where(root: &Root, call: Call<'_>, remove: bool, abandoned: impl Fn(&OwnedFd, &[u8]) -> bool) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
     let mut removed = 0;
@@ -82,6 +82,10 @@ fn sweep_where(root: &Root, call: Call<'_>, abandoned: impl Fn(&OwnedFd, &[u8]) 
         let entry = entry.map_err(|errno| call.failed(errno))?;
         let name = entry.file_name().to_bytes();
         if !abandoned(&dir, name) {
+            continue;
+        }
+        if !remove {
+            removed += 1;
             continue;
         }
         match unlinkat(&dir, name, AtFlags::empty()) {

@@ -78,8 +78,10 @@ async fn sweep_takes_what_dead_writers_left_and_nothing_else() {
     }
     let path = PoolPath::root();
     let call = pool.shared.root.call("sweep", &path);
-    assert_eq!(listing::sweep(&pool.shared.root, call, Duration::from_secs(60)).unwrap(), 0);
-    assert_eq!(listing::sweep(&pool.shared.root, call, Duration::ZERO).unwrap(), 2);
+    assert_eq!(listing::sweep(&pool.shared.root, call, Duration::from_secs(60), true).unwrap(), 0);
+    for counted in [false, false, true] {
+        assert_eq!(listing::sweep(&pool.shared.root, call, Duration::ZERO, counted).unwrap(), 2);
+    }
     let left = |name: &String| root.path().join(name).exists();
     assert!(!left(&dead) && !left(&elsewhere) && left(&alive) && foreign.iter().all(left));
 }

@@ -137,6 +137,17 @@ impl Pages {
     }
 }
 
+/// Which unfinished files go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sweep {
+    /// Those of writers that died more than a day ago.
+    Old,
+    /// None: the same are counted.
+    CountOld,
+    /// Those of this machine need not be old.
+    BeforeRemoval,
+}
+
 impl Session {
     /// The attributes of an entry that came without; `None` where it has vanished.
     async fn look_if_there(&self, slot: &Slot) -> Outcome<Option<Stat>> {
@@ -171,12 +182,7 @@ impl Session {
     /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns their
     /// number. Those of this machine need not be old where the directory is to be removed: what they write has no
     /// place any more. Those of `ended` need not either: they are known to have ended.
-    pub(super) async fn sweep(
-        self: &Arc<Self>,
-        path: &PoolPath,
-        ended: &[String],
-        before_removal: bool,
-    ) -> Result<u64> {
+    pub(super) async fn sweep(self: &Arc<Self>, path: &PoolPath, ended: &[String], what: Sweep) -> Result<u64> {
         let call = Call::new("sweep", path);
         self.check(call)?;
         let fail = |failure| call.failed(failure);
@@ -197,8 +203,10 @@ impl Session {
                     Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) => continue,
                     Err(failure) => return Err(fail(failure)),
                 };
-                if has_ended || (own && before_removal) || is_old(&found.stat, SWEEP_AGE) {
-                    self.remove_slot(&slot, &found).await.map_err(fail)?;
+                if has_ended || (own && what == Sweep::BeforeRemoval) || is_old(&found.stat, SWEEP_AGE) {
+                    if what != Sweep::CountOld {
+                        self.remove_slot(&slot, &found).await.map_err(fail)?;
+                    }
                     removed += 1;
                 }
             }

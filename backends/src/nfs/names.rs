@@ -10,6 +10,7 @@ use crate::{ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, SetAttr
 use super::attributes::{Found, Wanted};
 use super::credentials::Owner;
 use super::failure::{Call, Failure, Outcome};
+use super::listing::Sweep;
 use super::reading::check_kind;
 use super::session::{Session, Slot};
 
@@ -86,7 +87,7 @@ impl Session {
         let mut answer = self.remove_slot(&slot, &found).await;
         // A writer that was killed may have left its unfinished file there, which nobody sees.
         if answer.as_ref().is_err_and(|failure| failure.is(nfsstat3::NFS3ERR_NOTEMPTY))
-            && self.sweep(path, &[], true).await? > 0
+            && self.sweep(path, &[], Sweep::BeforeRemoval).await? > 0
         {
             answer = self.remove_slot(&slot, &found).await;
         }

@@ -5,7 +5,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{ErrorKind, FileKind, Result};
 
 use super::operator::FsckReport;
 use super::{Inner, Ino, Overlay};
@@ -18,7 +18,9 @@ impl Overlay {
     /// touched.
     pub async fn fsck(&self, repair: bool) -> Result<FsckReport> {
         let inner = self.inner.clone();
-        super::blocking(move || inner.fsck_now(repair)).await
+        let mut report = super::blocking(move || inner.fsck_now(repair)).await?;
+        self.inner.check_unfinished(repair && !self.inner.read_only, &mut report).await?;
+        Ok(report)
     }
 }
 
@@ -65,6 +67,33 @@ impl Inner {
             self.trash.drain();
         }
         Ok(report)
+    }
+
+    /// What daemons that ended long ago, on this node or others, left in the directories of the pool that are known. A pool
+    /// that does not answer is left alone.
+    async fn check_unfinished(&self, remove: bool, report: &mut FsckReport) -> Result<()> {
+        let mut dirs = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            if record.kind == FileKind::Directory && (record.in_pool() || ino == Ino::ROOT) {
+                dirs.push(ino);
+            }
+            Ok(true)
+        })?;
+        for dir in dirs {
+            let Ok(path) = self.pool_path(dir) else { continue };
+            match self.ask(self.pool.abandoned(&path, remove)).await {
+                Ok(0) => {}
+                Ok(files) => {
+                    let what = "unfinished uploads of daemons that ended more than a day ago";
+                    report.problems.push(format!("{path}: {files} {what}"));
+                    report.repaired += if remove { files } else { 0 };
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => break,
+                // Removed by another client, or not for this user to read.
+                Err(error) => tracing::debug!(%path, %error, "unfinished uploads are not looked for"),
+            }
+        }
+        Ok(())
     }
 
     fn owns(&self, ino: Ino, id: ContentId) -> Result<bool> {
