@@ -24,6 +24,7 @@ mod status;
 mod ttl;
 mod txn;
 mod types;
+mod written_past;
 mod xattrs;
 
 use std::collections::HashSet;

@@ -92,6 +92,8 @@ pub(crate) struct NodeState {
     pub mark_unsynced: bool,
     /// The content as it was when it was marked dirty: while it is the same, nothing was written.
     pub clean_stamp: Option<Stamp>,
+    /// The content as it was when the file had set-id bits and could be written past the daemon: once it is another, they go.
+    pub set_id_since: Option<Stamp>,
     /// The content as it was when it was last uploaded with writers at it: while it is the same, nothing was written.
     pub uploaded: Option<Stamp>,
     /// Somebody has it open for direct I/O, which may be under way when its times say nothing of it any more.
@@ -124,7 +126,7 @@ pub(crate) struct Readahead {
 }
 
 /// What changes with every write to a content file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub size: u64,
     pub mtime: Time,
@@ -175,6 +177,7 @@ impl NodeState {
             count_unsaved: false,
             mark_unsynced: false,
             clean_stamp: None,
+            set_id_since: None,
             uploaded: None,
             page_cache_stale: false,
             rights: RightsNews::default(),

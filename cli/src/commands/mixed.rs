@@ -23,7 +23,7 @@ pub fn without_url(mut args: args::Mount) -> Result<args::Mount, Failure> {
         (Some(url), place) if url == NO_URL => place,
         (None, place) => place,
         (Some(_), _) => {
-            return Err(Failure::usage(format!("both a pool and a file of pools were given"))
+            return Err(Failure::usage("both a pool and a file of pools were given")
                 .remedy("forebay mount --config FILE MOUNTPOINT"));
         }
     };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 
 use super::pool_view::Age;
+use super::written_past::{is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::clock::stamp_now;
@@ -56,6 +57,7 @@ impl Overlay {
             other => other?,
         }
         let node = inner.node(ino)?;
+        inner.take_set_id(&node)?;
         // What comes from here on may come too late for this answer.
         answering.end();
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
@@ -171,7 +173,12 @@ impl Inner {
             true => Some(self.content(node.ino, txn.state(node.ino)?)?),
             false => None,
         };
+        let written = is_written_since(txn.state(node.ino)?)?;
         let record = txn.record(node.ino)?;
+        if written {
+            drop_set_id(&mut record.mode);
+            record.dirty.mode = true;
+        }
         if change.uid.is_some() || change.gid.is_some() {
             record.uid = change.uid.unwrap_or(record.uid);
             record.gid = change.gid.unwrap_or(record.gid);
@@ -208,6 +215,8 @@ impl Inner {
         if *change != Change::default() {
             record.ctime = now;
         }
+        let (kind, mode) = (record.kind, record.mode);
+        note_set_id(txn.state(node.ino)?, kind, mode)?;
         txn.commit()
     }
 }

@@ -67,10 +67,15 @@ pub async fn clear_bits(overlay: &Overlay, ino: Ino) -> Result<bool> {
 pub async fn complete(overlay: &Overlay, ino: Ino, change: &mut Change, caller: Caller) -> Result<()> {
     let new_owner = change.uid.is_some() || change.gid.is_some();
     let truncated = change.size.is_some();
-    if !new_owner && !truncated {
+    let by_mode = change.mode.is_some_and(|mode| mode & 0o111 != 0) && caller.uid != 0;
+    if !new_owner && !truncated && !by_mode {
         return Ok(());
     }
     let (attr, _) = overlay.getattr(ino).await?;
+    // Writes do not ask for capabilities of a file that nobody may run: they go when its owner lets it be run.
+    if by_mode && attr.kind == FileKind::File && attr.mode & 0o111 == 0 {
+        clear_capabilities(overlay, ino).await?;
+    }
     if change.mode.is_none() && (new_owner || caller.uid != 0) {
         change.mode = if new_owner { without_set_id(&attr) } else { cleared(&attr) };
     }

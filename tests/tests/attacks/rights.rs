@@ -1,10 +1,14 @@
 //! Rights that change while another user has an object open or cached.
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options};
+use forebay_tests::process;
 use forebay_tests::users::{U1, U2};
 
 const SET_ID: u32 = 0o6777;
@@ -81,4 +85,41 @@ fn set_id_bits_of_special_files_go_with_a_change_of_the_owner() {
     fs::set_permissions(mount.place.mnt(), Permissions::from_mode(0o777)).unwrap();
     U2.sh(&mount.place.mnt(), "mkfifo fifo && chmod 6555 fifo && chown 4002:4002 fifo").ok();
     assert_eq!(mode(&mount.path("fifo")), 0o555);
+}
+
+/// A writer that had the file open before it got the bits, and writes past the daemon.
+///
+/// SECURITY 16: "If a file gets set-id bits while a program has it open for writing, what the program writes takes them"
+#[test]
+fn a_write_by_an_earlier_descriptor_takes_set_id_bits() {
+    let mount = Mount::new(Options { limit: Some("4G".into()), ..Options::default() });
+    let mnt = mount.place.mnt();
+    fs::set_permissions(&mnt, Permissions::from_mode(0o777)).unwrap();
+    for (name, written) in [("written", "True"), ("kept", "False")] {
+        let file = mount.path(name);
+        fs::write(&file, "harmless").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o777)).unwrap();
+        chown(&file, Some(U2.0), Some(U2.0)).unwrap();
+        let script = format!(
+            "f = open('{name}', 'r+b', 0)\nprint(flush=True)\ninput()\nif {written}: f.write(b'hostile')\n\
+             print(flush=True)\nimport sys; sys.stdin.read()"
+        );
+        let mut writer = U1.command("python3", &mnt);
+        writer.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut writer = process::spawn(&mut writer).expect("python3 is installed");
+        let mut said = BufReader::new(writer.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        U2.sh(&mnt, &format!("chmod 6777 {name} && touch {name}")).ok();
+        assert_eq!(mode(&file), 0o6777, "{name}");
+        writer.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        said.read_line(&mut line).unwrap();
+        let wanted = if written == "True" { 0o777 } else { 0o6777 };
+        mount.flush();
+        assert_eq!((mode(&file), mode(&mount.pool(name))), (wanted, wanted), "{name}, while it is open");
+        drop(writer.stdin.take());
+        assert!(process::wait(&mut writer, Duration::from_secs(20)).is_some());
+        mount.flush();
+        assert_eq!((mode(&file), mode(&mount.pool(name))), (wanted, wanted), "{name}");
+    }
 }

@@ -150,7 +150,11 @@ impl Overlay {
     pub async fn open_inherited(&self, ino: Ino, flags: i32) -> Result<()> {
         self.open_file(ino, flags).await?;
         if writes(flags) {
-            self.inner.node(ino)?.state.lock().written_past = true;
+            let node = self.inner.node(ino)?;
+            let mut state = node.state.lock();
+            state.written_past = true;
+            // What was written before is not known: no content is like this one.
+            state.set_id_since = (state.record.mode & 0o6000 != 0).then(Stamp::default);
         }
         Ok(())
     }
@@ -369,6 +373,7 @@ impl Inner {
     /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
     /// goes on being counted as written.
     fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        self.take_set_id(node)?;
         let unchanged = {
             let mut state = node.state.lock();
             if state.writers > 0 {

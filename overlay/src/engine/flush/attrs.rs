@@ -20,6 +20,7 @@ const ATTEMPTS: u32 = 3;
 impl Inner {
     /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        self.take_set_id(&self.node(ino)?)?;
         let mut looked = false;
         for _ in 0..3 {
             let record = self.record_of(ino)?;

@@ -143,6 +143,7 @@ impl Inner {
 
     async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Snapshot> {
         let node = self.node(ino)?;
+        self.take_set_id(&node)?;
         let (before, content) = {
             let mut state = node.state.lock();
             let content = self.content(ino, &mut state)?;
@@ -164,6 +165,7 @@ impl Inner {
         }
         // A store through a mapping is noted in the times only where its page was written back before.
         self.sync_content(&content).await?;
+        self.take_set_id(&node)?;
         let state = node.state.lock();
         let stamp = Stamp::of(&content.file)?;
         let apart = self.store.tells_times_apart(&stamp);

@@ -1,0 +1,52 @@
+//! Set-id bits of files that programs write past the daemon.
+//!
+//! The kernel takes the bits of a passed-through file from nobody: it writes to the content file, which has none. So where
+//! a file gets the bits while such a writer has it open, the content is remembered as it was then. Where it is another one
+//! later, the bits go: before attributes are shown or sent to the pool, before content is sent, and at the last close.
+
+use std::sync::Arc;
+
+use forebay_backends::{FileKind, Result};
+
+use super::attributes::drop_set_id;
+use super::{Inner, Txn};
+use crate::clock::stamp_now;
+use crate::node::{Node, NodeState, Stamp};
+
+/// Whether content was written since the file got set-id bits.
+pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {
+    let (Some(since), Some(content)) = (state.set_id_since, &state.content) else { return Ok(false) };
+    Ok(Stamp::of(&content.file)? != since)
+}
+
+impl Inner {
+    /// Takes the set-id bits of a file that was written since it got them.
+    pub(super) fn take_set_id(&self, node: &Arc<Node>) -> Result<()> {
+        if !is_written_since(&node.state.lock())? {
+            return Ok(());
+        }
+        let mut txn = Txn::begin(self);
+        if !is_written_since(txn.state(node.ino)?)? {
+            return Ok(());
+        }
+        txn.state(node.ino)?.set_id_since = None;
+        let record = txn.record(node.ino)?;
+        drop_set_id(&mut record.mode);
+        record.dirty.mode = true;
+        record.ctime = stamp_now();
+        txn.commit()?;
+        self.tell_kernel_inode(node.ino, false);
+        Ok(())
+    }
+}
+
+/// Remembers the content of a file that has set-id bits and may be written past the daemon. Called when its mode or times
+/// were set.
+pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) -> Result<()> {
+    let watched = kind == FileKind::File && mode & 0o6000 != 0 && state.written_past;
+    state.set_id_since = match &state.content {
+        Some(content) if watched => Some(Stamp::of(&content.file)?),
+        _ => None,
+    };
+    Ok(())
+}
