@@ -42,11 +42,11 @@ fn a_mount_forbids_what_the_file_system_of_its_pool_forbids() {
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
     let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
-    let values = texts.filter_map(|text| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned().into());
-        value
-    });
-    values.collect()
+    let value = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(line.trim().to_owned())
+    };
+    texts.filter_map(value).collect()
 }
 
 fn capabilities(pid: u32, set: &str) -> Vec<u64> {
