@@ -45,7 +45,7 @@ pub use records::{
 pub(crate) use records::{append, decode, decode_first, encode};
 
 /// The layout of the records; a catalog of another format is refused.
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 /// Memory for blocks that were read, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.

@@ -67,8 +67,8 @@ pub struct Sent {
 pub enum SentWhat {
     /// Content, or times: what the pool's object shows of it. We set its modification time, to the nanosecond.
     Content { size: u64, mtime: Time },
-    /// A directory, symlink or special file, made there.
-    Made,
+    /// A directory, symlink or special file, made there with this mode and owner.
+    Made { mode: u32, uid: u32, gid: u32 },
     /// What the pool had under another name before.
     Moved { from: Link },
     /// Another name of what the pool has.

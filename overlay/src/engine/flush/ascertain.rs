@@ -155,7 +155,7 @@ impl Inner {
                 record.count_links(stat);
             }
             // Only that it is there is certain, not that it was given all that it should have.
-            SentWhat::Made => {
+            SentWhat::Made { .. } => {
                 let record = txn.record(sent.ino)?;
                 record.version = Some(stat.version.clone());
                 all_attrs_differ(record);
@@ -186,8 +186,11 @@ impl Inner {
                 stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
             }
             SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
-            SentWhat::Made if is_before || record.kind != stat.kind => false,
-            SentWhat::Made => self.is_as_made(&record, stat, path).await?,
+            SentWhat::Made { .. } if is_before || record.kind != stat.kind => false,
+            &SentWhat::Made { mode, uid, gid } => {
+                // What it was made with, and not what it was given here since.
+                self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
+            }
         })
     }
 

@@ -13,14 +13,13 @@ impl Inner {
         self: &Arc<Self>,
         parent: Ino,
         name: &[u8],
-        ino: Ino,
+        (ino, record): (Ino, InodeRecord),
         occupant: Option<Ino>,
         path: &PoolPath,
     ) -> Result<()> {
         if let Some(occupant) = occupant {
             self.ready_to_go(occupant).await?;
         }
-        let record = self.record_of(ino)?;
         if record.kind == FileKind::File {
             return self.create_file(parent, name, ino, occupant, path).await;
         }

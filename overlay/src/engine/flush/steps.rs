@@ -63,6 +63,8 @@ impl Inner {
             touched.push(from.0);
         }
         let at: Link = (parent, name.into());
+        // What is sent is what is written down as sent, whatever is changed here meanwhile.
+        let sent = self.record_of(subject)?;
         let what = match &step {
             Step::Remove { .. } => {
                 self.sync_written().await?;
@@ -71,8 +73,8 @@ impl Inner {
             Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
             Step::Link { .. } => Some(SentWhat::Linked),
             // Of a file the upload knows what is sent.
-            Step::Create { .. } if self.record_of(subject)?.kind == FileKind::File => None,
-            Step::Create { .. } => Some(SentWhat::Made),
+            Step::Create { .. } if sent.kind == FileKind::File => None,
+            Step::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
         };
         if let Some(what) = what
             && !self.about_to_send(&at, subject, what).await?
@@ -85,7 +87,7 @@ impl Inner {
             Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
             Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
-            Step::Create { ino, occupant } => self.create_at(parent, name, ino, occupant, &path).await,
+            Step::Create { ino, occupant } => self.create_at(parent, name, (ino, sent), occupant, &path).await,
         }
     }
 
