@@ -21,6 +21,7 @@ pub mod paths;
 pub mod preflight;
 pub mod protocol;
 pub mod registry;
+pub mod remount;
 pub mod server;
 pub mod signals;
 pub mod slurm;

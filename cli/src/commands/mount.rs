@@ -6,6 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use forebay_overlay::Policy;
 use forebay_overlay::control::config::MountConfig;
 use forebay_overlay::control::preflight::{self, Plan};
+use forebay_overlay::control::remount::{self, Remount};
 use forebay_overlay::control::supervisor::{self, Ready};
 use forebay_overlay::control::{Failure, worker};
 
@@ -17,7 +18,11 @@ use crate::output::Output;
 use crate::values;
 
 pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
-    let kernel_options = options::apply(&mut args)?;
+    let given = options::apply(&mut args)?;
+    let (is_complete, kernel_options) = (given.listed, given.kernel);
+    if given.remount {
+        return remount(args, kernel_options, is_complete, output);
+    }
     let (foreground, dry_run) = (args.foreground, args.dry_run);
     if let Some(file) = args.config.take() {
         let common = config(mixed::without_url(args)?, kernel_options)?;
@@ -42,6 +47,21 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
         })?;
     } else {
         told(&supervisor::launch(&plan.config)?, output);
+    }
+    Ok(Exit::Done)
+}
+
+/// `-o remount`, which mount(8) gives with all options of fstab, or of the mount that is there.
+fn remount(args: args::Mount, options: Vec<String>, is_complete: bool, output: &Output) -> Result<Exit, Failure> {
+    let dry_run = args.dry_run;
+    let args = if args.config.is_some() { mixed::without_url(args)? } else { args };
+    let asked = Remount { config: config(args, Vec::new())?, options, is_complete };
+    let plan = remount::check(&asked)?;
+    if dry_run {
+        let how = if plan.is_read_only() { "read-only" } else { "for reading and writing" };
+        output.line(format!("would remount {} {how}", plan.mountpoint.display()));
+    } else {
+        plan.apply()?;
     }
     Ok(Exit::Done)
 }

@@ -1,6 +1,7 @@
 //! The options of `-o`, as mount(8) and fstab hand them over.
 
 use forebay_overlay::control::{Failure, mounts};
+use rustix::mount::MountFlags;
 
 use crate::args::Mount;
 use crate::values;
@@ -8,8 +9,7 @@ use crate::values;
 pub const ALLOW_OTHER: &str = "allow_other";
 
 /// What concerns mount(8), systemd or nobody.
-const IGNORED: [&str; 19] = [
-    "rw",
+const IGNORED: [&str; 14] = [
     "defaults",
     "auto",
     "noauto",
@@ -23,16 +23,32 @@ const IGNORED: [&str; 19] = [
     "mand",
     "nomand",
     "nonempty",
-    "exec",
-    "atime",
-    "async",
     "default_permissions",
-    "diratime",
 ];
 
+/// What mount(8) lists of a FUSE mount when it is remounted. None of it can change.
+const SUPERBLOCK: [&str; 4] = ["user_id", "group_id", "max_read", "blksize"];
+
+/// What cannot be had, and why.
+const REFUSED: [(&str, &str, &str); 1] = [(
+    "strictatime",
+    "reads never change the access time of a FUSE mount, so it cannot be kept strictly",
+    "leave it out; programs see what they see with `noatime`",
+)];
+
+/// What concerns the mount itself.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// In their order.
+    pub kernel: Vec<String>,
+    pub remount: bool,
+    /// mount(8) listed what the mount has beside what is to change.
+    pub listed: bool,
+}
+
 /// Moves the options of `-o` into the arguments that they stand for, and returns those for the mount itself.
-pub fn apply(args: &mut Mount) -> Result<Vec<String>, Failure> {
-    let mut kernel = Vec::new();
+pub fn apply(args: &mut Mount) -> Result<Given, Failure> {
+    let mut given = Given::default();
     for option in std::mem::take(&mut args.options).iter().flat_map(|o| o.split(',')).filter(|o| !o.is_empty()) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
         let bad = |e: &dyn std::fmt::Display| Failure::usage(format!("mount option `{option}`: {e}"));
@@ -46,19 +62,33 @@ pub fn apply(args: &mut Mount) -> Result<Vec<String>, Failure> {
             // For tests: what is there when the kernel has not all that the observer can use.
             "mask_hooks" => args.mask_hooks.extend(value.split(':').map(str::to_owned)),
             "threads" => args.threads = Some(value.parse().map_err(|e| bad(&e))?),
-            "ro" => args.read_only = true,
+            "remount" => given.remount = true,
             "immutable" => args.immutable = true,
-            ALLOW_OTHER => kernel.push(key.to_string()),
-            _ if mounts::is_option(key) => kernel.push(key.to_string()),
+            ALLOW_OTHER => given.kernel.push(key.to_string()),
+            _ if mounts::is_option(key) => given.kernel.push(key.to_string()),
             _ if IGNORED.contains(&key) || key.starts_with("x-") || key.starts_with("comment") => {}
+            _ if SUPERBLOCK.contains(&key) => given.listed = true,
             _ => {
+                if let Some((_, why, remedy)) = REFUSED.iter().find(|(name, ..)| *name == key) {
+                    return Err(Failure::usage(format!("mount option `{option}`: {why}")).remedy(*remedy));
+                }
                 return Err(Failure::usage(format!("mount option `{option}` is not known")).remedy(
                     "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, ro, immutable, allow_other",
                 ));
             }
         }
     }
-    Ok(kernel)
+    if given.listed && !given.remount {
+        return Err(Failure::usage("the options user_id, group_id, max_read and blksize are for a remount only")
+            .remedy("leave them out"));
+    }
+    if !given.remount {
+        // The daemon's: it refuses changes itself.
+        let flags = mounts::changed(MountFlags::empty(), &given.kernel);
+        args.read_only |= flags.contains(MountFlags::RDONLY);
+        given.kernel.retain(|option| option != "ro" && option != "rw");
+    }
+    Ok(given)
 }
 
 pub fn allow_other(kernel_options: &[String]) -> bool {
@@ -83,9 +113,32 @@ mod tests {
     fn options_stand_for_arguments() {
         let mut args =
             mount("rw,_netdev,x-systemd.automount,fast=/a:/b,limit=5G,throttle=1MB/s:2ms,ro,allow_other,noexec");
-        assert_eq!(apply(&mut args).unwrap(), ["allow_other", "noexec"]);
+        assert_eq!(apply(&mut args).unwrap().kernel, ["allow_other", "noexec"]);
         assert_eq!((args.fast.len(), args.read_only, args.immutable), (2, true, false));
         assert!(args.throttle.is_some() && args.limit.is_some());
+    }
+
+    #[test]
+    fn the_later_of_ro_and_rw_counts() {
+        for (options, read_only) in [("ro,rw", false), ("rw,ro", true), ("rw", false)] {
+            let mut args = mount(options);
+            assert!(apply(&mut args).unwrap().kernel.is_empty());
+            assert_eq!(args.read_only, read_only, "{options}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused_with_the_reason() {
+        let failure = apply(&mut mount("rw,strictatime")).unwrap_err();
+        assert!(failure.what.contains("`strictatime`: reads never") && failure.remedy.is_some(), "{failure}");
+    }
+
+    #[test]
+    fn a_remount_is_given_all_that_concerns_the_mount() {
+        let given = apply(&mut mount("ro,nosuid,remount,user_id=0,max_read=1048576,allow_other")).unwrap();
+        assert!(given.remount && given.listed);
+        assert_eq!(given.kernel, ["ro", "nosuid", "allow_other"]);
+        assert!(apply(&mut mount("ro,user_id=0")).is_err());
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! How a mount is made: everything that a worker needs to start again as it was.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
+
+use super::mounts;
 
 /// The pace to which a pool is slowed down, for demonstrations and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +47,12 @@ pub struct MountConfig {
 }
 
 impl MountConfig {
+    /// What the file system of a directory pool forbids, and with it the mount.
+    pub fn forbidden(&self) -> MountFlags {
+        let directory = Path::new(self.pool.strip_prefix("file://").unwrap_or(&self.pool));
+        if directory.is_absolute() { mounts::flags_below(directory) } else { MountFlags::empty() }
+    }
+
     /// The command line that makes this mount again, for messages and for people.
     pub fn command_line(&self) -> String {
         let mut words =

@@ -20,6 +20,8 @@ pub struct Mount {
     /// `major:minor` of the superblock.
     pub device: String,
     pub read_only: bool,
+    /// Its own, and those of its file system.
+    pub flags: MountFlags,
 }
 
 /// All mounts of this process' namespace, in the order in which they were made.
@@ -34,22 +36,30 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<Mount>> {
         let mut fields = line.split(|b| *b == b' ');
         let device = fields.nth(2);
         let mountpoint = fields.nth(1);
-        let read_only = fields.next().is_some_and(|options| options.split(|b| *b == b',').any(|o| o == b"ro"));
+        let own = fields.next().unwrap_or_default();
         let mut tail = fields.skip_while(|f| *f != b"-").skip(1);
         let (Some(device), Some(mountpoint), Some(fs_type), Some(source)) =
             (device, mountpoint, tail.next(), tail.next())
         else {
             continue;
         };
+        let shared = tail.next().unwrap_or_default();
+        let own = shown_flags(own);
         mounts.push(Mount {
             mountpoint: decode_octal(mountpoint),
             fs_type: String::from_utf8_lossy(fs_type).into_owned(),
             source: decode_octal(source).to_string_lossy().into_owned(),
             device: String::from_utf8_lossy(device).into_owned(),
-            read_only,
+            read_only: own.contains(MountFlags::RDONLY),
+            flags: own | shown_flags(shared),
         });
     }
     Ok(mounts)
+}
+
+fn shown_flags(options: &[u8]) -> MountFlags {
+    let flag = |shown: &[u8]| OPTIONS.iter().find(|(name, _)| name.as_bytes() == shown).map(|(_, flag)| *flag);
+    options.split(|b| *b == b',').filter_map(flag).collect()
 }
 
 /// What is mounted at exactly this place, the topmost if there are several.
@@ -70,33 +80,53 @@ pub fn is_ours_for(pid: u32, mountpoint: &Path) -> bool {
 }
 
 /// The options that a mount can be given, beside those of its file system.
-const OPTIONS: [(&str, MountFlags); 6] = [
+const OPTIONS: [(&str, MountFlags); 10] = [
+    ("ro", MountFlags::RDONLY),
     ("nosuid", MountFlags::NOSUID),
     ("nodev", MountFlags::NODEV),
     ("noexec", MountFlags::NOEXEC),
     ("noatime", MountFlags::NOATIME),
     ("nodiratime", MountFlags::NODIRATIME),
     ("relatime", MountFlags::RELATIME),
+    ("sync", MountFlags::SYNCHRONOUS),
+    ("dirsync", MountFlags::DIRSYNC),
+    ("lazytime", MountFlags::LAZYTIME),
 ];
 
-/// The options that lift what every mount has otherwise.
-const LIFTING: [(&str, MountFlags); 2] = [("suid", MountFlags::NOSUID), ("dev", MountFlags::NODEV)];
+/// The options that lift one of them. mount(8) keeps `suid` and `dev` to itself: what it does not know it hands over.
+const LIFTING: [(&str, MountFlags); 11] = [
+    ("rw", MountFlags::RDONLY),
+    ("suid", MountFlags::NOSUID),
+    ("allow_suid", MountFlags::NOSUID),
+    ("dev", MountFlags::NODEV),
+    ("allow_dev", MountFlags::NODEV),
+    ("exec", MountFlags::NOEXEC),
+    ("atime", MountFlags::NOATIME),
+    ("relatime", MountFlags::NOATIME),
+    ("diratime", MountFlags::NODIRATIME),
+    ("async", MountFlags::SYNCHRONOUS),
+    ("nolazytime", MountFlags::LAZYTIME),
+];
 
 /// Whether a mount can be given this option.
 pub fn is_option(name: &str) -> bool {
     OPTIONS.iter().chain(&LIFTING).any(|(n, _)| *n == name)
 }
 
-/// What mount(2) is told for these options. Of two that contradict each other the later wins, as for mount(8). Set-id
-/// programs and device files come from a pool that others write, so they work only where the mount asks for them.
+/// What mount(2) is told for these options. Set-id programs and device files come from a pool that others write, so they
+/// work only where the mount asks for them.
 pub fn flags(options: &[String]) -> MountFlags {
-    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    changed(MountFlags::NOSUID | MountFlags::NODEV, options)
+}
+
+/// These flags with the options put on top. Of two that contradict each other the later wins, as for mount(8).
+pub fn changed(mut flags: MountFlags, options: &[String]) -> MountFlags {
     for option in options {
-        for (_, flag) in OPTIONS.iter().filter(|(name, _)| name == option) {
-            flags |= *flag;
-        }
         for (_, flag) in LIFTING.iter().filter(|(name, _)| name == option) {
             flags -= *flag;
+        }
+        for (_, flag) in OPTIONS.iter().filter(|(name, _)| name == option) {
+            flags |= *flag;
         }
     }
     flags
@@ -181,14 +211,24 @@ mod tests {
 
     #[test]
     fn mountinfo_lines_are_parsed_with_and_without_optional_fields() {
-        let text = b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw\n\
+        let text = b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw,sync\n\
                      37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
         let mounts = parse(&text[..]).unwrap();
         assert_eq!(mounts.len(), 2);
         assert_eq!(mounts[0].mountpoint, Path::new("/mnt/a b"));
         assert_eq!((mounts[0].fs_type.as_str(), mounts[0].source.as_str()), ("fuse.forebay", "/po ol"));
         assert_eq!((mounts[0].read_only, mounts[1].read_only), (false, true));
+        assert_eq!(mounts[0].flags, MountFlags::NOATIME | MountFlags::SYNCHRONOUS);
         assert_eq!((mounts[1].fs_type.as_str(), mounts[1].device.as_str()), ("tmpfs", "0:44"));
+    }
+
+    #[test]
+    fn of_options_that_contradict_each_other_the_later_wins() {
+        let of = |options: &str| flags(&options.split(',').map(str::to_owned).collect::<Vec<_>>());
+        let usual = MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(of("rw,async,exec"), usual);
+        assert_eq!(of("suid,nosuid,noexec,exec,ro,rw"), usual);
+        assert_eq!(of("suid,allow_dev,noatime,relatime,sync"), MountFlags::RELATIME | MountFlags::SYNCHRONOUS);
     }
 
     #[test]

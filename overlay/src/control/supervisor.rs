@@ -131,10 +131,7 @@ pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&
 /// Makes the mount, which nobody serves yet.
 fn mount(config: &MountConfig) -> Result<OwnedFd, Failure> {
     let mut options = worker::mount_options(config);
-    let directory = Path::new(config.pool.strip_prefix("file://").unwrap_or(&config.pool));
-    if directory.is_absolute() {
-        options.flags |= mounts::flags_below(directory);
-    }
+    options.flags |= config.forbidden();
     Ok(fuse::mount_device(&options)?)
 }
 

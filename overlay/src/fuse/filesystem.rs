@@ -15,7 +15,7 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::front::{Front, Granted, Kill};
+use super::front::{Front, Granted, Kill, is_synchronous};
 use super::handle::{Handle, Mode};
 use super::{convert, init, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
@@ -103,7 +103,7 @@ impl Filesystem for Front {
             setid::complete(&overlay, ino, &mut change, caller).await?;
             overlay.setattr(ino, &change, caller).await
         };
-        self.dispatch(request, "setattr", work, |outcome| match outcome {
+        self.dispatch(request, "setattr", self.changes(ino, work), |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -182,13 +182,13 @@ impl Filesystem for Front {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.unlink(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "unlink", work, reply);
+        self.dispatch_done(request, "unlink", self.names(work), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.rmdir(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "rmdir", work, reply);
+        self.dispatch_done(request, "rmdir", self.names(work), reply);
     }
 
     fn rename(
@@ -214,7 +214,7 @@ impl Filesystem for Front {
             let moved = overlay.rename(parent, &name, new_parent, &new_name, mode).await;
             resend::moved(&overlay, new_parent, &new_name, repeated, moved).await
         };
-        self.dispatch_done(request, "rename", work, reply);
+        self.dispatch_done(request, "rename", self.names(work), reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -270,7 +270,7 @@ impl Filesystem for Front {
             }
             made.map(|(entry, opened)| (entry, opened, user))
         };
-        self.dispatch(request, "create", work, move |outcome| match outcome {
+        self.dispatch(request, "create", self.names(work), move |outcome| match outcome {
             Ok((entry, opened, user)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                 replier.overlay.note_open(job, entry.attr.ino, &opened);
@@ -312,7 +312,7 @@ impl Filesystem for Front {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -322,7 +322,15 @@ impl Filesystem for Front {
         };
         let (front, data) = (self.clone(), Bytes::copy_from_slice(data));
         let (noted, job) = (self.overlay.clone(), self.overlay.job_of(request.pid()));
-        let work = async move { front.write(Ino(ino.0), offset, data, kill).await };
+        // With O_SYNC, O_DSYNC or `sync`. After a write through the page cache the kernel asks for it itself.
+        let durable = is_synchronous(flags.0) && Handle::decode(handle).is_some_and(|h| h.mode != Mode::Cached);
+        let work = async move {
+            let count = front.write(Ino(ino.0), offset, data, kill).await?;
+            if durable {
+                front.overlay.fsync(Ino(ino.0), false).await?;
+            }
+            Ok(count)
+        };
         self.dispatch(request, "write", work, move |outcome| match outcome {
             Ok(count) => {
                 noted.note_write(job, Ino(ino.0), offset..offset + u64::from(count));
@@ -453,7 +461,7 @@ impl Filesystem for Front {
         let (overlay, name, value) = (self.overlay.clone(), bytes(name), value.to_vec());
         let caller = convert::caller(request);
         let work = async move { overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await };
-        self.dispatch_done(request, "setxattr", work, reply);
+        self.dispatch_done(request, "setxattr", self.changes(Ino(ino.0), work), reply);
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -485,7 +493,7 @@ impl Filesystem for Front {
                 outcome => outcome,
             }
         };
-        self.dispatch_done(request, "removexattr", work, reply);
+        self.dispatch_done(request, "removexattr", self.changes(Ino(ino.0), work), reply);
     }
 
     fn fallocate(
@@ -503,7 +511,7 @@ impl Filesystem for Front {
             front.before_change(ino, caller).await?;
             front.overlay.fallocate(ino, mode, offset, length).await
         };
-        self.dispatch_done(request, "fallocate", work, reply);
+        self.dispatch_done(request, "fallocate", self.changes(ino, work), reply);
     }
 
     fn lseek(&self, request: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -540,7 +548,7 @@ impl Filesystem for Front {
             front.before_change(Ino(to.0), caller).await?;
             front.overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await
         };
-        self.dispatch(request, "copy_file_range", work, move |outcome| match outcome {
+        self.dispatch(request, "copy_file_range", self.changes(Ino(to.0), work), move |outcome| match outcome {
             Ok(count) => {
                 let (read, written) = (from_offset..from_offset + count, to_offset..to_offset + count);
                 noted.note_copy(job, (Ino(from.0), read), (Ino(to.0), written));

@@ -83,10 +83,43 @@ impl Front {
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
+        let work = self.names(work);
         self.dispatch(request, operation, work, |outcome| match outcome {
             Ok(entry) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
             Err(error) => reply.error(convert::errno(&error)),
         });
+    }
+
+    /// A change of names. With `dirsync` it is durable before it is answered.
+    pub fn names<T, W>(&self, work: W) -> impl Future<Output = Result<T>> + Send + use<T, W>
+    where
+        T: Send,
+        W: Future<Output = Result<T>> + Send,
+    {
+        let (dirsync, overlay) = (self.terms.dirsync, self.overlay.clone());
+        async move {
+            let done = work.await?;
+            if dirsync {
+                overlay.fsync_dir(Ino::ROOT).await?;
+            }
+            Ok(done)
+        }
+    }
+
+    /// A change of an inode. With `sync` it is durable before it is answered.
+    pub fn changes<T, W>(&self, ino: Ino, work: W) -> impl Future<Output = Result<T>> + Send + use<T, W>
+    where
+        T: Send,
+        W: Future<Output = Result<T>> + Send,
+    {
+        let (sync, overlay) = (self.terms.sync, self.overlay.clone());
+        async move {
+            let done = work.await?;
+            if sync {
+                overlay.fsync(ino, false).await?;
+            }
+            Ok(done)
+        }
     }
 
     /// For requests that ask for bytes with a buffer of `size`, or with 0 for how large it must be.
@@ -153,7 +186,9 @@ impl Front {
         let Granted { opened, privileged, user } = granted;
         let (privileged, user) = (*privileged, *user);
         let writable = is_writable(flags);
-        let content = opened.resident.as_ref().filter(|_| !(writable && privileged));
+        // Past the daemon the bytes alone would be synced, not the name that they are under.
+        let through_daemon = writable && (privileged || is_synchronous(flags));
+        let content = opened.resident.as_ref().filter(|_| !through_daemon);
         let grant = self.modes.grant(ino, Wish { content, writable });
         let mut answer = FopenFlags::empty();
         answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
@@ -250,6 +285,12 @@ pub struct Granted {
 pub struct Kill {
     pub bits: bool,
     pub capabilities: bool,
+}
+
+/// Writes by this open are durable when they are answered.
+pub fn is_synchronous(flags: i32) -> bool {
+    // O_SYNC contains it.
+    flags & libc::O_DSYNC != 0
 }
 
 pub fn is_writable(flags: i32) -> bool {

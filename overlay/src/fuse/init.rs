@@ -54,6 +54,10 @@ pub struct Terms {
     pub stacked_backing: bool,
     /// OPEN is answered with ENOSYS.
     pub no_open: bool,
+    /// What changes an inode is durable before it is answered.
+    pub sync: bool,
+    /// What changes names is durable before it is answered.
+    pub dirsync: bool,
 }
 
 /// Asks for what the kernel offers of what we want. Returns the offer, and whether passthrough is agreed.

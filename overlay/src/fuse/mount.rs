@@ -167,6 +167,7 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
     let (modes, opens) = open_modes(&device, options.state_dir.as_deref(), attach)?;
     let modes = Arc::new(modes);
     let epoch = rand::random::<u32>();
+    let sync = options.flags.contains(MountFlags::SYNCHRONOUS);
     let front = Front::new(Shared {
         overlay: overlay.clone(),
         runtime: runtime.clone(),
@@ -177,9 +178,12 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
         epoch,
         mountpoint: mountpoint.clone(),
         terms: Terms {
-            passthrough: options.passthrough && !options.immutable,
+            // Of what is written past the daemon nothing is synced but the bytes.
+            passthrough: options.passthrough && !options.immutable && !sync,
             stacked_backing: options.stacked_backing,
             no_open: options.immutable,
+            sync,
+            dirsync: sync || options.flags.contains(MountFlags::DIRSYNC),
         },
         handshake: OnceLock::new(),
         kernel: OnceLock::new(),

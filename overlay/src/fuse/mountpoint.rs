@@ -88,7 +88,13 @@ fn mount_by_helper(options: &MountOptions) -> Result<OwnedFd> {
         list.push_str(",ro");
     }
     // The helper sets `nosuid` and `nodev` itself.
-    for (name, flag) in [("noexec", MountFlags::NOEXEC), ("noatime", MountFlags::NOATIME)] {
+    // It does not know `lazytime`, which says what may be late, and nothing is.
+    for (name, flag) in [
+        ("noexec", MountFlags::NOEXEC),
+        ("noatime", MountFlags::NOATIME),
+        ("sync", MountFlags::SYNCHRONOUS),
+        ("dirsync", MountFlags::DIRSYNC),
+    ] {
         if options.flags.contains(flag) {
             list.push(',');
             list.push_str(name);
