@@ -108,6 +108,8 @@ pub struct Catalog {
     epoch: AtomicU64,
     /// Epochs that ended in a power cut: from..=to.
     dead_epochs: Vec<(u64, u64)>,
+    /// Tells inode numbers of this catalog from the same ones of another that was here before.
+    generation: u32,
     /// Calls of [`Self::sync_written`], and how many of them were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
@@ -135,6 +137,7 @@ impl Catalog {
             contents: IdAllocator::new("next_content", 1),
             epoch: AtomicU64::new(1),
             dead_epochs: Vec::new(),
+            generation: 0,
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
             first: parking_lot::Mutex::default(),
@@ -145,7 +148,11 @@ impl Catalog {
             db,
         };
         match catalog.meta::<u32>("format")? {
-            None => catalog.set_meta("format", &FORMAT)?,
+            None => {
+                // Positive as the signed number that the kernel makes of it; 0 is the root's.
+                catalog.set_meta("generation", &rand::random_range(1..=i32::MAX.cast_unsigned()))?;
+                catalog.set_meta("format", &FORMAT)?;
+            }
             Some(FORMAT) => {}
             Some(other) => {
                 return Err(Error::new(
@@ -159,6 +166,7 @@ impl Catalog {
                 ));
             }
         }
+        catalog.generation = catalog.meta("generation")?.unwrap_or(0);
         catalog.start_epoch(durability)?;
         Ok(catalog)
     }
@@ -179,6 +187,12 @@ impl Catalog {
         self.set_meta("epoch", &(last + 1))?;
         *self.epoch.get_mut() = last + 1;
         self.sync()
+    }
+
+    /// The same for all its inodes: a number is never given a second time. With the number it is what a file handle has,
+    /// which outlives mounts and catalogs.
+    pub fn generation(&self) -> u32 {
+        self.generation
     }
 
     pub fn epoch(&self) -> u64 {

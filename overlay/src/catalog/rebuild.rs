@@ -50,6 +50,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
         contents: IdAllocator::new("next_content", 1),
         epoch: AtomicU64::new(0),
         dead_epochs: Vec::new(),
+        generation: 0,
         sync_asked: AtomicU64::new(0),
         sync_done: parking_lot::Mutex::new(0),
     })

@@ -3,6 +3,7 @@
 
 mod create;
 mod directory;
+mod handles;
 mod order;
 mod remove;
 mod rename;

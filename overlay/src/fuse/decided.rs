@@ -10,7 +10,12 @@ use crate::{Attr, Ino, Lookup, Opened};
 impl Front {
     /// Looks a name up for a thread that may search the directory.
     pub async fn lookup_for(&self, thread: u32, parent: Ino, name: &[u8]) -> Result<Lookup> {
-        let found = self.overlay.lookup(parent, name).await?;
+        let found = match name {
+            // Of an inode that the kernel has by its number alone.
+            b"." => return self.overlay.itself(parent).await,
+            b".." => return self.overlay.parent(parent).await,
+            name => self.overlay.lookup(parent, name).await?,
+        };
         if let Err(error) = self.overlay.check_rights(parent, thread).await {
             if let Lookup::Found(entry) = found {
                 self.overlay.forget(entry.attr.ino, 1);

@@ -182,7 +182,8 @@ impl Dirs {
                 Err(error) => return Err(error),
             };
             let (attr, name) = (convert::attr(&entry.attr), OsStr::from_bytes(placed.name));
-            if reply.add(attr.ino, placed.cookie, name, &entry.ttl, &attr, Generation(0)) {
+            let generation = Generation(overlay.generation(entry.attr.ino));
+            if reply.add(attr.ino, placed.cookie, name, &entry.ttl, &attr, generation) {
                 overlay.forget(entry.attr.ino, 1);
                 break;
             }

@@ -45,8 +45,9 @@ impl Filesystem for Front {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (front, thread, name) = (self.clone(), request.pid(), bytes(name));
         let work = async move { front.lookup_for(thread, Ino(parent.0), &name).await };
-        self.dispatch(request, "lookup", work, |outcome| match outcome {
-            Ok(Lookup::Found(entry)) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
+        let front = self.clone();
+        self.dispatch(request, "lookup", work, move |outcome| match outcome {
+            Ok(Lookup::Found(entry)) => front.reply_entry(&entry, reply),
             Ok(Lookup::Negative { ttl }) if !ttl.is_zero() => {
                 reply.entry(&ttl, &convert::nothing(), fuser::Generation(0));
             }

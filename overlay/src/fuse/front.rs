@@ -83,9 +83,9 @@ impl Front {
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
-        let work = self.names(work);
-        self.dispatch(request, operation, work, |outcome| match outcome {
-            Ok(entry) => reply.entry(&entry.ttl, &convert::attr(&entry.attr), fuser::Generation(0)),
+        let (front, work) = (self.clone(), self.names(work));
+        self.dispatch(request, operation, work, move |outcome| match outcome {
+            Ok(entry) => front.reply_entry(&entry, reply),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
@@ -197,6 +197,15 @@ impl Front {
         (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged, user }, answer, grant)
     }
 
+    fn generation(&self, ino: Ino) -> fuser::Generation {
+        fuser::Generation(self.overlay.generation(ino))
+    }
+
+    /// Tells the kernel what a name stands for.
+    pub fn reply_entry(&self, entry: &Entry, reply: ReplyEntry) {
+        reply.entry(&entry.ttl, &convert::attr(&entry.attr), self.generation(entry.attr.ino));
+    }
+
     /// Tells the kernel of an open file.
     pub fn reply_opened(&self, ino: Ino, flags: i32, granted: &Granted, reply: ReplyOpen) {
         let (handle, answer, grant) = self.grant(ino, flags, granted);
@@ -215,7 +224,7 @@ impl Front {
     /// Tells the kernel of a new file that is open.
     pub fn reply_created(&self, entry: &Entry, flags: i32, granted: &Granted, reply: ReplyCreate) {
         let (handle, answer, grant) = self.grant(entry.attr.ino, flags, granted);
-        let (attr, generation) = (convert::attr(&entry.attr), fuser::Generation(0));
+        let (attr, generation) = (convert::attr(&entry.attr), self.generation(entry.attr.ino));
         if grant.needs_backing() {
             // SAFETY: as in `reply_opened`.
             let backing = unsafe { reply.wrap_backing(grant.backing) };

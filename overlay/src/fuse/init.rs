@@ -103,6 +103,7 @@ fn wanted(terms: Terms) -> InitFlags {
         | InitFlags::FUSE_DONT_MASK
         | InitFlags::FUSE_DO_READDIRPLUS
         | InitFlags::FUSE_EXPLICIT_INVAL_DATA
+        | InitFlags::FUSE_EXPORT_SUPPORT
         | InitFlags::FUSE_HANDLE_KILLPRIV_V2
         | InitFlags::FUSE_HAS_RESEND
         | InitFlags::FUSE_MAX_PAGES

@@ -39,6 +39,7 @@ pub enum Squash {
 #[derive(Debug)]
 pub struct NfsServer {
     dir: TempDir,
+    export: PathBuf,
     squash: Squash,
     nfs_port: u16,
     mount_port: u16,
@@ -79,15 +80,27 @@ impl NfsServer {
     /// Where a program or a right is missing, or the server does not start; it says what to do.
     #[track_caller]
     pub fn start(parent: &Path, squash: Squash) -> Self {
+        Self::start_with(parent, None, squash)
+    }
+
+    /// The same with the files of `export`, a file system that has file handles.
+    #[track_caller]
+    pub fn exporting(export: &Path, parent: &Path, squash: Squash) -> Self {
+        Self::start_with(parent, Some(export), squash)
+    }
+
+    #[track_caller]
+    fn start_with(parent: &Path, export: Option<&Path>, squash: Squash) -> Self {
         // SAFETY: a plain system call.
         assert!(unsafe { libc::geteuid() } == 0, "this test starts an NFS server: run it as root");
         for program in ["ganesha.nfsd", "rpcbind", "ip", "unshare"] {
             assert!(is_installed(program), "{program} {MISSING}");
         }
         let dir = tempfile::Builder::new().prefix("forebay-nfs-").tempdir_in(parent).expect("make a directory");
-        fs::create_dir(dir.path().join("export")).expect("make the export");
+        let export = export.map_or_else(|| dir.path().join("export"), Path::to_owned);
+        fs::create_dir_all(&export).expect("make the export");
         fs::create_dir(dir.path().join("recovery")).expect("make the server's own directory");
-        let mut server = Self { dir, squash, nfs_port: 0, mount_port: 0, ganesha: None };
+        let mut server = Self { dir, export, squash, nfs_port: 0, mount_port: 0, ganesha: None };
         let mut failure = String::new();
         for _ in 0..START_ATTEMPTS {
             (server.nfs_port, server.mount_port) = free_ports();
@@ -124,7 +137,7 @@ impl NfsServer {
 
     /// The directory that is exported, for changes behind the server's back.
     pub fn export(&self) -> PathBuf {
-        self.dir.path().join("export")
+        self.export.clone()
     }
 
     /// Ends the server by SIGKILL.
@@ -181,7 +194,7 @@ impl NfsServer {
             Squash::None => "No_Root_Squash",
             Squash::Root => "Root_Squash",
         };
-        let dir = self.dir.path().display();
+        let (dir, export) = (self.dir.path().display(), self.export.display());
         let (nfs_port, mount_port) = (self.nfs_port, self.mount_port);
         format!(
             "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {nfs_port}; MNT_Port = {mount_port};
@@ -192,7 +205,7 @@ NFSV4 {{ Graceless = true; Grace_Period = 5; Lease_Lifetime = 5; RecoveryBackend
 NFS_KRB5 {{ Active_krb5 = false; }}
 MDCACHE {{ Dir_Chunk = 0; }}
 EXPORT_DEFAULTS {{ Attr_Expiration_Time = 0; }}
-EXPORT {{ Export_Id = 1; Path = \"{dir}/export\"; Pseudo = /pool; Access_Type = RW; Squash = {squash}; SecType = sys;
+EXPORT {{ Export_Id = 1; Path = \"{export}\"; Pseudo = /pool; Access_Type = RW; Squash = {squash}; SecType = sys;
     Protocols = 3, 4; Transports = TCP; PrivilegedPort = false; Disable_ACL = true; MaxRead = 1048576;
     MaxWrite = 1048576; PrefRead = 1048576; PrefWrite = 1048576; FSAL {{ Name = VFS; }} }}
 LOG {{ Default_Log_Level = EVENT;

@@ -1,0 +1,52 @@
+//! File handles: what the kernel asks where it has nothing but an inode number, as for `open_by_handle_at` and for servers
+//! that export the mount. The catalog knows all numbers that were ever given, after a restart, too.
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+
+use super::super::pool_view::Age;
+use super::super::{Ino, Lookup, Overlay};
+
+impl Overlay {
+    /// The generation that goes with an inode number: together they are given once, whatever becomes of the catalog.
+    pub fn generation(&self, ino: Ino) -> u64 {
+        if ino == Ino::ROOT { 0 } else { u64::from(self.inner.catalog.generation()) }
+    }
+
+    /// The inode of a number; counts one lookup.
+    ///
+    /// # Errors
+    /// `Stale` where no name leads to it.
+    pub async fn itself(&self, ino: Ino) -> Result<Lookup> {
+        let inner = &self.inner;
+        let gone = || Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone"));
+        inner.node(ino)?;
+        match inner.revalidate(ino, Age::Metadata).await {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) => return Err(gone()),
+            other => other?,
+        }
+        if inner.node_unless_gone(ino)?.is_none() {
+            return Err(gone());
+        }
+        inner.counted_entry(ino).map(Lookup::Found)
+    }
+
+    /// The directory that a directory is in; counts one lookup.
+    ///
+    /// # Errors
+    /// As [`Self::itself`]; `NotDirectory` for anything else, which may be in several.
+    pub async fn parent(&self, dir: Ino) -> Result<Lookup> {
+        let parent = {
+            let node = self.inner.node(dir)?;
+            let state = node.state.lock();
+            if state.record.kind != FileKind::Directory {
+                return Err(Error::new(ErrorKind::NotDirectory, Side::Application, format!("inode {dir}")));
+            }
+            state.record.links.first().map(|(parent, _)| *parent)
+        };
+        match parent {
+            Some(parent) => self.itself(parent).await,
+            None if dir == Ino::ROOT => self.itself(dir).await,
+            None => Err(Error::new(ErrorKind::Stale, Side::Application, "the directory was removed")),
+        }
+    }
+}
