@@ -31,6 +31,7 @@ mod iomode;
 mod mount;
 mod mountpoint;
 mod notifier;
+mod rename;
 mod resend;
 mod running;
 mod setid;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use forebay_backends::{ErrorKind, FileKind, RenameMode};
+use forebay_backends::{ErrorKind, FileKind};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags,
     KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyBmap,
@@ -17,7 +17,7 @@ use fuser::{
 
 use super::front::{Front, Granted, Kill, is_synchronous};
 use super::handle::{Handle, Mode};
-use super::{convert, init, resend, setid};
+use super::{convert, init, rename, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
 
 /// Block size of `statfs`, in bytes.
@@ -202,19 +202,10 @@ impl Filesystem for Front {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let mode = match flags {
-            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
-            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
-            flags if flags.is_empty() => RenameMode::Replace,
-            _ => return reply.error(Errno::EINVAL),
-        };
-        let (overlay, name, new_name) = (self.overlay.clone(), bytes(name), bytes(new_name));
-        let (parent, new_parent) = (Ino(parent.0), Ino(new_parent.0));
-        let repeated = resend::is_repeated(request) && mode != RenameMode::Exchange;
-        let work = async move {
-            let moved = overlay.rename(parent, &name, new_parent, &new_name, mode).await;
-            resend::moved(&overlay, new_parent, &new_name, repeated, moved).await
-        };
+        let (from, to) = ((Ino(parent.0), bytes(name)), (Ino(new_parent.0), bytes(new_name)));
+        let (overlay, caller, repeated) =
+            (self.overlay.clone(), convert::caller(request), resend::is_repeated(request));
+        let work = async move { rename::rename(&overlay, from, to, flags, caller, repeated).await };
         self.dispatch_done(request, "rename", self.names(work), reply);
     }
 

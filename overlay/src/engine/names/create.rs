@@ -11,13 +11,20 @@ use crate::policy::Flush;
 use crate::state::FileState;
 
 /// What a new inode is.
-struct New<'a> {
+pub(super) struct New<'a> {
     kind: FileKind,
     mode: u32,
     umask: u32,
     rdev: u64,
     target: Option<&'a [u8]>,
     caller: Caller,
+}
+
+impl New<'_> {
+    /// What overlayfs takes for a name that is not there, whatever lies below: a device 0:0.
+    pub fn whiteout(caller: Caller) -> Self {
+        Self { kind: FileKind::CharDevice, mode: 0, umask: 0, rdev: 0, target: None, caller }
+    }
 }
 
 impl Overlay {
@@ -190,7 +197,7 @@ impl Inner {
         Ok(xattrs.into_iter().find(|(name, _)| **name == *acl::DEFAULT).map(|(_, value)| value))
     }
 
-    fn new_record(
+    pub(super) fn new_record(
         &self,
         txn: &mut Txn<'_>,
         parent: Ino,

@@ -1,8 +1,11 @@
 //! Names that move.
 
+use std::sync::Arc;
+
 use forebay_backends::{Error, ErrorKind, FileKind, RenameMode, Result, Side};
 
-use super::super::{Inner, Ino, Overlay, Txn};
+use super::super::{Caller, Inner, Ino, Overlay, Txn};
+use super::create::New;
 use super::remove::not_empty;
 use super::{exists, not_found};
 use crate::clock::stamp_now;
@@ -24,9 +27,42 @@ impl Overlay {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let inner = &self.inner;
-        inner.check_new_name(new_parent, new_name)?;
         let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
+        self.inner.move_name(from, to, mode, None).await
+    }
+
+    /// Moves a name, and leaves a whiteout in its place, in one step.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the pool cannot hold one; that is how a file system says that it has none.
+    pub async fn rename_leaving_whiteout(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        caller: Caller,
+    ) -> Result<()> {
+        if !self.inner.pool.capabilities().special_files {
+            return Err(Error::new(ErrorKind::InvalidInput, Side::Pool, "the pool cannot hold whiteouts"));
+        }
+        let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
+        self.inner.move_name(from, to, mode, Some(caller)).await
+    }
+}
+
+impl Inner {
+    async fn move_name(
+        self: &Arc<Self>,
+        from: Place<'_>,
+        to: Place<'_>,
+        mode: RenameMode,
+        whiteout: Option<Caller>,
+    ) -> Result<()> {
+        let inner = self;
+        let (Place { parent, name }, Place { parent: new_parent, name: new_name }) = (from, to);
+        inner.check_new_name(new_parent, new_name)?;
         let moved = inner.find(parent, name).await?.ok_or_else(|| not_found(name))?;
         let target = inner.find(new_parent, new_name).await?;
         match (mode, target) {
@@ -56,6 +92,12 @@ impl Overlay {
             (RenameMode::Exchange, Some(target)) => swap(&mut txn, from, to, moved, target)?,
             _ => shift(inner, &mut txn, from, to, moved, target)?,
         }
+        if let Some(caller) = whiteout {
+            let mut record = inner.new_record(&mut txn, parent, &New::whiteout(caller), None)?;
+            record.links.push((parent, name.into()));
+            let ino = txn.create(record)?;
+            txn.show(parent, name, Some((ino, FileKind::CharDevice)))?;
+        }
         if target.is_some() && txn.record(moved)?.file.is_dirty() {
             // As ext4 does for programs that replace a file without a sync.
             let content = inner.content(moved, txn.state(moved)?)?;
@@ -67,9 +109,7 @@ impl Overlay {
         inner.flush_bell.notify_one();
         Ok(())
     }
-}
 
-impl Inner {
     fn check_replaceable(&self, moved: Ino, target: Ino) -> Result<()> {
         let kind = |ino: Ino| -> Result<FileKind> { Ok(self.node(ino)?.state.lock().record.kind) };
         match (kind(moved)? == FileKind::Directory, kind(target)? == FileKind::Directory) {
