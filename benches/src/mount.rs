@@ -92,11 +92,26 @@ impl Mount {
 
     /// Supervisor and worker.
     pub fn processes(&self) -> Result<Vec<u64>> {
-        let status = self.run(|forebay| forebay.arg("status").arg("--json").arg(&self.point))?;
-        let status: serde_json::Value = serde_json::from_str(&status)?;
-        let pids: Vec<u64> =
-            ["supervisor", "worker"].iter().filter_map(|who| status["state"][who]["pid"].as_u64()).collect();
+        let state = self.state()?;
+        let pids: Vec<u64> = ["supervisor", "worker"].iter().filter_map(|who| state[who]["pid"].as_u64()).collect();
         if pids.is_empty() { Err("forebay status names no process".into()) } else { Ok(pids) }
+    }
+
+    /// Kills the worker, as a fault of it or of the machine would.
+    pub fn kill_worker(&self) -> Result<()> {
+        let pid = self.state()?["worker"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.ok_or("forebay status names no worker")?;
+        // SAFETY: takes numbers.
+        match unsafe { libc::kill(pid, libc::SIGKILL) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().into()),
+        }
+    }
+
+    fn state(&self) -> Result<serde_json::Value> {
+        let status = self.run(|forebay| forebay.arg("status").arg("--json").arg(&self.point))?;
+        let mut status: serde_json::Value = serde_json::from_str(&status)?;
+        Ok(status["state"].take())
     }
 
     fn run(&self, arguments: impl FnOnce(&mut Command) -> &mut Command) -> Result<String> {

@@ -30,7 +30,7 @@ impl Bench {
     /// that remove files are last.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 12] = [
+        let groups: [(&str, Group); 13] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -43,6 +43,7 @@ impl Bench {
             ("create", names::create_and_unlink),
             ("libfuse-create", libfuse::create),
             ("daemon-memory", daemon::memory),
+            ("daemon-death", daemon::death),
         ];
         for (name, group) in groups {
             if self.args.wants(name) {

@@ -88,6 +88,8 @@ pub mod limits {
     pub const RAPID_CRASH: Duration = Duration::from_secs(30);
     /// Rapid crashes in a row after which the mount is called failing.
     pub const RAPID_CRASHES: u32 = 5;
+    /// The pause after which a worker follows one that was of no use, at first.
+    pub const BLINK: Duration = Duration::from_millis(100);
     /// The longest pause before a worker is started again.
     pub const RESTART_PAUSE: Duration = Duration::from_secs(5);
     /// The log of a daemon in the background is emptied when it has grown to this.

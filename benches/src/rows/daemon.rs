@@ -1,5 +1,7 @@
 //! What the daemon uses.
 
+use std::time::{Duration, Instant};
+
 use super::Bench;
 use crate::caches::Drop;
 use crate::report::{Outcome, Target};
@@ -7,6 +9,8 @@ use crate::{Result, work};
 
 /// Processor time is counted in hundredths of a second.
 const ROUNDS: usize = 10;
+/// More than the supervisor takes for an accident.
+const DEATHS: usize = 10;
 
 /// Of reads that the kernel serves by itself.
 pub fn cpu(bench: &mut Bench) -> Result<()> {
@@ -23,11 +27,29 @@ pub fn cpu(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// To be asked last.
+/// To be asked before the workers are killed.
 pub fn memory(bench: &mut Bench) -> Result<()> {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
     let (general, quiet) = (mib(bench.place.general.peak_rss_bytes()?), mib(bench.place.quiet.peak_rss_bytes()?));
     bench.add("peak RSS of the daemon after all of it", Target::AtMost(128.0), Outcome::Value(general, "MiB"));
     bench.add("peak RSS of the daemon that flushed nothing", Target::Beside, Outcome::Value(quiet, "MiB"));
+    Ok(())
+}
+
+/// How long programs wait for an answer after the worker was killed, one worker after the other. The slowest counts.
+pub fn death(bench: &mut Bench) -> Result<()> {
+    let general = &bench.place.general;
+    let mut slowest = Duration::ZERO;
+    for round in 0..DEATHS {
+        general.kill_worker()?;
+        let killed = Instant::now();
+        // The kernel knows nothing of that name.
+        if general.path().join(format!("asked-after-death-{round}")).exists() {
+            return Err("a name that nobody made".into());
+        }
+        slowest = slowest.max(killed.elapsed());
+    }
+    let secs = slowest.as_secs_f64();
+    bench.add("first answer after the death of the worker", Target::AtMost(0.3), Outcome::Value(secs, "s"));
     Ok(())
 }

@@ -150,7 +150,8 @@ enum Ended {
     Unmounted,
     /// It told why it could not start.
     Refused(Failure),
-    Died(String),
+    /// `served`: requests were answered before.
+    Died { why: String, served: bool },
 }
 
 impl Supervisor {
@@ -171,29 +172,31 @@ impl Supervisor {
 
     async fn supervise(&mut self, on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
         let mut on_ready = Some(on_ready);
-        let mut rapid = 0;
+        let (mut rapid, mut useless) = (0, 0);
         // The worker reads there what it is to serve.
         self.save();
         loop {
             let started = Instant::now();
             let ended = match self.one_life(&mut on_ready).await {
                 Ok(ended) => ended,
-                Err(error) => Ended::Died(format!("cannot be run: {error}")),
+                Err(error) => Ended::Died { why: format!("cannot be run: {error}"), served: false },
             };
+            let served = matches!(ended, Ended::Died { served: true, .. });
             let why = match ended {
                 Ended::Unmounted => return Ok(()),
                 Ended::Refused(failure) if on_ready.is_some() => return Err(failure),
-                Ended::Died(why) if on_ready.is_some() => {
+                Ended::Died { why, .. } if on_ready.is_some() => {
                     return Err(Failure::new(FailureKind::Other, format!("the daemon {why} before it served")));
                 }
                 Ended::Refused(failure) => failure.what,
-                Ended::Died(why) => why,
+                Ended::Died { why, .. } => why,
             };
+            useless = if served { 0 } else { useless + 1 };
             rapid = if started.elapsed() < limits::RAPID_CRASH { rapid + 1 } else { 1 };
             self.state.restarts += 1;
             self.state.last_exit = Some(why.clone());
             self.phase(if rapid > limits::RAPID_CRASHES { Phase::Failing } else { Phase::Restarting });
-            let pause = pause(rapid);
+            let pause = pause(useless, rapid);
             tracing::error!("the worker {why}; the mount is kept, another worker starts in {} ms", pause.as_millis());
             if self.paused(pause).await {
                 return Ok(());
@@ -213,11 +216,14 @@ impl Supervisor {
             read = lines.read_line(&mut line) => { read?; }
             () = tokio::time::sleep(limits::MOUNT), if on_ready.is_some() => {
                 child.kill().await?;
-                return Ok(Ended::Died(format!("did not serve within {} s", limits::MOUNT.as_secs())));
+                let why = format!("did not serve within {} s", limits::MOUNT.as_secs());
+                return Ok(Ended::Died { why, served: false });
             }
         }
+        let mut served = false;
         match serde_json::from_str(&line) {
             Ok(Outcome::Ready(ready)) => {
+                served = true;
                 self.phase(Phase::Serving);
                 if let Some(tell) = on_ready.take() {
                     tell(&Ready { pid: std::process::id(), ..ready });
@@ -229,7 +235,7 @@ impl Supervisor {
             }
             Err(_) => {}
         }
-        Ok(ended(self.wait(&mut child).await?))
+        Ok(ended(self.wait(&mut child).await?, served))
     }
 
     /// The descriptor is the worker's standard input: handed over without any number to agree upon.
@@ -309,20 +315,23 @@ impl Supervisor {
     }
 }
 
-fn ended(status: ExitStatus) -> Ended {
+fn ended(status: ExitStatus, served: bool) -> Ended {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Unmounted,
-        (Some(code), _) => Ended::Died(format!("ended with code {code}")),
-        (None, signal) => Ended::Died(format!("was killed by signal {}", signal.unwrap_or(0))),
+        (Some(code), _) => Ended::Died { why: format!("ended with code {code}"), served },
+        (None, signal) => Ended::Died { why: format!("was killed by signal {}", signal.unwrap_or(0)), served },
     }
 }
 
-/// The first restart comes at once; then the pauses double up to [`limits::RESTART_PAUSE`].
-fn pause(rapid_crashes: u32) -> Duration {
-    match rapid_crashes {
-        0 | 1 => Duration::ZERO,
-        n => Duration::from_millis(100).saturating_mul(1 << (n - 2).min(10)).min(limits::RESTART_PAUSE),
+/// Programs wait for the next worker, so that the one after a worker that served comes at once, or after a blink where
+/// one after the other dies young. After `useless` ones in a row, which died before they served, the pauses double up to
+/// [`limits::RESTART_PAUSE`].
+fn pause(useless: u32, rapid: u32) -> Duration {
+    match useless {
+        0 if rapid > limits::RAPID_CRASHES => limits::BLINK,
+        0 => Duration::ZERO,
+        n => limits::BLINK.saturating_mul(1 << (n - 1).min(10)).min(limits::RESTART_PAUSE),
     }
 }
 
@@ -380,18 +389,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_restart_is_at_once_and_pauses_are_bounded() {
-        assert_eq!(pause(1), Duration::ZERO);
-        assert_eq!(pause(2), Duration::from_millis(100));
-        assert_eq!(pause(4), Duration::from_millis(400));
-        assert_eq!(pause(u32::MAX), limits::RESTART_PAUSE);
+    fn a_worker_that_served_is_followed_at_once_and_pauses_are_bounded() {
+        assert_eq!(pause(0, 1), Duration::ZERO);
+        assert_eq!(pause(0, u32::MAX), limits::BLINK);
+        assert_eq!(pause(1, 1), Duration::from_millis(100));
+        assert_eq!(pause(3, 3), Duration::from_millis(400));
+        assert_eq!(pause(u32::MAX, u32::MAX), limits::RESTART_PAUSE);
     }
 
     #[test]
     fn exit_zero_alone_means_unmounted() {
         use std::os::unix::process::ExitStatusExt;
-        assert!(matches!(ended(ExitStatus::from_raw(0)), Ended::Unmounted));
-        assert!(matches!(ended(ExitStatus::from_raw(9)), Ended::Died(why) if why.contains("signal 9")));
-        assert!(matches!(ended(ExitStatus::from_raw(1 << 8)), Ended::Died(why) if why.contains("code 1")));
+        assert!(matches!(ended(ExitStatus::from_raw(0), true), Ended::Unmounted));
+        assert!(
+            matches!(ended(ExitStatus::from_raw(9), true), Ended::Died { why, served: true } if why.contains("signal 9"))
+        );
+        assert!(
+            matches!(ended(ExitStatus::from_raw(1 << 8), false), Ended::Died { why, served: false } if why.contains("code 1"))
+        );
     }
 }
