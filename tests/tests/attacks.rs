@@ -5,6 +5,8 @@
 mod fast_directory;
 #[path = "attacks/privileges.rs"]
 mod privileges;
+#[path = "attacks/races.rs"]
+mod races;
 #[path = "attacks/rights.rs"]
 mod rights;
 #[path = "attacks/shares.rs"]

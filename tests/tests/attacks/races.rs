@@ -1,0 +1,84 @@
+//! What is swapped in the pool between the making of an object and its gift to the user who asked for it.
+
+use std::ffi::CString;
+use std::fs::{self, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use forebay_tests::mount::{Mount, Options};
+use forebay_tests::users::{U1, U2};
+
+/// An attacker won after some 60 to 110, where the daemon did not look at what it gave away.
+const TRIES: usize = 300;
+
+fn c(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// Makes this thread the attacker's, and no other one.
+fn become_u1() {
+    let (none, keep) = (std::ptr::null::<libc::gid_t>(), libc::gid_t::MAX);
+    // SAFETY: plain system calls, past the C library, which would do it to all threads.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_setgroups, 0, none), 0);
+        assert_eq!(libc::syscall(libc::SYS_setresgid, U1.0, U1.0, keep), 0);
+        assert_eq!(libc::syscall(libc::SYS_setresuid, U1.0, U1.0, libc::uid_t::MAX), 0);
+    }
+}
+
+/// Puts `victim` at `name` as soon as there is something, and says whether it did.
+fn swap_when_made(name: &Path, victim: &Path, stop: &AtomicBool) -> bool {
+    let (name, victim) = (c(name), c(victim));
+    while !stop.load(Ordering::Relaxed) {
+        // SAFETY: both end with NUL and outlive the calls.
+        if unsafe { libc::access(name.as_ptr(), libc::F_OK) } == 0 {
+            return unsafe { libc::rename(victim.as_ptr(), name.as_ptr()) } == 0;
+        }
+    }
+    false
+}
+
+/// A directory or a fifo is made in the pool as root's and then given to the user who made it in the mount. Whoever swaps
+/// it in between for another user's must not get that.
+///
+/// SECURITY 7: "never another one that was moved to its name"
+#[test]
+fn what_takes_the_place_of_a_new_object_is_not_given_away() {
+    let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n"));
+    let pool = mount.pool("shared");
+    fs::create_dir(&pool).unwrap();
+    fs::set_permissions(&pool, Permissions::from_mode(0o777)).unwrap();
+    let swapped = AtomicUsize::new(0);
+    for n in 0..TRIES {
+        let (new, victim) = (pool.join(format!("new{n}")), pool.join(format!("victim{n}")));
+        let make = if n % 2 == 0 {
+            fs::create_dir(&victim).unwrap();
+            "mkdir"
+        } else {
+            fs::write(&victim, "secret").unwrap();
+            "mkfifo"
+        };
+        fs::set_permissions(&victim, Permissions::from_mode(0o700)).unwrap();
+        chown(&victim, Some(U2.0), Some(U2.0)).unwrap();
+        let inode = fs::metadata(&victim).unwrap().ino();
+        U1.sh(&mount.path("shared"), &format!("{make} -m 777 new{n}")).ok();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                become_u1();
+                swapped.fetch_add(usize::from(swap_when_made(&new, &victim, &stop)), Ordering::Relaxed);
+            });
+            // Whatever it says of names that another client took.
+            let _ = mount.forebay(["flush", "--wait"], &[&mount.path("shared")]);
+            stop.store(true, Ordering::Relaxed);
+        });
+        let there = [&new, &victim].into_iter().filter_map(|path| fs::symlink_metadata(path).ok());
+        let mut there = there;
+        let victim = there.find(|meta| meta.ino() == inode).expect("the other user's object is there");
+        assert_eq!((victim.uid(), victim.mode() & 0o7777), (U2.0, 0o700), "{make}, try {n}");
+    }
+    assert!(swapped.load(Ordering::Relaxed) > TRIES / 4, "the attacker was there: {swapped:?}");
+}
