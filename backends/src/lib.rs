@@ -20,7 +20,8 @@ pub use error::{Error, ErrorKind, Result, Retry, Side};
 pub use open::Location;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{
-    Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, unfinished_mark,
+    Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, XATTRS_MAX_BYTES,
+    unfinished_mark,
 };
 pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, RenameMode, SetAttrs, Space,

@@ -38,6 +38,10 @@ pub const RESERVED_PREFIX: &[u8] = b".forebay~";
 /// without any.
 pub const LISTED_CONTENT_BYTES: u64 = 16 << 10;
 
+/// Names and values of the extended attributes of one object together, in bytes: whoever asks for them has all in memory.
+/// Room for one value of the largest size and for those that systems set.
+pub const XATTRS_MAX_BYTES: usize = 128 << 10;
+
 /// Marks a file with several names that is being written in place, and whose bytes are not all those of one version. The
 /// value says what it is to become: [`unfinished_mark`]. It goes when all is written.
 pub const UNFINISHED_XATTR: &[u8] = b"user.forebay.unfinished";
@@ -143,7 +147,8 @@ pub trait Pool: Send + Sync + 'static {
 
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat>;
 
-    /// All extended attributes with their values, those that ACLs are kept in among them.
+    /// All extended attributes with their values, those that ACLs are kept in among them: `E2BIG` where they are more
+    /// than [`XATTRS_MAX_BYTES`].
     async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
 
     async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()>;

@@ -10,7 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{Attrs, Error, FileKind, SetAttrs, Time};
+use crate::{Attrs, Error, FileKind, SetAttrs, Time, XATTRS_MAX_BYTES};
 
 use super::root::Call;
 use super::trial::refused;
@@ -173,7 +173,7 @@ impl<'a> Target<'a> {
             Some(path) => listxattr(path, spare_capacity(&mut buffer))?,
         };
         let names: Vec<Vec<u8>> = buffer.split(|b| *b == 0).map(<[u8]>::to_vec).collect();
-        let mut xattrs = Vec::new();
+        let (mut xattrs, mut bytes) = (Vec::new(), 0);
         for name in names {
             if name.is_empty() || INTERNAL_XATTRS.iter().any(|internal| name.starts_with(internal)) {
                 continue;
@@ -184,7 +184,13 @@ impl<'a> Target<'a> {
                 Some(path) => getxattr(path, &name[..], spare_capacity(&mut buffer)),
             };
             match got {
-                Ok(_) => xattrs.push((name, buffer.clone())),
+                Ok(_) => {
+                    bytes += name.len() + buffer.len();
+                    if bytes > XATTRS_MAX_BYTES {
+                        return Err(Errno::TOOBIG);
+                    }
+                    xattrs.push((name, buffer.clone()));
+                }
                 // Removed since it was listed, or listed but not for this process to see.
                 Err(Errno::NODATA) => {}
                 Err(Errno::PERM | Errno::ACCESS) if !name.starts_with(b"user.") => {}

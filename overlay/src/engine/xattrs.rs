@@ -1,6 +1,6 @@
 //! Extended attributes and ACLs.
 
-use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, XATTRS_MAX_BYTES};
 
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
@@ -9,10 +9,7 @@ use crate::clock::stamp_now;
 
 /// The largest value that Linux takes, in bytes.
 const VALUE_MAX: usize = 65_536;
-/// Names and values of one inode together, in bytes: all are in its record, which is in memory while it is used. Room for
-/// one value of the largest size and for those that systems set.
-const ALL_MAX: usize = 128 << 10;
-/// The same of names that were removed and which the pool may still have.
+/// Bytes of the names that were removed and which the pool may still have.
 const REMOVED_MAX: usize = 64 << 10;
 
 impl Overlay {
@@ -121,6 +118,10 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
             read => read?,
         };
+        // All are in the inode's record, which is in memory while it is used.
+        if read.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > XATTRS_MAX_BYTES {
+            return Err(Error::os(libc::E2BIG, Side::Pool, "extended attributes of more than 128 KiB"));
+        }
         // Of the pool's own work.
         let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
         let mut txn = Txn::begin(self);
@@ -165,7 +166,7 @@ fn check_room(record: &InodeRecord, added: bool) -> Result<()> {
     let all: usize = record.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
     let removed = record.dirty_xattrs.iter().filter(|(_, value)| value.is_none());
     let removed: usize = removed.map(|(name, _)| name.len()).sum();
-    if added && all > ALL_MAX || !added && removed > REMOVED_MAX {
+    if added && all > XATTRS_MAX_BYTES || !added && removed > REMOVED_MAX {
         let what = "extended attributes of one file above 128 KiB, or many that were removed and not flushed yet";
         return Err(Error::new(ErrorKind::NoSpace, Side::Application, what));
     }

@@ -75,8 +75,7 @@ fn what_takes_the_place_of_a_new_object_is_not_given_away() {
             let _ = mount.forebay(["flush", "--wait"], &[&mount.path("shared")]);
             stop.store(true, Ordering::Relaxed);
         });
-        let there = [&new, &victim].into_iter().filter_map(|path| fs::symlink_metadata(path).ok());
-        let mut there = there;
+        let mut there = [&new, &victim].into_iter().filter_map(|path| fs::symlink_metadata(path).ok());
         let victim = there.find(|meta| meta.ino() == inode).expect("the other user's object is there");
         assert_eq!((victim.uid(), victim.mode() & 0o7777), (U2.0, 0o700), "{make}, try {n}");
     }

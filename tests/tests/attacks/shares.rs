@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use forebay_tests::mount::{Mount, Options};
+use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::users::{U1, U2};
 
 /// How long a file that is due may take to the pool.
@@ -156,4 +156,30 @@ fn few_descriptors_are_for_programs_first_and_their_cost_is_told() {
     mount.flush();
     let_go(child);
     assert_eq!(fs::read(mount.pool("u2-300")).unwrap(), b"300\n");
+}
+
+/// SECURITY 17: "The extended attributes of one file are 128 KiB at most, also where the pool has more of them"
+#[test]
+fn extended_attributes_of_one_file_take_no_more_than_their_bound() {
+    let place = Place::new();
+    // It takes any number of values of 64 KiB.
+    place.small_disk("pool", "xfs", 300);
+    let mount = Mount::on(place, Options::default());
+    fs::set_permissions(mount.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let set =
+        |n: usize, file: &str| format!("setfattr -n user.{n} -v 0s$(head -c 60000 /dev/zero | base64 -w0) {file}");
+    let set = |range: std::ops::Range<usize>, file: &str| range.map(|n| set(n, file)).collect::<Vec<_>>().join(" && ");
+    U1.sh(&mount.path(""), &format!("touch mine && {}", set(0..2, "mine"))).ok();
+    let refused = U1.sh(&mount.path(""), &set(2..3, "mine"));
+    assert!(refused.code != Some(0) && refused.err.contains("No space left"), "{refused}");
+    mount.flush();
+    // What the pool has of hers.
+    U1.sh(&mount.place.pool(), &format!("touch large && {}", set(0..20, "large"))).ok();
+    let before = mount.rss_bytes();
+    let refused = U1.sh(&mount.path(""), "cat large && getfattr -d large");
+    assert!(refused.code != Some(0) && refused.err.contains("too long"), "{refused}");
+    assert!(mount.rss_bytes() < before + (16 << 20), "{before}, then {}", mount.rss_bytes());
+    U1.sh(&mount.path(""), "rm large").ok();
+    mount.flush();
+    assert!(!mount.pool("large").exists() && mount.pool("mine").exists());
 }
