@@ -1,14 +1,16 @@
-//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, and `statx`.
+//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, `statx`, and I/O that
+//! native file systems do in another way.
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use forebay_tests::mount::{COMMAND, Mount, Options, Place};
+use forebay_tests::mount::{COMMAND, Mount, Options, Place, content};
 use forebay_tests::process::{self, sh};
 
 /// Somebody whom the machine knows by name.
@@ -133,4 +135,114 @@ fn statx_tells_all_but_the_time_of_birth() {
     }
     let refused = fs::metadata(mount.path("f")).unwrap().created().unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::Unsupported, "{refused}");
+}
+
+/// Says the first byte, waits for a line, and then says the last one after it touched every page.
+const TOUCH: &str = "
+import mmap, sys
+file = open(sys.argv[1], 'rb')
+mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(mapped[0], flush=True)
+sys.stdin.readline()
+print(sum(mapped[at] for at in range(0, len(mapped), 4096)), flush=True)
+";
+
+/// How a program ends that has a file mapped while `change` is done, and what it says then.
+fn touched(mount: &Mount, name: &str, change: impl FnOnce()) -> (std::process::ExitStatus, String) {
+    process::need(&["python3"]);
+    let mut command = Command::new("python3");
+    command.args(["-c", TOUCH]).arg(mount.path(name)).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = process::spawn(&mut command).unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line.trim().parse(), Ok(BEFORE), "the first byte");
+    change();
+    writeln!(child.stdin.take().unwrap()).unwrap();
+    line.clear();
+    said.read_line(&mut line).unwrap();
+    (process::wait(&mut child, COMMAND).expect("it ends"), line.trim().to_owned())
+}
+
+const BEFORE: u8 = b'a';
+const MAPPED_BYTES: usize = 64 << 20;
+
+/// SEMANTICS 58: "If another client overwrites, replaces or removes a file in the pool that a program has mapped, pages of
+/// it that were not brought in before may not be there any more: who touches one gets `SIGBUS`, and never bytes of another
+/// version."
+#[test]
+fn a_mapped_file_that_was_overwritten_in_the_pool_is_of_one_version_or_a_bus_error() {
+    // Slow enough that most of it is not here when it is overwritten.
+    let mount = Mount::new(Options { throttle: Some("4MB/s,1ms".into()), ..Options::default() });
+    let sum = |byte: u8| (u64::from(byte) * (MAPPED_BYTES / 4096) as u64).to_string();
+    let overwrite = |path: &Path| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&vec![b'b'; MAPPED_BYTES], 0).unwrap();
+    };
+    fs::write(mount.pool("in part"), vec![BEFORE; MAPPED_BYTES]).unwrap();
+    let (end, said) = touched(&mount, "in part", || overwrite(&mount.pool("in part")));
+    assert_eq!((end.signal(), said.as_str()), (Some(libc::SIGBUS), ""));
+
+    // What is here as a whole is read as it was.
+    let mount = Mount::new(Options::default());
+    fs::write(mount.pool("whole"), vec![BEFORE; MAPPED_BYTES]).unwrap();
+    mount.forebay(["stage"], &[&mount.path("whole")]).ok();
+    let (end, said) = touched(&mount, "whole", || overwrite(&mount.pool("whole")));
+    assert!(end.success() && said == sum(BEFORE), "{end}: {said}");
+}
+
+/// SEMANTICS 59: "`O_DIRECT` at offsets or with lengths that are not multiples of the block size fails with `EINVAL` or does
+/// what it says"
+#[test]
+fn unaligned_direct_io_is_refused_or_exact() {
+    let mount = Mount::new(Options::default());
+    let before: Vec<u8> = content(3, 1 << 20);
+    fs::write(mount.pool("absent"), &before).unwrap();
+    fs::write(mount.pool("staged"), &before).unwrap();
+    fs::write(mount.path("made here"), &before).unwrap();
+    mount.forebay(["stage"], &[&mount.path("staged")]).ok();
+    for name in ["absent", "staged", "made here"] {
+        let direct = |write: bool| {
+            let mut options = fs::OpenOptions::new();
+            options.read(!write).write(write).custom_flags(libc::O_DIRECT).open(mount.path(name)).unwrap()
+        };
+        let mut expected = before.clone();
+        for (n, (offset, len, aligned)) in
+            [(0, 4096, true), (7, 4096, false), (4096, 100, false), (512 << 10, 64 << 10, true), (100_001, 5000, false)]
+                .into_iter()
+                .enumerate()
+        {
+            // Memory that is aligned: what is tried is the place in the file.
+            let mut buffer = Aligned::new();
+            let there = &mut buffer.0[..len];
+            match direct(false).read_at(there, offset as u64) {
+                Ok(got) => assert!(got == len && *there == expected[offset..][..len], "{name}, read {offset}+{len}"),
+                Err(e) => {
+                    assert!(!aligned && e.raw_os_error() == Some(libc::EINVAL), "{name}, read {offset}+{len}: {e}")
+                }
+            }
+            there.fill(n as u8);
+            match direct(true).write_at(there, offset as u64) {
+                Ok(got) => {
+                    assert_eq!(got, len, "{name}, write {offset}+{len}");
+                    expected[offset..][..len].copy_from_slice(there);
+                }
+                Err(e) => {
+                    assert!(!aligned && e.raw_os_error() == Some(libc::EINVAL), "{name}, write {offset}+{len}: {e}")
+                }
+            }
+        }
+        assert!(fs::read(mount.path(name)).unwrap() == expected, "{name}");
+        mount.flush();
+        assert!(fs::read(mount.pool(name)).unwrap() == expected, "{name} in the pool");
+    }
+}
+
+#[repr(align(4096))]
+struct Aligned([u8; 64 << 10]);
+
+impl Aligned {
+    fn new() -> Box<Self> {
+        Box::new(Self([0; 64 << 10]))
+    }
 }
