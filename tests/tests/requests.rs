@@ -89,7 +89,8 @@ fn a_mount_is_the_upper_directory_of_an_overlayfs() {
     let expected = ["changed", "dir", "dir:", "made", "new", "stays", ".:"];
     let mut listed: Vec<_> = listed.split_whitespace().collect();
     let mut expected = expected.to_vec();
-    (listed.sort_unstable(), expected.sort_unstable());
+    listed.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(listed, expected);
     mount.flush();
     for at in [mount.path("up"), mount.pool("up")] {
