@@ -117,6 +117,7 @@ pub(crate) struct Inner {
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     pub health: pool_view::Health,
+    pub watches: pool_view::Watches,
     pub layouts: layout::Layouts,
     pub counters: status::Counts,
     pub looks: status::Looks,
@@ -200,6 +201,7 @@ impl Overlay {
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             health: pool_view::Health::default(),
+            watches: pool_view::Watches::default(),
             layouts: layout::Layouts::default(),
             counters: status::Counts::default(),
             looks: status::Looks::default(),

@@ -30,7 +30,7 @@ const IDLE_INODES: usize = 12_000;
 /// So many inodes fewer than there were are worth to look for memory to give back.
 const CROWD: usize = 10_000;
 /// Names of one directory that are remembered as absent from the pool.
-pub(crate) const NEGATIVE_NAMES: usize = 256;
+const NEGATIVE_NAMES: usize = 256;
 
 /// How a fetch that others wait for ended: the error is told to each of them.
 pub(crate) type Flight = watch::Receiver<Option<Result<(), Arc<forebay_backends::Error>>>>;
@@ -151,6 +151,14 @@ impl From<&Metadata> for Stamp {
 }
 
 impl NodeState {
+    /// Of a directory: the pool does not have a name.
+    pub fn note_absent(&mut self, name: &[u8]) {
+        if self.negative.len() >= NEGATIVE_NAMES {
+            self.negative.clear();
+        }
+        self.negative.insert(name.into(), Instant::now());
+    }
+
     fn new(record: InodeRecord, leases: Leases) -> Self {
         Self {
             indexed_dirty: record.is_dirty(),

@@ -8,7 +8,8 @@ mod order;
 mod remove;
 mod rename;
 
-pub use directory::{Arrivals, Ask};
+pub use directory::Arrivals;
+pub(crate) use directory::Ask;
 pub use order::{DirOrder, Placed};
 pub(crate) use order::{NameHash, NamesState};
 

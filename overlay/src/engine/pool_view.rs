@@ -3,18 +3,20 @@
 
 mod adopt;
 mod listing;
+mod watch;
 pub(super) use adopt::note_object;
+pub(crate) use watch::{PoolChange, Watches};
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use parking_lot::Mutex;
 
+use self::watch::Watched;
 use super::{Inner, Ino, Txn};
 use crate::catalog::{Link, Listing};
 use crate::clock::unix_now;
-use crate::node::{NEGATIVE_NAMES, Node, NodeState};
+use crate::node::{Node, NodeState};
 use crate::policy::Consistency;
 
 /// Names that are asked for one by one before a directory is listed whole.
@@ -109,22 +111,12 @@ impl Asked {
 impl Inner {
     /// The present moment, for a question about an inode.
     pub fn asked(&self, state: &NodeState) -> Asked {
-        let moves = &self.flusher.dir_moves;
-        // What ended is read first: what begins in between counts as under way.
-        let ended = moves.1.load(Ordering::SeqCst);
-        Asked { calls: state.pool_calls, moves: (moves.0.load(Ordering::SeqCst), ended) }
+        Asked { calls: state.pool_calls, moves: self.dir_moves() }
     }
 
     /// Whether an answer on an inode that was asked for at that moment tells how it is now.
     pub fn still_holds(&self, asked: Asked, state: &NodeState) -> bool {
         asked.is_quiet() && asked == self.asked(state)
-    }
-
-    /// The same of the names of a directory. What is under way there now does no harm: of these names the catalog has
-    /// what was sent.
-    pub(super) fn names_still_hold(&self, asked: Asked, state: &NodeState) -> bool {
-        let now = self.asked(state);
-        asked.calls.1 == now.calls.1 && asked.moves == now.moves && now.moves.0 == now.moves.1
     }
 
     /// Makes a call to the pool, unless it is known not to answer.
@@ -317,7 +309,9 @@ impl Inner {
             state.single_lookups += 1;
             let dear = self.pool.capabilities().listings_ask_each;
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
-            state.single_lookups > enough && state.record.listing == Listing::Partly
+            // What was listed too long ago is listed again where nothing tells that it still holds.
+            let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().directory_versions;
+            state.single_lookups > enough && partly
         };
         if list_whole {
             match self.list(dir.ino, None).await {
@@ -328,7 +322,7 @@ impl Inner {
             }
         }
         loop {
-            let asked = self.asked(&dir.state.lock());
+            let watched = self.watch(dir.ino);
             // Our own flush may be moving the directory.
             let path = self.pool_path_of(dir.ino, name)?;
             match self.ask(self.pool.stat(&path)).await {
@@ -336,7 +330,7 @@ impl Inner {
                     if self.ascertain_object(&stat).await? {
                         continue;
                     }
-                    if let Some(found) = self.adopt(dir.ino, name, &stat, asked)? {
+                    if let Some(found) = self.adopt(dir.ino, name, &stat, &watched)? {
                         return Ok(Some(found));
                     }
                     let record = self.catalog.name(dir.ino, name)?;
@@ -348,7 +342,7 @@ impl Inner {
                     if self.ascertain(dir.ino).await? {
                         continue;
                     }
-                    if self.note_absent(dir, name, asked) {
+                    if self.note_absent(dir, name, &watched) {
                         return Ok(None);
                     }
                 }
@@ -363,17 +357,14 @@ impl Inner {
         }
     }
 
-    /// The pool does not have a name, by an answer that was asked for at that moment. Whether it may be believed.
-    fn note_absent(&self, dir: &Node, name: &[u8], asked: Asked) -> bool {
+    /// The pool does not have a name, by this answer. Whether it may be believed.
+    fn note_absent(&self, dir: &Node, name: &[u8], watched: &Watched<'_>) -> bool {
         let mut state = dir.state.lock();
-        if !self.names_still_hold(asked, &state) {
-            return false;
+        let holds = watched.holds(name);
+        if holds {
+            state.note_absent(name);
         }
-        if state.negative.len() >= NEGATIVE_NAMES {
-            state.negative.clear();
-        }
-        state.negative.insert(name.into(), Instant::now());
-        true
+        holds
     }
 
     /// Asks the pool whether what the catalog says of an inode still holds, if the last answer is older than
@@ -409,6 +400,10 @@ impl Inner {
             (self.asked(&state), state.record.pool_link().cloned(), known)
         };
         if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
+            return Ok(());
+        }
+        if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
+            // Our own call is changing it: no answer would be believed, and what is here is what was sent.
             return Ok(());
         }
         if asked.is_quiet() {
@@ -538,65 +533,10 @@ impl Inner {
     }
 }
 
-/// Brings a pool call that changes an inode's copy, or a directory's names, to everybody's notice while it
-/// runs.
-pub(crate) struct PoolChange<'a> {
-    inner: &'a Inner,
-    inos: Vec<Ino>,
-    moves_dir: bool,
-}
-
-impl<'a> PoolChange<'a> {
-    pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
-        Self::begin_any(inner, inos, false)
-    }
-
-    /// `moves_dir`: the paths of whatever is below a directory change.
-    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
-        let mut change = Self { inner, inos: Vec::new(), moves_dir };
-        if moves_dir {
-            inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
-        }
-        for ino in inos {
-            inner.node(*ino)?.state.lock().pool_calls.0 += 1;
-            change.inos.push(*ino);
-        }
-        Ok(change)
-    }
-}
-
-impl Drop for PoolChange<'_> {
-    fn drop(&mut self) {
-        if self.moves_dir {
-            self.inner.flusher.dir_moves.1.fetch_add(1, Ordering::SeqCst);
-        }
-        for ino in &self.inos {
-            let Ok(node) = self.inner.node(*ino) else { continue };
-            let unlinked = {
-                let mut state = node.state.lock();
-                state.pool_calls.1 += 1;
-                state.is_unlinked(*ino) && !state.deleted && !state.is_open()
-            };
-            if unlinked {
-                let mut txn = Txn::begin(self.inner);
-                if let Err(error) = txn.reap(*ino).and_then(|()| txn.commit()) {
-                    tracing::error!(%error, %ino, "an inode without names stays until the next start");
-                }
-            }
-        }
-    }
-}
-
 impl Txn<'_> {
     /// Whether an answer of the pool on this inode may be believed.
     pub(super) fn believes(&mut self, ino: Ino, asked: Asked) -> Result<bool> {
         let inner = self.inner();
         Ok(inner.still_holds(asked, self.state(ino)?))
-    }
-
-    /// Whether an answer of the pool on the names of this directory may be believed.
-    pub(super) fn believes_names(&mut self, dir: Ino, asked: Asked) -> Result<bool> {
-        let inner = self.inner();
-        Ok(inner.names_still_hold(asked, self.state(dir)?))
     }
 }

@@ -152,6 +152,7 @@ impl<'a> Txn<'a> {
     /// inodes follow, and one that nothing leads to any more goes.
     pub fn pool_has(&mut self, parent: Ino, name: &[u8], ino: Option<Ino>) -> Result<()> {
         let was = self.name(parent, name)?;
+        self.inner.watches.name_changed(parent, name);
         let link: Link = (parent, name.into());
         let mut touched: Vec<Ino> = was.sent.iter().map(|s| s.ino).collect();
         for ino in &touched {
@@ -171,6 +172,7 @@ impl<'a> Txn<'a> {
         if was.pool != Some(ino) {
             return Ok(());
         }
+        self.inner.watches.name_changed(parent, name);
         self.occupy(&(parent, name.into()), was.pool, None)?;
         self.set_name(parent, name, NameRecord { pool: None, ..was })?;
         self.left_by(ino)

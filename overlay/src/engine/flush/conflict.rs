@@ -89,6 +89,7 @@ impl Inner {
 /// The pool has more in a directory than we knew: the next look at it asks, however fresh what we know is.
 pub(in crate::engine) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     txn.record(dir)?.listing = Listing::Partly;
+    txn.inner().watches.look_again(dir);
     let state = txn.state(dir)?;
     state.listed_at = None;
     state.negative.clear();

@@ -24,6 +24,7 @@ impl Inner {
             return self.create_file(parent, name, ino, occupant, path).await;
         }
         let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&record));
+        let began = std::time::Instant::now();
         let made = match record.kind {
             FileKind::Directory => self.ask(self.pool.mkdir(path, &attrs)).await,
             FileKind::Symlink => {
@@ -60,6 +61,10 @@ impl Inner {
         } else {
             settle_attrs(now, &record);
             still_to_tell(now, &refused);
+            if record.kind == FileKind::Directory && !self.pool.capabilities().directory_versions {
+                // It was empty: all names of it are known.
+                txn.state(ino)?.listed_at = Some(began);
+            }
         }
         txn.record(ino)?.version = Some(stat.version);
         txn.commit()

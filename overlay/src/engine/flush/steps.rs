@@ -100,6 +100,7 @@ impl Inner {
 
     async fn remove(self: &Arc<Self>, parent: Ino, name: &[u8], occupant: Ino, path: &PoolPath) -> Result<()> {
         let record = self.record_of(occupant)?;
+        let mut is_gone = true;
         let removed = match record.kind {
             FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
             _ => {
@@ -107,7 +108,10 @@ impl Inner {
                 match record.removed_version() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
                     // Its upload was cut off, and what is there is not what was sent: it never arrived.
-                    None if record.kind == FileKind::File => Ok(()),
+                    None if record.kind == FileKind::File => {
+                        is_gone = false;
+                        Ok(())
+                    }
                     None => self.ask(self.pool.remove(path, &Expected::Anything)).await,
                 }
             }
@@ -124,6 +128,7 @@ impl Inner {
                 self.report_conflict(format!(
                     "{path}: removed here, but changed in the pool since: the pool's copy stays"
                 ));
+                is_gone = false;
                 let mut txn = Txn::begin(self);
                 look_again(&mut txn, parent)?;
                 txn.commit()?;
@@ -132,7 +137,7 @@ impl Inner {
             Err(e) => return Err(e.context(path)),
         }
         self.sync_names(parent).await?;
-        self.commit_vacated(parent, name, occupant)?;
+        self.commit_vacated(parent, name, occupant, is_gone)?;
         self.refresh_version(occupant).await
     }
 
@@ -166,11 +171,14 @@ impl Inner {
         }
     }
 
-    /// The pool no longer has an inode under a name.
-    fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino) -> Result<()> {
+    /// The pool no longer has an inode under a name. `is_gone`: nor anything else.
+    fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino, is_gone: bool) -> Result<()> {
         let mut txn = Txn::begin(self);
         if txn.name(parent, name)?.pool == Some(occupant) {
             txn.pool_has(parent, name, None)?;
+            if is_gone {
+                txn.state(parent)?.note_absent(name);
+            }
         }
         txn.commit()
     }
@@ -237,6 +245,7 @@ impl Inner {
         txn.pool_has(parent, name, Some(moved))?;
         if txn.name(from.0, &from.1)?.pool == Some(moved) {
             txn.pool_has(from.0, &from.1, None)?;
+            txn.state(from.0)?.note_absent(&from.1);
         }
         take_version(&mut txn, moved, stat)?;
         txn.commit()
@@ -392,6 +401,10 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         _ => {
             record.version = Some(stat.version.clone());
             txn.take_access(ino, stat)?;
+            // Not of a directory: that it was given another name says nothing of those in it.
+            if stat.kind != FileKind::Directory {
+                txn.state(ino)?.validated = Some(std::time::Instant::now());
+            }
         }
     }
     txn.record(ino)?.count_links(stat);

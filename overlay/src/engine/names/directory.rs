@@ -19,7 +19,7 @@ pub struct Arrivals(pub Mutex<HashMap<Ino, u64>>);
 
 /// What the pool is asked for, of what nobody asked for yet.
 #[derive(Debug, Clone, Copy)]
-pub enum Ask<'a> {
+pub(crate) enum Ask<'a> {
     Nothing,
     /// Names, as fresh as that.
     Names(Age),

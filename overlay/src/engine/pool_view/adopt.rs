@@ -7,19 +7,20 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
 use super::super::flush::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
 use super::Asked;
+use super::watch::Watched;
 use crate::catalog::{InodeRecord, Link, NameRecord};
 use crate::state::FileState;
 
 impl Inner {
     /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
     /// came too late to be believed: ask again.
-    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, asked: Asked) -> Result<Option<Ino>> {
+    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &Watched<'_>) -> Result<Option<Ino>> {
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;
         if !was.is_empty() {
             return Ok(was.here_ino());
         }
-        if !txn.believes_names(parent, asked)? {
+        if !watched.holds(name) {
             return Ok(None);
         }
         let ino = self.adopt_in(&mut txn, parent, name, stat)?;

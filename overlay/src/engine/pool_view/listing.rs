@@ -12,7 +12,8 @@ use futures::TryStreamExt;
 
 use super::super::names::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
-use super::{Age, Asked, may_enter};
+use super::watch::Watched;
+use super::{Age, may_enter};
 use crate::catalog::{Link, Listing, NameRecord, append, decode_first, unmatched};
 
 /// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
@@ -21,7 +22,7 @@ const RACY: Duration = Duration::from_millis(50);
 const NAMES_AT_ONCE: u32 = 1_000;
 /// Contents that may come along with one listing: a share of the memory for fetches, which several listings have.
 const CONTENTS_BYTES: u64 = 2 << 20;
-/// How often a listing is begun anew because our own flushes changed the directory meanwhile.
+/// How often a listing is begun anew because our own flushes moved directories meanwhile.
 const ATTEMPTS: u32 = 60;
 
 /// Bytes of what one listing may bring: of some ten million names. A server that goes on after that has no end.
@@ -179,6 +180,7 @@ impl Inner {
         for attempt in 0..ATTEMPTS {
             let began = Instant::now();
             let asked = self.asked(&node.state.lock());
+            let watched = self.watch(dir);
             let path = self.pool_path(dir)?;
             let read = async {
                 let stat = self.pool.stat(&path).await?;
@@ -230,7 +232,7 @@ impl Inner {
             if let Some(contents) = contents.as_deref_mut() {
                 *contents = came;
             }
-            if self.merge(dir, &stat, entries, asked, began)? {
+            if self.merge(dir, &stat, entries, &watched, began)? {
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
                 return Ok(());
@@ -245,10 +247,11 @@ impl Inner {
         Err(Error::new(ErrorKind::Busy, Side::Pool, what))
     }
 
-    /// Brings the names and attributes of a listing into the catalog. `false` where it came too late.
-    fn merge(&self, dir: Ino, stat: &Stat, entries: Entries, asked: Asked, began: Instant) -> Result<bool> {
+    /// Brings the names and attributes of a listing into the catalog. What our own calls changed meanwhile stays as it is
+    /// here. `false` where it may be the listing of another directory.
+    fn merge(&self, dir: Ino, stat: &Stat, entries: Entries, watched: &Watched<'_>, began: Instant) -> Result<bool> {
         let mut txn = Txn::begin(self);
-        if !txn.believes_names(dir, asked)? {
+        if !watched.path_holds() {
             return Ok(false);
         }
         let links_before = txn.record(dir)?.dir_nlink;
@@ -279,6 +282,10 @@ impl Inner {
                         hides |= !found;
                         continue;
                     }
+                    if !watched.holds(&name) {
+                        // Taken away by us since.
+                        continue;
+                    }
                     subdirs += u32::from(stat.kind == FileKind::Directory);
                     self.adopt_in(&mut txn, dir, &name, &stat)?;
                     if told_absent {
@@ -289,11 +296,12 @@ impl Inner {
                         // Whoever makes or removes a name waits for this one.
                         txn.commit()?;
                         txn = Txn::begin(self);
-                        if !txn.believes_names(dir, asked)? {
+                        if !watched.path_holds() {
                             return Ok(false);
                         }
                     }
                 }
+                Some(_) if !watched.holds(&name) => {}
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
                 }
@@ -302,6 +310,9 @@ impl Inner {
             }
         }
         for (name, record) in known {
+            if !watched.holds(&name) {
+                continue;
+            }
             let now = txn.name(dir, &name)?;
             if let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) {
                 self.forget_pool_name(&mut txn, ino, dir, &name)?;
@@ -318,27 +329,35 @@ impl Inner {
         let recent = RACY + tick + began.elapsed();
         let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
         let made_meanwhile = txn.record(dir)?.dir_nlink.wrapping_sub(links_before);
-        txn.take_attrs(dir, stat)?;
+        let touched = watched.is_touched();
+        if !watched.has_changed(dir) {
+            txn.take_attrs(dir, stat)?;
+        }
         let record = txn.record(dir)?;
         // Some file systems count no directories and say 1.
         record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
-        if record.version.as_ref() != Some(&stat.version) {
+        if !touched && record.version.as_ref() != Some(&stat.version) {
             // Others may have changed its ACL, too.
             record.xattrs = None;
         }
-        record.version = Some(stat.version.clone());
-        let may_change_unseen = racy || hides || !self.pool.capabilities().directory_versions;
+        if !touched {
+            record.version = Some(stat.version.clone());
+        }
+        let may_change_unseen = racy || hides || touched || !self.pool.capabilities().directory_versions;
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         // What it says of files that are known does not hold for them before they have it.
-        (state.listed_at, state.validated) = (None, Some(Instant::now()));
+        state.listed_at = None;
+        if !touched {
+            state.validated = Some(Instant::now());
+        }
         state.single_lookups = 0;
         state.negative.clear();
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);
         }
-        if self.children_changed(changed, dir, asked)? {
+        if self.children_changed(changed, watched)? && !watched.looks_again() {
             let node = self.node(dir)?;
             let mut state = node.state.lock();
             // Unless what was found since is to be looked at again.
@@ -350,7 +369,7 @@ impl Inner {
     }
 
     /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
-    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, dir: Ino, listed: Asked) -> Result<bool> {
+    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, watched: &Watched<'_>) -> Result<bool> {
         let mut believed = true;
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
@@ -367,9 +386,9 @@ impl Inner {
                 continue;
             }
             let asked = self.asked(&node.state.lock());
-            // Ours may have changed it since the pool was asked.
-            if !self.names_still_hold(listed, &self.node(dir)?.state.lock()) {
-                return Ok(false);
+            // Our own call is changing it, or has since the pool was asked: what that told is newer.
+            if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
+                continue;
             }
             match self.changed(ino, Some(&link), &stat, asked) {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),

@@ -1,0 +1,150 @@
+//! Names that this node has just made, renamed or removed, and names that have just appeared in the pool.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_overlay::backends::Capabilities;
+use forebay_overlay::backends::decorators::{CallKind, Metrics, Throttle};
+use forebay_overlay::backends::memory::MemoryPool;
+use forebay_overlay::{Ino, Lookup, Options, Overlay, Policy};
+use forebay_tests::engine::*;
+
+fn policy(ttl: &str) -> Policy {
+    let text = format!("[default]\nflush = \"manual\"\nmetadata-ttl = \"{ttl}\"\n[pool]\nretry = \"0s\"\n");
+    Policy::parse(&text).unwrap()
+}
+
+/// A pool whose directories say nothing of their names, as those of object stores.
+fn store() -> Fixture {
+    let capabilities =
+        Capabilities { directory_versions: false, listings_ask_each: true, ..MemoryPool::all_capabilities() };
+    Fixture::over(MemoryPool::with_capabilities(capabilities))
+}
+
+fn questions(metrics: &Metrics) -> u64 {
+    let now = metrics.snapshot();
+    now.of(CallKind::Stat).count + now.of(CallKind::List).count
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_being_flushed_is_listed_once() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    for at in 0..50 {
+        fixture.put(&format!("d/theirs{at}"), b"x").await;
+    }
+    // Names of ours reach the pool all the time while it is listed.
+    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(10)));
+    let overlay = Overlay::open(Options { pool: slow, policy: policy("1h"), ..fixture.options() }).await.unwrap();
+    let dir = find(&overlay, "d").await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flushing = (0..4).map(|task| {
+        let (overlay, stop) = (overlay.clone(), stop.clone());
+        tokio::spawn(async move {
+            let mut made = 0;
+            while !stop.load(Ordering::Relaxed) {
+                write(&overlay, &format!("d/ours{task}-{made}"), "x").await.unwrap();
+                flush(&overlay).await;
+                made += 1;
+            }
+            made
+        })
+    });
+    let flushing: Vec<_> = flushing.collect();
+    while fixture.pooled().len() < 60 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for _ in 0..5 {
+        fixture.put("d/new", b"x").await;
+        let before = fixture.metrics.snapshot().of(CallKind::List).count;
+        let listed = overlay.read_dir(dir).await.unwrap();
+        let lists = fixture.metrics.snapshot().of(CallKind::List).count - before;
+        assert!(lists <= 1, "listed {lists} times for one reader");
+        let theirs = listed.entries.iter().filter(|e| e.name.starts_with(b"theirs")).count();
+        assert_eq!(theirs, 50);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut made = Vec::new();
+    for task in flushing {
+        made.push(task.await.unwrap());
+    }
+    flushed(&overlay).await;
+    let listed = overlay.read_dir(dir).await.unwrap();
+    let ours = listed.entries.iter().filter(|e| e.name.starts_with(b"ours")).count();
+    assert_eq!(ours, made.iter().sum::<usize>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_ours_are_renamed_without_a_question_for_each() {
+    const FILES: usize = 300;
+    for flushed_between in [false, true] {
+        let fixture = store();
+        let overlay = Overlay::open(Options { policy: policy("1h"), ..fixture.options() }).await.unwrap();
+        overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
+        flushed(&overlay).await;
+        for at in 0..FILES {
+            write(&overlay, &format!("d/{at}.lock"), "x").await.unwrap();
+        }
+        if flushed_between {
+            flushed(&overlay).await;
+        }
+        let before = questions(&fixture.metrics);
+        for at in 0..FILES {
+            rename(&overlay, &format!("d/{at}.lock"), &format!("d/{at}")).await.unwrap();
+        }
+        let asked = questions(&fixture.metrics) - before;
+        assert!(asked < 10, "{asked} questions for {FILES} renames");
+        flushed(&overlay).await;
+        // What went is known to be gone, what came to be there.
+        let before = questions(&fixture.metrics);
+        let dir = find(&overlay, "d").await;
+        for at in FILES - 100..FILES {
+            let gone = overlay.lookup(dir, format!("{at}.lock").as_bytes()).await.unwrap();
+            assert!(matches!(gone, Lookup::Negative { .. }));
+            let there = overlay.lookup(dir, at.to_string().as_bytes()).await.unwrap();
+            assert!(matches!(there, Lookup::Found(_)));
+        }
+        let asked = questions(&fixture.metrics) - before;
+        assert!(asked < 10, "{asked} questions for names that were just renamed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_a_store_whose_listing_is_old_are_listed_again_and_not_asked_for_one_by_one() {
+    let fixture = store();
+    fixture.mkdir("d").await;
+    fixture.put("d/there", b"x").await;
+    let overlay = Overlay::open(Options { policy: policy("300ms"), ..fixture.options() }).await.unwrap();
+    let dir = find(&overlay, "d").await;
+    overlay.read_dir(dir).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let before = fixture.metrics.snapshot().of(CallKind::List).count;
+    for at in 0..40 {
+        let found = overlay.lookup(dir, format!("absent{at}").as_bytes()).await.unwrap();
+        assert!(matches!(found, Lookup::Negative { .. }));
+    }
+    assert!(fixture.metrics.snapshot().of(CallKind::List).count > before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_just_appeared_in_the_pool_is_staged() {
+    for fixture in [Fixture::new(), store()] {
+        let overlay = Overlay::open(Options { policy: policy("1h"), ..fixture.options() }).await.unwrap();
+        fixture.mkdir("d").await;
+        let dir = find(&overlay, "d").await;
+        overlay.read_dir(Ino::ROOT).await.unwrap();
+        overlay.read_dir(dir).await.unwrap();
+        assert!(matches!(overlay.lookup(dir, b"new").await.unwrap(), Lookup::Negative { .. }));
+        fixture.put("d/new", b"x").await;
+        let (done, failed) = stage(&overlay, "d/new").await;
+        assert_eq!((done.files, failed), (1, Vec::new()), "by its name");
+        // Also where the directory is named, or a pattern.
+        fixture.put("d/newer", b"xx").await;
+        let (done, failed) = stage(&overlay, "d").await;
+        assert_eq!((done.files, failed), (2, Vec::new()), "by its directory");
+        fixture.put("d/newest", b"xxx").await;
+        let (done, failed) = stage(&overlay, "d/newes*").await;
+        assert_eq!((done.files, failed), (1, Vec::new()), "by a pattern");
+    }
+}
