@@ -1,4 +1,4 @@
-//! Names that this node has just made, renamed or removed, and names that have just appeared in the pool.
+//! Names that this node has just made, renamed or removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,26 +125,4 @@ async fn names_of_a_store_whose_listing_is_old_are_listed_again_and_not_asked_fo
         assert!(matches!(found, Lookup::Negative { .. }));
     }
     assert!(fixture.metrics.snapshot().of(CallKind::List).count > before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_has_just_appeared_in_the_pool_is_staged() {
-    for fixture in [Fixture::new(), store()] {
-        let overlay = Overlay::open(Options { policy: policy("1h"), ..fixture.options() }).await.unwrap();
-        fixture.mkdir("d").await;
-        let dir = find(&overlay, "d").await;
-        overlay.read_dir(Ino::ROOT).await.unwrap();
-        overlay.read_dir(dir).await.unwrap();
-        assert!(matches!(overlay.lookup(dir, b"new").await.unwrap(), Lookup::Negative { .. }));
-        fixture.put("d/new", b"x").await;
-        let (done, failed) = stage(&overlay, "d/new").await;
-        assert_eq!((done.files, failed), (1, Vec::new()), "by its name");
-        // Also where the directory is named, or a pattern.
-        fixture.put("d/newer", b"xx").await;
-        let (done, failed) = stage(&overlay, "d").await;
-        assert_eq!((done.files, failed), (2, Vec::new()), "by its directory");
-        fixture.put("d/newest", b"xxx").await;
-        let (done, failed) = stage(&overlay, "d/newes*").await;
-        assert_eq!((done.files, failed), (1, Vec::new()), "by a pattern");
-    }
 }

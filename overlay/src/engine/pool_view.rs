@@ -270,6 +270,13 @@ impl Inner {
         }
     }
 
+    /// Whether the version of a directory, which was confirmed since that moment or within `ttl`, says that the catalog
+    /// has all its names. While our own calls change the directory its version says nothing of what others change.
+    fn lists_all(&self, state: &NodeState, since: Asked, ttl: Duration) -> bool {
+        let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
+        confirmed && state.record.listing == Listing::Complete(state.record.version.clone())
+    }
+
     /// Forgets that a name was not in the pool, unless that was learned as lately as `age` asks.
     pub async fn forget_absence(&self, dir: Ino, name: &[u8], age: Age) -> Result<()> {
         self.revalidate(dir, age).await?;
@@ -288,16 +295,18 @@ impl Inner {
             return Ok(None);
         }
         let ttl = self.policy_of(dir).metadata_ttl;
+        let asked = self.asked(&dir.state.lock());
         if matches!(dir.state.lock().record.listing, Listing::Complete(_)) {
             self.revalidate(dir.ino, Age::Metadata).await?;
         }
         let list_whole = {
             let mut state = dir.state.lock();
-            if state.record.listing == Listing::Complete(state.record.version.clone()) {
+            if self.lists_all(&state, asked, ttl) {
                 return Ok(None);
             }
             // Where the directory itself does not tell, what was listed holds for as long as what was asked for.
-            let listed = !self.pool.capabilities().directory_versions
+            let tells = self.pool.capabilities().directory_versions && self.still_holds(asked, &state);
+            let listed = !tells
                 && matches!(state.record.listing, Listing::Complete(_))
                 && state.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {

@@ -139,6 +139,7 @@ impl Inner {
         if node.state.lock().record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
         }
+        let asked = self.asked(&node.state.lock());
         self.revalidate(dir, age).await?;
         let ttl = match age {
             Age::Since(moment) => moment.elapsed(),
@@ -153,8 +154,7 @@ impl Inner {
             if complete && state.listed_at.is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(());
             }
-            if state.record.version.is_some() && state.record.listing == Listing::Complete(state.record.version.clone())
-            {
+            if state.record.version.is_some() && self.lists_all(&state, asked, ttl) {
                 return Ok(());
             }
         }
