@@ -186,6 +186,19 @@ pub struct Offsets {
     /// Numbers of the system calls whose length is their third argument; the position of the second of them is the fourth.
     pub call_read: u32,
     pub call_pread: u32,
+    /// The page cache of a file, and a node of it.
+    pub mapping_pages: u32,
+    pub node_shift: u32,
+    pub node_slots: u32,
+    /// The tree of a file's mappings into processes, a node of it,
+    pub mapping_areas: u32,
+    pub node_left: u32,
+    pub node_right: u32,
+    /// and a mapping, with its node: its first page, and its addresses.
+    pub area_node: u32,
+    pub area_first_page: u32,
+    pub area_start: u32,
+    pub area_end: u32,
 }
 
 /// One place that is watched.
@@ -212,7 +225,16 @@ pub struct Setting {
     pub last_is_beyond: u32,
     /// The kernel does not have that one: what comes into the page cache counts as read.
     pub fills_are_reads: u32,
+    /// Whoever maps a page of a large folio has all of it mapped: since Linux 6.18.
+    pub maps_folios: u32,
+    pub reserved: u32,
 }
+
+/// No byte of it is padding.
+const _: () = assert!(
+    core::mem::size_of::<Setting>()
+        == MAX_PLACES * core::mem::size_of::<Rule>() + core::mem::size_of::<Offsets>() + 5 * 4
+);
 
 /// The ring of first touches: some fifteen thousand of them. The loader's process has it mapped twice, end to end.
 pub const RING_BYTES: u32 = 2 << 20;

@@ -365,9 +365,7 @@ fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, 
         }
     }
     // As it was when the hook came, in Linux 6.12, and in 6.18; 7.0 has it otherwise.
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let major = release.split('.').next().and_then(|major| major.parse::<u32>().ok());
-    Ok(u64::from(major.is_none_or(|major| major < 7)))
+    Ok(u64::from(version().is_none_or(|version| version < (7, 0))))
 }
 
 pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -395,6 +393,13 @@ fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
         return Err(Error::Kernel(format!("at most {MAX_PLACES} places can be watched")));
     }
     let mut setting = Setting { ignored: options.ignored, offsets: offsets(types)?, ..Setting::default() };
+    // Kernels before 6.18 map what they tell of, and those whose fields are other ones are taken for that.
+    if version().is_some_and(|version| version >= (6, 18))
+        && let Ok(offsets) = folio_offsets(types, setting.offsets)
+    {
+        setting.offsets = offsets;
+        setting.maps_folios = 1;
+    }
     for (rule, place) in setting.places.iter_mut().zip(&options.places) {
         *rule = Rule { root: place.root.unwrap_or(0), device: place.device, everybody: u32::from(place.everybody) };
     }
@@ -447,5 +452,33 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
         regs_fourth: types.offset("pt_regs", REGISTERS.4)? + REGISTERS.5,
         call_read: libc::SYS_read as u32,
         call_pread: libc::SYS_pread64 as u32,
+        ..Offsets::default()
     })
+}
+
+/// Where what tells the folios of mapped pages lies.
+fn folio_offsets(types: &KernelTypes, known: Offsets) -> Result<Offsets, Error> {
+    if known.folio_order == 0 {
+        return Err(Error::Kernel("this kernel has no folios".into()));
+    }
+    Ok(Offsets {
+        mapping_pages: types.offset("address_space", "i_pages.xa_head")?,
+        node_shift: types.offset("xa_node", "shift")?,
+        node_slots: types.offset("xa_node", "slots")?,
+        mapping_areas: types.offset("address_space", "i_mmap.rb_root.rb_node")?,
+        node_left: types.offset("rb_node", "rb_left")?,
+        node_right: types.offset("rb_node", "rb_right")?,
+        area_node: types.offset("vm_area_struct", "shared.rb")?,
+        area_first_page: types.offset("vm_area_struct", "vm_pgoff")?,
+        area_start: types.offset("vm_area_struct", "vm_start")?,
+        area_end: types.offset("vm_area_struct", "vm_end")?,
+        ..known
+    })
+}
+
+/// The running kernel's major and minor version.
+fn version() -> Option<(u32, u32)> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
 }

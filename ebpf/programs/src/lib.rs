@@ -7,6 +7,7 @@
 #![allow(static_mut_refs)]
 
 mod first;
+mod folio;
 #[path = "../../src/layout.rs"]
 mod layout;
 mod maps;
@@ -44,21 +45,21 @@ pub fn measure(ctx: BtfTracePointContext) -> i32 {
 }
 
 /// mm_filemap_map_pages(mapping, start, end): pages of the cache are mapped, those around a fault included. The end is
-/// the last of them.
+/// the last of them that were asked for. A large folio is mapped as a whole if it ends a page before the file does.
 #[btf_tracepoint(function = "mm_filemap_map_pages")]
 pub fn map_pages(ctx: BtfTracePointContext) -> i32 {
     let mapping: *const u8 = ctx.arg(0);
-    let end: u64 = ctx.arg(2);
-    touch::pages(mapping, ctx.arg(1), end + 1, Way::Map);
+    touch::mapped(mapping, ctx.arg(1), ctx.arg(2), 1);
     0
 }
 
-/// mm_filemap_fault(mapping, index): a page is mapped that was not in the cache.
+/// mm_filemap_fault(mapping, index): a page is mapped that was not in the cache, or that was not to be had there at once.
+/// A large folio is mapped as a whole if all of it is within the file.
 #[btf_tracepoint(function = "mm_filemap_fault")]
 pub fn fault(ctx: BtfTracePointContext) -> i32 {
     let mapping: *const u8 = ctx.arg(0);
     let index: u64 = ctx.arg(1);
-    touch::pages(mapping, index, index + 1, Way::Map);
+    touch::mapped(mapping, index, index, 0);
     0
 }
 

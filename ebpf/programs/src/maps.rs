@@ -54,10 +54,22 @@ pub static SETTING: Setting = Setting {
         regs_fourth: 0,
         call_read: 0,
         call_pread: 0,
+        mapping_pages: 0,
+        node_shift: 0,
+        node_slots: 0,
+        mapping_areas: 0,
+        node_left: 0,
+        node_right: 0,
+        area_node: 0,
+        area_first_page: 0,
+        area_start: 0,
+        area_end: 0,
     },
     ignored: 0,
     last_is_beyond: 0,
     fills_are_reads: 0,
+    maps_folios: 0,
+    reserved: 0,
 };
 
 macro_rules! setting {

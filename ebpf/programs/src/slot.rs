@@ -65,17 +65,23 @@ pub fn touched(inode: *const u8, device: u32, from: u64, wanted: u64, way: Way) 
             }
         }
     }
+    let mut bytes = until - from;
     if matches!(way, Way::Map) {
         // A page that is not there is told twice, with those around it and alone, and the pages around it at each fault.
         if from >= slot.mapped_from && until <= slot.mapped_until {
             return;
+        }
+        let both_from = if from > slot.mapped_from { from } else { slot.mapped_from };
+        let both_until = if until < slot.mapped_until { until } else { slot.mapped_until };
+        if both_from < both_until {
+            bytes -= both_until - both_from;
         }
         slot.mapped_from = from;
         slot.mapped_until = until;
     }
     let count = &mut slot.ways[way as usize & 7];
     count.calls += 1;
-    count.bytes += until - from;
+    count.bytes += bytes;
     if matches!(way, Way::Fill) {
         if setting!(fills_are_reads) != 0 && from < size {
             let until = if until < size { until } else { size };

@@ -2,7 +2,7 @@
 
 use crate::layout::{MAX_PLACES, Way};
 use crate::maps::{load, offset, setting};
-use crate::slot;
+use crate::{folio, slot};
 
 pub const PAGE_SHIFT: u32 = 12;
 
@@ -17,6 +17,38 @@ pub fn pages(mapping: *const u8, from: u64, until: u64, way: Way) {
     if is_watched(device) {
         slot::touched(inode, device, from << PAGE_SHIFT, until << PAGE_SHIFT, way);
     }
+}
+
+/// Pages `first..=last` of a mapping are mapped into a process, and with them the large folios that they lie in, if those
+/// end `before_end` pages before the end of the file at least.
+#[inline(always)]
+pub fn mapped(mapping: *const u8, first: u64, last: u64, before_end: u64) {
+    let inode: *const u8 = load(mapping, offset!(mapping_host));
+    if inode.is_null() {
+        return;
+    }
+    let device = device(inode);
+    if !is_watched(device) {
+        return;
+    }
+    let (mut from, mut until) = (first, last + 1);
+    if setting!(maps_folios) != 0 {
+        let size: u64 = load(inode, offset!(inode_size));
+        let end = (size + (1 << PAGE_SHIFT) - 1) >> PAGE_SHIFT;
+        let whole = folio::mapped_whole(mapping as u64, first, end - before_end);
+        if whole.from < from {
+            from = whole.from;
+        }
+        if whole.until > until {
+            until = whole.until;
+        } else {
+            let whole = folio::mapped_whole(mapping as u64, last, end - before_end);
+            if whole.until > until {
+                until = whole.until;
+            }
+        }
+    }
+    slot::touched(inode, device, from << PAGE_SHIFT, until << PAGE_SHIFT, Way::Map);
 }
 
 #[inline(always)]

@@ -18,6 +18,10 @@ use super::{changed, lost};
 use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;
 
+/// What is written to a content file at once. The file system keeps what one call writes in one piece of memory, and goes
+/// through all of that piece at each later write into it: larger pieces make content that was fetched slow to overwrite.
+const WRITE_BYTES: usize = 128 << 10;
+
 /// One chunk to bring in, and who waits for it.
 pub(super) struct Chunk {
     pub index: u64,
@@ -175,8 +179,11 @@ impl Inner {
         // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
         let zeros = data.iter().all(|byte| *byte == 0);
         let skip = if zeros { data.len().saturating_sub(1) } else { 0 };
-        let at = chunk.range.start + skip as u64;
-        self.io.write_at(content.file.clone(), at, data.slice(skip..)).await?;
+        for from in (skip..data.len()).step_by(WRITE_BYTES) {
+            let until = data.len().min(from + WRITE_BYTES);
+            let at = chunk.range.start + from as u64;
+            self.io.write_at(content.file.clone(), at, data.slice(from..until)).await?;
+        }
         if zeros {
             let (file, start) = (content.file.clone(), chunk.range.start);
             // The last byte takes no block, either; the length stays. Up to the end of the chunk, also where the file
