@@ -1,13 +1,15 @@
 //! What is brought in: each byte once, and no more questions than needed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_overlay::backends::decorators::CallKind;
+use forebay_overlay::backends::decorators::{Answer, Around, Call, CallKind, Decorated};
 use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{Capabilities, Expected, Pool};
+use forebay_overlay::backends::{Capabilities, Error, ErrorKind, Expected, Pool, Result, Side};
 use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
 use forebay_overlay::{Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
+use futures::future::BoxFuture;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
@@ -64,6 +66,41 @@ async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
     let (_, failed) = stage(&overlay, "d").await;
     assert_eq!(failed, Vec::new());
     assert_eq!(read(&overlay, "d/7").await.unwrap(), "changed");
+}
+
+/// A pool that refuses the content of a file by its name, as that of an archived object.
+struct Archived(&'static [u8]);
+
+impl Around for Archived {
+    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+        if call.kind == CallKind::Read && call.path.name() == Some(self.0) {
+            let refused = Error::new(ErrorKind::PermissionDenied, Side::Pool, format!("{}: it is archived", call.path));
+            return Box::pin(async { Err(refused) });
+        }
+        inner
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_content_is_refused_is_reported_and_all_others_are_staged() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    // Larger than what comes along with a listing.
+    let content = vec![b'x'; 1 << 20];
+    for name in ["d/a", "d/archived", "d/z", "d/zz"] {
+        fixture.put(name, &content).await;
+    }
+    fixture.put("d/small", b"small").await;
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), Archived(b"archived")));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    for typed in ["d", "d/*", "d"] {
+        let (staged, failed) = stage(&overlay, typed).await;
+        assert_eq!((staged.files, staged.failed), (4, 1), "{typed}");
+        let [(path, reason)] = &failed[..] else { panic!("{failed:?}") };
+        assert!(path.ends_with("d/archived") && reason.contains("it is archived"), "{path}: {reason}");
+    }
+    fixture.fault.set_down(true);
+    assert_eq!(read(&overlay, "d/zz").await.unwrap().len(), content.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

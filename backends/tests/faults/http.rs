@@ -33,6 +33,8 @@ pub enum Wrong {
     OtherEtag,
     /// 403 RequestTimeTooSkewed.
     Skewed,
+    /// 403 InvalidObjectState, of a GET of an object.
+    Archived,
     /// An upload in parts is said to be complete, which it is not; before, the connection breaks.
     Pretended,
 }
@@ -109,7 +111,8 @@ impl Plan {
             }
         }
         // An ETag of something else is one of a content.
-        let wrong = wrong.filter(|wrong| *wrong != Wrong::OtherEtag || method == "GET" && !request.head.contains('?'));
+        let of_content = |wrong: &Wrong| matches!(wrong, Wrong::OtherEtag | Wrong::Archived);
+        let wrong = wrong.filter(|wrong| !of_content(wrong) || method == "GET" && !request.head.contains('?'));
         self.happened.fetch_add(u64::from(wrong.is_some()), Ordering::Relaxed);
         (wrong, meanwhile, late_ms)
     }
@@ -192,6 +195,10 @@ async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result
             Some(Wrong::Skewed) => {
                 let message = "The difference between the request time and the server's time is too large.";
                 client.refuse("403 Forbidden", "RequestTimeTooSkewed", message).await?;
+                continue;
+            }
+            Some(Wrong::Archived) => {
+                client.refuse("403 Forbidden", "InvalidObjectState", "The object is archived.").await?;
                 continue;
             }
             Some(Wrong::Pretended) => {

@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use forebay_backends::s3::S3Pool;
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, RenameMode, Result, Retry, Stat, Version};
+use futures::TryStreamExt;
 
 use super::common::pieces;
 use super::http::{Unreliable, Wrong};
@@ -191,6 +192,32 @@ async fn an_answer_with_another_etag_is_not_taken_for_the_version() {
     let error = read(&pool, &version).await.unwrap_err();
     assert!(error.is(ErrorKind::Stale), "{error}");
     assert_eq!(read(&pool, &version).await.unwrap(), "content");
+}
+
+/// Attributes of an archived object are told, its content is not: that is no reason to have no listing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_with_contents_has_an_object_whose_content_is_refused() {
+    let (_server, way, pool) = troubled().await;
+    put(&pool, "archived", &Expected::Absent).await.unwrap();
+    pool.put(&path("empty"), 0, pieces(&[]), &attrs(), &Expected::Absent).await.unwrap();
+    for refused in [true, false] {
+        if refused {
+            way.next("GET", Wrong::Archived, 100);
+        } else {
+            // No request is left to refuse.
+            way.next("GET", Wrong::Archived, 1);
+            pool.list(&path("")).await.unwrap().try_collect::<Vec<_>>().await.unwrap();
+        }
+        let pages: Vec<_> = pool.list_with_contents(&path(""), 1 << 20).await.unwrap().try_collect().await.unwrap();
+        let found = |name: &str| pages.iter().flatten().find(|entry| entry.name == name.as_bytes()).expect("a name");
+        assert_eq!((found("f").stat.size, found("empty").stat.size), (8, 0));
+        let content = found("f").content.as_deref();
+        assert_eq!(content, if refused { None } else { Some(&b"archived"[..]) });
+        if refused {
+            let error = read(&pool, &pool.stat(&path("f")).await.unwrap().version).await.unwrap_err();
+            assert!(error.to_string().contains("InvalidObjectState"), "{error}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

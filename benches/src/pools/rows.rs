@@ -25,6 +25,8 @@ const SMALL_BYTES: usize = 4096;
 const SERIAL_FILES: usize = 1_000;
 /// What one reader without a plan reads of them, for the comparison.
 const FEW_FILES: usize = 1_000;
+/// Names of one directory that are renamed, as git does with refs.
+const REFS: usize = 3_000;
 /// A line of 1 Gbit/s to a server next door.
 const GIGABIT: Slowness = Slowness { latency: Duration::from_micros(500), bytes_per_sec: 125_000_000 };
 /// A server from which each answer takes 2 ms.
@@ -144,10 +146,11 @@ impl Bench {
     /// All rows.
     pub fn run(&mut self, wants: impl Fn(&str) -> bool) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 6] = [
+        let groups: [(&str, Group); 7] = [
             ("s3-read", s3_read),
             ("s3-small", s3_small),
             ("s3-flush", s3_flush),
+            ("s3-rename", s3_rename),
             ("nfs-read", nfs_read),
             ("others-read", others_read),
             ("others-write", others_write),
@@ -246,6 +249,40 @@ fn s3_flush(bench: &mut Bench) -> Result<()> {
             Ok(rate)
         })?;
     }
+    Ok(())
+}
+
+/// Renames of what is just being flushed.
+fn s3_rename(bench: &mut Bench) -> Result<()> {
+    let url = bench.s3.url_by("", bench.s3.port());
+    let mut taken_ms = Vec::new();
+    for round in 0..bench.pairs {
+        let mount = bench.cold(&url)?;
+        let dir = mount.path().join(format!("refs{round}"));
+        let (before, after) = (|n: usize| dir.join(format!("{n}.lock")), |n: usize| dir.join(n.to_string()));
+        fs::create_dir(&dir)?;
+        for n in 0..REFS {
+            fs::write(before(n), "0123456789abcdef\n")?;
+        }
+        let taken = std::thread::scope(|scope| -> Result<Duration> {
+            let flush = scope.spawn(|| mount.settle().map_err(|error| error.to_string()));
+            let begin = Instant::now();
+            for n in 0..REFS {
+                fs::rename(before(n), after(n))?;
+            }
+            let taken = begin.elapsed();
+            flush.join().map_err(|_| "the flush panicked")??;
+            Ok(taken)
+        })?;
+        mount.settle()?;
+        let stored = fs::read_dir(bench.s3.files().join(format!("refs{round}")))?.count();
+        if stored != REFS {
+            return Err(format!("{stored} of {REFS} names are in the bucket").into());
+        }
+        taken_ms.push(taken.as_secs_f64() * 1000.0);
+    }
+    let name = "S3, loopback: 3,000 renames in one directory beside their own flush";
+    bench.add(name, Target::AtMost(3_000.0), Outcome::Value(pairs::spread(taken_ms).median, "ms"));
     Ok(())
 }
 
