@@ -72,7 +72,7 @@ fn check(order: u32, more: u64, what: &str, use_it: impl Fn(&File, u64) -> BTree
     let truth: u64 = pages.iter().map(|page| (size - page * PAGE).min(PAGE)).sum();
     let context = format!("{what}, folios of {} bytes, a file of {size}: {record:?}", PAGE << order);
     assert_eq!(record.way(Way::Map).bytes, truth, "bytes of {context}");
-    let truth: BTreeSet<u64> = pages.iter().map(|page| page * PAGE >> record.shift).collect();
+    let truth: BTreeSet<u64> = pages.iter().map(|page| (page * PAGE) >> record.shift).collect();
     assert_eq!(parts(&record), truth, "parts of {context}");
 }
 
