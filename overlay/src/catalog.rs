@@ -110,6 +110,8 @@ pub struct Catalog {
     dead_epochs: Vec<(u64, u64)>,
     /// Tells inode numbers of this catalog from the same ones of another that was here before.
     generation: u32,
+    /// The number of the last change that [`Self::sync_changes`] synced.
+    synced_changes: AtomicU64,
     /// Calls of [`Self::sync_written`], and how many of them were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
@@ -138,6 +140,7 @@ impl Catalog {
             epoch: AtomicU64::new(1),
             dead_epochs: Vec::new(),
             generation: 0,
+            synced_changes: AtomicU64::new(u64::MAX),
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
             first: parking_lot::Mutex::default(),
@@ -262,6 +265,26 @@ impl Catalog {
     pub fn sync(&self) -> Result<()> {
         self.sync_what_comes_first()?;
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
+    }
+
+    /// The same for what was written since the last call; without anything new the disk is left alone.
+    pub fn sync_changes(&self) -> Result<()> {
+        // What is written from here on has a later number, and is left to the next call.
+        let written = self.db.latest_sequence_number();
+        if self.synced_changes.load(Ordering::Acquire) == written && self.first.lock().is_empty() {
+            return Ok(());
+        }
+        self.sync()?;
+        self.synced_changes.store(written, Ordering::Release);
+        Ok(())
+    }
+
+    /// Keeps how much of the fast pool is occupied, where that changed.
+    pub fn set_used_bytes(&self, bytes: u64) -> Result<()> {
+        if self.meta("used_bytes")? == Some(bytes) {
+            return Ok(());
+        }
+        self.set_meta("used_bytes", &bytes)
     }
 
     fn sync_what_comes_first(&self) -> Result<()> {

@@ -51,6 +51,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
         epoch: AtomicU64::new(0),
         dead_epochs: Vec::new(),
         generation: 0,
+        synced_changes: AtomicU64::new(u64::MAX),
         sync_asked: AtomicU64::new(0),
         sync_done: parking_lot::Mutex::new(0),
     })

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use tokio::sync::Notify;
+
 /// Bytes of the fast pool: how many there may be, are, and are promised.
 #[derive(Debug)]
 pub struct SpaceBudget {
@@ -11,6 +13,8 @@ pub struct SpaceBudget {
     /// the recount has found it.
     used: AtomicI64,
     reserved: AtomicU64,
+    /// Told when there is more of either.
+    grown: Notify,
 }
 
 /// A promise of space, given back when dropped.
@@ -22,7 +26,7 @@ pub struct Reservation {
 
 impl SpaceBudget {
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicI64::new(0), reserved: AtomicU64::new(0) })
+        Arc::new(Self { limit, used: AtomicI64::new(0), reserved: AtomicU64::new(0), grown: Notify::new() })
     }
 
     pub fn limit(&self) -> u64 {
@@ -47,7 +51,10 @@ impl SpaceBudget {
             }
             let new = reserved + bytes;
             match self.reserved.compare_exchange_weak(reserved, new, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Some(Reservation { budget: self.clone(), bytes }),
+                Ok(_) => {
+                    self.grown.notify_one();
+                    return Some(Reservation { budget: self.clone(), bytes });
+                }
                 Err(now) => reserved = now,
             }
         }
@@ -56,6 +63,14 @@ impl SpaceBudget {
     /// A content file was seen to occupy `is` bytes where `was` were known.
     pub fn account(&self, was: u64, is: u64) {
         self.used.fetch_add(is as i64 - was as i64, Ordering::AcqRel);
+        if is > was {
+            self.grown.notify_one();
+        }
+    }
+
+    /// Waits until more is occupied or promised than when this returned last. For one task.
+    pub async fn grown(&self) {
+        self.grown.notified().await;
     }
 
     /// Bytes above a share of the limit.

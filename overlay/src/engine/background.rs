@@ -97,10 +97,8 @@ async fn sync_loop(inner: Arc<Inner>) {
 
 async fn count_loop(inner: Arc<Inner>) {
     loop {
+        inner.until_counting().await;
         tokio::time::sleep(inner.count_again_in()).await;
-        if !inner.is_counting() && inner.store.budget.above(inner.policy.space.high_watermark) == 0 {
-            continue;
-        }
         let again = inner.clone();
         let result = super::blocking(move || {
             again.count_writers();
@@ -127,9 +125,9 @@ impl Inner {
         self.save_counts()?;
         self.forget_uploads()?;
         self.table.give_back();
-        self.catalog.set_meta("used_bytes", &self.store.budget.used())?;
+        self.catalog.set_used_bytes(self.store.budget.used())?;
         self.catalog.reserve_numbers()?;
-        self.catalog.sync()?;
+        self.catalog.sync_changes()?;
         closed
     }
 

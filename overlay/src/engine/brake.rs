@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::Result;
 use parking_lot::Mutex;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use tokio::sync::Notify;
 
 use super::{Inner, Ino};
 use crate::Content;
@@ -47,6 +48,8 @@ const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
 pub(crate) struct Brake {
     /// Somebody would write past the daemon if what may be evicted were evicted.
     room_wanted: AtomicBool,
+    /// Told when files begin to be counted.
+    called: Notify,
     /// Bytes that the devices had free, and when.
     free: Mutex<Option<(Instant, u64)>>,
     /// Bytes that were not flushed yet, and when.
@@ -69,6 +72,7 @@ impl Inner {
         let spare = self.bare_room(free) >= LAST_ROOM;
         if !spare {
             self.brake.room_wanted.store(true, Ordering::Relaxed);
+            self.brake.called.notify_one();
         }
         spare
     }
@@ -103,6 +107,23 @@ impl Inner {
         let room = || self.bare_room(self.store.free_bytes()).min(self.shares.least_room_bytes());
         let watched = self.is_counting() && room() < WATCHED_ROOM;
         if watched { COUNT_OFTEN } else { COUNT_SELDOM }
+    }
+
+    /// A file may grow from now on.
+    pub(super) fn begin_counting(&self, ino: Ino) {
+        self.writing.lock().insert(ino);
+        self.brake.called.notify_one();
+    }
+
+    /// Waits until there may be something to count or to evict, if there is nothing now. For one task.
+    pub(super) async fn until_counting(&self) {
+        // Both remember what they were told before they are waited for.
+        while !self.is_counting() && self.store.budget.above(self.policy.space.high_watermark) == 0 {
+            tokio::select! {
+                () = self.brake.called.notified() => {}
+                () = self.store.budget.grown() => {}
+            }
+        }
     }
 
     /// Whether anything may grow, or somebody waits for room.

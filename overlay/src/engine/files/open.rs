@@ -181,7 +181,7 @@ impl Inner {
     /// A change of content that may come without an open: by path, or through one of a daemon that died.
     pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
         node.state.lock().writers += 1;
-        self.writing.lock().insert(node.ino);
+        self.begin_counting(node.ino);
         Writing { inner: self, ino: node.ino }
     }
 
@@ -267,7 +267,7 @@ impl Inner {
                 state.writers += 1;
                 state.written_past |= past;
                 state.written_direct |= flags & libc::O_DIRECT != 0;
-                self.writing.lock().insert(node.ino);
+                self.begin_counting(node.ino);
             }
             false => state.readers += 1,
         }

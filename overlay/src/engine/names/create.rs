@@ -103,7 +103,7 @@ impl Overlay {
                 state.writers += 1;
                 state.written_past |= past;
                 state.written_direct |= flags & libc::O_DIRECT != 0;
-                inner.writing.lock().insert(ino);
+                inner.begin_counting(ino);
             }
             false => state.readers += 1,
         }
