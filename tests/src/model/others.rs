@@ -4,10 +4,13 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use forebay_overlay::backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
+use forebay_overlay::operator::FlushRequest;
+use forebay_overlay::summary;
 use futures::StreamExt;
 
 use super::Failure;
 use super::check::{Compared, same};
+use super::config::Flushing;
 use super::content::{self, Content, describe};
 use super::op::{Other, Spot};
 use super::run::Run;
@@ -56,6 +59,11 @@ impl Run {
     /// Takes over what the engine shows, once it is known to be somebody's.
     pub fn catch_up(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
+        if self.machine.config.flushing == Flushing::Idle {
+            // A flush that meets a change of others after the look would change what was seen.
+            let request = FlushRequest { wait: true, ..FlushRequest::default() };
+            self.machine.run(async { summary(overlay.flush(request)).await });
+        }
         let look = |run: &Self| {
             let shown = run.machine.run(view::shown(&overlay));
             shown.map_err(|e| format!("after a change of others: {e}"))
