@@ -59,7 +59,7 @@ impl Run {
     /// Takes over what the engine shows, once it is known to be somebody's.
     pub fn catch_up(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
-        if self.machine.config.flushing == Flushing::Idle {
+        if self.machine.config.flushing != Flushing::Manual {
             // A flush that meets a change of others after the look would change what was seen.
             let request = FlushRequest { wait: true, ..FlushRequest::default() };
             self.machine.run(async { summary(overlay.flush(request)).await });

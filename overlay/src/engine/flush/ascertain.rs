@@ -134,6 +134,10 @@ impl Inner {
                 // What we left there is no change of somebody else's: it is what ours is written over.
                 txn.record(ino)?.version = Some(stat.version.clone());
             }
+            // Of what others took away meanwhile this name was the last hope.
+            for sent in &record.sent {
+                self.lost_in_pool(&mut txn, sent.ino)?;
+            }
             return txn.commit();
         };
         tracing::info!(path = %path.unwrap_or_default(), "what was cut off had reached the pool");
