@@ -285,6 +285,15 @@ impl Inner {
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
+        let (mut told, mut before) = (stat.clone(), there.clone());
+        if changes.mode.is_some() {
+            (told.mode, before.mode) = (record.mode, record.mode);
+        }
+        if record.dirty.owner || !self.pool.capabilities().owners {
+            (told.uid, told.gid, before.uid, before.gid) = (record.uid, record.gid, record.uid, record.gid);
+        }
+        let others_changed = record.version.as_ref() != Some(&there.version)
+            || (told.mode, told.uid, told.gid) != (before.mode, before.uid, before.gid);
         let mut txn = Txn::begin(self);
         let now = txn.record(ino)?;
         let mut sent = record.clone();
@@ -294,9 +303,19 @@ impl Inner {
             now.dirty.times = (now.atime, now.mtime) != (record.atime, record.mtime);
         }
         let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
+        let mut news = false;
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
             now.occupied_in_pool = stat.occupied;
             now.version = Some(stat.version);
+            // From now on the version tells nothing of what others changed beside the attributes that were sent.
+            news = others_changed;
+            if news {
+                // The version of a directory moves with its names: a listing finds out about its ACL.
+                if now.kind != FileKind::Directory {
+                    now.xattrs = None;
+                }
+                txn.take_access(ino, &told)?;
+            }
         }
         for (parent, name) in &record.pool_links {
             if txn.name(*parent, name)?.pool == Some(ino) {
@@ -305,6 +324,9 @@ impl Inner {
         }
         txn.state(ino)?.validated = Some(std::time::Instant::now());
         txn.commit()?;
+        if news {
+            self.tell_kernel_inode(ino, false);
+        }
         why.map_or(Ok(()), Err)
     }
 }
