@@ -59,7 +59,8 @@ fn told(observer: &Observer) -> Record {
     *all.values().next().unwrap()
 }
 
-fn check(order: u32, more: u64, what: &str, use_it: impl Fn(&File, u64) -> BTreeSet<u64>) {
+/// `twice`: pages that may be counted twice.
+fn check(order: u32, more: u64, twice: u64, what: &str, use_it: impl Fn(&File, u64) -> BTreeSet<u64>) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = file_of_folios(&dir.path().join("file"), order, more);
     let size = file.metadata().unwrap().len();
@@ -71,7 +72,8 @@ fn check(order: u32, more: u64, what: &str, use_it: impl Fn(&File, u64) -> BTree
     let record = told(&observer);
     let truth: u64 = pages.iter().map(|page| (size - page * PAGE).min(PAGE)).sum();
     let context = format!("{what}, folios of {} bytes, a file of {size}: {record:?}", PAGE << order);
-    assert_eq!(record.way(Way::Map).bytes, truth, "bytes of {context}");
+    let told = record.way(Way::Map).bytes;
+    assert!((truth..=truth + twice * PAGE).contains(&told), "{told} and not {truth} bytes of {context}");
     let truth: BTreeSet<u64> = pages.iter().map(|page| (page * PAGE) >> record.shift).collect();
     assert_eq!(parts(&record), truth, "parts of {context}");
 }
@@ -81,18 +83,18 @@ fn mapped_bytes_are_those_that_the_kernel_maps_whatever_the_order_of_folios() {
     for order in ORDERS {
         for more in [0, 5000] {
             let all = |size: u64| 0..size.div_ceil(PAGE);
-            check(order, more, "every page", |file, size| {
+            check(order, more, 0, "every page", |file, size| {
                 let pages = mapped(file, 0, size, all(size));
                 assert_eq!(pages.len() as u64, size.div_ceil(PAGE));
                 pages
             });
-            check(order, more, "one page", |file, size| mapped(file, 0, size, [size / PAGE / 2]));
-            check(order, more, "a page of each folio", |file, size| {
+            check(order, more, 0, "one page", |file, size| mapped(file, 0, size, [size / PAGE / 2]));
+            check(order, more, 0, "a page of each folio", |file, size| {
                 mapped(file, 0, size, all(size).step_by(1 << order))
             });
             // The mapping ends within folios.
             let inside = |size: u64| (PAGE..size - PAGE, 1..size.div_ceil(PAGE) - 2);
-            check(order, more, "a part", |file, size| {
+            check(order, more, 0, "a part", |file, size| {
                 let (bytes, pages) = inside(size);
                 mapped(file, bytes.start, bytes.end - bytes.start, pages)
             });
@@ -117,13 +119,14 @@ fn a_file_that_is_mapped_several_times_counts_whole() {
         others.into_iter().for_each(|(start, len)| unsafe { rustix::mm::munmap(start, len).unwrap() });
         pages
     };
-    check(6, 5000, "every page, beside others", all);
+    check(6, 5000, 0, "every page, beside others", all);
 }
 
-/// What has to be brought into memory first is told twice, and counted once.
+/// What has to be brought into memory first is told twice, and counted once: but for the page that a fault waits for, which
+/// may be mapped by itself and again with its folio.
 #[test]
 fn mapped_bytes_that_were_not_in_memory_count_once() {
-    check(4, 5000, "every page, cold", |file, size| {
+    check(4, 5000, FOLIOS + 1, "every page, cold", |file, size| {
         rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         mapped(file, 0, size, 0..size.div_ceil(PAGE))
     });

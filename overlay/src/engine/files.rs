@@ -24,6 +24,14 @@ const READAHEAD_REQUESTS: u64 = 8;
 /// Two reads are of a sequential reader where the second begins no further than this from where the first ended.
 const READAHEAD_GAP_BYTES: u64 = 2 << 20;
 
+/// Tells the log what went wrong with a file that is still there. What lost its last name meanwhile has nothing to settle.
+fn tell_unless_gone(node: &Node, error: &Error, when: &str) {
+    let state = node.state.lock();
+    if !state.deleted && !state.is_unlinked(node.ino) {
+        tracing::error!(%error, ino = %node.ino, "{when}");
+    }
+}
+
 impl Overlay {
     /// Reads up to `len` bytes; fewer only at the end of the file.
     pub async fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {

@@ -9,6 +9,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::super::pool_view::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
+use super::tell_unless_gone;
 use crate::Content;
 use crate::catalog::ContentId;
 use crate::clock::unix_now;
@@ -207,7 +208,7 @@ impl Inner {
             Ok(())
         })();
         if let Err(error) = result {
-            tracing::error!(%error, %ino, "after the last close");
+            tell_unless_gone(&node, &error, "after the last close");
         }
         drop(node);
         inner.table.drop_idle(ino);
@@ -451,7 +452,7 @@ impl Inner {
             if unmapped && let Err(error) = self.settle(&node) {
                 // One that is damaged must not keep the others from being counted and stopped.
                 self.writing.lock().remove(&ino);
-                tracing::error!(%error, %ino, "after the last mapping");
+                tell_unless_gone(&node, &error, "after the last mapping");
             }
         }
     }
