@@ -88,7 +88,7 @@ pub mod limits {
     pub const RAPID_CRASH: Duration = Duration::from_secs(30);
     /// Rapid crashes in a row after which the mount is called failing.
     pub const RAPID_CRASHES: u32 = 5;
-    /// The pause after which a worker follows one that was of no use, at first.
+    /// The pause after the first worker that died before it served, and between workers that serve but die young.
     pub const BLINK: Duration = Duration::from_millis(100);
     /// The longest pause before a worker is started again.
     pub const RESTART_PAUSE: Duration = Duration::from_secs(5);

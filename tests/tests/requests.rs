@@ -30,7 +30,7 @@ fn is_whiteout(path: &Path) {
     assert!(meta.file_type().is_char_device() && meta.rdev() == 0, "{}: {meta:?}", path.display());
 }
 
-/// SEMANTICS 56: "`RENAME_WHITEOUT` leaves a character device 0:0 under the old name, in one step"
+/// SEMANTICS 56: "`RENAME_WHITEOUT` leaves a character device 0:0 under the old name, in the same step."
 #[test]
 fn a_rename_leaves_a_whiteout_where_it_is_asked_for() {
     let mount = Mount::new(Options::default());
@@ -62,7 +62,7 @@ fn a_rename_leaves_a_whiteout_where_it_is_asked_for() {
     check(&|name| mount.path(name));
 }
 
-/// SEMANTICS 56: "so a mount can be the upper directory of an overlayfs."
+/// SEMANTICS 56: "So a mount can be the upper directory of an overlayfs."
 #[test]
 fn a_mount_is_the_upper_directory_of_an_overlayfs() {
     let mount = Mount::new(Options::default());
@@ -100,7 +100,7 @@ fn a_mount_is_the_upper_directory_of_an_overlayfs() {
     }
 }
 
-/// SEMANTICS 56: "where the pool can hold one, else it is refused with `EINVAL`"
+/// SEMANTICS 56: "If the pool cannot hold such a device, the call fails with `EINVAL`."
 #[test]
 fn a_pool_without_devices_refuses_whiteouts() {
     // A user's own pool holds no devices.
@@ -118,7 +118,7 @@ fn a_pool_without_devices_refuses_whiteouts() {
     mount.umount();
 }
 
-/// SEMANTICS 57: "`statx` tells no time of birth"
+/// SEMANTICS 57: "`statx` returns no birth time"
 #[test]
 fn statx_tells_all_but_the_time_of_birth() {
     let mount = Mount::new(Options::default());
@@ -168,9 +168,8 @@ fn touched(mount: &Mount, name: &str, change: impl FnOnce()) -> (std::process::E
 const BEFORE: u8 = b'a';
 const MAPPED_BYTES: usize = 64 << 20;
 
-/// SEMANTICS 58: "If another client overwrites, replaces or removes a file in the pool that a program has mapped, pages of
-/// it that were not brought in before may not be there any more: who touches one gets `SIGBUS`, and never bytes of another
-/// version."
+/// SEMANTICS 58: "If another client overwrites, replaces or removes a file in the pool that a program has mapped, access to
+/// a page that was not in memory may end with `SIGBUS`. It never returns bytes of another version."
 #[test]
 fn a_mapped_file_that_was_overwritten_in_the_pool_is_of_one_version_or_a_bus_error() {
     // Slow enough that most of it is not here when it is overwritten.
@@ -192,8 +191,8 @@ fn a_mapped_file_that_was_overwritten_in_the_pool_is_of_one_version_or_a_bus_err
     assert!(end.success() && said == sum(BEFORE), "{end}: {said}");
 }
 
-/// SEMANTICS 59: "`O_DIRECT` at offsets or with lengths that are not multiples of the block size fails with `EINVAL` or does
-/// what it says"
+/// SEMANTICS 59: "`O_DIRECT` with an offset or a length that is not a multiple of the block size either fails with `EINVAL`
+/// or is carried out"
 #[test]
 fn unaligned_direct_io_is_refused_or_exact() {
     let mount = Mount::new(Options::default());

@@ -324,9 +324,9 @@ fn ended(status: ExitStatus, served: bool) -> Ended {
     }
 }
 
-/// Programs wait for the next worker, so that the one after a worker that served comes at once, or after a blink where
-/// one after the other dies young. After `useless` ones in a row, which died before they served, the pauses double up to
-/// [`limits::RESTART_PAUSE`].
+/// Programs wait for the next worker. So one that served is followed at once, or after [`limits::BLINK`] if more than
+/// [`limits::RAPID_CRASHES`] in a row died young (`rapid`). If `useless` workers in a row died before they served, the
+/// pause doubles with each, up to [`limits::RESTART_PAUSE`].
 fn pause(useless: u32, rapid: u32) -> Duration {
     match useless {
         0 if rapid > limits::RAPID_CRASHES => limits::BLINK,

@@ -88,7 +88,7 @@ fn mount_by_helper(options: &MountOptions) -> Result<OwnedFd> {
         list.push_str(",ro");
     }
     // The helper sets `nosuid` and `nodev` itself.
-    // It does not know `lazytime`, which says what may be late, and nothing is.
+    // It does not know `lazytime`, which only permits times to be written late; the daemon does not need that.
     for (name, flag) in [
         ("noexec", MountFlags::NOEXEC),
         ("noatime", MountFlags::NOATIME),

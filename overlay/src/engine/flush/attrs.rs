@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Version};
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
 
 use super::super::pool_view::PoolChange;
 use super::super::{Inner, Ino, Txn};
@@ -285,15 +285,14 @@ impl Inner {
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
-        let (mut told, mut before) = (stat.clone(), there.clone());
-        if changes.mode.is_some() {
-            (told.mode, before.mode) = (record.mode, record.mode);
-        }
-        if record.dirty.owner || !self.pool.capabilities().owners {
-            (told.uid, told.gid, before.uid, before.gid) = (record.uid, record.gid, record.uid, record.gid);
-        }
-        let others_changed = record.version.as_ref() != Some(&there.version)
-            || (told.mode, told.uid, told.gid) != (before.mode, before.uid, before.gid);
+        // What the pool has of the rights that were not sent, and what was sent of the others.
+        let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
+        let rights = |stat: &Stat| {
+            let mode = if changes.mode.is_some() { record.mode } else { stat.mode };
+            let (uid, gid) = if owner_is_ours { (record.uid, record.gid) } else { (stat.uid, stat.gid) };
+            (mode, uid, gid)
+        };
+        let others_changed = record.version.as_ref() != Some(&there.version) || rights(&stat) != rights(&there);
         let mut txn = Txn::begin(self);
         let now = txn.record(ino)?;
         let mut sent = record.clone();
@@ -306,7 +305,7 @@ impl Inner {
         let mut news = false;
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
             now.occupied_in_pool = stat.occupied;
-            now.version = Some(stat.version);
+            now.version = Some(stat.version.clone());
             // From now on the version tells nothing of what others changed beside the attributes that were sent.
             news = others_changed;
             if news {
@@ -314,7 +313,8 @@ impl Inner {
                 if now.kind != FileKind::Directory {
                     now.xattrs = None;
                 }
-                txn.take_access(ino, &told)?;
+                let (mode, uid, gid) = rights(&stat);
+                txn.take_access(ino, &Stat { mode, uid, gid, ..stat })?;
             }
         }
         for (parent, name) in &record.pool_links {
