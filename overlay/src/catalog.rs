@@ -112,6 +112,8 @@ pub struct Catalog {
     generation: u32,
     /// The number of the last change that [`Self::sync_changes`] synced.
     synced_changes: AtomicU64,
+    /// Rung by each change.
+    changed: tokio::sync::Notify,
     /// Calls of [`Self::sync_written`], and how many of them were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
@@ -141,6 +143,7 @@ impl Catalog {
             dead_epochs: Vec::new(),
             generation: 0,
             synced_changes: AtomicU64::new(u64::MAX),
+            changed: tokio::sync::Notify::new(),
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
             first: parking_lot::Mutex::default(),
@@ -253,6 +256,7 @@ impl Catalog {
         written?;
         self.lost.forget(&batch.found);
         self.queue.was_added(&batch.queued_for);
+        self.announce_change();
         Ok(())
     }
 
@@ -271,12 +275,31 @@ impl Catalog {
     pub fn sync_changes(&self) -> Result<()> {
         // What is written from here on has a later number, and is left to the next call.
         let written = self.db.latest_sequence_number();
-        if self.synced_changes.load(Ordering::Acquire) == written && self.first.lock().is_empty() {
+        if self.has_synced(written) {
             return Ok(());
         }
         self.sync()?;
         self.synced_changes.store(written, Ordering::Release);
         Ok(())
+    }
+
+    /// Whether [`Self::sync_changes`] has nothing to do.
+    pub fn is_synced(&self) -> bool {
+        self.has_synced(self.db.latest_sequence_number())
+    }
+
+    fn has_synced(&self, change: u64) -> bool {
+        self.synced_changes.load(Ordering::Acquire) == change && self.first.lock().is_empty()
+    }
+
+    /// Wakes the task that waits in [`Self::changed`]: something changed, or is about to.
+    pub fn announce_change(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Returns when something was changed since the last call. For one task.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Keeps how much of the fast pool is occupied, where that changed.

@@ -65,6 +65,8 @@ pub(crate) struct Jobs {
     starting: AtomicBool,
     /// The observer, or why there is none.
     watch: OnceLock<std::result::Result<Watch, String>>,
+    /// The thread that looks after jobs.
+    keeper: OnceLock<std::thread::Thread>,
     /// Jobs of an earlier daemon are taken up.
     settled: OnceLock<()>,
     /// The kernel does not tell of opens.
@@ -99,6 +101,7 @@ impl Default for Jobs {
             fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
             starting: AtomicBool::new(false),
             watch: OnceLock::new(),
+            keeper: OnceLock::new(),
             settled: OnceLock::new(),
             opens_unseen: AtomicBool::new(false),
             since: Instant::now(),

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod model;
 
 pub mod load;
+pub mod mapped;
 pub mod mount;
 pub mod observed;
 pub mod process;

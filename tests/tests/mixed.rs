@@ -160,7 +160,8 @@ fn each_pool_keeps_its_own_limit() {
     }
     let (a, b) = (client::status(&mixed.entry("a")).unwrap(), client::status(&mixed.entry("b")).unwrap());
     assert_eq!((a.limit_bytes, b.limit_bytes), (64 << 20, 1_000_000_000));
-    assert_eq!(b.used_bytes, 120 << 20, "a's limit is not b's");
+    // A content file in many pieces has blocks of the file system's own beside its data.
+    assert!((120 << 20..121 << 20).contains(&b.used_bytes), "a's limit is not b's: {} bytes", b.used_bytes);
 }
 
 /// SEMANTICS 39: "One that hangs or dies leaves the others as they are."

@@ -3,12 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use forebay_tests::mapped::Mapped;
 use forebay_tests::mount::{Mount, Options, Place, attempt, content};
 use forebay_tests::process::{run, sh};
 
@@ -23,7 +24,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -105,14 +106,18 @@ fn open_sees_what_others_wrote_before() {
 fn names_and_attributes_of_others_appear_within_the_ttl() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1s\"\n"));
     fs::write(mount.pool("a"), "1").unwrap();
+    fs::write(mount.pool("gone"), "").unwrap();
     fs::create_dir(mount.pool("dir")).unwrap();
     assert_eq!(fs::metadata(mount.path("a")).unwrap().len(), 1);
-    assert!(!mount.path("dir/new").exists());
+    assert!(mount.path("gone").exists() && !mount.path("dir/new").exists());
     fs::write(mount.pool("a"), "22").unwrap();
+    fs::set_permissions(mount.pool("a"), fs::Permissions::from_mode(0o604)).unwrap();
     fs::write(mount.pool("dir/new"), "3").unwrap();
-    fs::remove_file(mount.pool("a")).unwrap();
+    fs::remove_file(mount.pool("gone")).unwrap();
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(!mount.path("a").exists());
+    let attributes = fs::metadata(mount.path("a")).unwrap();
+    assert_eq!((attributes.len(), attributes.mode() & 0o7777), (2, 0o604));
+    assert!(!mount.path("gone").exists());
     assert!(mount.path("dir/new").exists());
     let listed: Vec<_> = fs::read_dir(mount.path("dir")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(listed, ["new"]);
@@ -168,6 +173,15 @@ fn pool_may_go_and_come_back() {
     assert_eq!(fs::read(mount.path("cold")).unwrap(), b"cold");
 }
 
+/// For the directories that content files lie in.
+const INDEX_BYTES: u64 = 1 << 20;
+
+/// What content files take of the fast pool, as its file system tells.
+fn occupied_bytes(mount: &Mount) -> u64 {
+    let told = sh(&mount.place.fast(), "du -s --block-size=1 content | cut -f1", SHELL).ok().out;
+    told.trim().parse().unwrap()
+}
+
 /// SEMANTICS 15: "Content never takes more than `--limit`."
 #[test]
 fn limit_holds_for_reads() {
@@ -179,6 +193,8 @@ fn limit_holds_for_reads() {
     for n in 0..8 {
         assert_eq!(fs::read(mount.path(format!("in{n}"))).unwrap(), content(n, 60 << 20), "in{n}");
         assert!(mount.status().used_bytes <= LIMIT);
+        let occupied = occupied_bytes(&mount);
+        assert!(occupied <= LIMIT + INDEX_BYTES, "content files take {occupied} bytes after in{n}");
     }
 }
 
@@ -194,8 +210,8 @@ fn limit_holds_for_writers_past_the_daemon() {
     let written = (0..4000u64).take_while(|n| out.write_all_at(&piece, n << 20).is_ok()).count() as u64;
     assert!((500..LIMIT_MIB).contains(&written), "{written} MiB were written below a limit of {LIMIT_MIB} MiB");
     drop(out);
-    let occupied = sh(&mount.place.fast(), "du -s --block-size=1 content | cut -f1", SHELL).ok().out;
-    assert!(occupied.trim().parse::<u64>().unwrap() <= (LIMIT_MIB + 1) << 20, "{occupied} bytes");
+    let occupied = occupied_bytes(&mount);
+    assert!(occupied <= (LIMIT_MIB << 20) + INDEX_BYTES, "{occupied} bytes");
     assert!(fs::metadata(mount.path("out")).unwrap().len() >= written << 20);
 }
 
@@ -352,8 +368,38 @@ fn attributes_reach_the_pool() {
 fn locks_hold_between_programs() {
     let mount = manual();
     fs::write(mount.path("a"), "").unwrap();
-    let script = "flock -n a sleep 3 & sleep 0.5; ! flock -n a true; wait; flock -n a true";
-    sh(&mount.place.mnt(), script, SHELL).ok();
+    let held = File::open(mount.path("a")).unwrap();
+    held.lock().unwrap();
+    let try_flock = || sh(&mount.place.mnt(), "flock -n a true", SHELL).code;
+    assert_eq!(try_flock(), Some(1), "flock beside another program's lock");
+    held.unlock().unwrap();
+    assert_eq!(try_flock(), Some(0), "flock after it");
+    let range = |kind: i32, start: i64, len: i64| libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    };
+    let writer = OpenOptions::new().write(true).open(mount.path("a")).unwrap();
+    let lock = |kind, start, len| {
+        let lock = range(kind, start, len);
+        // SAFETY: a lock of a file that is open, described by a value that lives through the call.
+        assert_eq!(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
+    };
+    let try_fcntl = |start: u32| {
+        let script = format!(
+            "exec python3 -c 'import fcntl; fcntl.lockf(open(\"a\", \"r+\"), fcntl.LOCK_EX | fcntl.LOCK_NB, 10, {start})'"
+        );
+        let answer = sh(&mount.place.mnt(), &script, SHELL);
+        assert!(answer.code == Some(0) || answer.err.contains("BlockingIOError"), "{answer}");
+        answer.code == Some(0)
+    };
+    lock(libc::F_WRLCK, 100, 10);
+    assert!(!try_fcntl(105), "a part of the range is locked");
+    assert!(try_fcntl(110), "the range ends before");
+    lock(libc::F_UNLCK, 100, 10);
+    assert!(try_fcntl(105), "the lock was given back");
 }
 
 /// SEMANTICS 26: "`O_TMPFILE` is refused with `EOPNOTSUPP`."
@@ -422,97 +468,6 @@ fn holes_are_found_again_after_an_eviction() {
         assert_eq!(seek(rustix::fs::SeekFrom::Data(0)), 4 << 20, "{name}");
         assert!(seek(rustix::fs::SeekFrom::Hole(4 << 20)) < 6 << 20, "{name}");
         assert!(blocks() < 1 << 20, "{name} takes {} bytes after it was read", blocks());
-    }
-}
-
-/// A pool with a file of two names, of which one was written through the mount. Its content goes to the pool in place.
-fn written_under_one_of_two_names(mount: &Mount, old: &[u8], bytes: &[u8]) {
-    fs::write(mount.pool("a"), old).unwrap();
-    fs::hard_link(mount.pool("a"), mount.pool("b")).unwrap();
-    fs::write(mount.path("a"), bytes).unwrap();
-}
-
-fn arrived_under_both_names(mount: &Mount, bytes: &[u8]) {
-    for name in ["a", "b"] {
-        assert!(fs::read(mount.pool(name)).unwrap() == bytes, "the pool has another {name}");
-    }
-    assert_eq!(mount.status().conflicts, [""; 0]);
-    let marks = sh(&mount.place.pool(), "getfattr -d a b", SHELL).ok().out;
-    assert!(!marks.contains("forebay"), "{marks}");
-}
-
-/// SEMANTICS 36: "A flush that is cut off, wherever it was, is taken up again"
-#[test]
-fn a_flush_in_place_that_was_killed_is_taken_up_again() {
-    let mut half_done = 0;
-    for pause_ms in [50, 100, 150, 200, 250, 300, 400, 500] {
-        let mount = manual();
-        let bytes = content(pause_ms, 200 << 20);
-        written_under_one_of_two_names(&mount, &bytes[1..], &bytes);
-        std::thread::scope(|scope| {
-            let flush = scope.spawn(|| mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]));
-            std::thread::sleep(Duration::from_millis(pause_ms));
-            let worker = mount.worker();
-            mount.kill_worker();
-            mount.wait_for_other_worker(worker);
-            let _ = flush.join();
-        });
-        let marks = sh(&mount.place.pool(), "getfattr -d a", SHELL).ok().out;
-        half_done += u32::from(marks.contains("forebay"));
-        mount.flush();
-        arrived_under_both_names(&mount, &bytes);
-    }
-    println!("{half_done} were half done");
-}
-
-#[test]
-fn a_flush_in_place_that_finds_no_room_changes_nothing() {
-    const MIB: u64 = 1 << 20;
-    let place = Place::new();
-    let pool = place.small_disk("pool", "ext4", 128);
-    let mount = Mount::on(place, Options::policy(MANUAL));
-    let bytes = content(3, 24 << 20);
-    written_under_one_of_two_names(&mount, b"short", &bytes);
-    // Room for what is staged, and not for as much again.
-    let stat = rustix::fs::statvfs(&pool).unwrap();
-    let filler = File::create(pool.join("filler")).unwrap();
-    let free = stat.f_bfree * stat.f_frsize;
-    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, free - 40 * MIB).unwrap();
-    let answer = mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]);
-    assert!(answer.code != Some(0) && answer.err.contains("in place"), "{answer}");
-    for name in ["a", "b"] {
-        assert_eq!(fs::read_to_string(pool.join(name)).unwrap(), "short");
-    }
-    drop(filler);
-    fs::remove_file(pool.join("filler")).unwrap();
-    mount.flush();
-    arrived_under_both_names(&mount, &bytes);
-}
-
-/// A shared mapping of a file that is closed.
-struct Mapped(*mut u8, usize);
-
-impl Mapped {
-    fn of(path: &Path, len: usize) -> Self {
-        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of the whole file.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        Self(at.cast(), len)
-    }
-
-    fn store(&self, at: usize, byte: u8) {
-        assert!(at < self.1);
-        // SAFETY: inside the mapping.
-        unsafe { self.0.add(at).write_volatile(byte) }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: the mapping from above.
-        unsafe { libc::munmap(self.0.cast(), self.1) };
     }
 }
 

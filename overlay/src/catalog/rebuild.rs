@@ -52,6 +52,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
         dead_epochs: Vec::new(),
         generation: 0,
         synced_changes: AtomicU64::new(u64::MAX),
+        changed: tokio::sync::Notify::new(),
         sync_asked: AtomicU64::new(0),
         sync_done: parking_lot::Mutex::new(0),
     })

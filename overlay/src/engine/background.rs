@@ -66,6 +66,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
 /// Asks a pool that does not answer, so that nobody else has to wait for it.
 async fn probe_loop(inner: Arc<Inner>) {
     loop {
+        inner.health.until_down().await;
         tokio::time::sleep(inner.policy.pool_retry).await;
         if inner.health.why_down().is_some() {
             let answer = inner.pool.stat(&PoolPath::root()).await;
@@ -78,6 +79,11 @@ async fn sync_loop(inner: Arc<Inner>) {
     let mut closed = Instant::now();
     let mut closed_epoch = 0;
     loop {
+        let has_open_epoch = inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        tokio::select! {
+            () = inner.until_unsynced() => {}
+            () = tokio::time::sleep_until((closed + EPOCH_EVERY).into()), if has_open_epoch => {}
+        }
         tokio::time::sleep(SYNC_EVERY).await;
         let again = inner.clone();
         let close = closed.elapsed() >= EPOCH_EVERY && inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
@@ -117,6 +123,13 @@ async fn count_loop(inner: Arc<Inner>) {
 }
 
 impl Inner {
+    /// Waits until there is something for `sync_now` to do. For one task.
+    async fn until_unsynced(&self) {
+        while self.catalog.is_synced() && self.uncounted.lock().is_empty() && !self.has_many_open() {
+            self.catalog.changed().await;
+        }
+    }
+
     fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
         let closed = match close_epoch {
             true => self.close_epoch().map(Some),
@@ -129,6 +142,12 @@ impl Inner {
         self.catalog.reserve_numbers()?;
         self.catalog.sync_changes()?;
         closed
+    }
+
+    /// What a file occupies is not in the catalog yet, and will be with the next sync.
+    pub(super) fn note_uncounted(&self, ino: Ino) {
+        self.uncounted.lock().insert(ino);
+        self.catalog.announce_change();
     }
 
     /// Brings counts of files that were written and closed into the catalog.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use self::watch::Watched;
 use super::{Inner, Ino, Txn};
@@ -38,6 +39,8 @@ pub(super) fn may_enter(name: &[u8]) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     down: Mutex<Option<String>>,
+    /// Rung when the pool stops answering.
+    fell: Notify,
     /// When it last took too long to confirm something.
     slow: Mutex<Option<Instant>>,
 }
@@ -46,6 +49,13 @@ impl Health {
     /// Why the pool counts as not answering.
     pub fn why_down(&self) -> Option<String> {
         self.down.lock().clone()
+    }
+
+    /// Returns once the pool counts as not answering. For one task.
+    pub async fn until_down(&self) {
+        while self.why_down().is_none() {
+            self.fell.notified().await;
+        }
     }
 
     /// Whether it was just too slow to confirm something: what is here is shown without asking again.
@@ -64,6 +74,7 @@ impl Health {
                 if down.is_none() {
                     tracing::warn!(error = %e, "the pool does not answer; what is local goes on");
                     *down = Some(e.to_string());
+                    self.fell.notify_one();
                 }
             }
             _ => {

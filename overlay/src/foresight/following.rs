@@ -12,7 +12,7 @@ use forebay_backends::FileKind;
 use forebay_prefetch::online::{Online, Sibling, Suggestion, Touch};
 use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 use super::walking::{NextDirectory, Walks};
 use super::{REQUESTS, requests_of};
@@ -161,6 +161,8 @@ pub(crate) struct Following {
     awaited: Mutex<AwaitedFiles>,
     /// How many of these there are, to be looked at without the lock.
     awaited_count: AtomicUsize,
+    /// Rung when there are some again.
+    awaiting: Notify,
     online: Mutex<Online>,
     pub(super) walks: Mutex<Walks>,
     room: Mutex<Room>,
@@ -176,6 +178,7 @@ impl Default for Following {
             queue: Mutex::new(Some(queue)),
             awaited: Mutex::default(),
             awaited_count: AtomicUsize::new(0),
+            awaiting: Notify::new(),
             online: Mutex::default(),
             walks: Mutex::default(),
             room: Mutex::default(),
@@ -224,7 +227,10 @@ impl Following {
     fn change<T>(&self, change: impl FnOnce(&mut AwaitedFiles) -> T) -> T {
         let mut awaited = self.awaited.lock();
         let changed = change(&mut awaited);
-        self.awaited_count.store(awaited.files.len(), Ordering::Relaxed);
+        let before = self.awaited_count.swap(awaited.files.len(), Ordering::Relaxed);
+        if before == 0 && !awaited.files.is_empty() {
+            self.awaiting.notify_one();
+        }
         changed
     }
 }
@@ -258,8 +264,14 @@ impl Inner {
         let mut looked = Instant::now();
         // The sender lives as long as the engine; this is ended from outside.
         loop {
-            // In time, too, to give up what nobody comes for.
-            let _ = tokio::time::timeout(LOOKS, queue.recv_many(&mut events, BATCH)).await;
+            let following = &self.foresight.following;
+            let awaits_any = following.awaited_count.load(Ordering::Relaxed) > 0;
+            tokio::select! {
+                _ = queue.recv_many(&mut events, BATCH) => {}
+                () = following.awaiting.notified(), if !awaits_any => continue,
+                // To give up what no reader comes for.
+                () = tokio::time::sleep(LOOKS), if awaits_any => {}
+            }
             let (inner, batch) = (self.clone(), std::mem::take(&mut events));
             let look = looked.elapsed() >= LOOKS;
             if look {

@@ -18,8 +18,10 @@ use crate::control::capabilities;
 use crate::engine::Inner;
 use crate::process::Process;
 
-/// How long it waits for the ring of first touches to fill up, at most.
+/// How long it waits for the ring of first touches to fill up while a job runs, at most,
 const RING_WAIT: Duration = Duration::from_secs(1);
+/// and while the observer rests and no job runs: whatever changes that wakes it.
+const IDLE_WAIT: Duration = Duration::from_secs(30);
 /// How often records are looked at, and owners of jobs, at most.
 const RECORDS_EVERY: Duration = Duration::from_secs(3);
 /// Looking at records is given one fiftieth of a CPU: after it, it rests for so many times as long.
@@ -70,6 +72,7 @@ impl Drop for Starting<'_> {
 
 fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let Some(begun) = inner.upgrade() else { return };
+    let _ = begun.jobs.keeper.set(std::thread::current());
     let starting = Starting(&begun.jobs);
     let mut watch = Watch::start(&begun, wanted);
     capabilities::give_up();
@@ -88,10 +91,11 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let ring = begun.jobs.watch().and_then(|watch| watch.observer.ring().ok());
     drop(begun);
     let mut look_at = Instant::now() + RECORDS_EVERY;
+    let mut wait = RING_WAIT;
     loop {
         match &ring {
-            Some(ring) => ring.wait(RING_WAIT),
-            None => std::thread::sleep(RING_WAIT),
+            Some(ring) => ring.wait(wait),
+            None => std::thread::park_timeout(wait),
         }
         let Some(inner) = inner.upgrade().filter(|inner| !inner.stop.is_cancelled()) else { return };
         if let Some(watch) = inner.jobs.watch() {
@@ -104,6 +108,30 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
             inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
             look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
+        // What the kernel forgot changed nothing in the catalog, so that no sync follows it.
+        inner.table.give_back();
+        wait = inner.jobs.wait();
+    }
+}
+
+impl Jobs {
+    /// How long the keeper waits where nothing wakes it.
+    fn wait(&self) -> Duration {
+        let at_work = self.watch().is_some_and(|watch| watch.observer.is_at_work());
+        match (self.any(), at_work) {
+            (true, _) => RING_WAIT,
+            (false, true) => RECORDS_EVERY,
+            (false, false) => IDLE_WAIT,
+        }
+    }
+
+    /// Has the keeper look at once: a job began, or all is to end.
+    pub(super) fn wake_keeper(&self) {
+        match (self.watch(), self.keeper.get()) {
+            (Some(watch), _) => watch.observer.ring_bell(),
+            (None, Some(keeper)) => keeper.unpark(),
+            (None, None) => {}
+        }
     }
 }
 
@@ -111,6 +139,7 @@ impl Inner {
     /// Ends all jobs, for a daemon that ends.
     pub(crate) fn end_jobs(&self) {
         self.end_jobs_where(End::Unseen, |_| true);
+        self.jobs.wake_keeper();
     }
 
     /// Ends jobs before whoever began them says so.

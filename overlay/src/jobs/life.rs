@@ -127,6 +127,7 @@ impl Inner {
         table.last_serial = table.last_serial.max(serial);
         table.running.insert(table.last_number, Running { serial, head, uses: Uses::default(), is_over: false });
         self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
+        self.jobs.wake_keeper();
         table.last_number
     }
 

@@ -98,9 +98,12 @@ async fn nonsense_is_answered_by_an_error_that_says_so() {
 async fn a_client_that_leaves_does_not_stop_the_others() {
     let daemon = daemon().await;
     for _ in 0..2 * limits::CLIENTS {
-        drop(Client::connect(daemon.entry.runtime.socket()).unwrap());
+        let mut client = Client::connect(daemon.entry.runtime.socket()).unwrap();
+        client.write_all(LS).unwrap();
     }
-    assert_eq!(call(&daemon, Request::Status).await.len(), 1);
+    // It waits for a turn, as they did.
+    let told = replies(daemon.entry.runtime.socket(), LS).await.unwrap();
+    assert!(matches!(told.as_slice(), [.., Reply::End]), "{told:?}");
 }
 
 #[tokio::test]
@@ -112,6 +115,9 @@ async fn a_dead_daemon_is_named_with_the_command_that_brings_it_back() {
     assert_eq!(failure.kind, FailureKind::NoDaemon);
     assert!(failure.to_string().contains("forebay mount"), "{failure}");
 }
+
+/// A request that takes one of the turns.
+const LS: &[u8] = b"{\"op\":\"ls\",\"path\":\"\",\"recursive\":false}\n";
 
 /// All replies to a request, asked without the client that hides the signs of life.
 fn replies(socket: PathBuf, request: &'static [u8]) -> tokio::task::JoinHandle<Vec<Reply>> {
@@ -131,9 +137,7 @@ async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
     let daemon = daemon().await;
     let socket = daemon.entry.runtime.socket();
     tokio::spawn(async { std::thread::sleep(2 * limits::HEARTBEAT) });
-    let waiting: Vec<_> = (0..=limits::CLIENTS)
-        .map(|_| replies(socket.clone(), b"{\"op\":\"ls\",\"path\":\"\",\"recursive\":false}\n"))
-        .collect();
+    let waiting: Vec<_> = (0..=limits::CLIENTS).map(|_| replies(socket.clone(), LS)).collect();
     let status = replies(socket, b"{\"op\":\"status\"}\n").await.unwrap();
     assert!(matches!(status.as_slice(), [Reply::Status(_), Reply::End]), "{status:?}");
     for told in waiting {

@@ -410,7 +410,7 @@ impl Inner {
             self.count(&mut state, occupied)?;
             // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
             if state.count_unsaved {
-                self.uncounted.lock().insert(node.ino);
+                self.note_uncounted(node.ino);
             }
             match [state.clean_stamp, state.uploaded] {
                 [None, None] => None,
@@ -529,11 +529,13 @@ impl Inner {
             }
         }
     }
-}
 
-impl Inner {
-    /// Closes content files that nobody uses and the pool does not have, where too many are open: when it is known that
-    /// they are on the device. Blocks.
+    /// Whether more content files are open than may stay so when they are idle.
+    pub fn has_many_open(&self) -> bool {
+        self.open_contents.lock().len() > idle_open_contents()
+    }
+
+    /// Syncs idle content files that the pool does not have, and closes them, where too many are open. Blocks.
     pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
         let idle = self.idle_dirty();
         if idle.is_empty() {
