@@ -49,7 +49,7 @@ use crate::shares::Shares;
 pub(crate) use flush::sync::NamesSync;
 pub(crate) use names::NamesState;
 pub use names::{DirOrder, Placed};
-pub(crate) use pool_view::Age;
+pub(crate) use pool_view::{Age, Growth};
 pub(crate) use staging::parse_path;
 pub use staging::summary;
 pub(crate) use txn::Txn;
@@ -129,6 +129,8 @@ pub(crate) struct Inner {
     pub room: room::Room,
     pub shares: Arc<Shares>,
     pub reattached: bool,
+    /// Files that the kernel holds open since before this daemon, until they are opened again.
+    pub inherited: Mutex<HashSet<Ino>>,
     pub flusher: flush::Flusher,
     /// Rung when there may be something to flush.
     pub flush_bell: Notify,
@@ -211,6 +213,7 @@ impl Overlay {
             room: room::Room::default(),
             shares,
             reattached: options.reattached,
+            inherited: Mutex::default(),
             flusher: flush::Flusher::default(),
             flush_bell: Notify::new(),
             conflicts: Mutex::new(conflicts),

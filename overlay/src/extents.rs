@@ -50,6 +50,19 @@ impl ExtentSet {
         self.0.get(at).is_some_and(|(start, end)| *start <= range.start && range.end <= *end)
     }
 
+    /// Takes out all bytes from `end` on.
+    pub fn truncate(&mut self, end: u64) {
+        self.0.retain(|(start, _)| *start < end);
+        if let Some((_, last)) = self.0.last_mut() {
+            *last = end.min(*last);
+        }
+    }
+
+    /// The ranges of the set, ascending.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.0.iter().map(|(start, end)| *start..*end)
+    }
+
     /// Bytes in the set.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|(start, end)| end - start).sum()
@@ -82,6 +95,11 @@ mod tests {
                 prop_assert_eq!(gap_map[at as usize], !bitmap[at as usize]);
             }
             prop_assert_eq!(set.contains(range), gaps.is_empty());
+            set.truncate(probe.0);
+            bitmap[probe.0 as usize..].fill(false);
+            let mut left = [false; 300];
+            set.ranges().for_each(|range| left[range.start as usize..range.end as usize].fill(true));
+            prop_assert_eq!(left, bitmap);
         }
     }
 }

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, ContentRecord, InodeRecord, Leases};
+use crate::engine::Growth;
 use crate::engine::leases::Stagings;
 use crate::engine::rights::RightsNews;
 use crate::engine::{NamesState, NamesSync};
@@ -41,6 +42,8 @@ pub(crate) struct Node {
     pub state: Arc<Mutex<NodeState>>,
     /// Serialises what changes the pool's copy.
     pub flush: tokio::sync::Mutex<()>,
+    /// Held while what another client appended to a file is brought in.
+    pub growth: tokio::sync::Mutex<()>,
     /// Held while a directory is listed.
     pub listing: tokio::sync::Mutex<()>,
     /// Of a directory: its names, made durable in the pool.
@@ -100,6 +103,7 @@ pub(crate) struct NodeState {
     pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
+    pub growth: Growth,
     pub rights: RightsNews,
     /// Requests for its attributes whose answer is not put together yet.
     pub answering: u32,
@@ -188,6 +192,7 @@ impl NodeState {
             set_id_since: None,
             uploaded: None,
             page_cache_stale: false,
+            growth: Growth::default(),
             rights: RightsNews::default(),
             answering: 0,
             news_withheld: false,
@@ -398,6 +403,7 @@ impl Node {
             ino,
             state: Arc::new(Mutex::new(NodeState::new(record, leases))),
             flush: tokio::sync::Mutex::new(()),
+            growth: tokio::sync::Mutex::new(()),
             listing: tokio::sync::Mutex::new(()),
             names_sync: NamesSync::default(),
             names_state: NamesState::default(),

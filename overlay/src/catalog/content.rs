@@ -63,6 +63,18 @@ impl ContentRecord {
         self.groups = self.groups.max(chunk / GROUP_CHUNKS + 1);
     }
 
+    /// The file grows beyond `size`, which ends within this chunk: the chunk, where it is here, is only a part of what it
+    /// is to be.
+    pub fn forget_short_chunk(&mut self, size: u64) -> Option<u32> {
+        let chunk = u32::try_from(size / CHUNK_BYTES).ok()?;
+        if size.is_multiple_of(CHUNK_BYTES) || self.checksums.last().is_none_or(|(last, _)| *last != chunk) {
+            return None;
+        }
+        self.checksums.pop();
+        self.extents.truncate(u64::from(chunk) * CHUNK_BYTES);
+        Some(chunk)
+    }
+
     /// All chunks have come, and are in the catalog.
     pub fn completed(&mut self) {
         self.extents = ExtentSet::default();
@@ -211,5 +223,32 @@ mod tests {
         catalog.write(batch).unwrap();
         assert_eq!(catalog.checksums(other, &record).unwrap(), []);
         catalog.scan(cf::CHUNKS, b"", |key, _| panic!("{key:?}")).unwrap();
+    }
+
+    #[test]
+    fn the_chunk_in_which_a_file_ended_is_forgotten_when_it_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        for chunks in [1, 2, 64, 65, 66] {
+            let (id, size) = (ContentId(chunks), chunks * CHUNK_BYTES - 5);
+            let mut record = ContentRecord::empty(Ino(2), 1);
+            for chunk in (0..chunks).filter(|chunk| chunk % 3 != 1 || chunk + 1 == chunks) {
+                let start = chunk * CHUNK_BYTES;
+                record.landed(chunk as u32, start..size.min(start + CHUNK_BYTES), 7);
+                let mut batch = catalog.batch();
+                batch.put_chunk(id, &record, chunk as u32);
+                catalog.write(batch).unwrap();
+            }
+            let last = chunks as u32 - 1;
+            assert_eq!(record.forget_short_chunk(size), Some(last));
+            assert_eq!(record.forget_short_chunk(size), None);
+            let start = u64::from(last) * CHUNK_BYTES;
+            assert_eq!(record.extents().missing(start..size), [start..size]);
+            assert_eq!(record.clone().forget_short_chunk(start), None, "it ends with a chunk");
+            let mut batch = catalog.batch();
+            batch.put_chunk(id, &record, last);
+            catalog.write(batch).unwrap();
+            assert_eq!(catalog.partial_content(id, size + 100).unwrap().unwrap(), record, "{chunks} chunks");
+        }
     }
 }

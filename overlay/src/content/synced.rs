@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_backends::{Error, Result, Side};
 use parking_lot::Mutex;
 
 /// A content file that is open in the daemon, for reading and writing.
@@ -28,6 +29,16 @@ pub struct Content {
 impl Content {
     pub fn new(id: u64, file: File, since_made: bool) -> Self {
         Self { id, file: Arc::new(file), since_made, asked: Default::default(), served: Mutex::default() }
+    }
+
+    /// Cuts the file off behind `size` bytes, where it is longer. Whether it was.
+    pub fn cut(&self, size: u64) -> Result<bool> {
+        let failed = |e| Error::io(e, Side::Cache, "cut a content file");
+        let longer = self.file.metadata().map_err(failed)?.len() > size;
+        if longer {
+            self.file.set_len(size).map_err(failed)?;
+        }
+        Ok(longer)
     }
 
     /// Makes what was written durable: `fdatasync` if `data_only`, else `fsync`. Of several that wait at the same time one

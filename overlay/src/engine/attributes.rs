@@ -121,7 +121,7 @@ impl Inner {
             true => self.dirty_times(node.ino, &mut state)?,
             false => {
                 let r = &state.record;
-                (r.size, r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
+                (state.growth.shown_bytes.unwrap_or(r.size), r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
             }
         };
         let record = &state.record;

@@ -77,9 +77,9 @@ impl Inner {
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
-            let asked = self.asked(&node.state.lock());
+            let known = self.known(node);
             match self.fetch_as_known(node, range.clone()).await {
-                Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
+                Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
                 other => return other.map_err(|e| self.no_longer_there(node, e)),
             }
         }
@@ -243,11 +243,11 @@ impl Inner {
         Ok(Some((content, id)))
     }
 
-    /// A chunk is in the content file: the record says so from now on.
+    /// A chunk of a version is in the content file: the record says so from now on.
     fn landed(
         &self,
         node: &Arc<Node>,
-        path: &PoolPath,
+        (path, version): (&PoolPath, &Version),
         chunk: &Chunk,
         id: ContentId,
         content: &Content,
@@ -256,7 +256,8 @@ impl Inner {
         let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
-        if state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+        let of_version = state.record.version.as_ref() == Some(version);
+        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
         }
         let size = state.record.size;
@@ -305,9 +306,12 @@ impl Inner {
     pub async fn read_uncached(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
         let mut left = OWN_CHANGES;
         loop {
-            let asked = self.asked(&node.state.lock());
+            let known = {
+                node.state.lock().growth.read_unkept = true;
+                self.known(node)
+            };
             match self.read_as_known(node, range.clone()).await {
-                Err(e) if self.ask_again(node, asked, &e, &mut left).await => {}
+                Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
                 other => return other.map_err(|e| self.no_longer_there(node, e)),
             }
         }

@@ -1,5 +1,6 @@
 //! Open files: what an open is given, and reads and writes that go through the daemon.
 
+mod inherited;
 mod modify;
 mod open;
 

@@ -169,7 +169,8 @@ impl Inner {
             report.checked_bytes += size;
             return Ok(None);
         }
-        if record.file.is_whole() && size != record.size {
+        // What is behind the end was appended by a daemon that was killed, or is being appended: it is cut off before use.
+        if record.file.is_whole() && size < record.size {
             return Ok(Some(format!("content file {:x} has {size} bytes instead of {}", id.0, record.size)));
         }
         let Some(residency) = self.catalog.content(id)? else {

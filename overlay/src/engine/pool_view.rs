@@ -2,14 +2,18 @@
 //! else changed something.
 
 mod adopt;
+mod grown;
 mod listing;
 mod watch;
 pub(super) use adopt::note_object;
+pub(crate) use grown::Growth;
 pub(crate) use watch::{PoolChange, Watches};
 
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
+use forebay_backends::{
+    Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version, is_file_name,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -181,22 +185,33 @@ impl Inner {
         ours
     }
 
-    /// Whether an answer that is an error is ours to blame, and is another one the next time.
-    pub async fn ask_again(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        if self.is_own_change(node, asked, error, left) {
+    /// What is known of a file when its bytes are asked for: for [`Inner::ask_again`].
+    pub fn known(&self, node: &Node) -> (Asked, Option<Version>) {
+        let state = node.state.lock();
+        (self.asked(&state), state.record.version.clone())
+    }
+
+    /// Whether an answer that is an error is another one the next time: it is ours to blame, or the file has another
+    /// version by now, of which the same inode is to be read.
+    pub async fn ask_again(
+        &self,
+        node: &Node,
+        known: &(Asked, Option<Version>),
+        error: &Error,
+        left: &mut u32,
+    ) -> bool {
+        let (asked, version) = known;
+        if self.is_own_change(node, *asked, error, left) {
             self.own_change(node).await;
             return true;
         }
-        // A flush of attributes whose answer was lost made another version of the same bytes.
-        let version = {
-            let state = node.state.lock();
-            if *left == 0 || !error.is(ErrorKind::Stale) || state.record.file.is_dirty() || !state.record.is_dirty() {
-                return false;
-            }
-            state.record.version.clone()
-        };
+        // A flush of attributes whose answer was lost made another version of the same bytes, or another client
+        // appended to it.
+        if *left == 0 || !error.is(ErrorKind::Stale) || node.state.lock().record.file.is_dirty() {
+            return false;
+        }
         *left -= 1;
-        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != version
+        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != *version
     }
 
     /// Waits until our own changes of a file ended, and it is known what they made of it.
@@ -260,7 +275,7 @@ impl Inner {
             Ok(stat) => {
                 let same = node.state.lock().record.is_object(&stat);
                 match same {
-                    true => self.news(ino, Some(name), &stat, asked),
+                    true => self.news(ino, Some(name), &stat, asked).await,
                     false => self.parted(ino, name, Some(&stat), asked),
                 }
             }
@@ -350,6 +365,7 @@ impl Inner {
                     if self.ascertain_object(&stat).await? {
                         continue;
                     }
+                    self.grow_object(&stat).await?;
                     if let Some(found) = self.adopt(dir.ino, name, &stat, &watched)? {
                         return Ok(Some(found));
                     }
@@ -458,7 +474,7 @@ impl Inner {
         };
         match answer {
             Ok(stat) => {
-                self.news(ino, link.as_ref(), &stat, asked)?;
+                self.news(ino, link.as_ref(), &stat, asked).await?;
                 self.recheck_names(ino, &stat).await
             }
             Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
@@ -505,7 +521,7 @@ impl Inner {
     }
 
     /// The pool's attributes of an inode have arrived.
-    fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
+    async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
         let node = self.node(ino)?;
         {
             let mut state = node.state.lock();
@@ -517,7 +533,7 @@ impl Inner {
                 return Ok(());
             }
         }
-        self.changed(ino, link, stat, asked).map(drop)
+        self.take_change(&node, link, stat, asked).await.map(drop)
     }
 
     pub fn check_name(&self, name: &[u8]) -> Result<()> {

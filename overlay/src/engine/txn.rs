@@ -9,6 +9,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
 use crate::catalog::{Batch, ContentId, InodeRecord, Leases, Link, NameRecord, Sent};
+use crate::clock::unix_now;
 use crate::node::{Node, NodeState};
 
 /// What was sent to one name and not answered: older ones are forgotten.
@@ -272,10 +273,29 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
+    /// Whole content is about to be newer than the pool's. What was appended to the content file and is not in the record
+    /// (`pool_view/grown`) is cut off first: from now on the content file's own size counts.
+    pub fn modify(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        let edit = self.edit(ino)?;
+        if !edit.record.file.is_dirty() {
+            edit.guard.growth.under_way = false;
+            // One that is missing is told of when it is used.
+            if let Ok(content) = inner.content(ino, &mut edit.guard) {
+                content.cut(edit.record.size)?;
+            }
+        }
+        edit.record.file = edit.record.file.modify(unix_now())?;
+        Ok(())
+    }
+
     /// Gives up the clean content of an inode. The bytes that it occupied. The eviction policy is told by the caller.
     pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
         let inner = self.inner;
-        let bytes = inner.counted_bytes(self.state(ino)?);
+        let state = self.state(ino)?;
+        let bytes = inner.counted_bytes(state);
+        // Programs may have read bytes that cannot be compared any more.
+        state.growth.read_unkept |= state.is_open();
         let record = self.record(ino)?;
         let (file, content) = record.file.evict()?;
         record.file = file;

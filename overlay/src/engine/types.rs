@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_backends::{FileKind, Time};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 pub use crate::content::Content;
 
@@ -130,6 +131,9 @@ pub enum Seek {
 pub trait KernelCache: Send + Sync {
     /// Attributes, and the cached bytes too where `data`.
     fn invalidate_inode(&self, ino: Ino, data: bool);
+    /// Attributes, and the cached bytes from `offset` on. The receiver is told, or dropped, when the kernel has forgotten
+    /// them.
+    fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()>;
     fn invalidate_name(&self, parent: Ino, name: &[u8]);
     /// Attributes, forgotten before this returns. Only of an inode that is being opened: the kernel waits for nothing
     /// of ours then but the answer.

@@ -45,6 +45,7 @@ impl Adopted {
                 for writable in (0..open.readers).map(|_| false).chain(writers) {
                     this.adopt_one(&overlay, open.ino, writable).await;
                 }
+                overlay.inherited(open.ino);
             }
         });
         futures::future::join_all(tasks).await;

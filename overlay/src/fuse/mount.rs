@@ -201,6 +201,7 @@ pub fn serve(overlay: Overlay, device: OwnedFd, options: MountOptions, attach: A
     if attach == Attach::Fresh {
         raise_readahead(&mountpoint);
     }
+    overlay.expect_inherited(opens.iter().map(|open| open.ino));
     runtime.spawn(Arc::clone(&front.adopted).adopt(overlay, opens));
     let session = run(session).map_err(kernel)?;
     Ok(Mounted { modes, handshake, unmounter: Unmounter { mountpoint }, session: Mutex::new(Some(session)) })

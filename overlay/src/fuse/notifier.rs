@@ -15,6 +15,7 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
 
 use super::device::Device;
 use super::iomode::IoModes;
@@ -29,6 +30,8 @@ enum Note {
     Name(Ino, Box<[u8]>),
     Attributes(Ino),
     Bytes(Ino),
+    /// Those from this offset on.
+    Tail(Ino, i64),
     AllNames,
 }
 
@@ -43,6 +46,8 @@ struct Lane {
 struct Waiting {
     order: VecDeque<Note>,
     known: HashSet<Note>,
+    /// Who is told when a note was sent.
+    told: Vec<(Note, oneshot::Sender<()>)>,
     closed: bool,
 }
 
@@ -58,10 +63,12 @@ impl Waiting {
         true
     }
 
-    fn pop(&mut self) -> Option<Note> {
+    /// The next note, and who is told when it was sent.
+    fn pop(&mut self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
         let note = self.order.pop_front()?;
         self.known.remove(&note);
-        Some(note)
+        let told = self.told.extract_if(.., |(of, _)| *of == note).map(|(_, told)| told).collect();
+        Some((note, told))
     }
 
     /// All notes about names become one about all of them.
@@ -86,11 +93,23 @@ impl Lane {
         self.filled.notify_one();
     }
 
-    /// The next note; waits for one. `None` once the lane is closed.
-    fn next(&self) -> Option<Note> {
+    /// The same; the receiver is told when the note was sent. A lane that is full drops what would tell it.
+    fn push_and_tell(&self, note: Note) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        let mut waiting = self.waiting.lock();
+        if waiting.push(note.clone()) {
+            waiting.told.push((note, tell));
+        }
+        self.filled.notify_one();
+        told
+    }
+
+    /// The next note, and who is told when it was sent; waits for one. `None` once the lane is closed.
+    fn next(&self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
         let mut waiting = self.waiting.lock();
         loop {
             if waiting.closed {
+                waiting.told.clear();
                 return None;
             }
             if let Some(note) = waiting.pop() {
@@ -122,8 +141,9 @@ impl KernelNotifier {
         for (name, lane) in [("forebay-names", &this.names), ("forebay-bytes", &this.bytes)] {
             let (lane, notifier, device) = (Arc::clone(lane), notifier.clone(), device.try_clone()?);
             thread::Builder::new().name(name.to_owned()).spawn(move || {
-                while let Some(note) = lane.next() {
+                while let Some((note, told)) = lane.next() {
                     send(&notifier, &device, &note);
+                    told.into_iter().for_each(|told| _ = told.send(()));
                 }
             })?;
         }
@@ -148,6 +168,11 @@ impl KernelCache for KernelNotifier {
         }
     }
 
+    fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()> {
+        // A range that begins within a page takes the whole page.
+        self.bytes.push_and_tell(Note::Tail(ino, i64::try_from(offset).unwrap_or(i64::MAX)))
+    }
+
     fn release_content(&self, ino: Ino) {
         self.modes.drop_idle_backing(ino);
     }
@@ -167,6 +192,7 @@ fn send(notifier: &Notifier, device: &Device, note: &Note) {
         Note::Name(parent, name) => notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)),
         Note::Attributes(ino) => notifier.inval_inode(INodeNo(ino.0), -1, 0),
         Note::Bytes(ino) => notifier.inval_inode(INodeNo(ino.0), 0, 0),
+        Note::Tail(ino, from) => notifier.inval_inode(INodeNo(ino.0), *from, 0),
         Note::AllNames => device.forget_all_names(),
     };
     match sent {
@@ -181,6 +207,19 @@ fn send(notifier: &Notifier, device: &Device, note: &Note) {
 mod tests {
     use super::*;
 
+    fn next(lane: &Lane) -> Option<Note> {
+        lane.next().map(|(note, _)| note)
+    }
+
+    #[test]
+    fn whoever_waits_for_a_note_is_told_of_that_one() {
+        let lane = Lane::default();
+        let [mut first, mut second] = [1, 2].map(|ino| lane.push_and_tell(Note::Tail(Ino(ino), 5)));
+        let (_, told) = lane.next().unwrap();
+        told.into_iter().for_each(|told| told.send(()).unwrap());
+        assert!(first.try_recv().is_ok() && second.try_recv().is_err());
+    }
+
     #[test]
     fn equal_notes_are_sent_once() {
         let lane = Lane::default();
@@ -188,10 +227,10 @@ mod tests {
             lane.push(Note::Attributes(Ino(1)));
             lane.push(Note::Name(Ino(1), b"a"[..].into()));
         }
-        assert_eq!(lane.next(), Some(Note::Attributes(Ino(1))));
+        assert_eq!(next(&lane), Some(Note::Attributes(Ino(1))));
         lane.push(Note::Attributes(Ino(1)));
-        assert_eq!(lane.next(), Some(Note::Name(Ino(1), b"a"[..].into())));
-        assert_eq!(lane.next(), Some(Note::Attributes(Ino(1))), "what was sent may be needed again");
+        assert_eq!(next(&lane), Some(Note::Name(Ino(1), b"a"[..].into())));
+        assert_eq!(next(&lane), Some(Note::Attributes(Ino(1))), "what was sent may be needed again");
     }
 
     #[test]
@@ -201,10 +240,10 @@ mod tests {
         for at in 0..WAITING_MAX as u64 {
             lane.push(Note::Name(Ino(at), b"a"[..].into()));
         }
-        assert_eq!(lane.next(), Some(Note::Bytes(Ino(9))));
-        assert_eq!(lane.next(), Some(Note::AllNames));
+        assert_eq!(next(&lane), Some(Note::Bytes(Ino(9))));
+        assert_eq!(next(&lane), Some(Note::AllNames));
         assert!(lane.waiting.lock().order.is_empty());
         lane.close();
-        assert_eq!(lane.next(), None);
+        assert_eq!(next(&lane), None);
     }
 }

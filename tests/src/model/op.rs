@@ -41,6 +41,11 @@ pub enum Other {
         offset: u32,
         len: u32,
     },
+    /// Behind its end, as a log grows.
+    Append {
+        at: Spot,
+        len: u32,
+    },
     Remove {
         at: Spot,
     },
@@ -300,6 +305,7 @@ fn other() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (spot(), size()).prop_map(|(at, len)| Other::Put { at, len }),
         2 => (spot(), size(), size()).prop_map(|(at, offset, len)| Other::WriteAt { at, offset, len }),
+        3 => (spot(), size()).prop_map(|(at, len)| Other::Append { at, len }),
         3 => spot().prop_map(|at| Other::Remove { at }),
         1 => spot().prop_map(|at| Other::Mkdir { at }),
         2 => (spot(), spot()).prop_map(|(from, to)| Other::Rename { from, to }),

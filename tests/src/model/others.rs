@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use forebay_overlay::backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
 use forebay_overlay::operator::FlushRequest;
-use forebay_overlay::summary;
+use forebay_overlay::{Ino, summary};
 use futures::StreamExt;
 
 use super::Failure;
@@ -25,6 +25,7 @@ impl Run {
         let before = futures::executor::block_on(view::pooled(&self.machine.memory));
         let pool = self.machine.memory.clone();
         let tag = self.tag();
+        self.grows = self.stays_when_it_grows(other, &before)?;
         futures::executor::block_on(change(&*pool, &before, other, tag));
         let after = futures::executor::block_on(view::pooled(&self.machine.memory));
         self.effects.take_all(&after);
@@ -41,6 +42,23 @@ impl Run {
         }
         self.outdated = true;
         Ok(())
+    }
+
+    /// The path and the inode of a file that is appended to while it is open, and clean: the inode stays.
+    fn stays_when_it_grows(&self, other: Other, before: &Tree) -> Result<Option<(Vec<u8>, Ino)>, Failure> {
+        let Other::Append { at, .. } = other else { return Ok(None) };
+        let path = path_of(before, at).to_string().into_bytes();
+        let (shown, pooled) = (self.model.paths(), before.paths());
+        let (Some(id), Some(theirs)) = (shown.get(&path), pooled.get(&path)) else { return Ok(None) };
+        let (node, theirs) = (self.model.node(*id), before.node(*theirs));
+        let same =
+            node.content().is_some() && node.content() == theirs.content() && (node.nlink, theirs.nlink) == (1, 1);
+        let readers = self.handles.iter().filter(|h| h.id == *id).count();
+        let writers = self.handles.iter().filter(|h| h.id == *id && h.writes()).count();
+        let dirty = self.machine.run(self.overlay().dirty()).map_err(|e| e.to_string())?;
+        let clean = dirty.iter().all(|d| d.path.as_bytes().strip_prefix(b"/").unwrap_or(d.path.as_bytes()) != path);
+        let stays = same && readers > 0 && writers == 0 && clean;
+        Ok(node.ino.filter(|_| stays).map(|ino| (path, ino)))
     }
 
     /// Of a file that is known here under one of its names only, whoever removes that one gives it up, knowing what was
@@ -90,6 +108,12 @@ impl Run {
         if clean && self.machine.config.fresh {
             self.check_fresh(&shown)?;
         }
+        if let Some((path, ino)) = self.grows.take() {
+            let is = shown.paths().get(&path).and_then(|id| shown.node(*id).ino);
+            if is != Some(ino) {
+                return Err(format!("{}: {is:?} instead of {ino}, after it was appended to", path.escape_ascii()));
+            }
+        }
         self.adopt(shown)?;
         self.outdated = false;
         Ok(())
@@ -137,13 +161,15 @@ impl Run {
     }
 }
 
+fn path_of(tree: &Tree, at: Spot) -> PoolPath {
+    let dirs = tree.dirs();
+    let dir = &dirs[at.dir as usize % dirs.len()].1;
+    let name: &[u8] = [b"a", b"b", b"c", b"d"][at.name as usize];
+    dir.iter().fold(PoolPath::root(), |p, name| p.join(name)).join(name)
+}
+
 async fn change(pool: &dyn Pool, tree: &Tree, other: Other, tag: u32) {
-    let path = |at: Spot| {
-        let dirs = tree.dirs();
-        let dir = &dirs[at.dir as usize % dirs.len()].1;
-        let name: &[u8] = [b"a", b"b", b"c", b"d"][at.name as usize];
-        dir.iter().fold(PoolPath::root(), |p, name| p.join(name)).join(name)
-    };
+    let path = |at: Spot| path_of(tree, at);
     let attrs = Attrs { mode: 0o604, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
     // What cannot be done is not done.
     match other {
@@ -156,6 +182,12 @@ async fn change(pool: &dyn Pool, tree: &Tree, other: Other, tag: u32) {
         Other::WriteAt { at, offset, len } => {
             let data = content::pattern(tag, offset.into(), len as usize + 1);
             let _ = pool.write_at(&path(at), offset.into(), data.into()).await;
+        }
+        Other::Append { at, len } => {
+            if let Ok(stat) = pool.stat(&path(at)).await {
+                let data = content::pattern(tag, stat.size, len as usize + 1);
+                let _ = pool.write_at(&path(at), stat.size, data.into()).await;
+            }
         }
         Other::Remove { at } => {
             let path = path(at);

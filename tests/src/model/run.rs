@@ -49,6 +49,8 @@ pub struct Run {
     pub trouble: bool,
     /// The pool may have moved on: the model must look at what the engine shows before the next operation.
     pub outdated: bool,
+    /// A file that another client appended to, and the inode that it is to keep.
+    pub grows: Option<(Vec<u8>, Ino)>,
     /// Bytes were written past the engine: nothing reserved space for them.
     pub unreserved: bool,
     /// When the operation that is under way began.
@@ -78,6 +80,7 @@ impl Run {
             history: History::default(),
             trouble: false,
             outdated: false,
+            grows: None,
             unreserved: false,
             began: just_now(),
             tags: 0,

@@ -196,6 +196,6 @@ impl Inner {
             })
             .await;
         }
-        self.landed(node, &request.path, chunk, id, &content, checksum)
+        self.landed(node, (&request.path, &request.version), chunk, id, &content, checksum)
     }
 }

@@ -12,7 +12,6 @@ use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use super::tell_unless_gone;
 use crate::Content;
 use crate::catalog::ContentId;
-use crate::clock::unix_now;
 use crate::content::is_held;
 use crate::descriptors;
 use crate::node::{Node, NodeState, Stamp};
@@ -147,19 +146,6 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
     }
 
-    /// Opens a file again that the kernel holds since before this daemon: what writes it may write past us.
-    pub async fn open_inherited(&self, ino: Ino, flags: i32) -> Result<()> {
-        self.open_file(ino, flags).await?;
-        if writes(flags) {
-            let node = self.inner.node(ino)?;
-            let mut state = node.state.lock();
-            state.written_past = true;
-            // What was written before is not known: no content is like this one.
-            state.set_id_since = (state.record.mode & 0o6000 != 0).then(Stamp::default);
-        }
-        Ok(())
-    }
-
     /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
     pub fn release(&self, ino: Ino, flags: i32) {
         self.inner.end_open(ino, writes(flags));
@@ -252,8 +238,11 @@ impl Inner {
         if let Some(content) = &resident {
             // Never less than what the record promises: a truncated content file must not be read as zeros.
             let have = content.file.metadata().map_err(super::failed)?.size();
-            if !state.record.file.is_dirty() && have != state.record.size {
-                let size = state.record.size;
+            let size = state.record.size;
+            let clean = !state.record.file.is_dirty();
+            // What a killed daemon appended and did not get to put into the record is cut off.
+            let cut = clean && have > size && (state.growth.under_way || content.cut(size).is_ok());
+            if clean && have != size && !cut {
                 drop(state);
                 tracing::error!(ino = %node.ino, have, size, "content file has a wrong size; it will be fetched again");
                 self.discard_clean(node)?;
@@ -324,8 +313,8 @@ impl Inner {
                 drop(txn);
                 return sync();
             }
-            record.file = record.file.modify(unix_now())?;
             let (atime, mtime) = (record.atime, record.mtime);
+            txn.modify(node.ino)?;
             let state = txn.state(node.ino)?;
             state.changed();
             let content = inner.content(node.ino, state)?;

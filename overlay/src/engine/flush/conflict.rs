@@ -32,9 +32,8 @@ impl Inner {
         // The pool's object under this name is somebody else's by now: the next lookup brings it in.
         txn.show(parent, name, None)?;
         txn.pool_has(parent, name, None)?;
-        let record = txn.record(ino)?;
-        if record.file.is_whole() {
-            record.file = record.file.modify(unix_now())?;
+        if txn.record(ino)?.file.is_whole() {
+            txn.modify(ino)?;
             self.evictor.lock().remove(ino.0);
         }
         look_again(&mut txn, parent)?;

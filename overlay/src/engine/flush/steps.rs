@@ -290,13 +290,13 @@ impl Inner {
             _ => true,
         };
         if record.file.is_whole() {
-            record.file = record.file.modify(crate::clock::unix_now())?;
+            txn.modify(ino)?;
             self.evictor.lock().remove(ino.0);
         }
         if known {
             return Ok(());
         }
-        for (parent, name) in record.links.clone() {
+        for (parent, name) in txn.record(ino)?.links.clone() {
             txn.show(parent, &name, None)?;
             txn.unlink(ino, parent, &name)?;
             self.report_conflict(format!(

@@ -6,8 +6,8 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
 
 use super::super::flush::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
-use super::Asked;
 use super::watch::Watched;
+use super::{Asked, Growth};
 use crate::catalog::{InodeRecord, Link, NameRecord};
 use crate::state::FileState;
 
@@ -140,6 +140,7 @@ impl Inner {
             state.content = None;
             state.residency = None;
             state.page_cache_stale = true;
+            state.growth = Growth::default();
         }
         state.negative.clear();
         note_object(txn, ino, stat);

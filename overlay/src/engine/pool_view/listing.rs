@@ -102,6 +102,9 @@ fn unencoded(error: postcard::Error) -> Error {
 /// Files of a directory that came along with its listing: name, version, all bytes.
 type Contents = Vec<(Vec<u8>, Version, Bytes)>;
 
+/// What a listing says of a file or directory that is known.
+type Child = (Ino, Link, Stat);
+
 impl Inner {
     /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
     pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
@@ -225,6 +228,7 @@ impl Inner {
             let mut changed = false;
             for stat in linked {
                 changed |= self.ascertain_object(&stat).await?;
+                self.grow_object(&stat).await?;
             }
             if changed {
                 continue;
@@ -232,7 +236,14 @@ impl Inner {
             if let Some(contents) = contents.as_deref_mut() {
                 *contents = came;
             }
-            if self.merge(dir, &stat, entries, &watched, began)? {
+            if let Some(children) = self.merge(dir, &stat, entries, &watched, began)? {
+                if self.children_changed(children, &watched).await? && !watched.looks_again() {
+                    let mut state = node.state.lock();
+                    // Unless what was found since is to be looked at again.
+                    if matches!(state.record.listing, Listing::Complete(_)) {
+                        state.listed_at = Some(began);
+                    }
+                }
                 // What is made here inherits its ACL: it is known then, whether the pool answers or not.
                 let _ = self.known_xattrs(dir).await;
                 return Ok(());
@@ -248,11 +259,18 @@ impl Inner {
     }
 
     /// Brings the names and attributes of a listing into the catalog. What our own calls changed meanwhile stays as it is
-    /// here. `false` where it may be the listing of another directory.
-    fn merge(&self, dir: Ino, stat: &Stat, entries: Entries, watched: &Watched<'_>, began: Instant) -> Result<bool> {
+    /// here. Returns what it says of files that are known; `None` where it may be the listing of another directory.
+    fn merge(
+        &self,
+        dir: Ino,
+        stat: &Stat,
+        entries: Entries,
+        watched: &Watched<'_>,
+        began: Instant,
+    ) -> Result<Option<Vec<Child>>> {
         let mut txn = Txn::begin(self);
         if !watched.path_holds() {
-            return Ok(false);
+            return Ok(None);
         }
         let links_before = txn.record(dir)?.dir_nlink;
         let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
@@ -297,7 +315,7 @@ impl Inner {
                         txn.commit()?;
                         txn = Txn::begin(self);
                         if !watched.path_holds() {
-                            return Ok(false);
+                            return Ok(None);
                         }
                     }
                 }
@@ -357,19 +375,11 @@ impl Inner {
         for name in names {
             self.tell_kernel_name(dir, &name);
         }
-        if self.children_changed(changed, watched)? && !watched.looks_again() {
-            let node = self.node(dir)?;
-            let mut state = node.state.lock();
-            // Unless what was found since is to be looked at again.
-            if matches!(state.record.listing, Listing::Complete(_)) {
-                state.listed_at = Some(began);
-            }
-        }
-        Ok(true)
+        Ok(Some(changed))
     }
 
     /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
-    fn children_changed(&self, children: Vec<(Ino, Link, Stat)>, watched: &Watched<'_>) -> Result<bool> {
+    async fn children_changed(&self, children: Vec<Child>, watched: &Watched<'_>) -> Result<bool> {
         let mut believed = true;
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {
@@ -390,7 +400,7 @@ impl Inner {
             if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
                 continue;
             }
-            match self.changed(ino, Some(&link), &stat, asked) {
+            match self.take_change(&node, Some(&link), &stat, asked).await {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 Ok(false) => believed = false,
                 _ => {}
