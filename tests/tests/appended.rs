@@ -212,6 +212,7 @@ fn of_a_file_that_is_here_in_parts_the_parts_are_compared() {
         assert_eq!([number(&file), fs::metadata(mount.path("log")).unwrap().ino()], [first; 2]);
         // Appended to while it is read: an open file is read on.
         let more = content(9, 10);
+        drop(file);
         let file = File::open(mount.path("log")).unwrap();
         mount.forebay(["evict"], &[&mount.place.mnt()]).code.unwrap();
         append(&log, &more);
@@ -220,6 +221,22 @@ fn of_a_file_that_is_here_in_parts_the_parts_are_compared() {
         until("the file grows", || file.metadata().unwrap().len() == right.len() as u64);
         look(&file, 0, &right);
         assert_eq!(number(&file), first);
+        // What is here of it is known by the chunks alone when it is mounted anew.
+        drop(file);
+        until("it can be evicted", || {
+            mount.forebay(["evict"], &[&mount.place.mnt()]);
+            mount.status().resident_files == 0
+        });
+        let file = File::open(mount.path("log")).unwrap();
+        look(&file, right.len() - 10, &right);
+        let more = content(10, 20);
+        append(&log, &more);
+        right.extend(&more);
+        until("the file grows", || file.metadata().unwrap().len() == right.len() as u64);
+        drop(file);
+        mount.umount();
+        mount.mount();
+        look(&File::open(mount.path("log")).unwrap(), 0, &right);
     }
 }
 
