@@ -58,7 +58,7 @@ enum News {
     /// The pool does not say more at the moment: what is known stays.
     Unconfirmed,
     /// It did not grow by being appended to, by this answer of the pool, or that cannot be found out.
-    Other(Stat, Asked),
+    Other(Box<Stat>, Asked),
 }
 
 /// What is here of a file, and of which version.
@@ -74,7 +74,7 @@ struct Part {
 impl Part {
     fn ranges(&self) -> Vec<Range<u64>> {
         let whole = self.file.is_whole() && self.size > 0;
-        if whole { vec![0..self.size] } else { self.extents.ranges().collect() }
+        if whole { std::iter::once(0..self.size).collect() } else { self.extents.ranges().collect() }
     }
 
     /// Whether nothing changed since.
@@ -158,7 +158,7 @@ impl Inner {
         let news = match tokio::time::timeout(GROW_WITHIN, grow).await {
             Ok(news) => news?,
             Err(_) if node.state.lock().record.version != version => News::Taken,
-            Err(_) => News::Other(stat.clone(), asked),
+            Err(_) => News::Other(Box::new(stat.clone()), asked),
         };
         match news {
             News::Taken => Ok(true),
@@ -212,15 +212,15 @@ impl Inner {
                     return Ok(News::Unconfirmed);
                 }
                 if !may_be_grown(&state, &stat) {
-                    return Ok(News::Other(stat, asked));
+                    return Ok(News::Other(Box::new(stat), asked));
                 }
                 self.part_of(node, &mut state)
             };
-            let Ok(part) = part else { return Ok(News::Other(stat, asked)) };
+            let Ok(part) = part else { return Ok(News::Other(Box::new(stat), asked)) };
             let appended = if part.file.is_whole() { stat.size - part.size } else { 0 };
             let compared: u64 = part.ranges().iter().map(|range| range.end - range.start).sum();
             if compared > COMPARED_BYTES_MAX || appended > APPENDED_BYTES_MAX {
-                return Ok(News::Other(stat, asked));
+                return Ok(News::Other(Box::new(stat), asked));
             }
             if self.land(node).await {
                 continue;
@@ -229,7 +229,7 @@ impl Inner {
             let _memory = self.memory.acquire_many((2 * CHUNK_BYTES / MEMORY_UNIT_BYTES) as u32).await;
             match self.grow_to(node, &path, &part, &stat, asked).await {
                 Ok(Some(true)) => return Ok(News::Taken),
-                Ok(Some(false)) => return Ok(News::Other(stat, asked)),
+                Ok(Some(false)) => return Ok(News::Other(Box::new(stat), asked)),
                 Ok(None) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
@@ -237,11 +237,11 @@ impl Inner {
                 }
                 Err(error) => {
                     tracing::debug!(%path, %error, "what was appended is shown as another file");
-                    return Ok(News::Other(stat, asked));
+                    return Ok(News::Other(Box::new(stat), asked));
                 }
             }
         }
-        Ok(News::Other(stat, asked))
+        Ok(News::Other(Box::new(stat), asked))
     }
 
     fn part_of(&self, node: &Node, state: &mut NodeState) -> Result<Part> {
