@@ -48,6 +48,7 @@ mod names;
 mod open;
 mod publish;
 mod reading;
+mod reply;
 mod session;
 mod slots;
 mod staging;
@@ -70,6 +71,7 @@ use crate::{
     SetAttrs, Space, Stat, Version,
 };
 
+use attributes::length_of;
 use credentials::Owner;
 use failure::Call;
 use listing::Sweep;
@@ -311,11 +313,11 @@ impl Pool for NfsPool {
         };
         let stat = stat.await.map_err(|failure| call.failed(failure))?;
         Ok(Space {
-            total_bytes: stat.tbytes,
-            free_bytes: stat.fbytes,
-            available_bytes: stat.abytes,
-            total_files: stat.tfiles,
-            free_files: stat.ffiles,
+            total_bytes: length_of(stat.tbytes),
+            free_bytes: length_of(stat.fbytes),
+            available_bytes: length_of(stat.abytes),
+            total_files: length_of(stat.tfiles),
+            free_files: length_of(stat.ffiles),
         })
     }
 }

@@ -40,6 +40,7 @@ pub(super) fn stat_of(raw: &fattr3, root_fsid: u64) -> Stat {
     let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
     let dev = if raw.fsid == root_fsid { ROOT_DEVICE } else { raw.fsid };
     let (mtime, ctime) = (time_of(raw.mtime), time_of(raw.ctime));
+    let size = length_of(raw.size);
     Stat {
         kind,
         mode: raw.mode & 0o7777,
@@ -47,17 +48,22 @@ pub(super) fn stat_of(raw: &fattr3, root_fsid: u64) -> Stat {
         gid: raw.gid,
         nlink: raw.nlink,
         rdev: if device { libc::makedev(raw.rdev.specdata1, raw.rdev.specdata2) } else { 0 },
-        size: raw.size,
-        occupied: Some(raw.used),
+        size,
+        occupied: Some(length_of(raw.used)),
         atime: time_of(raw.atime),
         mtime,
         ctime,
-        version: Version::Inode { dev, ino: raw.fileid, born: Time::default(), mtime, ctime, size: raw.size },
+        version: Version::Inode { dev, ino: raw.fileid, born: Time::default(), mtime, ctime, size },
     }
 }
 
 pub(super) fn specdata(rdev: u64) -> specdata3 {
     specdata3 { specdata1: libc::major(rdev), specdata2: libc::minor(rdev) }
+}
+
+/// No file is longer than the offsets of this system reach, whatever a server says: sums of lengths must not overflow.
+pub(super) fn length_of(raw: u64) -> u64 {
+    raw.min(i64::MAX as u64)
 }
 
 fn time_of(raw: nfstime3) -> Time {

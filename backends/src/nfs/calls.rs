@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::connections::Connections;
 use super::credentials::{Credentials, Owner};
 use super::failure::{Cause, Failure, Outcome};
-use super::limits::{RESEND_AFTER, RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
+use super::limits::{NONSENSE_ATTEMPTS, RESEND_AFTER, RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
 use super::wire::Wire;
 
 pub(super) type Client<'a> = Nfs3Client<&'a mut Wire>;
@@ -91,6 +91,8 @@ impl Procedure for nfs3::RENAME3args<'_, '_> {
 /// The way to the server.
 #[derive(Debug)]
 pub(super) struct Calls {
+    /// The pool's URL, for errors.
+    pool: String,
     connections: Connections,
     credentials: Credentials,
     /// The server takes root for nobody.
@@ -99,8 +101,8 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(connections: Connections, credentials: Credentials) -> Self {
-        Self { connections, credentials, squashed: AtomicBool::new(false), retries: AtomicU64::new(0) }
+    pub(super) fn new(pool: String, connections: Connections, credentials: Credentials) -> Self {
+        Self { pool, connections, credentials, squashed: AtomicBool::new(false), retries: AtomicU64::new(0) }
     }
 
     pub(super) fn credentials(&self) -> &Credentials {
@@ -144,6 +146,7 @@ impl Calls {
         // A server may drop a request without a word (nfs-ganesha does where a file is replaced under a READ, Linux's
         // server where it has no memory), and it is the client who sends it again.
         let mut limit = if P::RESEND == Resend::Look { RESEND_AFTER } else { RPC_TIMEOUT };
+        let mut nonsense = 0;
         loop {
             let again = match self.attempt(args, identity, limit).await {
                 Err(Failure::Lost(cause)) if cause.is_silence() && limit < RPC_TIMEOUT => {
@@ -154,7 +157,13 @@ impl Calls {
                 // The server is busy with something long and asks for another try; nothing was done.
                 Err(Failure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => Failure::Status(nfsstat3::NFS3ERR_JUKEBOX),
                 Err(Failure::Unsent(cause)) if cause.is_passing() => Failure::Unsent(cause),
-                Err(Failure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => Failure::Lost(cause),
+                Err(Failure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => {
+                    nonsense += u32::from(cause.is_nonsense());
+                    if nonsense == NONSENSE_ATTEMPTS {
+                        return Err(Failure::Lost(cause));
+                    }
+                    Failure::Lost(cause)
+                }
                 answer => return answer,
             };
             if !patience.pause().await {
@@ -170,7 +179,7 @@ impl Calls {
         identity: &opaque_auth<'static>,
         limit: Duration,
     ) -> Outcome<P::Answer> {
-        let mut lease = self.connections.lease().await.map_err(Failure::Unsent)?;
+        let mut lease = self.connections.lease().await.map_err(|cause| Failure::Unsent(cause.at(&self.pool)))?;
         lease.wire.begin();
         let mut client = Nfs3Client::new_with_auth(&mut lease.wire, identity.clone(), opaque_auth::default());
         let answer = timeout(limit, args.send(&mut client)).await;
@@ -184,6 +193,7 @@ impl Calls {
             Ok(Err(error)) => Cause::from(&error),
             Err(_) => Cause::silence(limit),
         };
+        let cause = cause.at(&self.pool);
         let sent = lease.wire.was_sent();
         lease.broken();
         Err(if sent { Failure::Lost(cause) } else { Failure::Unsent(cause) })

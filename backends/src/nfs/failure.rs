@@ -28,11 +28,24 @@ pub(super) enum Failure {
 pub(super) struct Cause {
     kind: ErrorKind,
     why: String,
+    /// An answer came that is none of the protocol.
+    nonsense: bool,
 }
 
 impl Cause {
     pub(super) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
-        Self { kind, why: why.into() }
+        Self { kind, why: why.into(), nonsense: false }
+    }
+
+    /// An answer that is none of the protocol. `EIO`, so that a flush tries again later.
+    fn nonsense(what: impl std::fmt::Display) -> Self {
+        let why = format!("the server's answer makes no sense: {what}");
+        Self { kind: ErrorKind::Os(libc::EIO), why, nonsense: true }
+    }
+
+    /// The same with the pool that it came from.
+    pub(super) fn at(self, pool: &str) -> Self {
+        Self { why: format!("{pool}: {}", self.why), ..self }
     }
 
     /// The server said nothing for so long.
@@ -44,9 +57,13 @@ impl Cause {
         self.kind == ErrorKind::Timeout
     }
 
+    pub(super) fn is_nonsense(&self) -> bool {
+        self.nonsense
+    }
+
     /// Whether another attempt on another connection may succeed soon.
     pub(super) fn is_passing(&self) -> bool {
-        self.kind == ErrorKind::Unavailable
+        self.kind == ErrorKind::Unavailable || self.nonsense
     }
 
     /// The reason as an error with what was to be done.
@@ -58,6 +75,12 @@ impl Cause {
 impl From<&RpcError> for Cause {
     fn from(error: &RpcError) -> Self {
         let kind = match error {
+            RpcError::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => return Self::nonsense(io),
+            RpcError::Xdr(_)
+            | RpcError::UnexpectedCall
+            | RpcError::UnexpectedXid
+            | RpcError::NotFullyParsed { .. }
+            | RpcError::FragmentedReply => return Self::nonsense(error),
             RpcError::Auth(
                 auth_stat::AUTH_BADCRED
                 | auth_stat::AUTH_REJECTEDCRED

@@ -20,6 +20,9 @@ pub(super) const RESEND_AFTER: Duration = Duration::from_secs(3);
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(10);
 pub(super) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Times that a request is sent whose answers make no sense. What garbled one answer may be over; a server that does not
+/// know the protocol stays so.
+pub(super) const NONSENSE_ATTEMPTS: u32 = 3;
 /// Times that a change whose answer was lost is looked for and, where it was not made, sent again.
 pub(super) const CHANGE_ATTEMPTS: u32 = 4;
 
@@ -29,8 +32,14 @@ pub(super) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 pub(super) const MAX_REPLY_BYTES: usize = (MAX_TRANSFER_BYTES as usize) + (1 << 20);
 /// Bytes of each `put` that the server may still lose, and that are therefore kept here until a COMMIT.
 pub(super) const MAX_UNCOMMITTED_BYTES: usize = 32 << 20;
+/// Answers to READ, or to WRITE, that one stretch of at most [`MAX_TRANSFER_BYTES`] may take. A server that moves 4 KiB at
+/// a time needs half of them.
+pub(super) const MAX_PARTS: u32 = 512;
 /// Times that one stretch of bytes is written again because the server restarted before it was committed.
 pub(super) const COMMIT_ATTEMPTS: u32 = 16;
+
+/// Bytes of a symlink's target: `PATH_MAX` without its NUL.
+pub(super) const MAX_TARGET_BYTES: usize = libc::PATH_MAX as usize - 1;
 
 /// Directories whose handles are kept.
 pub(super) const MAX_DIRECTORIES: usize = 4_096;

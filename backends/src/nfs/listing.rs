@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3, entryplus3, fattr3, nfsstat3};
 
 use crate::unfinished::{boot_id, is_alive, is_of, writer};
-use crate::{DirEntry, ErrorKind, Listing, PoolPath, RESERVED_PREFIX, Result, Stat, is_file_name};
+use crate::{DirEntry, Listing, PoolPath, RESERVED_PREFIX, Result, Stat, is_file_name};
 
 use super::attributes::{Found, option};
 use super::failure::{Call, Failure, Outcome};
@@ -26,8 +26,12 @@ struct Pages {
     session: Arc<Session>,
     dir: Arc<Directory>,
     cookie: u64,
+    /// Where pages ended since the listing began, or began again. A server that leads there once more leads in a circle.
+    ends: HashSet<u64>,
     verifier: cookieverf3,
     ended: bool,
+    /// Pages one after the other that brought no new name.
+    barren: u32,
     restarts: u32,
     /// The server gives no attributes with names.
     names_only: bool,
@@ -43,8 +47,10 @@ impl Pages {
             session,
             dir,
             cookie: 0,
+            ends: HashSet::from([0]),
             verifier: cookieverf3::default(),
             ended: false,
+            barren: 0,
             restarts: 0,
             names_only: false,
             given: HashSet::new(),
@@ -54,18 +60,17 @@ impl Pages {
 
     /// The next entries, those with reserved names among them; `None` at the end.
     async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
-        let mut barren = 0;
         while !self.ended {
-            barren += 1;
-            if barren > BARREN_PAGES {
-                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server's pages bring nothing new"));
+            self.barren += 1;
+            if self.barren > BARREN_PAGES {
+                return Err(self.session.wrong(call, "the server's pages bring nothing new"));
             }
-            let before = self.cookie;
             let page = match self.ask().await {
                 // The server has forgotten where we were.
                 Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     (self.cookie, self.verifier) = (0, cookieverf3::default());
+                    self.ends = HashSet::from([0]);
                     continue;
                 }
                 // An entry vanished while the server looked at it: a directory that is gone would be a stale handle.
@@ -80,10 +85,10 @@ impl Pages {
                 }
                 page => page?,
             };
-            if self.cookie == before && !self.ended {
-                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server's pages do not lead to an end"));
+            if !self.ended && !self.ends.insert(self.cookie) {
+                return Err(self.session.wrong(call, "the server's pages do not lead to an end"));
             }
-            let fresh: Vec<_> = page.into_iter().filter(|(name, _)| self.is_new(name)).collect();
+            let fresh = self.fresh(page);
             let session = &self.session;
             let completing = fresh.into_iter().map(|(name, raw)| {
                 let slot = Slot { dir: Arc::clone(&self.dir), name };
@@ -98,6 +103,7 @@ impl Pages {
             let entries = stream::iter(completing).buffered(MAX_PARALLEL_TRANSFERS);
             let entries: Vec<_> = entries.try_filter_map(futures::future::ok).try_collect().await?;
             if !entries.is_empty() {
+                self.barren = 0;
                 return Ok(Some(entries));
             }
         }
@@ -127,13 +133,22 @@ impl Pages {
         Ok(entries.into_iter().map(|(_, entry)| entry).collect())
     }
 
-    /// Whether a name is to be given out: it is one, and it was not before.
-    fn is_new(&mut self, name: &[u8]) -> bool {
-        if !is_file_name(name) {
-            return false;
-        }
-        let first = self.given.insert(self.hashing.hash_one(name));
-        first || self.restarts == 0
+    /// What is to be given out of a page: names that are some, and that were not given out before. Names are told apart
+    /// by hashes, so that two may look the same: a page with new names is given out whole, unless the listing began
+    /// again.
+    fn fresh(&mut self, page: Vec<RawEntry>) -> Vec<RawEntry> {
+        let mut any = false;
+        let mut named: Vec<_> = page
+            .into_iter()
+            .filter(|(name, _)| is_file_name(name))
+            .map(|entry| {
+                let first = self.given.insert(self.hashing.hash_one(&entry.0));
+                any |= first;
+                (first, entry)
+            })
+            .collect();
+        named.retain(|(first, _)| *first || (any && self.restarts == 0));
+        named.into_iter().map(|(_, entry)| entry).collect()
     }
 }
 

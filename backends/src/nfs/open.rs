@@ -31,7 +31,7 @@ impl Session {
         let credentials = Credentials::of_process();
         let mounted = mount(&location, &credentials).await?;
         let connections = Connections::new(location.host.clone(), location.nfs_port, credentials.is_root());
-        let calls = Calls::new(connections, credentials);
+        let calls = Calls::new(location.url(), connections, credentials);
         let path = PoolPath::root();
         let call = Call::new("open", &path);
         let told = |failure: Failure| call.failed(failure).context(location.url());

@@ -14,7 +14,7 @@ use super::attributes::option;
 use super::credentials::Owner;
 use super::failure::{Call, Failure, Outcome};
 use super::handles::File;
-use super::limits::MAX_PARALLEL_TRANSFERS;
+use super::limits::{MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_TARGET_BYTES};
 use super::session::Session;
 
 /// Whether what was found has content.
@@ -104,7 +104,12 @@ impl Session {
     ) -> Outcome<Option<Bytes>> {
         let length = (range.end - range.start) as usize;
         let mut data = Vec::new();
+        let mut parts = 0;
         while data.len() < length {
+            parts += 1;
+            if parts > MAX_PARTS {
+                return Err(self.wrong(call, "the server gives a few bytes at a time"));
+            }
             let missing = length - data.len();
             let offset = range.start + data.len() as u64;
             let args = READ3args { file: handle.clone(), offset, count: missing as u32 };
@@ -118,7 +123,7 @@ impl Session {
                 return Ok(None);
             }
             if got.data.len() > missing {
-                return Err(call.refused(ErrorKind::Os(libc::EIO), "the server gave more bytes than it was asked for"));
+                return Err(self.wrong(call, "the server gave more bytes than it was asked for"));
             }
             if data.is_empty() {
                 data = got.data.into_owned();
@@ -140,7 +145,7 @@ impl Session {
     ) -> Outcome<Bytes> {
         let got = self.calls.call(&READ3args { file: handle.clone(), offset, count: length }, owners).await?;
         if got.data.len() > length as usize {
-            return Err(call.refused(ErrorKind::Os(libc::EIO), "the server gave more bytes than it was asked for"));
+            return Err(self.wrong(call, "the server gave more bytes than it was asked for"));
         }
         Ok(got.data.into_owned().into())
     }
@@ -157,6 +162,13 @@ impl Session {
             Failure::Status(nfsstat3::NFS3ERR_STALE) => call.error(ErrorKind::NotFound, "it was removed meanwhile"),
             other => call.failed(other),
         })?;
-        Ok(target.data.0.into_owned())
+        let target = target.data.0.into_owned();
+        if !(1..=MAX_TARGET_BYTES).contains(&target.len()) || target.contains(&0) {
+            let sent = target.len();
+            let why =
+                format!("a target has 1 to {MAX_TARGET_BYTES} bytes, none of them NUL; the server sent {sent} bytes");
+            return Err(call.failed(self.wrong(call, &why)));
+        }
+        Ok(target)
     }
 }

@@ -95,6 +95,11 @@ impl Session {
         call.check_names(self.can.name_max)
     }
 
+    /// An answer that is sound by itself, and that no server should give to this call.
+    pub(super) fn wrong(&self, call: Call<'_>, why: &str) -> Failure {
+        call.refused(ErrorKind::Os(libc::EIO), &format!("{}: {why}", self.location.url()))
+    }
+
     pub(super) fn stat_of(&self, raw: &fattr3) -> Stat {
         stat_of(raw, self.root_fsid)
     }

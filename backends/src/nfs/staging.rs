@@ -11,7 +11,7 @@ use super::attributes::{Found, Wanted, option};
 use super::calls::Patience;
 use super::credentials::Owner;
 use super::failure::{Call, Failure, Outcome};
-use super::limits::NAME_ATTEMPTS;
+use super::limits::{CHANGE_ATTEMPTS, NAME_ATTEMPTS, NONSENSE_ATTEMPTS};
 use super::session::{Session, Slot};
 use super::upload::Upload;
 
@@ -83,12 +83,15 @@ impl Session {
     /// Removes a name that nobody else has: where the answer is lost, once more.
     async fn remove_temporary(&self, temp: &Slot, owner: Owner) {
         let mut patience = Patience::new();
+        let mut nonsense = 0;
         loop {
             match self.calls.call(&REMOVE3args { object: temp.args() }, &[owner, temp.dir.owner]).await {
-                Err(Failure::Lost(cause) | Failure::Unsent(cause)) if cause.is_passing() => {}
+                Err(Failure::Lost(cause) | Failure::Unsent(cause)) if cause.is_passing() => {
+                    nonsense += u32::from(cause.is_nonsense());
+                }
                 _ => return,
             }
-            if !patience.pause().await {
+            if nonsense == NONSENSE_ATTEMPTS || !patience.pause().await {
                 return;
             }
         }
@@ -98,6 +101,7 @@ impl Session {
     async fn create_temporary(&self, place: Slot, owner: Owner) -> Outcome<(Slot, Found)> {
         let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
         let mut last = Failure::Status(nfsstat3::NFS3ERR_EXIST);
+        let mut lost = 0;
         for _ in 0..NAME_ATTEMPTS {
             let temp = Slot { dir: Arc::clone(&place.dir), name: unique_name() };
             let args = CREATE3args { where_: temp.args(), how: createhow3::GUARDED(attributes.clone()) };
@@ -106,6 +110,10 @@ impl Session {
                 // Another name is tried. If the file was made, nobody else has this name.
                 Err(Failure::Lost(cause)) if cause.is_passing() => {
                     self.remove_temporary(&temp, owner).await;
+                    lost += 1;
+                    if lost == CHANGE_ATTEMPTS {
+                        return Err(Failure::Lost(cause));
+                    }
                     last = Failure::Lost(cause);
                     continue;
                 }

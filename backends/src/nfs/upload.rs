@@ -17,7 +17,7 @@ use crate::{ErrorKind, Piece};
 
 use super::credentials::Owner;
 use super::failure::{Call, Outcome};
-use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_UNCOMMITTED_BYTES};
+use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_UNCOMMITTED_BYTES};
 use super::session::Session;
 
 /// Times that bytes are written again for a broken connection alone. Connections may break for other reasons, too.
@@ -195,8 +195,9 @@ async fn write(
         let breaks = session.calls.breaks();
         let taken = session.calls.call(&args, owners).await?;
         drop(args);
-        if taken.count == 0 || taken.count > count {
+        if taken.count == 0 || taken.count > count || written.len() == MAX_PARTS as usize {
             let why = format!("the server says that it wrote {} of {count} bytes", taken.count);
+            let why = format!("{}: {why}", session.location.url());
             let error = crate::Error::new(ErrorKind::Os(libc::EIO), crate::Side::Pool, why);
             return Err(super::failure::Failure::Told(error));
         }

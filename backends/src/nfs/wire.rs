@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::limits::{CONNECT_TIMEOUT, MAX_REPLY_BYTES};
+use super::reply::{self, Asked};
 
 /// Ports from which many servers want to be called, as a sign that it is root who calls.
 const PRIVILEGED_PORTS: std::ops::Range<u16> = 512..1024;
@@ -24,6 +25,10 @@ pub(super) struct Wire {
     stream: TcpStream,
     /// A whole request has left since [`Wire::begin`]: the server may act on it.
     sent: bool,
+    /// What the last request asked for.
+    asked: Asked,
+    /// The length of the answer has been read, and the answer follows.
+    announced: bool,
 }
 
 impl Wire {
@@ -35,7 +40,7 @@ impl Wire {
                 match connect_to(address, privileged).await {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;
-                        return Ok(Self { stream, sent: false });
+                        return Ok(Self { stream, sent: false, asked: Asked::default(), announced: false });
                     }
                     Err(error) => failure = error,
                 }
@@ -90,16 +95,36 @@ async fn connect_from(address: SocketAddr, port: u16) -> Result<TcpStream> {
     socket.connect(address).await
 }
 
+fn nonsense(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidData, what.into())
+}
+
 impl AsyncRead for &mut Wire {
     /// Never 0: the library would take the end of the connection for a read that has to be tried again.
     async fn async_read(&mut self, buf: &mut [u8]) -> Result<usize> {
-        if buf.len() > MAX_REPLY_BYTES {
-            return Err(Error::new(ErrorKind::InvalidData, format!("an answer of {} bytes is announced", buf.len())));
-        }
         match self.stream.read(buf).await? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             read => Ok(read),
         }
+    }
+
+    /// The library reads an answer by two calls of this: its length, and the rest. It sets memory aside for every length
+    /// that an answer claims, so each is checked before.
+    async fn async_read_exact(&mut self, buf: &mut [u8]) -> Result<()> {
+        self.stream.read_exact(buf).await?;
+        if self.announced {
+            self.announced = false;
+            return reply::check(self.asked, buf).map_err(nonsense);
+        }
+        if let Ok(header) = <[u8; 4]>::try_from(&*buf) {
+            // The highest bit says that no other fragment follows.
+            let length = (u32::from_be_bytes(header) & 0x7fff_ffff) as usize;
+            if length > MAX_REPLY_BYTES {
+                return Err(nonsense(format!("an answer of {length} bytes is announced")));
+            }
+            self.announced = true;
+        }
+        Ok(())
     }
 }
 
@@ -110,6 +135,7 @@ impl AsyncWrite for &mut Wire {
 
     /// The library sends a request by one call of this. What the kernel did not take whole, no server acts on.
     async fn async_write_all(&mut self, buf: &[u8]) -> Result<()> {
+        (self.asked, self.announced) = (Asked::of(buf), false);
         self.stream.write_all(buf).await?;
         self.sent = true;
         Ok(())

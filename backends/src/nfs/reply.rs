@@ -1,0 +1,208 @@
+//! The shape of answers, looked at before the library takes them apart.
+//!
+//! The library sets memory aside for each length that it reads, before it looks for the bytes: four bytes of an answer
+//! could make it ask for 16 GiB, and a process that is refused memory ends. So every length in an answer is held against
+//! what is left of it. The lengths of file handles are checked on the way, because handles are kept.
+
+use nfs3_client::nfs3_types::mount;
+use nfs3_client::nfs3_types::nfs3::{self, NFS3_FHSIZE};
+
+/// What a request asked for: its program and procedure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    program: u32,
+    procedure: u32,
+}
+
+impl Asked {
+    /// From a whole request, the length of the record in front.
+    pub(super) fn of(request: &[u8]) -> Self {
+        let word = |at: usize| request.get(at..at + 4).map_or(0, word_of);
+        Self { program: word(16), procedure: word(24) }
+    }
+
+    /// What follows the status of a call that was carried out; nothing where no lengths are in it.
+    fn shape(self) -> &'static [Part] {
+        use Part::{Bytes, Handle, Numbers, Optional, Repeated, Words};
+        const ATTRIBUTES: Part = Optional(&[Words(21)]);
+        const MADE: &[Part] = &[Optional(&[Handle])];
+        match (self.program, self.procedure) {
+            (nfs3::PROGRAM, 3) => &[Handle],
+            (nfs3::PROGRAM, 5) => &[ATTRIBUTES, Bytes],
+            (nfs3::PROGRAM, 6) => &[ATTRIBUTES, Words(2), Bytes],
+            (nfs3::PROGRAM, 8..=11) => MADE,
+            (nfs3::PROGRAM, 16) => &[ATTRIBUTES, Words(2), Repeated(&[Words(2), Bytes, Words(2)])],
+            (nfs3::PROGRAM, 17) => {
+                &[ATTRIBUTES, Words(2), Repeated(&[Words(2), Bytes, Words(2), ATTRIBUTES, Optional(&[Bytes])])]
+            }
+            (mount::PROGRAM, 1) => &[Handle, Numbers],
+            _ => &[],
+        }
+    }
+}
+
+/// One thing in an answer.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// So many numbers of four bytes.
+    Words(usize),
+    /// A length, and so many bytes.
+    Bytes,
+    /// The same, of a file handle.
+    Handle,
+    /// A length, and so many numbers.
+    Numbers,
+    /// 1 and what is in it, or 0.
+    Optional(&'static [Part]),
+    /// 1 and what is in it, again and again, and 0.
+    Repeated(&'static [Part]),
+}
+
+/// Whether the lengths in an answer are lengths of what it has. All else is the library's to find.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check(asked: Asked, answer: &[u8]) -> Result<(), String> {
+    let mut rest = answer;
+    let _number = take_word(&mut rest)?;
+    if take_word(&mut rest)? != 1 {
+        return Err("it is no answer".to_owned());
+    }
+    let accepted = take_word(&mut rest)? == 0;
+    if !accepted {
+        return Ok(());
+    }
+    look_at(&[Part::Words(1), Part::Bytes], &mut rest)?;
+    let carried_out = take_word(&mut rest)? == 0;
+    if !carried_out || rest.is_empty() {
+        return Ok(());
+    }
+    // A list of exports has no status in front.
+    if (asked.program, asked.procedure) == (mount::PROGRAM, 5) {
+        return look_at(&[Part::Repeated(&[Part::Bytes, Part::Repeated(&[Part::Bytes])])], &mut rest);
+    }
+    let shape = asked.shape();
+    if shape.is_empty() || take_word(&mut rest)? != 0 {
+        return Ok(());
+    }
+    look_at(shape, &mut rest)
+}
+
+fn look_at(parts: &[Part], rest: &mut &[u8]) -> Result<(), String> {
+    for part in parts {
+        match *part {
+            Part::Words(count) => drop(take(rest, 4 * count)?),
+            Part::Bytes => drop(take_bytes(rest)?),
+            Part::Handle => {
+                let length = take_bytes(rest)?;
+                if !(1..=NFS3_FHSIZE).contains(&length) {
+                    return Err(format!("a file handle has 1 to {NFS3_FHSIZE} bytes, not {length}"));
+                }
+            }
+            Part::Numbers => {
+                let count = take_word(rest)? as usize;
+                take(rest, count.saturating_mul(4))?;
+            }
+            Part::Optional(parts) => {
+                if is_more(rest)? {
+                    look_at(parts, rest)?;
+                }
+            }
+            Part::Repeated(parts) => {
+                while is_more(rest)? {
+                    look_at(parts, rest)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_more(rest: &mut &[u8]) -> Result<bool, String> {
+    match take_word(rest)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(format!("{other} where 0 or 1 stands")),
+    }
+}
+
+/// Takes a length and the bytes, which are filled up to four. Returns the length.
+fn take_bytes(rest: &mut &[u8]) -> Result<usize, String> {
+    let length = take_word(rest)? as usize;
+    take(rest, length.next_multiple_of(4))?;
+    Ok(length)
+}
+
+fn take_word(rest: &mut &[u8]) -> Result<u32, String> {
+    take(rest, 4).map(word_of)
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], String> {
+    let Some((taken, left)) = rest.split_at_checked(length) else {
+        return Err(format!("{length} bytes are to follow, and {} do", rest.len()));
+    };
+    *rest = left;
+    Ok(taken)
+}
+
+/// Of four bytes.
+fn word_of(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |word, byte| (word << 8) | u32::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOKUP: Asked = Asked { program: nfs3::PROGRAM, procedure: 3 };
+    const READDIR: Asked = Asked { program: nfs3::PROGRAM, procedure: 16 };
+    const MNT: Asked = Asked { program: mount::PROGRAM, procedure: 1 };
+    const EXPORT: Asked = Asked { program: mount::PROGRAM, procedure: 5 };
+    /// An answer to a call that was accepted and carried out.
+    const HEAD: [u32; 6] = [7, 1, 0, 0, 0, 0];
+
+    fn answer(words: &[u32]) -> Vec<u8> {
+        HEAD.iter().chain(words).flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    #[test]
+    fn lengths_of_what_is_there_are_sound() {
+        assert_eq!(check(LOOKUP, &answer(&[0, 5, 0, 0, 0, 0])), Ok(()));
+        assert_eq!(check(LOOKUP, &answer(&[2, 0])), Ok(()), "a status of failure has no handle");
+        assert_eq!(check(READDIR, &answer(&[0, 0, 1, 2, 1, 0, 9, 3, 0, 0, 1, 0, 1])), Ok(()));
+        assert_eq!(check(MNT, &answer(&[0, 4, 1, 1, 1])), Ok(()));
+        assert_eq!(check(EXPORT, &answer(&[1, 4, 0, 1, 3, 0, 0, 0])), Ok(()));
+        assert_eq!(check(EXPORT, &answer(&[0])), Ok(()));
+        assert_eq!(check(Asked { program: nfs3::PROGRAM, procedure: 1 }, &answer(&[0, u32::MAX])), Ok(()));
+    }
+
+    #[test]
+    fn lengths_beyond_the_end_are_found() {
+        let far = u32::MAX;
+        for (asked, words) in [
+            (LOOKUP, &[0, far, 0, 0][..]),
+            (LOOKUP, &[0, 68, 0, 0]),
+            (READDIR, &[0, 0, 1, 2, 1, 0, 9, far, 0, 0]),
+            (READDIR, &[0, 0, 1, 2, 2]),
+            (MNT, &[0, 4, 1, far]),
+            (EXPORT, &[1, far]),
+            (EXPORT, &[1, 4, 0, 1, far]),
+        ] {
+            assert!(check(asked, &answer(words)).is_err(), "{asked:?} {words:?}");
+        }
+        let mut verifier = answer(&[]);
+        verifier[16] = 0xff;
+        assert!(check(LOOKUP, &verifier).is_err());
+        let mut call = answer(&[]);
+        call[7] = 0;
+        assert!(check(LOOKUP, &call).is_err());
+    }
+
+    #[test]
+    fn handles_have_the_length_of_handles() {
+        for (length, sound) in [(0_u32, false), (1, true), (64, true), (65, false)] {
+            let words = [&[0, length][..], &vec![0; length.div_ceil(4) as usize]].concat();
+            assert_eq!(check(LOOKUP, &answer(&words)).is_ok(), sound, "{length}");
+        }
+    }
+}

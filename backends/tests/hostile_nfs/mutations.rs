@@ -1,0 +1,78 @@
+//! Good answers, garbled by chance.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::server::{Answer, Request, Xdr, accepted, good};
+
+const SEED: u64 = 1813;
+const CASES: u64 = 400;
+/// Words that are lengths, counts or signs at their limits.
+const ODD: [u32; 10] = [0, 1, 2, 7, 8, 255, 0xffff, 0x7fff_ffff, 0x8000_0000, u32::MAX];
+
+pub struct Mutations(ChaCha8Rng);
+
+/// What is done to each answer of a case.
+#[derive(Debug, Clone)]
+pub struct Mutation {
+    /// Where, as a share of the answer in 65,536ths, and what stands there then.
+    words: Vec<(u16, u32)>,
+    /// How much of the answer is left, in 65,536ths.
+    left: Option<u16>,
+    /// What comes after it.
+    more: Vec<u8>,
+    /// Nothing of the good answer is left but the number of the call.
+    replaced: bool,
+}
+
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+impl Mutations {
+    pub fn seeded() -> Self {
+        let seed = setting("FOREBAY_SEED", SEED);
+        println!("FOREBAY_SEED={seed}");
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
+    /// As many as are asked for, and a bounded number of them: a case takes milliseconds.
+    pub fn cases(&self) -> u64 {
+        setting("FOREBAY_CASES", CASES).min(20_000)
+    }
+
+    pub fn draw(&mut self) -> Mutation {
+        let random = &mut self.0;
+        let mut words = Vec::new();
+        for _ in 0..random.random_range(1..4) {
+            let odd = ODD[random.random_range(0..ODD.len())];
+            words.push((random.random(), if random.random_bool(0.7) { odd } else { random.random() }));
+        }
+        let left = random.random_bool(0.2).then(|| random.random());
+        let mut more = vec![0; if random.random_bool(0.2) { random.random_range(0..2000) } else { 0 }];
+        random.fill(&mut more[..]);
+        Mutation { words, left, more, replaced: random.random_bool(0.1) }
+    }
+}
+
+impl Mutation {
+    pub fn answer(&self, request: &Request) -> Option<Answer> {
+        let number = request.number.to_be_bytes();
+        let mut whole = [accepted(request.number).0, good(request).0].concat();
+        if self.replaced {
+            whole = number.to_vec();
+        }
+        for (at, word) in &self.words {
+            // Never the number of the call: that is a test of its own.
+            let at = 4 + ((usize::from(*at) * (whole.len() - 4)) >> 16) / 4 * 4;
+            if let Some(place) = whole.get_mut(at..at + 4) {
+                place.copy_from_slice(&word.to_be_bytes());
+            }
+        }
+        if let Some(left) = self.left {
+            whole.truncate((whole.len() * usize::from(left)) >> 16);
+        }
+        whole.extend(&self.more);
+        Some(Answer::Raw(Xdr(whole).record()))
+    }
+}
