@@ -7,6 +7,7 @@
 //! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
 //! | `filesystem`, `front` | each request, turned into one call of the engine |
 //! | `dispatch` | the one way from a request to its answer |
+//! | `durable` | changes that are on the disk before they are answered |
 //! | `follow`, `wakeups` | on which processor a request is answered, and how fast processors wake up for it |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
 //! | `dirs` | open directories |
@@ -22,6 +23,7 @@ mod decided;
 mod device;
 mod dirs;
 mod dispatch;
+mod durable;
 mod filesystem;
 mod follow;
 mod front;

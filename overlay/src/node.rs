@@ -332,6 +332,11 @@ impl Table {
         known
     }
 
+    #[cfg(test)]
+    pub fn is_known_to_kernel(&self, ino: Ino) -> bool {
+        self.lookups.contains_key(&ino)
+    }
+
     pub fn peek(&self, ino: Ino) -> Option<Arc<Node>> {
         self.nodes.get(&ino).map(|n| n.clone())
     }

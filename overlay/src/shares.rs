@@ -244,6 +244,11 @@ impl Shares {
         Ok(ledger.slot(user))
     }
 
+    #[cfg(test)]
+    pub fn open_files(&self, user: u32) -> u64 {
+        self.ledger.lock().users.get(&user).map_or(0, |user| user.files)
+    }
+
     /// Ends what [`Self::open`] began. One that is not known was another daemon's.
     pub fn close(&self, slot: UserSlot, ino: Ino) {
         let mut ledger = self.ledger.lock();

@@ -17,7 +17,7 @@ use fuser::{
 
 use super::front::{Front, Granted, Kill, is_synchronous};
 use super::handle::{Handle, Mode};
-use super::{convert, init, rename, resend, setid};
+use super::{convert, durable, init, rename, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
 
 /// Block size of `statfs`, in bytes.
@@ -34,8 +34,10 @@ fn bytes(name: &OsStr) -> Vec<u8> {
 impl Filesystem for Front {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let (handshake, passthrough) = init::negotiate(config, self.terms);
-        if !self.terms.passthrough {
-            self.modes.turn_off("it was turned off by the mount options");
+        if self.terms.sync {
+            self.modes.turn_off("with the option `sync` the daemon makes each change durable");
+        } else if !self.terms.passthrough {
+            self.modes.turn_off("the mount options turn it off");
         } else if !passthrough {
             self.modes.turn_off("the kernel has no FUSE passthrough; it came with Linux 6.9");
         }
@@ -183,13 +185,13 @@ impl Filesystem for Front {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.unlink(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "unlink", self.names(work), reply);
+        self.dispatch_done(request, "unlink", self.names(work, durable::nothing), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.rmdir(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "rmdir", self.names(work), reply);
+        self.dispatch_done(request, "rmdir", self.names(work, durable::nothing), reply);
     }
 
     fn rename(
@@ -206,7 +208,7 @@ impl Filesystem for Front {
         let (overlay, caller, repeated) =
             (self.overlay.clone(), convert::caller(request), resend::is_repeated(request));
         let work = async move { rename::rename(&overlay, from, to, flags, caller, repeated).await };
-        self.dispatch_done(request, "rename", self.names(work), reply);
+        self.dispatch_done(request, "rename", self.names(work, durable::nothing), reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -246,23 +248,15 @@ impl Filesystem for Front {
         let work = async move {
             let overlay = &front.overlay;
             let user = overlay.shares().open_new(caller.uid)?;
-            let made = match overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await {
-                Err(error) if repeated && error.is(ErrorKind::Exists) => {
-                    match resend::found(overlay, parent, &name, FileKind::File).await {
-                        Ok(Some(entry)) => overlay.open_file(entry.attr.ino, flags).await.map(|opened| (entry, opened)),
-                        Ok(None) => Err(error),
-                        Err(error) => Err(error),
-                    }
-                }
-                outcome => outcome,
-            };
+            let made = overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await;
+            let made = resend::created(overlay, parent, &name, repeated, flags, made).await;
             match &made {
                 Ok((entry, _)) => overlay.shares().made(user, entry.attr.ino),
                 Err(_) => overlay.shares().not_made(user),
             }
             made.map(|(entry, opened)| (entry, opened, user))
         };
-        self.dispatch(request, "create", self.names(work), move |outcome| match outcome {
+        self.dispatch(request, "create", self.names(work, durable::created(flags)), move |outcome| match outcome {
             Ok((entry, opened, user)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                 replier.overlay.note_open(job, entry.attr.ino, &opened);

@@ -16,7 +16,7 @@ use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
 use super::running::is_running;
 use super::wakeups::Wakeups;
-use super::{convert, dispatch, follow, setid};
+use super::{convert, dispatch, durable, follow, setid};
 use crate::shares::UserSlot;
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
 
@@ -83,26 +83,28 @@ impl Front {
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
-        let (front, work) = (self.clone(), self.names(work));
+        let (front, work) = (self.clone(), self.names(work, durable::entry));
         self.dispatch(request, operation, work, move |outcome| match outcome {
             Ok(entry) => front.reply_entry(&entry, reply),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
-    /// A change of names. With `dirsync` it is durable before it is answered.
-    pub fn names<T, W>(&self, work: W) -> impl Future<Output = Result<T>> + Send + use<T, W>
+    /// A change of names. With `dirsync` it is durable before it is answered. Where it cannot be, the kernel is told an
+    /// error: `uncount` then takes back what was counted for the answer.
+    pub fn names<T, W, U>(&self, work: W, uncount: U) -> impl Future<Output = Result<T>> + Send + use<T, W, U>
     where
         T: Send,
         W: Future<Output = Result<T>> + Send,
+        U: FnOnce(&Overlay, T) + Send,
     {
         let (dirsync, overlay) = (self.terms.dirsync, self.overlay.clone());
         async move {
             let done = work.await?;
-            if dirsync {
-                overlay.fsync_dir(Ino::ROOT).await?;
+            if !dirsync {
+                return Ok(done);
             }
-            Ok(done)
+            durable::once_durable(&overlay, done, overlay.fsync_dir(Ino::ROOT), uncount).await
         }
     }
 

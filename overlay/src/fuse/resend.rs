@@ -8,7 +8,7 @@
 use forebay_backends::{ErrorKind, FileKind, Result};
 use fuser::Request;
 
-use crate::{Entry, Ino, Lookup, Overlay};
+use crate::{Entry, Ino, Lookup, Opened, Overlay};
 
 /// `FUSE_UNIQUE_RESEND`: the kernel marks the number of a repeated request.
 const RESENT: u64 = 1 << 63;
@@ -28,6 +28,30 @@ pub async fn made(
 ) -> Result<Entry> {
     match outcome {
         Err(error) if repeated && error.is(ErrorKind::Exists) => found(overlay, parent, name, kind).await?.ok_or(error),
+        outcome => outcome,
+    }
+}
+
+/// The same of a file that is open then.
+pub async fn created(
+    overlay: &Overlay,
+    parent: Ino,
+    name: &[u8],
+    repeated: bool,
+    flags: i32,
+    outcome: Result<(Entry, Opened)>,
+) -> Result<(Entry, Opened)> {
+    match outcome {
+        Err(error) if repeated && error.is(ErrorKind::Exists) => {
+            let entry = found(overlay, parent, name, FileKind::File).await?.ok_or(error)?;
+            match overlay.open_file(entry.attr.ino, flags).await {
+                Ok(opened) => Ok((entry, opened)),
+                Err(error) => {
+                    overlay.forget(entry.attr.ino, 1);
+                    Err(error)
+                }
+            }
+        }
         outcome => outcome,
     }
 }

@@ -95,7 +95,14 @@ impl Overlay {
         let entry = inner.counted_entry(ino)?;
         let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
         let mut state = node.state.lock();
-        let content = inner.content(ino, &mut state)?;
+        let content = match inner.content(ino, &mut state) {
+            Ok(content) => content,
+            Err(error) => {
+                drop(state);
+                inner.forget(ino, 1);
+                return Err(error);
+            }
+        };
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let past = !writes || inner.may_write_past(state.record.uid);
         match writes {
