@@ -247,3 +247,15 @@ fn aligned_writes(file: &File) {
     let page = Box::new(Page([7; 4096]));
     (0..TIMES).for_each(|n| file.write_all_at(&page.0, n as u64 * 4096).unwrap());
 }
+
+/// SEMANTICS 54: "a mount with `sync` has no passthrough"
+#[test]
+fn a_mount_with_sync_says_itself_why_nothing_is_passed_through() {
+    let place = Place::new();
+    let said = attempt(&place, &options("sync")).ok();
+    let told = format!("{}{}", said.out, said.err);
+    assert!(told.contains("`sync`") && !told.contains("doctor"), "{said}");
+    let mount = Mount::new(options("sync"));
+    let status = mount.status();
+    assert!(!status.passthrough && status.no_passthrough.is_some_and(|why| why.contains("`sync`")));
+}

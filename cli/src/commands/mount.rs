@@ -108,8 +108,8 @@ pub(super) fn told(ready: &Ready, output: &Output) {
     if let Some(cost) = &ready.few_descriptors {
         output.note(cost);
     }
-    if !ready.passthrough {
-        output.note("without passthrough: `forebay doctor` says why, and what it costs");
+    if let Some(why) = &ready.no_passthrough {
+        output.note(format!("without passthrough, the daemon serves all reads and writes: {why}"));
     }
 }
 

@@ -142,7 +142,11 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
         let (files, of) = (counted(counters.ahead_files, "file"), bytes(counters.ahead_bytes));
         line("read ahead", format!("{files}, {of}, {} of them opened since", counters.ahead_used_files));
     }
-    let passthrough = if status.passthrough { "passthrough" } else { "no passthrough (see forebay doctor)" };
+    let passthrough = match (&status.no_passthrough, status.passthrough) {
+        (Some(why), _) => format!("no passthrough ({why})"),
+        (None, true) => "passthrough".into(),
+        (None, false) => "no passthrough".into(),
+    };
     let restarts = match (entry.state.restarts, &entry.state.last_exit) {
         (0, _) => String::new(),
         (1, Some(last)) => format!("; restarted because it {last}"),

@@ -26,8 +26,8 @@ use crate::process::Process;
 /// What the engine does not know of the mount that it is behind.
 pub struct Facts {
     pub mountpoint: String,
-    /// Whether the kernel reads resident files without asking us: it may cease to.
-    pub passthrough: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Why the kernel does not read resident files without asking us: it may cease to. `None`: it does.
+    pub no_passthrough: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
 /// Answers clients until it is dropped.
@@ -285,7 +285,8 @@ fn stuck(mountpoint: &str) -> Failure {
 
 fn complete(mut status: Status, facts: &Facts) -> Status {
     status.mountpoint = Some(facts.mountpoint.clone());
-    status.passthrough = (facts.passthrough)();
+    status.no_passthrough = (facts.no_passthrough)();
+    status.passthrough = status.no_passthrough.is_none();
     status
 }
 

@@ -35,6 +35,9 @@ pub struct Ready {
     pub pid: u32,
     /// The kernel reads resident files without asking the daemon.
     pub passthrough: bool,
+    /// Why it does not.
+    #[serde(default)]
+    pub no_passthrough: Option<String>,
     pub dirty_files: u64,
     /// What a low limit of descriptors costs.
     #[serde(default)]

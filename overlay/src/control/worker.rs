@@ -73,16 +73,21 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, keeper: Keeper
     let mounted = Arc::new(mounted);
     overlay.observe(keeper, observe(config)?, config.immutable);
     let kernel = mounted.clone();
-    let passthrough = move || kernel.passthrough_state() == PassthroughState::On;
+    let no_passthrough = move || match kernel.passthrough_state() {
+        PassthroughState::On => None,
+        PassthroughState::Off(why) => Some(why),
+    };
     let facts =
-        Facts { mountpoint: config.mountpoint.display().to_string(), passthrough: Box::new(passthrough.clone()) };
+        Facts { mountpoint: config.mountpoint.display().to_string(), no_passthrough: Box::new(no_passthrough.clone()) };
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), facts)
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let no_passthrough = no_passthrough();
     let ready = Ready {
         mountpoint: config.mountpoint.clone(),
         pid: std::process::id(),
-        passthrough: passthrough(),
+        passthrough: no_passthrough.is_none(),
+        no_passthrough,
         dirty_files: overlay.status().await.dirty_files,
         few_descriptors: descriptors::cost(overlay.policy().shares.open_files),
     };

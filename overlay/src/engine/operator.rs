@@ -130,6 +130,9 @@ pub struct Status {
     pub inodes_in_memory: u64,
     pub open_files: u64,
     pub passthrough: bool,
+    /// Why the kernel does not read resident files without the daemon.
+    #[serde(default)]
+    pub no_passthrough: Option<String>,
     pub content_io: String,
     /// Who sees what jobs use.
     #[serde(default)]

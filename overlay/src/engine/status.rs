@@ -165,6 +165,7 @@ impl Inner {
             inodes_in_memory: self.table.len() as u64,
             open_files,
             passthrough: self.passthrough.get().copied().unwrap_or(false),
+            no_passthrough: None,
             content_io: match &self.io_fallback {
                 Some(why) => format!("{} ({why})", self.io.name()),
                 None => self.io.name().into(),

@@ -50,7 +50,7 @@ async fn daemon() -> Daemon {
     };
     let overlay = Overlay::open(options).await.unwrap();
     let entry = entry(temp.path().to_path_buf());
-    let facts = Facts { mountpoint: "/m".into(), passthrough: Box::new(|| true) };
+    let facts = Facts { mountpoint: "/m".into(), no_passthrough: Box::new(|| None) };
     let server = Server::start(&entry.runtime.socket(), overlay.clone(), facts).unwrap();
     Daemon { temp, entry, overlay, _server: server }
 }
