@@ -105,6 +105,7 @@ pub(crate) struct Inner {
     pub node_name: String,
     pub table: Table,
     pub name_hash: names::NameHash,
+    pub deepest: names::Deepest,
     /// Held while names change: by [`Txn`].
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
@@ -174,6 +175,7 @@ impl Overlay {
         let (io, io_fallback) = content_io::open(options.content_io);
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
         let name_hash = names::NameHash::of(&catalog)?;
+        let deepest = names::Deepest::of(&catalog)?;
         let used = catalog.meta("used_bytes")?.unwrap_or(0);
         store.budget.account(0, used);
         catalog.set_queue_delay(options.policy.shortest_idle());
@@ -194,6 +196,7 @@ impl Overlay {
             node_name: options.node,
             table: Table::default(),
             name_hash,
+            deepest,
             namespace: Arc::default(),
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),

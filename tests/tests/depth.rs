@@ -37,3 +37,69 @@ async fn a_tree_that_is_too_deep_is_refused_and_a_deep_one_is_flushed() {
     tokio::time::timeout(PATIENCE, flushed(&overlay)).await.expect("a flush");
     assert_eq!(fixture.memory.snapshot().len(), DEEPEST + 1);
 }
+
+async fn dir(overlay: &Overlay, parent: Ino, name: &[u8]) -> Ino {
+    overlay.mkdir(parent, name, 0o755, 0, CALLER).await.unwrap().attr.ino
+}
+
+/// Below a directory of its own.
+async fn tree(overlay: &Overlay, name: &[u8], length: usize) -> Ino {
+    let mut at = dir(overlay, Ino::ROOT, name).await;
+    for _ in 1..length {
+        at = dir(overlay, at, b"d").await;
+    }
+    at
+}
+
+async fn moves(overlay: &Overlay, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> i32 {
+    overlay.rename(from.0, from.1, to.0, to.1, mode).await.map_or_else(|e| e.errno(), |()| 0)
+}
+
+/// SEMANTICS 52: "nor is a directory moved to where something below it would be deeper"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let (root, replace) = (Ino::ROOT, RenameMode::Replace);
+    // The one has more levels than are gone through each time, the other has fewer.
+    let long = tree(&overlay, b"long", 1500).await;
+    let short = tree(&overlay, b"short", 600).await;
+    assert_eq!(moves(&overlay, (root, b"long"), (short, b"e"), replace).await, libc::ENAMETOOLONG);
+    assert_eq!(moves(&overlay, (root, b"short"), (long, b"e"), replace).await, libc::ENAMETOOLONG);
+    dir(&overlay, long, b"e").await;
+    assert_eq!(moves(&overlay, (root, b"short"), (long, b"e"), RenameMode::Exchange).await, libc::ENAMETOOLONG);
+    assert_eq!(moves(&overlay, (long, b"e"), (root, b"short"), RenameMode::Exchange).await, libc::ENAMETOOLONG);
+    // What fits goes, and is in the way of the next.
+    tree(&overlay, b"fits", 547).await;
+    assert_eq!(moves(&overlay, (root, b"fits"), (long, b"e"), replace).await, 0);
+    dir(&overlay, root, b"above").await;
+    let above = find(&overlay, "above").await;
+    assert_eq!(moves(&overlay, (root, b"long"), (above, b"long"), replace).await, 0);
+    let lower = dir(&overlay, above, b"lower").await;
+    assert_eq!(moves(&overlay, (above, b"long"), (lower, b"long"), replace).await, libc::ENAMETOOLONG);
+    assert_eq!(moves(&overlay, (above, b"long"), (root, b"long"), replace).await, 0);
+    // After a start as before.
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = fixture.open().await;
+    let (above, lower) = (find(&overlay, "above").await, find(&overlay, "above/lower").await);
+    assert_eq!(moves(&overlay, (root, b"long"), (lower, b"long"), replace).await, libc::ENAMETOOLONG);
+    assert_eq!(moves(&overlay, (root, b"long"), (above, b"long"), replace).await, 0);
+}
+
+/// SEMANTICS 52, of large directories, of which all is not gone through at each rename.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_directory_is_moved_deeper_and_back_as_often_as_one_likes() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let large = dir(&overlay, Ino::ROOT, b"large").await;
+    for n in 0..1100 {
+        dir(&overlay, large, n.to_string().as_bytes()).await;
+    }
+    let deep = tree(&overlay, b"deep", 900).await;
+    for round in 0..8 {
+        let replace = RenameMode::Replace;
+        assert_eq!(moves(&overlay, (Ino::ROOT, b"large"), (deep, b"large"), replace).await, 0, "{round}");
+        assert_eq!(moves(&overlay, (deep, b"large"), (Ino::ROOT, b"large"), replace).await, 0, "{round}");
+    }
+}

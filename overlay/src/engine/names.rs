@@ -2,12 +2,14 @@
 //! must be told.
 
 mod create;
+mod depth;
 mod directory;
 mod handles;
 mod order;
 mod remove;
 mod rename;
 
+pub(crate) use depth::Deepest;
 pub use directory::Arrivals;
 pub(crate) use directory::Ask;
 pub use order::{DirOrder, Placed};
@@ -21,9 +23,6 @@ use crate::clock::stamp_now;
 
 /// Names of this many bytes are the longest that Linux takes.
 const NAME_MAX: usize = 255;
-
-/// Directories above a name, at most: as many as one path of `PATH_MAX` bytes can name.
-const DEPTH_MAX: usize = 2048;
 
 impl Overlay {
     /// What a name of a directory stands for.
@@ -125,11 +124,7 @@ impl Inner {
         if name.starts_with(RESERVED_PREFIX) {
             return bad("names that start with .forebay~ are kept for unfinished uploads");
         }
-        // Each call on a path takes time in proportion to its depth; a whole tree must not take more than that.
-        if self.depth(parent) >= DEPTH_MAX {
-            let what = format!("{}: more than {DEPTH_MAX} directories deep", name.escape_ascii());
-            return Err(Error::new(ErrorKind::NameTooLong, Side::Application, what));
-        }
+        self.check_depth_in(parent, name)?;
         if self.pool.capabilities().path_max.is_some()
             && let Some(parent) = self.overlay_path(parent)
         {

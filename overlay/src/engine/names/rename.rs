@@ -77,6 +77,10 @@ impl Inner {
             }
             _ => {}
         }
+        inner.check_depth_of_moved(moved, parent, new_parent, new_name)?;
+        if let (RenameMode::Exchange, Some(target)) = (mode, target) {
+            inner.check_depth_of_moved(target, new_parent, parent, name)?;
+        }
         let mut txn = Txn::begin(inner);
         if inner.is_below(new_parent, moved) || (mode == RenameMode::Exchange && is_around(inner, parent, target)) {
             return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "a directory cannot go below itself"));

@@ -15,6 +15,7 @@ impl Inner {
     /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
     /// came too late to be believed: ask again.
     pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &Watched<'_>) -> Result<Option<Ino>> {
+        self.note_names_in(parent)?;
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;
         if !was.is_empty() {

@@ -268,6 +268,7 @@ impl Inner {
         watched: &Watched<'_>,
         began: Instant,
     ) -> Result<Option<Vec<Child>>> {
+        self.note_names_in(dir)?;
         let mut txn = Txn::begin(self);
         if !watched.path_holds() {
             return Ok(None);
