@@ -253,9 +253,10 @@ impl Inner {
         content: &Content,
         checksum: u32,
     ) -> Result<()> {
-        let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
+        // Under the lock: of two chunks the one that is counted last has seen the other.
+        let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
         if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
