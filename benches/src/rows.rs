@@ -30,7 +30,7 @@ impl Bench {
     /// that remove files are last.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 13] = [
+        let groups: [(&str, Group); 14] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -42,6 +42,7 @@ impl Bench {
             ("daemon-cpu", daemon::cpu),
             ("create", names::create_and_unlink),
             ("libfuse-create", libfuse::create),
+            ("scandir-change", names::scandir_and_change),
             ("daemon-memory", daemon::memory),
             ("daemon-death", daemon::death),
         ];

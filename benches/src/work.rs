@@ -15,6 +15,8 @@ pub const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
 /// Directories that many small files are spread over.
 const SPREAD: usize = 100;
+/// What names of [`make_many`] begin with.
+const ENTRY: &str = "entry-";
 
 /// Bytes that do not compress, by xorshift.
 fn noise(buffer: &mut [u8], mut seed: u64) {
@@ -198,11 +200,41 @@ pub fn list(dir: &Path, expected: usize, rounds: usize) -> Result<f64> {
     Ok((expected * rounds) as f64 / start.elapsed().as_secs_f64())
 }
 
+/// What is done for each entry while its directory is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Unlink,
+    /// Another file is created in the same directory.
+    Create,
+}
+
+/// Reads a directory that [`make_many`] made of `expected` entries, and changes it at each of them. Entries per second.
+pub fn scan_and_change(dir: &Path, expected: usize, change: Change) -> Result<f64> {
+    let start = Instant::now();
+    let mut count = 0;
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        // What is created meanwhile may be listed or not.
+        if !name.as_encoded_bytes().starts_with(ENTRY.as_bytes()) {
+            continue;
+        }
+        count += 1;
+        match change {
+            Change::Unlink => fs::remove_file(dir.join(name))?,
+            Change::Create => drop(File::create_new(dir.join(format!("new-{count:06}")))?),
+        }
+    }
+    if count != expected {
+        return Err(format!("{}: {count} entries, not {expected}", dir.display()).into());
+    }
+    Ok(expected as f64 / start.elapsed().as_secs_f64())
+}
+
 /// A directory of `count` empty files.
 pub fn make_many(dir: &Path, count: usize) -> Result<()> {
     fs::create_dir_all(dir)?;
     for i in 0..count {
-        File::create_new(dir.join(format!("entry-{i:06}")))?;
+        File::create_new(dir.join(format!("{ENTRY}{i:06}")))?;
     }
     Ok(())
 }

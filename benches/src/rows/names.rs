@@ -9,6 +9,7 @@ use crate::bind::Bound;
 use crate::pairs::Side;
 use crate::place::{MANY_ENTRIES, Place};
 use crate::report::{Target, Unit};
+use crate::work::Change;
 use crate::{Result, work};
 
 const STAT_ROUNDS: usize = 10;
@@ -16,6 +17,8 @@ const WALK_ROUNDS: usize = 5;
 const LIST_ROUNDS: usize = 5;
 /// Files that one sample creates.
 const CREATED: usize = 10_000;
+/// Entries of a directory that changes while it is read.
+const SCANNED: usize = 5_000;
 
 /// What the kernel may know already.
 pub fn known(bench: &mut Bench) -> Result<()> {
@@ -106,6 +109,29 @@ pub fn create_and_unlink(bench: &mut Bench) -> Result<()> {
                 _ => {}
             }
         }
+    }
+    Ok(())
+}
+
+/// Directories that are changed by the program that reads them, as by `for entry in os.scandir(dir): os.unlink(entry)`. All
+/// are made before any is changed, for the reason that [`How::tree`] gives.
+pub fn scandir_and_change(bench: &mut Bench) -> Result<()> {
+    let dir = |root: &Path, change: Change, pair: usize| root.join(format!("scanned-{change:?}-{pair}"));
+    let changes = [("a creation", Change::Create), ("an unlink", Change::Unlink)];
+    let place = &bench.place;
+    for pair in 0..bench.args.pairs {
+        for (_, change) in changes {
+            for root in [&place.native, place.quiet.path()] {
+                work::make_many(&dir(root, change, pair), SCANNED)?;
+            }
+        }
+    }
+    for (what, change) in changes {
+        let name = format!("scandir of 5,000 with {what} at each");
+        bench.ratio(&name, Target::AtLeast(0.50), Unit::PerSec, |place, side, pair| {
+            settle(place, false)?;
+            work::scan_and_change(&dir(place.side(side, &place.quiet), change, pair), SCANNED, change)
+        })?;
     }
     Ok(())
 }
