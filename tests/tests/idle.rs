@@ -9,7 +9,7 @@ use forebay_tests::mount::{Mount, Options, alone};
 /// Bounds the wait for what was begun before to end.
 const SETTLED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(10);
-/// Two in a second, for machines that are busy; it is less than one (docs/ARCHITECTURE.md has the count).
+/// Two in a second, for machines that are busy; it is less than one.
 const SWITCHES_MAX: u64 = 20;
 
 /// How often threads of a process waited for something.

@@ -127,10 +127,12 @@ impl Jobs {
 
     /// Has the keeper look at once: a job began, or all is to end.
     pub(super) fn wake_keeper(&self) {
-        match (self.watch(), self.keeper.get()) {
-            (Some(watch), _) => watch.observer.ring_bell(),
-            (None, Some(keeper)) => keeper.unpark(),
-            (None, None) => {}
+        // It waits for the ring where there is one, and else for this.
+        if let Some(watch) = self.watch() {
+            watch.observer.ring_bell();
+        }
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
         }
     }
 }
