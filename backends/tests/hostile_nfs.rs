@@ -1,7 +1,7 @@
 //! NFS servers that send what no server should.
 //!
-//! SECURITY 18: "Whatever an NFS server answers harms no more than the call that it answers, which ends in bounded time and
-//! memory with an error that names the pool".
+//! SECURITY 18: "A wrong answer of an NFS server harms only the call that it answers. That call ends in bounded time and
+//! memory, with an error that names the pool."
 
 mod common;
 #[path = "hostile_nfs/memory.rs"]
