@@ -253,8 +253,6 @@ pub(crate) struct Table {
     lookups: DashMap<Ino, u64>,
     /// Inodes without names that stay until the kernel forgets them.
     nameless: DashSet<Ino>,
-    /// The most inodes since memory was given back last.
-    most: AtomicUsize,
 }
 
 impl Table {
@@ -383,16 +381,16 @@ impl Table {
         }
     }
 
-    /// Gives memory back after a crowd of inodes was forgotten.
+    /// Gives memory back after a crowd of inodes was forgotten: a map keeps room for as many as it ever had.
     pub fn give_back(&self) {
-        let len = self.nodes.len().max(self.lookups.len());
-        let most = self.most.fetch_max(len, Ordering::Relaxed);
-        if most <= len + CROWD {
-            return;
+        // As large as twice its entries it may be right after it shrank.
+        let worth = |capacity: usize, len: usize| capacity > 2 * (len + CROWD);
+        if worth(self.nodes.capacity(), self.nodes.len()) {
+            self.nodes.shrink_to_fit();
         }
-        self.most.store(len, Ordering::Relaxed);
-        self.nodes.shrink_to_fit();
-        self.lookups.shrink_to_fit();
+        if worth(self.lookups.capacity(), self.lookups.len()) {
+            self.lookups.shrink_to_fit();
+        }
     }
 
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Node>)) {
