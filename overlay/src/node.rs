@@ -76,6 +76,8 @@ pub(crate) struct NodeState {
     /// Calls that change the pool's copy, or for a directory its names: begun and ended. An answer of the pool
     /// that was asked for while one ran is not believed.
     pub pool_calls: (u64, u64),
+    /// Counts the names of a directory that a flush changed in the pool, each of which moved the directory's times there.
+    pub names_flushed: u64,
     /// Names that the pool was asked for one by one since the directory was last listed.
     pub single_lookups: u32,
     /// When all names of the directory were last read from the pool.
@@ -178,6 +180,7 @@ impl NodeState {
             validated: None,
             generation: 0,
             pool_calls: (0, 0),
+            names_flushed: 0,
             single_lookups: 0,
             listed_at: None,
             negative: HashMap::new(),

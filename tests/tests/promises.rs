@@ -336,6 +336,29 @@ fn renames_reach_the_pool_even_in_a_circle() {
     assert!(mount.pool("da").is_file());
 }
 
+/// Names that are flushed after the times of their directory move them in the pool: they are sent again.
+///
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn times_of_directories_reach_the_pool_though_their_names_come_later() {
+    let late = "[[rule]]\npaths = [\"**/*.late\"]\nflush = \"manual\"\n";
+    let mount = Mount::new(Options::policy(&format!("[default]\nflush = \"idle:1s\"\n{late}")));
+    let dirs = ["made", "linked", "from", "to", "emptied"];
+    let before = "mkdir made linked from to emptied; for f in from/f emptied/f; do echo 1 >$f.late; done";
+    sh(&mount.place.mnt(), before, SHELL).ok();
+    mount.flush();
+    let names = "echo 2 >made/f.late; ln from/f.late linked/g.late; mv from/f.late to/; rm emptied/f.late";
+    let change = format!("{names}; touch -d '2001-02-03 04:05:06.123456789' {}", dirs.join(" "));
+    sh(&mount.place.mnt(), &change, SHELL).ok();
+    let times = || dirs.map(|dir| fs::metadata(mount.pool(dir)).unwrap().mtime());
+    let wanted = dirs.map(|dir| fs::metadata(mount.path(dir)).unwrap().mtime());
+    wait_until("times of directories are in the pool", || times() == wanted);
+    assert!(!mount.pool("made/f.late").exists(), "what waits for an operator went by itself");
+    mount.flush();
+    assert!(!mount.pool("emptied/f.late").exists() && mount.pool("to/f.late").exists(), "names stay behind");
+    assert_eq!(times(), wanted);
+}
+
 /// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
 #[test]
 fn attributes_reach_the_pool() {

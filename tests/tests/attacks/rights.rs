@@ -23,13 +23,18 @@ fn mode(path: &Path) -> u32 {
 /// SECURITY 5: "an open by a user whom the new mode does not let in fails"
 #[test]
 fn new_content_is_not_read_with_old_rights() {
+    const ROUNDS: u32 = 6;
     let mount = Mount::new(Options::default());
-    for round in 0..6 {
-        let (name, pool) = (format!("f{round}"), mount.pool(format!("f{round}")));
-        fs::write(&pool, "public").unwrap();
-        chown(&pool, Some(U2.0), Some(U2.0)).unwrap();
-        let mnt = mount.place.mnt();
-        assert_eq!(U1.sh(&mnt, &format!("stat {name} >/dev/null; cat {name}")).out.trim(), "public");
+    let names: Vec<String> = (0..ROUNDS).map(|round| format!("f{round}")).collect();
+    // All before the first look at their directory: a name that is made after it may be seen later.
+    for name in &names {
+        fs::write(mount.pool(name), "public").unwrap();
+        chown(mount.pool(name), Some(U2.0), Some(U2.0)).unwrap();
+    }
+    for (round, name) in names.iter().enumerate() {
+        let (mnt, pool) = (mount.place.mnt(), mount.pool(name));
+        let first = U1.sh(&mnt, &format!("stat {name} >/dev/null; cat {name} 2>&1"));
+        assert_eq!(first.out.trim(), "public", "round {round}");
         match round % 2 {
             0 => {
                 let secret = mount.pool("secret");

@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn, blocking};
-use super::steps::{lock_all, take_version};
+use super::steps::{lock_all, note_name_flushed, take_version};
 use crate::catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
 
 impl Inner {
@@ -148,8 +148,10 @@ impl Inner {
         let mut txn = Txn::begin(self);
         // The new name first: an inode without any would not know its version any more.
         txn.pool_has(parent, name, Some(sent.ino))?;
+        note_name_flushed(&mut txn, parent)?;
         if let SentWhat::Moved { from } = &sent.what {
             txn.pool_lacks(from.0, &from.1, sent.ino)?;
+            note_name_flushed(&mut txn, from.0)?;
         }
         match sent.what {
             SentWhat::Content { .. } => {

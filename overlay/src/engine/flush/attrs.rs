@@ -284,6 +284,7 @@ impl Inner {
             self.flusher.refused.take_back(ino, name);
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
+        let names_flushed = self.node(ino)?.state.lock().names_flushed;
         let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
         // What the pool has of the rights that were not sent, and what was sent of the others.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
@@ -294,12 +295,14 @@ impl Inner {
         };
         let others_changed = record.version.as_ref() != Some(&there.version) || rights(&stat) != rights(&there);
         let mut txn = Txn::begin(self);
+        // A name that another step changed meanwhile may have moved the directory's times after they were sent.
+        let names_changed = txn.state(ino)?.names_flushed != names_flushed;
         let now = txn.record(ino)?;
         let mut sent = record.clone();
         sent.dirty_xattrs.retain(|(name, _)| refused.iter().all(|(refused, _)| refused != name));
         settle_attrs(now, &sent);
         if now.kind == FileKind::Directory {
-            now.dirty.times = (now.atime, now.mtime) != (record.atime, record.mtime);
+            now.dirty.times = names_changed || (now.atime, now.mtime) != (record.atime, record.mtime);
         }
         let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         let mut news = false;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side};
 
 use super::super::{Inner, Ino, Txn};
+use super::steps::note_name_flushed;
 use super::upload::Uploaded;
 use crate::catalog::InodeRecord;
 
@@ -52,6 +53,7 @@ impl Inner {
         self.sync_names(parent).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
+        note_name_flushed(&mut txn, parent)?;
         let now = txn.record(ino)?;
         if theirs {
             // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
@@ -115,6 +117,7 @@ impl Inner {
     fn commit_created(&self, parent: Ino, name: &[u8], ino: Ino, uploaded: Uploaded) -> Result<()> {
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
+        note_name_flushed(&mut txn, parent)?;
         self.commit_uploaded(txn, ino, uploaded)
     }
 }

@@ -177,6 +177,7 @@ impl Inner {
         if txn.name(parent, name)?.pool == Some(occupant) {
             txn.pool_has(parent, name, None)?;
             if is_gone {
+                note_name_flushed(&mut txn, parent)?;
                 txn.state(parent)?.note_absent(name);
             }
         }
@@ -247,6 +248,8 @@ impl Inner {
             txn.pool_has(from.0, &from.1, None)?;
             txn.state(from.0)?.note_absent(&from.1);
         }
+        note_name_flushed(&mut txn, parent)?;
+        note_name_flushed(&mut txn, from.0)?;
         take_version(&mut txn, moved, stat)?;
         txn.commit()
     }
@@ -341,6 +344,7 @@ impl Inner {
         self.sync_names(parent).await?;
         let mut txn = Txn::begin(self);
         txn.pool_has(parent, name, Some(ino))?;
+        note_name_flushed(&mut txn, parent)?;
         take_version(&mut txn, ino, &stat)?;
         txn.commit()
     }
@@ -387,6 +391,16 @@ impl Inner {
         // Not a reserved name: those are the pool's own.
         format!("{PARKED}{}-{}", self.node_name, ino.0).into_bytes()
     }
+}
+
+/// A flush changed a name of a directory in the pool, which moved the directory's times there: those that the mount
+/// shows are sent again.
+pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    txn.state(dir)?.names_flushed += 1;
+    let record = txn.record(dir)?;
+    // One that was removed here has no times that anybody sees.
+    record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
+    Ok(())
 }
 
 /// After a change of names: the version moved by its change time alone, unless somebody else was there too.
