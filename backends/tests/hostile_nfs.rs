@@ -21,8 +21,8 @@ use futures::TryStreamExt;
 use common::{attrs, path, pieces};
 use memory::assert_bounded;
 use server::{
-    Answer, Attributes, DIR, GOOD, LINK, MOUNT, NFS, ROOT, Request, Server, Xdr, accepted, good, good_content, handle,
-    procedure, status,
+    Answer, Attributes, DIR, GOOD, GOOD_BYTES, LINK, MOUNT, NFS, ROOT, Request, Server, Xdr, accepted, good,
+    good_content, handle, procedure, status,
 };
 
 /// Longer than the time for retries, and shorter than what a hang would take.
@@ -287,6 +287,31 @@ async fn reads_that_give_too_much_or_next_to_nothing_are_refused() {
         let error = read_error(nothing).await;
         assert!(error.is(ErrorKind::Stale), "{error}");
     }
+}
+
+async fn write_error(taken: fn(u32) -> u32) -> Error {
+    let server = Server::start().await;
+    let pool = server.open().await;
+    server.misbehave(move |request| {
+        let results = || Xdr::default().words(&[0, 0, 0, taken(request.write_bytes()), 2]).long(0);
+        request.is(procedure::WRITE).then(|| Answer::Results(results()))
+    });
+    let data = vec![7; GOOD_BYTES].into();
+    let error = in_time(SOON, pool.write_at(&path("good"), 0, data)).await.unwrap_err();
+    assert_told(&error, &pool);
+    server.behave();
+    assert_sound(&pool).await;
+    error
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_that_take_too_much_or_next_to_nothing_are_refused() {
+    for wrong in [(|_| 0) as fn(u32) -> u32, |asked| asked + 1, |_| u32::MAX] {
+        let error = write_error(wrong).await;
+        assert!(error.to_string().contains("says that it wrote"), "{error}");
+    }
+    let error = write_error(|_| 1).await;
+    assert!(error.to_string().contains("few bytes of each write"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -195,8 +195,12 @@ async fn write(
         let breaks = session.calls.breaks();
         let taken = session.calls.call(&args, owners).await?;
         drop(args);
-        if taken.count == 0 || taken.count > count || written.len() == MAX_PARTS as usize {
-            let why = format!("the server says that it wrote {} of {count} bytes", taken.count);
+        let is_much = written.len() == MAX_PARTS as usize;
+        if taken.count == 0 || taken.count > count || is_much {
+            let why = match is_much {
+                true => "the server takes few bytes of each write".into(),
+                false => format!("the server says that it wrote {} of {count} bytes", taken.count),
+            };
             let why = format!("{}: {why}", session.location.url());
             let error = crate::Error::new(ErrorKind::Os(libc::EIO), crate::Side::Pool, why);
             return Err(super::failure::Failure::Told(error));

@@ -21,6 +21,7 @@ pub mod procedure {
     pub const LOOKUP: u32 = 3;
     pub const READLINK: u32 = 5;
     pub const READ: u32 = 6;
+    pub const WRITE: u32 = 7;
     pub const MKDIR: u32 = 9;
     pub const READDIR: u32 = 16;
     pub const READDIRPLUS: u32 = 17;
@@ -60,6 +61,11 @@ impl Request {
     pub fn word_from_end(&self, bytes: usize) -> u32 {
         let at = self.args.len() - bytes;
         u32::from_be_bytes(self.args[at..at + 4].try_into().unwrap())
+    }
+
+    /// How many bytes a WRITE has: after the handle and the offset.
+    pub fn write_bytes(&self) -> u32 {
+        u32::from_be_bytes(self.args[20..24].try_into().unwrap())
     }
 
     /// The cookie of a READDIR or READDIRPLUS: after the handle, which has eight bytes.
