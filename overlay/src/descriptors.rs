@@ -29,6 +29,12 @@ pub fn for_catalog() -> i32 {
     i32::try_from(kept() / 2).unwrap_or(i32::MAX)
 }
 
+/// Content files that may be open when nobody uses them: three quarters of what is left to programs.
+pub fn for_contents() -> usize {
+    let contents = allowed().saturating_sub(kept());
+    usize::try_from(contents / 4 * 3).unwrap_or(usize::MAX)
+}
+
 /// Spare content files.
 pub fn for_spares() -> usize {
     usize::try_from(kept() / 4).unwrap_or(usize::MAX)

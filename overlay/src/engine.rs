@@ -41,6 +41,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::catalog::{Catalog, Durability, InodeRecord};
 use crate::content::{ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
+use crate::descriptors;
 use crate::foresight::Foresight;
 use crate::jobs::Jobs;
 use crate::node::{Node, Table};
@@ -75,6 +76,8 @@ pub struct Options {
     pub reattached: bool,
     /// Whether unsynced changes of the catalog are lost with the process: only for tests of power cuts.
     pub lose_unsynced: bool,
+    /// Content files that the daemon may have open; `None`: what its descriptors allow. Set only by tests.
+    pub open_contents: Option<usize>,
 }
 
 /// Memory for buffers where nothing else is asked for.
@@ -117,6 +120,8 @@ pub(crate) struct Inner {
     pub evictor: Mutex<Box<dyn Evictor>>,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
+    /// How many of them there may be, though nobody uses them.
+    pub open_contents_max: usize,
     pub health: pool_view::Health,
     pub watches: pool_view::Watches,
     pub layouts: layout::Layouts,
@@ -205,6 +210,7 @@ impl Overlay {
             turns: fetch::Turns::default(),
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
+            open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
             health: pool_view::Health::default(),
             watches: pool_view::Watches::default(),
             layouts: layout::Layouts::default(),

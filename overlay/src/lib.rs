@@ -3,7 +3,7 @@
 
 mod acl;
 mod catalog;
-mod clock;
+pub mod clock;
 mod content;
 pub mod content_io;
 pub mod control;

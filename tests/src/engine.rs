@@ -55,6 +55,7 @@ impl Fixture {
             node: "here".into(),
             reattached: false,
             lose_unsynced: false,
+            open_contents: None,
         }
     }
 

@@ -22,7 +22,7 @@ mod tree;
 mod view;
 
 pub use config::{Config, Flushing, World};
-pub use op::{Case, Exchange, Op, Other, Seeded, Spot, case};
+pub use op::{Allocate, Case, Exchange, Op, Other, Seeded, Spot, case};
 pub use run::run;
 
 /// Why a case failed: what was done, expected and seen.

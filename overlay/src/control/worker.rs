@@ -156,6 +156,7 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
         read_only,
         reattached,
         lose_unsynced: false,
+        open_contents: None,
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     Ok(Overlay::open(options).await?)

@@ -64,6 +64,7 @@ mod tests {
             node: "here".into(),
             reattached: false,
             lose_unsynced: false,
+            open_contents: None,
         };
         Overlay::open(options).await.unwrap()
     }

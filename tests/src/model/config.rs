@@ -30,6 +30,10 @@ pub struct Config {
     /// Files above this many bytes are not fetched whole when they are opened.
     pub whole_file_bytes: u64,
     pub limit_bytes: Option<u64>,
+    /// The daemon may have two content files open that nobody uses.
+    pub few_descriptors: bool,
+    /// What is idle for a second is flushed, and at the end nobody asks for a flush: all must arrive by itself.
+    pub arrives: bool,
 }
 
 impl Config {
@@ -37,6 +41,7 @@ impl Config {
         let flush = match self.flushing {
             Flushing::OnClose => "on-close",
             Flushing::Manual => "manual",
+            Flushing::Idle if self.arrives => "idle:1s",
             Flushing::Idle => "idle:0s",
         };
         let ttl = if self.fresh { "0s" } else { "1h" };

@@ -1,6 +1,7 @@
 //! The end of a case: all trouble is over, everything is flushed, and both sides are compared as a whole.
 
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 use forebay_overlay::operator::{EvictRequest, FlushRequest};
 use forebay_overlay::summary;
@@ -14,6 +15,8 @@ use super::view;
 
 /// Flushes that it may take until nothing differs: a conflict moves ours to a name that the next one brings up.
 const ROUNDS: u32 = 4;
+/// What failed is tried again after seconds, longer each time.
+const ARRIVAL: Duration = Duration::from_secs(40);
 /// Looks at the count until it must be right.
 const COUNTS: u32 = 200;
 const ALL: Compared = Compared { contents: true, mtimes: true };
@@ -34,7 +37,10 @@ impl Run {
             let shown = self.machine.run(view::shown(&overlay))?;
             same(&shown, &self.model, ALL).map_err(|e| format!("before the last flush: {e}"))?;
         }
-        self.flush_everything()?;
+        match self.machine.config.arrives {
+            true => self.await_arrival()?,
+            false => self.flush_everything()?,
+        }
         let pooled = self.machine.run(view::pooled(&self.machine.memory));
         self.check_pool(&pooled)?;
         self.check_fast_pool()?;
@@ -73,6 +79,22 @@ impl Run {
         }
         let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
         Err(format!("still dirty after the last flush: {dirty:?}"))
+    }
+
+    /// Nobody asks for a flush, and nothing more happens here: everything arrives all the same.
+    fn await_arrival(&mut self) -> Result<(), Failure> {
+        let overlay = self.overlay();
+        let began = Instant::now();
+        loop {
+            let dirty = self.machine.run(overlay.dirty()).map_err(|e| e.to_string())?;
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            if began.elapsed() > ARRIVAL {
+                return Err(format!("nobody asked for a flush, and after {ARRIVAL:?} it is dirty: {dirty:?}"));
+            }
+            self.machine.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        }
     }
 
     fn check_pool(&mut self, pooled: &Tree) -> Result<(), Failure> {

@@ -4,12 +4,12 @@ use std::os::unix::fs::FileExt;
 
 use forebay_overlay::backends::{Error, ErrorKind, FileKind};
 use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
-use forebay_overlay::{Change, Ino, summary};
+use forebay_overlay::{Change, Ino, Seek, summary};
 
 use super::Failure;
 use super::config::Flushing;
 use super::content::{self, describe};
-use super::op::Spot;
+use super::op::{Allocate, Spot};
 use super::run::{CALLER, Handle, Run};
 use super::tree::{Body, Id};
 
@@ -104,7 +104,7 @@ impl Run {
         } else {
             self.effects.seen(&new);
         }
-        self.model.set_content(id, new, self.began);
+        self.model.set_content(id, new, (!self.clock_set).then_some(self.began));
         self.history.wrote(id, &old);
     }
 
@@ -230,6 +230,67 @@ impl Run {
         if is != right {
             return Err(format!("read {} instead of {}", describe(&is), describe(&right)));
         }
+        Ok(())
+    }
+
+    /// Where a file has holes, it has zeros, and its last hole is at its end.
+    pub fn holes(&mut self, at: Spot) -> Result<(), Failure> {
+        let Some((id, ino)) = self.file(at)? else { return Ok(()) };
+        let right = self.content_of(id);
+        let overlay = self.overlay();
+        let mut offset = 0;
+        while offset < right.len() as u64 {
+            let data = match self.machine.run(overlay.seek(ino, offset, Seek::Data)) {
+                Err(e) if e.errno() == libc::ENXIO => right.len() as u64,
+                got => match self.judge(got, Ok(()))? {
+                    Some(data) => data,
+                    None => return Ok(()),
+                },
+            };
+            if right[offset as usize..(data as usize).min(right.len())].iter().any(|byte| *byte != 0) {
+                return Err(format!("a hole from {offset} to {data} of {}", describe(&right)));
+            }
+            if data >= right.len() as u64 {
+                return Ok(());
+            }
+            let got = self.machine.run(overlay.seek(ino, data, Seek::Hole));
+            let Some(hole) = self.judge(got, Ok(()))? else { return Ok(()) };
+            if hole <= data || hole > right.len() as u64 {
+                return Err(format!("data from {data} to {hole} of {} bytes", right.len()));
+            }
+            offset = hole;
+        }
+        Ok(())
+    }
+
+    pub fn allocate(&mut self, number: u8, offset: u32, len: u32, how: Allocate) -> Result<(), Failure> {
+        let Some(index) = self.handle_at(number) else { return Ok(()) };
+        let handle = &self.handles[index];
+        if !handle.writes() || len == 0 {
+            return Ok(());
+        }
+        let (id, ino) = (handle.id, handle.ino);
+        let mode = match how {
+            Allocate::Grow => 0,
+            Allocate::KeepSize => libc::FALLOC_FL_KEEP_SIZE,
+            Allocate::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        };
+        let overlay = self.overlay();
+        let got = self.machine.run(overlay.fallocate(ino, mode, offset.into(), len.into()));
+        if self.judge_open(id, got)?.is_none() {
+            return Ok(());
+        }
+        let old = self.content_of(id);
+        let (from, to) = (offset as usize, offset as usize + len as usize);
+        let new = match how {
+            Allocate::Grow if to > old.len() => content::truncated(&old, to as u64),
+            Allocate::Grow | Allocate::KeepSize => old,
+            Allocate::PunchHole => {
+                let end = to.min(old.len());
+                content::written(&old, from.min(end) as u64, &vec![0; end.saturating_sub(from)])
+            }
+        };
+        self.wrote(id, new);
         Ok(())
     }
 

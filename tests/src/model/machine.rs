@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 use forebay_overlay::backends::decorators::Fault;
 use forebay_overlay::backends::memory::MemoryPool;
 use forebay_overlay::backends::{ErrorKind, Result};
-use forebay_overlay::{Options, Overlay, content_io};
+use forebay_overlay::{Options, Overlay, clock, content_io};
 use tokio::runtime::Runtime;
 
 use super::config::{Config, World};
@@ -19,6 +20,8 @@ pub struct Machine {
     /// What the engine sees.
     pub pool: Arc<Fault>,
     home: tempfile::TempDir,
+    /// How far the engine's clock is ahead, in seconds.
+    pub ahead_secs: Arc<AtomicI64>,
     boots: u32,
     running: Option<(Runtime, Overlay)>,
 }
@@ -32,7 +35,9 @@ impl Machine {
         let shm = Path::new("/dev/shm");
         let dir = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let home = tempfile::Builder::new().prefix("forebay-model-").tempdir_in(dir).expect("a directory");
-        Self { config, memory, pool, home, boots: 0, running: None }
+        let ahead_secs = Arc::new(AtomicI64::new(0));
+        clock::run_ahead(ahead_secs.clone());
+        Self { config, memory, pool, home, ahead_secs, boots: 0, running: None }
     }
 
     fn fast(&self) -> PathBuf {
@@ -40,7 +45,12 @@ impl Machine {
     }
 
     pub fn start(&mut self) -> Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let ahead = self.ahead_secs.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .on_thread_start(move || clock::run_ahead(ahead.clone()))
+            .build()
+            .expect("a runtime");
         let options = Options {
             pool: self.pool.clone(),
             fast: vec![self.fast()],
@@ -52,6 +62,7 @@ impl Machine {
             node: "here".into(),
             reattached: false,
             lose_unsynced: self.config.world == World::PowerCuts,
+            open_contents: self.config.few_descriptors.then_some(2),
         };
         let overlay = runtime.block_on(Overlay::open(options))?;
         self.running = Some((runtime, overlay));

@@ -27,6 +27,14 @@ pub enum Exchange {
     Swap,
 }
 
+/// `fallocate(2)`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Allocate {
+    Grow,
+    KeepSize,
+    PunchHole,
+}
+
 /// A change by somebody else, in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Other {
@@ -108,6 +116,17 @@ pub enum Op {
     ReadAll {
         at: Spot,
     },
+    /// Bytes that no block is kept for are zeros.
+    Holes {
+        at: Spot,
+    },
+    /// Makes a hole, or gets blocks, beyond the end, too.
+    Allocate {
+        handle: u8,
+        offset: u32,
+        len: u32,
+        how: Allocate,
+    },
     Truncate {
         at: Spot,
         size: u32,
@@ -184,6 +203,10 @@ pub enum Op {
         after: bool,
     },
     Other(Other),
+    /// Somebody sets the clock: this much ahead of the right time.
+    Clock {
+        hours: i16,
+    },
     Crash,
 }
 
@@ -249,6 +272,10 @@ fn how() -> impl Strategy<Value = Exchange> {
     prop_oneof![6 => Just(Exchange::Replace), 1 => Just(Exchange::NoReplace), 2 => Just(Exchange::Swap)]
 }
 
+fn allocate() -> impl Strategy<Value = Allocate> {
+    prop_oneof![1 => Just(Allocate::Grow), 1 => Just(Allocate::KeepSize), 3 => Just(Allocate::PunchHole)]
+}
+
 fn content_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => (spot(), mode(), any::<bool>()).prop_map(|(at, mode, hold)| Op::Create { at, mode, hold }),
@@ -263,6 +290,9 @@ fn content_op() -> impl Strategy<Value = Op> {
         8 => (spot(), size(), size(), any::<bool>())
             .prop_map(|(at, offset, len, direct)| Op::WriteAt { at, offset, len, direct }),
         5 => spot().prop_map(|at| Op::ReadAll { at }),
+        2 => spot().prop_map(|at| Op::Holes { at }),
+        2 => (0..4u8, size(), size(), allocate())
+            .prop_map(|(handle, offset, len, how)| Op::Allocate { handle, offset, len, how }),
         2 => (spot(), prop_oneof![Just(0), size()]).prop_map(|(at, size)| Op::Truncate { at, size }),
         2 => spot().prop_map(|at| Op::Fsync { at }),
         1 => (0..4u8).prop_map(|handle| Op::FsyncOpen { handle }),
@@ -298,6 +328,7 @@ fn trouble() -> impl Strategy<Value = Op> {
     prop_oneof![
         2 => any::<bool>().prop_map(|down| Op::Outage { down }),
         4 => (1..8u8, any::<bool>()).prop_map(|(call, after)| Op::Fail { call, after }),
+        1 => prop_oneof![-30_000..30_000i16, -2..2i16].prop_map(|hours| Op::Clock { hours }),
     ]
 }
 
@@ -336,13 +367,16 @@ fn config() -> impl Strategy<Value = Config> {
     let flushing = prop::sample::select(vec![Flushing::Manual, Flushing::Idle, Flushing::OnClose]);
     let whole = prop::sample::select(vec![4u64 << 20, 4 << 20, 4096, 0]);
     let limit = prop_oneof![4 => Just(None), 1 => Just(Some(96u64 << 10)), 1 => Just(Some(2u64 << 20))];
-    (world, flushing, any::<bool>(), whole, limit).prop_map(
-        |(world, flushing, fresh, whole_file_bytes, limit_bytes)| {
+    let few_descriptors = prop::bool::weighted(0.25);
+    let arrives = prop::bool::weighted(0.04);
+    (world, flushing, any::<bool>(), whole, limit, few_descriptors, arrives).prop_map(
+        |(world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives)| {
             // What was cut off is compared with what was acknowledged: less is going on there.
             let limit_bytes = limit_bytes.filter(|_| world == World::Quiet);
             // What is shown of a pool that others change is known for sure only where it is asked for each time.
             let fresh = fresh || world == World::Shared;
-            Config { world, flushing, fresh, whole_file_bytes, limit_bytes }
+            let arrives = arrives && world == World::Quiet && flushing == Flushing::Idle;
+            Config { world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives }
         },
     )
 }

@@ -1,5 +1,7 @@
 //! One case, driven through the engine and the model side by side.
 
+use std::sync::atomic::Ordering;
+
 use forebay_overlay::backends::decorators::Moment;
 use forebay_overlay::backends::{Attrs, Error, ErrorKind, FileKind, Pool, PoolPath, RenameMode, Side, Time};
 use forebay_overlay::{Attr, Caller, Entry, Ino, Lookup, Opened, Overlay};
@@ -53,6 +55,8 @@ pub struct Run {
     pub grows: Option<(Vec<u8>, Ino)>,
     /// Bytes were written past the engine: nothing reserved space for them.
     pub unreserved: bool,
+    /// The clock was set: when something was modified is not known.
+    pub clock_set: bool,
     /// When the operation that is under way began.
     pub began: Time,
     tags: u32,
@@ -82,6 +86,7 @@ impl Run {
             outdated: false,
             grows: None,
             unreserved: false,
+            clock_set: false,
             began: just_now(),
             tags: 0,
         };
@@ -145,6 +150,7 @@ impl Run {
                 self.trouble = true;
             }
             Op::Other(other) => self.other(other)?,
+            Op::Clock { hours } => self.set_clock(hours),
             Op::Crash => self.crash()?,
             op => {
                 self.both(op)?;
@@ -167,6 +173,8 @@ impl Run {
             Op::TruncateOpen { handle, size } => self.truncate_open(handle, size),
             Op::WriteAt { at, offset, len, direct } => self.write_at(at, offset, len, direct),
             Op::ReadAll { at } => self.read_all(at),
+            Op::Holes { at } => self.holes(at),
+            Op::Allocate { handle, offset, len, how } => self.allocate(handle, offset, len, how),
             Op::Truncate { at, size } => self.truncate(at, size),
             Op::Rename { from, to, how } => self.rename(from, to, mode_of(how)),
             Op::Link { from, to } => self.link(from, to),
@@ -185,7 +193,15 @@ impl Run {
             Op::Stage { at } => self.stage(at),
             Op::Evict { all, at, release } => self.evict(all, at, release),
             Op::Flush { all, at, wait } => self.flush(all, at, wait),
-            Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Crash => Ok(()),
+            Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Clock { .. } | Op::Crash => Ok(()),
+        }
+    }
+
+    fn set_clock(&mut self, hours: i16) {
+        self.machine.ahead_secs.store(i64::from(hours) * 3600, Ordering::Relaxed);
+        self.clock_set = true;
+        for node in self.model.nodes.values_mut() {
+            node.not_before = None;
         }
     }
 

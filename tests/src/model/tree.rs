@@ -265,11 +265,11 @@ impl Tree {
         self.nodes.retain(|id, node| node.kind() == FileKind::Directory || node.nlink > 0 || open.contains(id));
     }
 
-    /// `since`: when what changed it began.
-    pub fn set_content(&mut self, id: Id, content: Content, since: Time) {
+    /// `since`: when what changed it began, where that is known.
+    pub fn set_content(&mut self, id: Id, content: Content, since: Option<Time>) {
         let node = self.node_mut(id);
         node.body = Body::File(content);
-        (node.mtime, node.not_before) = (None, Some(since));
+        (node.mtime, node.not_before) = (None, since);
     }
 
     pub fn empty() -> Content {

@@ -46,6 +46,7 @@ async fn daemon() -> Daemon {
         read_only: false,
         reattached: false,
         lose_unsynced: false,
+        open_contents: None,
         node: "test".into(),
     };
     let overlay = Overlay::open(options).await.unwrap();

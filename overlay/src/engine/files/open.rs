@@ -1,8 +1,8 @@
 //! What an open is given, and what its end leaves.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -13,7 +13,6 @@ use super::tell_unless_gone;
 use crate::Content;
 use crate::catalog::ContentId;
 use crate::content::is_held;
-use crate::descriptors;
 use crate::node::{Node, NodeState, Stamp};
 use crate::policy::{Flush, PathPolicy};
 
@@ -26,20 +25,6 @@ const ATTEMPTS: u32 = 5;
 
 pub(super) fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
-}
-
-/// How many content files may be open when nobody uses them: three quarters of the descriptors that there are.
-fn open_contents_max() -> usize {
-    static LIMIT: OnceLock<usize> = OnceLock::new();
-    *LIMIT.get_or_init(|| {
-        let contents = descriptors::allowed().saturating_sub(descriptors::kept());
-        usize::try_from(contents / 4 * 3).unwrap_or(usize::MAX)
-    })
-}
-
-/// How many of them stay open.
-fn idle_open_contents() -> usize {
-    open_contents_max().min(IDLE_OPEN_CONTENTS_MAX)
 }
 
 /// Whether an open asks for all of the file's bytes anyway, of a pool that says then whether there is another version by
@@ -491,12 +476,17 @@ impl Inner {
         Ok(true)
     }
 
+    /// How many content files stay open when nobody uses them.
+    fn idle_open_contents(&self) -> usize {
+        self.open_contents_max.min(IDLE_OPEN_CONTENTS_MAX)
+    }
+
     /// Notes that a content file is open in the daemon, and closes those that were not used for longest.
     pub fn keep_open(&self, ino: Ino) {
         let mut open = self.open_contents.lock();
         open.put(ino, ());
         for _ in 0..TRIM_TRIES {
-            if open.len() <= idle_open_contents() {
+            if open.len() <= self.idle_open_contents() {
                 return;
             }
             let Some((victim, ())) = open.pop_lru() else { return };
@@ -507,7 +497,7 @@ impl Inner {
             // The caller may hold the lock of a node, even of this one.
             match node.state.try_lock() {
                 // Who closes it is not told any more that it was not written back.
-                Some(state) if state.record.file.is_dirty() && open.len() < open_contents_max() => {
+                Some(state) if state.record.file.is_dirty() && open.len() < self.open_contents_max => {
                     open.put(victim, ());
                 }
                 Some(mut state) if !state.is_open() => {
@@ -521,7 +511,7 @@ impl Inner {
 
     /// Whether more content files are open than may stay so when they are idle.
     pub fn has_many_open(&self) -> bool {
-        self.open_contents.lock().len() > idle_open_contents()
+        self.open_contents.lock().len() > self.idle_open_contents()
     }
 
     /// Syncs idle content files that the pool does not have, and closes them, where too many are open. Blocks.
@@ -558,10 +548,10 @@ impl Inner {
     fn idle_dirty(&self) -> Vec<(Ino, Arc<Content>)> {
         let least: Vec<Ino> = {
             let open = self.open_contents.lock();
-            if open.len() <= idle_open_contents() {
+            if open.len() <= self.idle_open_contents() {
                 return Vec::new();
             }
-            let over = open.len() - idle_open_contents() / 4 * 3;
+            let over = open.len() - self.idle_open_contents() / 4 * 3;
             open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
         };
         let content = |ino: Ino| {
