@@ -40,7 +40,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test test-quick test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
+.PHONY: help build demo test check test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -73,10 +73,11 @@ lint:
 	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace -- $$deny; \
 	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- $$deny $(TESTS_MAY)
 
-# Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest.
+# Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest. It makes
+# the program, too, since the crate in cli/ has tests: a build of its own would compile all of it a second time, because
+# tests ask for other features of its libraries.
 test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
 	@packaging/deps build test
-	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay
 	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
 
 # In emulation, half a minute each: the distribution's kernel, or those whose packages lie in KERNELS="DIR ...".
@@ -105,9 +106,10 @@ compare-programs: $(TOOLS)/$(BPF_LINKER)
 	@cmp $(CARGO_TARGET_DIR)/programs.o ebpf/programs.o \
 		|| { echo "ebpf/programs.o is not what its source makes: make programs" >&2; exit 1; }
 
-# Only what needs neither root nor a mount.
-test-quick: lint
-	@timeout 3600 $(CARGO) test --release --workspace --lib --bins
+# What is run again and again while code is written: without a mount, a server or root.
+check: lint
+	@timeout 3600 $(CARGO) test --release --workspace --lib --bins --test engine --test own_names --test unanswered \
+		--test memory --test decorators --test tidy
 
 bench: build
 	@packaging/deps test
