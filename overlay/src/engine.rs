@@ -13,7 +13,6 @@ mod fsck;
 mod layout;
 pub(crate) mod leases;
 mod names;
-pub mod operator;
 mod paths;
 mod pool_view;
 mod reporter;
@@ -39,7 +38,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::catalog::{Catalog, Durability, InodeRecord};
-use crate::content::{ContentStore, Spares, Trash};
+use crate::content::{ContentNumbers, ContentStore, Spares, Trash};
 use crate::content_io::{self, ContentIo};
 use crate::descriptors;
 use crate::foresight::Foresight;
@@ -55,7 +54,7 @@ pub(crate) use staging::parse_path;
 pub use staging::summary;
 pub(crate) use txn::Txn;
 pub use types::{
-    Attr, Caller, Change, Content, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
+    Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
 };
 
 /// What an overlay is made of.
@@ -163,7 +162,7 @@ impl Overlay {
         let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
         crate::salvage::sound(&options.fast[0])?;
         let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
-        store.identify(&catalog)?;
+        store.identify(&identity(&catalog)?)?;
         claim(&catalog, &options.pool.url(), &options.fast[0])?;
         let evictor =
             forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
@@ -359,6 +358,18 @@ impl Inner {
             }
         }
     }
+}
+
+/// What the devices of this fast pool are marked with.
+fn identity(catalog: &Catalog) -> Result<String> {
+    if let Some(id) = catalog.meta::<String>("id")? {
+        return Ok(id);
+    }
+    let id = format!("{:016x}", rand::random::<u64>());
+    catalog.set_meta("id", &id)?;
+    // Before the devices are marked with it: else a power cut leaves marks that nobody made.
+    catalog.sync()?;
+    Ok(id)
 }
 
 /// A fast pool holds what belongs to one pool.

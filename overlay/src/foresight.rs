@@ -18,18 +18,16 @@ pub use forebay_prefetch::profile::ProfileDocument;
 use forebay_prefetch::profile::{Expected, Profile};
 pub use forebay_prefetch::signature::{Invocation, Signature};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use crate::catalog::{JobSerial, ProfileHead};
 use crate::clock::unix_now;
 use crate::content::CHUNK_BYTES;
 use crate::engine::{Inner, blocking, parse_path};
-use crate::operator::TypedPath;
 use crate::{Ino, Overlay};
 use ahead::Ahead;
-pub use explain::{Explanation, Reader};
 use following::Following;
+pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
 
 /// A profile stands in for jobs that are like its own by at least this much.
 const SIMILARITY_MIN: f64 = 0.5;
@@ -73,48 +71,6 @@ impl Foresight {
         let running = self.running.lock();
         let ahead = running.values().find(|ahead| ahead.staged.lock().contains_key(&ino))?;
         ahead.foreseen.lock().get(&ino).cloned()
-    }
-}
-
-/// What was brought in for a job before it asked, and what became of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AheadReport {
-    pub files: u64,
-    pub bytes: u64,
-    /// Of these, what the job used. Accuracy is their share.
-    pub used_files: u64,
-    pub used_bytes: u64,
-    /// Of the pool's files that the job used, those that were foreseen and were here when it ended.
-    pub covered_bytes: u64,
-    /// All that it used of the pool's files. Coverage is the share that was foreseen.
-    pub wanted_bytes: u64,
-}
-
-/// A profile, as it is listed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProfileSummary {
-    /// Short, for command lines.
-    pub id: String,
-    pub signature: Signature,
-    pub runs: u64,
-    pub files: u64,
-    pub encoded_bytes: u64,
-    pub last_seen_unix: u64,
-    /// The share of what was staged that was used, from 0 to 1. `None`: nothing was staged yet.
-    pub accuracy: Option<f64>,
-}
-
-impl From<ProfileHead> for ProfileSummary {
-    fn from(head: ProfileHead) -> Self {
-        Self {
-            id: head.signature.id(),
-            accuracy: (head.staged_bytes > 0.0).then(|| (head.used_bytes / head.staged_bytes).min(1.0)),
-            signature: head.signature,
-            runs: head.runs,
-            files: head.files,
-            encoded_bytes: head.encoded_bytes,
-            last_seen_unix: head.last_seen_unix,
-        }
     }
 }
 
@@ -332,26 +288,5 @@ impl Overlay {
     pub(crate) async fn foreseen(&self, invocation: Invocation, means: Means) -> Result<Foreseen> {
         let inner = self.inner.clone();
         blocking(move || inner.foresee(&invocation, means)).await
-    }
-}
-
-/// A file that is going to be staged, as `--dry-run` tells it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wanted {
-    pub path: TypedPath,
-    pub bytes: u64,
-    /// That the command reads it, from 0 to 1.
-    pub probability: f64,
-    pub why: String,
-}
-
-impl From<&Expected> for Wanted {
-    fn from(expected: &Expected) -> Self {
-        Self {
-            path: expected.path.clone(),
-            bytes: expected.bytes,
-            probability: expected.probability,
-            why: expected.why.to_string(),
-        }
     }
 }

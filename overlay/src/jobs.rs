@@ -7,7 +7,6 @@
 mod keeper;
 mod life;
 mod lineage;
-mod report;
 mod rest;
 mod shown;
 mod uses;
@@ -25,17 +24,18 @@ use forebay_ebpf::NO_JOB;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::catalog::{ContentId, JobHead, JobSerial};
+use crate::catalog::{JobHead, JobSerial};
+use crate::content::ContentId;
 use crate::control::paths;
 use crate::engine::{Inner, blocking};
 use crate::operator::TypedPath;
 use crate::process::Process;
 use crate::{Ino, Opened, Overlay};
-pub use keeper::Keeper;
-use lineage::Lineage;
-pub use report::{
+pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
 };
+pub use keeper::Keeper;
+use lineage::Lineage;
 pub(crate) use uses::{FileId, UsedFile};
 use uses::{PartMap, Uses};
 pub use watch::Observe;

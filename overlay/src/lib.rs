@@ -2,28 +2,25 @@
 //! ends (`fuse`, `control`) turn a request into one call of it.
 
 mod acl;
-mod catalog;
-pub mod clock;
-mod content;
-pub mod content_io;
 pub mod control;
-mod descriptors;
 mod engine;
-mod extents;
 pub mod foresight;
 pub mod fuse;
 pub mod jobs;
 mod node;
-pub mod policy;
-pub mod process;
 mod salvage;
 mod shares;
-mod state;
 
-pub use engine::operator;
 pub use engine::{
-    Attr, Caller, Change, Content, DirOrder, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Options,
-    Overlay, Placed, Seek, SetTime, Space, summary,
+    Attr, Caller, Change, DirOrder, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Options, Overlay,
+    Placed, Seek, SetTime, Space, summary,
 };
+pub use forebay_api::operator;
 pub use forebay_backends as backends;
+use forebay_cache as content;
+pub use forebay_cache::{Content, content_io};
+use forebay_catalog as catalog;
+pub use forebay_policy as policy;
+use forebay_system::descriptors;
+pub use forebay_system::{clock, process};
 pub use policy::Policy;

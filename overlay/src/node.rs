@@ -7,24 +7,23 @@
 //! and nobody uses just now, no more than that needs memory.
 
 use std::collections::HashMap;
-use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dashmap::mapref::entry::Entry as Slot;
 use dashmap::{DashMap, DashSet};
-use forebay_backends::{Error, FileKind, Result, Side, Time};
+use forebay_backends::{FileKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::Ino;
 use crate::catalog::{Catalog, ContentRecord, InodeRecord, Leases};
+use crate::content::{Content, Stamp};
 use crate::engine::Growth;
 use crate::engine::leases::Stagings;
 use crate::engine::rights::RightsNews;
 use crate::engine::{NamesState, NamesSync};
-use crate::{Content, Ino};
 
 /// Inodes kept in memory beyond those that are in use: some 18 MiB, at 1.5 KiB each with all that belongs to one.
 const IDLE_INODES: usize = 12_000;
@@ -129,31 +128,6 @@ pub(crate) struct Readahead {
     pub until: u64,
     /// How far ahead, in bytes.
     pub window_bytes: u64,
-}
-
-/// What changes with every write to a content file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    pub size: u64,
-    pub mtime: Time,
-    pub ctime: Time,
-}
-
-impl Stamp {
-    pub fn of(file: &File) -> Result<Self> {
-        let meta = file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
-        Ok(Self::from(&meta))
-    }
-}
-
-impl From<&Metadata> for Stamp {
-    fn from(meta: &Metadata) -> Self {
-        Self {
-            size: meta.size(),
-            mtime: Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 },
-            ctime: Time { secs: meta.ctime(), nanos: meta.ctime_nsec() as u32 },
-        }
-    }
 }
 
 impl NodeState {

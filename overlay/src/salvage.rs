@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
 
 use crate::Ino;
-use crate::catalog::{Catalog, ContentId, InodeRecord, Intent, Link, rebuild};
+use crate::catalog::{Catalog, InodeRecord, Intent, Link, rebuild};
 use crate::clock::unix_now;
-use crate::content::{CHUNK_BYTES, ContentStore};
+use crate::content::{CHUNK_BYTES, ContentId, ContentStore};
 use aside::Aside;
 
 /// Deeper trees than this would be a loop.

@@ -11,7 +11,8 @@ use super::written_past::{is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::clock::stamp_now;
-use crate::node::{Node, NodeState, Stamp};
+use crate::content::Stamp;
+use crate::node::{Node, NodeState};
 
 /// The kernel waits for attributes of an inode: news of them need not be told to it beside the answer.
 struct Answering<'a> {

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Ino, Txn};
-use crate::catalog::ContentId;
+use crate::content::ContentId;
 
 /// A change that nobody synced is on the disk after this long at the latest.
 const SYNC_EVERY: Duration = Duration::from_secs(1);

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use super::{Inner, Ino, Txn};
-use crate::catalog::{ContentId, InodeRecord};
+use crate::catalog::InodeRecord;
 use crate::clock::unix_now;
-use crate::content::{CHUNK_BYTES, Content};
+use crate::content::{CHUNK_BYTES, Content, ContentId};
 use crate::node::Node;
 
 /// Noted in the catalog while what a device may have lost was not looked at.

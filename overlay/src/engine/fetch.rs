@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use super::pool_view::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
 use crate::Content;
-use crate::catalog::{ContentId, ContentRecord};
-use crate::content::CHUNK_BYTES;
+use crate::catalog::ContentRecord;
+use crate::content::{CHUNK_BYTES, ContentId};
 use crate::node::{Flight, Node, NodeState};
 
 pub(crate) use pace::Pace;

@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 
-use super::operator::FsckReport;
 use super::{Inner, Ino, Overlay};
-use crate::catalog::{ContentId, InodeRecord};
-use crate::content::CHUNK_BYTES;
+use crate::catalog::InodeRecord;
+use crate::content::{CHUNK_BYTES, ContentId};
+use crate::operator::FsckReport;
 
 impl Overlay {
     /// Checks that names, inodes and content files agree, and that clean content has the bytes that were

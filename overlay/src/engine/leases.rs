@@ -5,12 +5,12 @@ use futures::Stream;
 use tokio::task::coop::consume_budget;
 
 use super::names::Ask;
-use super::operator::{Progress, ReleaseRequest};
 use super::reporter::{Reporter, reported};
 use super::{Inner, Ino, Overlay};
 use crate::catalog::{LeaseRecord, Leases};
 use crate::clock::unix_now;
 use crate::node::{Node, NodeState};
+use crate::operator::{Progress, ReleaseRequest};
 
 /// Stagings of one file by one owner that are under way.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use forebay_backends::{Error, Result};
 use futures::channel::mpsc;
 use parking_lot::Mutex;
 
-use super::operator::{Progress, Summary};
+use crate::operator::{Progress, Summary};
 
 /// How often it is told how far something is: often enough for a bar, and a million small files pile nothing up.
 const ADVANCE_TOLD_EVERY: Duration = Duration::from_millis(50);

@@ -17,12 +17,12 @@ use super::eviction::Kept;
 use super::flush::Plan;
 use super::leases::Staging;
 use super::names::{Arrivals, Ask};
-use super::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use super::pool_view::Age;
 use super::reporter::{Reporter, reported};
 use super::{Inner, Ino, Overlay};
 use crate::clock::unix_now;
 use crate::foresight::Means;
+use crate::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;

@@ -7,11 +7,11 @@ use forebay_backends::{FileKind, PoolPath, Result};
 use tokio::sync::Semaphore;
 
 use super::names::Ask;
-use super::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
 use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::{Intent, Listing};
 use crate::clock::unix_now;
+use crate::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
 
 /// Failed flushes that `status` names.
 const SHOWN_ERRORS: usize = 20;

@@ -8,8 +8,9 @@ use forebay_backends::{FileKind, Result, Stat};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
-use crate::catalog::{Batch, ContentId, InodeRecord, Leases, Link, NameRecord, Sent};
+use crate::catalog::{Batch, InodeRecord, Leases, Link, NameRecord, Sent};
 use crate::clock::unix_now;
+use crate::content::ContentId;
 use crate::node::{Node, NodeState};
 
 /// What was sent to one name and not answered: older ones are forgotten.
@@ -260,7 +261,7 @@ impl<'a> Txn<'a> {
             edit.gone = true;
         } else {
             // Only the removal from the pool is left to do.
-            edit.record.file = crate::state::FileState::absent();
+            edit.record.file = crate::catalog::FileState::absent();
             edit.record.dirty = Default::default();
             edit.record.dirty_xattrs.clear();
         }

@@ -1,29 +1,13 @@
 //! What the engine is asked and what it answers.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_backends::{FileKind, Time};
-use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-pub use crate::content::Content;
-
-/// The number of an overlay inode: given once, kept in the catalog, the kernel's node id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Ino(pub u64);
-
-impl Ino {
-    /// The root of the mount, as FUSE numbers it.
-    pub const ROOT: Self = Self(1);
-}
-
-impl fmt::Display for Ino {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
-    }
-}
+pub use forebay_cache::Content;
+pub use forebay_catalog::Ino;
 
 /// What `stat` shows.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use forebay_backends::{FileKind, Result};
 use super::attributes::drop_set_id;
 use super::{Inner, Txn};
 use crate::clock::stamp_now;
-use crate::node::{Node, NodeState, Stamp};
+use crate::content::Stamp;
+use crate::node::{Node, NodeState};
 
 /// Whether content was written since the file got set-id bits.
 pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {

@@ -1,42 +1,16 @@
 //! Why a file is here, how probable its use is, and what would evict it.
 
 use forebay_backends::{PoolPath, Result};
-use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_now;
 use crate::control::paths;
 use crate::engine::{Inner, blocking};
-use crate::operator::{Listed, TypedPath};
+use crate::operator::TypedPath;
 use crate::{Ino, Overlay};
+use forebay_api::foresight::{Explanation, Reader};
 
 /// Profiles that are looked through, those that were seen last: each is read from the catalog for it.
 const PROFILES_MAX: usize = 256;
-
-/// What is known of one file.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Explanation {
-    #[serde(flatten)]
-    pub file: Listed,
-    /// Why it is here, or not.
-    pub why: String,
-    /// What would evict it.
-    pub goes: String,
-    /// The jobs whose runs have read it, the most probable first.
-    pub read_by: Vec<Reader>,
-}
-
-/// A job whose runs have read a file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Reader {
-    pub profile: String,
-    pub signature: String,
-    /// Runs that used it, of those that are remembered.
-    pub used: u32,
-    pub seen: u32,
-    /// That the next run does, from 0 to 1.
-    pub probability: f64,
-    pub last_seen_unix: u64,
-}
 
 impl Overlay {
     /// Explains a file.

@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::report::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use super::uses::Uses;
 use super::{Running, Table};
 use crate::Overlay;
@@ -14,6 +13,7 @@ use crate::catalog::{JobHead, JobSerial};
 use crate::clock::unix_now;
 use crate::engine::Inner;
 use crate::process::{self, Process};
+use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 
 /// Jobs that run at a time.
 const RUNNING_MAX: usize = 256;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use forebay_backends::Result;
 
-use super::report::{JobFile, JobSample, JobSummary, Sample};
 use super::uses::{FileId, PartMap, Use, UsedFile, Uses};
 use super::{FRESH, Running};
 use crate::engine::Inner;
+use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
 
 impl Inner {
     pub(super) fn all_jobs(&self) -> Result<Vec<JobSummary>> {

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 
-use super::report::{JobFile, Parts, Traffic};
 use crate::Ino;
 use crate::operator::TypedPath;
+use forebay_api::jobs::{JobFile, Parts, Traffic};
 
 /// Files of one job that are told of. Each takes some 300 bytes: ten megabytes for a job that reads everything.
 pub const FILES_MAX: usize = 32_768;

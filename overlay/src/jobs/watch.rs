@@ -10,14 +10,14 @@ use forebay_ebpf::layout::MAX_PLACES;
 use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Way};
 use parking_lot::Mutex;
 
-use super::report::Traffic;
 use super::rest::Rest;
 use super::uses::{FileId, PartMap};
 use crate::Ino;
-use crate::catalog::ContentId;
+use crate::content::ContentId;
 use crate::control::{mounts, paths};
 use crate::engine::Inner;
 use crate::operator::TypedPath;
+use forebay_api::jobs::Traffic;
 
 /// Records of no job that are kept where nothing was added to them since the last look. Beyond that they are given up:
 /// the kernel's table has room for a quarter of a million.

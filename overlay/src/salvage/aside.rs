@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, FileKind, PoolPath, Result, Side};
 
-use crate::catalog::{ContentId, InodeRecord};
+use crate::catalog::InodeRecord;
+use crate::content::ContentId;
 
 /// Under its name: what the pool did not have.
 const FILES: &str = "files";

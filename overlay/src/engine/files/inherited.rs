@@ -4,7 +4,7 @@ use forebay_backends::Result;
 
 use super::super::{Ino, Overlay};
 use super::open::writes;
-use crate::node::Stamp;
+use crate::content::Stamp;
 
 impl Overlay {
     /// The kernel holds these files open since before this daemon, and each is about to be opened again: until then what

@@ -8,9 +8,9 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use super::super::{Inner, Txn, blocking};
 use super::open::{check_current, is_given_up};
 use crate::Content;
-use crate::catalog::{ContentId, ContentRecord};
+use crate::catalog::ContentRecord;
 use crate::clock::{stamp_now, unix_now};
-use crate::content::CHUNK_BYTES;
+use crate::content::{CHUNK_BYTES, ContentId};
 use crate::node::Node;
 
 impl Inner {

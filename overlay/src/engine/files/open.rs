@@ -11,9 +11,8 @@ use super::super::pool_view::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use super::tell_unless_gone;
 use crate::Content;
-use crate::catalog::ContentId;
-use crate::content::is_held;
-use crate::node::{Node, NodeState, Stamp};
+use crate::content::{ContentId, Stamp, is_held};
+use crate::node::{Node, NodeState};
 use crate::policy::{Flush, PathPolicy};
 
 /// Content files that the daemon keeps open when nobody uses them, at most.

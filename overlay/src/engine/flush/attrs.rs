@@ -11,8 +11,8 @@ use super::create::settle_attrs;
 use super::place::is_news_of_parents;
 use super::refused::mode_without;
 use crate::catalog::{InodeRecord, SentWhat};
-use crate::content::is_held;
-use crate::node::{Node, Stamp};
+use crate::content::{Stamp, is_held};
+use crate::node::Node;
 
 /// How often an upload is tried because others change the file meanwhile.
 const ATTEMPTS: u32 = 3;

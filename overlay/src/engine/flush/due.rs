@@ -7,7 +7,8 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use super::super::{Inner, Ino};
 use crate::catalog::{Intent, Lane, Queued};
 use crate::clock::unix_now;
-use crate::node::{Node, NodeState, Stamp};
+use crate::content::Stamp;
+use crate::node::{Node, NodeState};
 use crate::policy::Flush;
 
 /// What `close` did not come to under `on-close`, names and files whose writer died, is flushed after this.

@@ -13,9 +13,8 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::create::{attrs_of, settle_attrs, still_to_tell};
 use crate::Content;
-use crate::catalog::{ContentId, InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
-use crate::content::{CHUNK_BYTES, is_held};
-use crate::node::Stamp;
+use crate::catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
+use crate::content::{CHUNK_BYTES, ContentId, Stamp, is_held};
 
 /// How often an upload begins anew because somebody writes the file meanwhile.
 const ATTEMPTS: u32 = 4;

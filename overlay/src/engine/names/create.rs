@@ -5,10 +5,11 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
 use super::exists;
 use crate::acl::{self, Acl};
-use crate::catalog::{ContentId, ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
+use crate::catalog::FileState;
+use crate::catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
 use crate::clock::{stamp_now, unix_now};
+use crate::content::ContentId;
 use crate::policy::Flush;
-use crate::state::FileState;
 
 /// What a new inode is.
 pub(super) struct New<'a> {

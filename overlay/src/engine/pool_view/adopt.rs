@@ -8,8 +8,8 @@ use super::super::flush::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
 use super::watch::Watched;
 use super::{Asked, Growth};
+use crate::catalog::FileState;
 use crate::catalog::{InodeRecord, Link, NameRecord};
-use crate::state::FileState;
 
 impl Inner {
     /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer

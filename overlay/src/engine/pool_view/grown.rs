@@ -22,11 +22,10 @@ use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
 use super::adopt::note_object;
 use super::{Age, Asked};
 use crate::Content;
-use crate::catalog::{ContentId, Link};
-use crate::content::{CHUNK_BYTES, Reservation};
-use crate::extents::ExtentSet;
+use crate::catalog::FileState;
+use crate::catalog::Link;
+use crate::content::{CHUNK_BYTES, ContentId, ExtentSet, Reservation};
 use crate::node::{Node, NodeState};
-use crate::state::FileState;
 
 /// Bytes that are compared at most: each time that the file has grown, all that is here of it is read from the pool.
 const COMPARED_BYTES_MAX: u64 = 64 << 20;

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use rocksdb::WriteBatch;
 
-use super::records::{ContentId, InodeRecord, Leases, NameRecord, encode};
+use super::records::{InodeRecord, Leases, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
+use forebay_cache::ContentId;
 
 pub struct Batch<'a> {
     pub(super) catalog: &'a Catalog,

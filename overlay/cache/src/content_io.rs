@@ -75,7 +75,7 @@ fn open_uring_or_plain(limits: Limits) -> (Arc<dyn ContentIo>, Option<String>) {
 }
 
 /// What of a range is in the page cache, if all of it is, or the file ends there; without waiting for a device.
-pub(crate) fn read_now(file: &File, offset: u64, len: usize) -> Option<Bytes> {
+pub fn read_now(file: &File, offset: u64, len: usize) -> Option<Bytes> {
     let mut buffer = buffer_for(offset, len).ok()?;
     let room = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
     let at = libc::off_t::try_from(offset).ok()?;

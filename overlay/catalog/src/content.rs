@@ -6,11 +6,10 @@ use std::ops::Range;
 use forebay_backends::Result;
 use serde::{Deserialize, Serialize};
 
-use super::records::{ContentId, encode};
+use super::records::encode;
 use super::{Batch, Catalog, cf, decoded};
 use crate::Ino;
-use crate::content::CHUNK_BYTES;
-use crate::extents::ExtentSet;
+use forebay_cache::{CHUNK_BYTES, ContentId, ExtentSet};
 
 /// The first group is in the head: most files have no other.
 const GROUP_CHUNKS: u32 = 64;

@@ -12,9 +12,8 @@
 //! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition. All
 //! dirty content is whole: a partial file is completed before it is modified.
 
+use forebay_cache::ContentId;
 use serde::{Deserialize, Serialize};
-
-use crate::catalog::ContentId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum State {

@@ -22,14 +22,14 @@ fn ahead_secs() -> i64 {
 }
 
 /// Seconds since 1970.
-pub(crate) fn unix_now() -> u64 {
+pub fn unix_now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     now.saturating_add_signed(ahead_secs())
 }
 
 /// The moment with the granularity that file systems stamp with, so that our stamps and those of content
 /// files compare.
-pub(crate) fn stamp_now() -> Time {
+pub fn stamp_now() -> Time {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Time { secs: now.tv_sec.saturating_add(ahead_secs()), nanos: now.tv_nsec as u32 }
 }

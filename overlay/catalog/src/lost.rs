@@ -9,10 +9,10 @@ use parking_lot::RwLock;
 use rocksdb::DB;
 use serde::{Deserialize, Serialize};
 
-use super::records::{ContentId, decode, encode};
+use super::records::{decode, encode};
 use super::{Batch, Catalog, cf, corrupt, failed, id_of};
-use crate::clock::unix_now;
-use crate::content::Content;
+use forebay_cache::{Content, ContentId};
+use forebay_system::clock::unix_now;
 
 /// What is known of such a loss.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,8 +10,7 @@ use std::thread::JoinHandle;
 use forebay_backends::{Error, Result, Side};
 use parking_lot::{Condvar, Mutex};
 
-use super::ContentStore;
-use crate::catalog::ContentId;
+use crate::{ContentId, ContentStore};
 
 /// The thread that removes content files. A file that it did not come to is an orphan, which the sweep after
 /// the next start finds.

@@ -3,8 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Ino;
-use crate::catalog::{Durability, NameRecord};
+use crate::{Durability, Ino, NameRecord};
 use forebay_backends::FileKind;
 
 const PARENT: Ino = Ino(1);

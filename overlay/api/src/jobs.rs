@@ -1,11 +1,11 @@
 //! What operators are shown of jobs: the words of the control socket, and of the catalog.
 
 use forebay_prefetch::signature::Invocation;
+use forebay_system::process::Process;
 use serde::{Deserialize, Serialize};
 
 use crate::foresight::AheadReport;
 use crate::operator::TypedPath;
-use crate::process::Process;
 
 /// What a job is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// Counts `new` instead of `old`, which was counted before.
-    pub(super) fn replace(&mut self, old: &Self, new: &Self) {
+    pub fn replace(&mut self, old: &Self, new: &Self) {
         let swap = |sum: &mut u64, old: u64, new: u64| *sum = (*sum + new).saturating_sub(old);
         swap(&mut self.opens, old.opens, new.opens);
         swap(&mut self.read_bytes, old.read_bytes, new.read_bytes);

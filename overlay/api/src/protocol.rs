@@ -3,14 +3,14 @@
 use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
-use super::Failure;
+use crate::Failure;
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, ReleaseRequest, StageRequest, Status,
 };
 
-/// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`super::paths::encode`] does.
+/// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
@@ -73,7 +73,7 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Progress(Progress),
-    /// At most [`super::limits::ENTRIES_PER_REPLY`] at a time.
+    /// At most [`crate::limits::ENTRIES_PER_REPLY`] at a time.
     Dirty(Vec<DirtyFile>),
     Listed(Vec<Listed>),
     Fsck(FsckReport),

@@ -4,12 +4,8 @@ use forebay_backends::{FileKind, Stat, Time, Version};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use smallvec::SmallVec;
 
+use crate::FileState;
 use crate::Ino;
-use crate::state::FileState;
-
-/// The number of a content file: given once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ContentId(pub u64);
 
 /// A name in a directory: the directory and the bytes of the name.
 pub type Link = (Ino, Box<[u8]>);
@@ -367,21 +363,21 @@ impl Leases {
     }
 }
 
-pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     // Records hold no maps and no types that postcard refuses, so this cannot fail.
     postcard::to_stdvec(record).unwrap_or_default()
 }
 
 /// Adds a record to others.
-pub(crate) fn append<T: Serialize>(record: &T, others: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
+pub fn append<T: Serialize>(record: &T, others: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_extend(record, others)
 }
 
 /// The first of several records, and the others.
-pub(crate) fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), postcard::Error> {
+pub fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), postcard::Error> {
     postcard::take_from_bytes(bytes)
 }
 
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(bytes)
 }

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use parking_lot::Mutex;
 
-use super::{Content, SpaceBudget};
-use crate::catalog::{Catalog, ContentId};
-use crate::node::Stamp;
-use crate::process;
+use forebay_system::process;
+
+use crate::{Content, ContentId, SpaceBudget, Stamp};
 
 /// The device's number is the top byte of a content id.
 const DEVICE_SHIFT: u32 = 56;
@@ -88,7 +87,7 @@ impl ContentStore {
         if paths.is_empty() {
             return Err(bad("a mount needs at least one fast-pool directory (--fast DIR)".into()));
         }
-        super::held::ignore_lease_breaks();
+        crate::held::ignore_lease_breaks();
         let devices = paths.iter().map(|p| Device::open(p)).collect::<Result<Vec<_>>>()?;
         let mut seen = std::collections::HashSet::new();
         let mut total = 0;
@@ -113,20 +112,11 @@ impl ContentStore {
         Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times, open: OpenContents::default() })
     }
 
-    /// Gives every device its number, or checks that it has the one it had: content is found by it.
-    pub fn identify(&self, catalog: &Catalog) -> Result<()> {
-        let id = match catalog.meta::<String>("id")? {
-            Some(id) => id,
-            None => {
-                let id = format!("{:016x}", rand::random::<u64>());
-                catalog.set_meta("id", &id)?;
-                // Before the devices are marked with it: else a power cut leaves marks that nobody made.
-                catalog.sync()?;
-                id
-            }
-        };
+    /// Gives every device its number in the fast pool that the catalog calls `id`, or checks that it has the one it had:
+    /// content is found by it.
+    pub fn identify(&self, id: &str) -> Result<()> {
         for (number, device) in self.devices.iter().enumerate() {
-            device.identify(&id, number)?;
+            device.identify(id, number)?;
         }
         Ok(())
     }
@@ -135,15 +125,14 @@ impl ContentStore {
         &self.devices
     }
 
-    /// The number for a new content file, on the device with the most free space.
-    pub fn place(&self, catalog: &Catalog) -> Result<ContentId> {
-        let number = catalog.new_content()?.0;
+    /// The number of a new content file together with its device: the one with the most free space.
+    pub fn place(&self, number: ContentId) -> ContentId {
         if self.devices.len() == 1 {
-            return Ok(ContentId(number));
+            return number;
         }
         let free = |d: &Device| rustix::fs::statvfs(&d.path).map_or(0, |s| s.f_bavail * s.f_frsize);
         let best = self.devices.iter().enumerate().max_by_key(|(_, d)| free(d)).map_or(0, |(n, _)| n);
-        Ok(ContentId(number | (best as u64) << DEVICE_SHIFT))
+        ContentId(number.0 | (best as u64) << DEVICE_SHIFT)
     }
 
     pub fn path(&self, id: ContentId) -> Result<PathBuf> {
@@ -292,7 +281,7 @@ impl Device {
         };
         make(path).map_err(refused)?;
         // Before anything is made in it: a path of another user's may lead elsewhere.
-        let path = &super::guard::take(path)?;
+        let path = &crate::guard::take(path)?;
         make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(refused)?;
         let lock = OpenOptions::new()
             .create(true)

@@ -5,8 +5,8 @@ use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
 use super::{Catalog, cf, corrupt};
-use crate::jobs::{JobFile, JobSummary};
-use crate::process::Process;
+use forebay_api::jobs::{JobFile, JobSummary};
+use forebay_system::process::Process;
 
 /// Jobs that are kept at most, the newest,
 const JOBS_MAX: usize = 1000;
@@ -92,7 +92,7 @@ impl Catalog {
 mod tests {
     use super::super::Durability;
     use super::*;
-    use crate::jobs::Traffic;
+    use forebay_api::jobs::Traffic;
 
     fn head(id: &str, ended_unix: Option<u64>) -> JobHead {
         let summary = JobSummary {

@@ -6,8 +6,10 @@
 //! [`Catalog::sync`].
 
 mod batch;
+mod boot;
 mod content;
 mod ids;
+mod ino;
 mod jobs;
 mod lost;
 mod profiles;
@@ -15,8 +17,9 @@ mod queue;
 pub mod rebuild;
 mod recent;
 mod records;
+mod state;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,11 +30,12 @@ use rocksdb::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::Ino;
-use crate::content::Content;
 pub use batch::Batch;
+use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
+use forebay_cache::{Content, ContentId, ContentNumbers};
 use ids::IdAllocator;
+pub use ino::Ino;
 pub use jobs::{JobHead, JobSerial};
 use lost::LostContents;
 pub use profiles::ProfileHead;
@@ -39,10 +43,11 @@ use queue::{IntentRecord, Queue};
 pub use queue::{Lane, Queued, Slot, Wait};
 use recent::RecentNames;
 pub use records::{
-    ContentId, DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges,
-    Xattrs, unmatched,
+    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
+    unmatched,
 };
-pub(crate) use records::{append, decode, decode_first, encode};
+pub use records::{append, decode, decode_first, encode};
+pub use state::FileState;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 8;
@@ -51,7 +56,7 @@ const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
 
-pub(crate) mod cf {
+mod cf {
     /// `Ino` → `InodeRecord`.
     pub const INODES: &str = "inodes";
     /// `Ino` of the directory + name → `NameRecord`.
@@ -126,6 +131,12 @@ pub struct Catalog {
     queue: Queue,
 }
 
+impl ContentNumbers for Catalog {
+    fn new_content(&self) -> Result<ContentId> {
+        Ok(ContentId(self.contents.next(self)?))
+    }
+}
+
 impl Catalog {
     /// Opens or creates the catalog in a directory.
     ///
@@ -135,7 +146,7 @@ impl Catalog {
         let boot = boot_id();
         let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
         // A mark that is not written lets the next start think of a power cut.
-        let _ = write_private(&boot_mark(path), boot.as_bytes());
+        let _ = boot::mark(path, &boot);
         let mut catalog = Self {
             inodes: IdAllocator::new("next_inode", Ino::ROOT.0 + 1),
             contents: IdAllocator::new("next_content", 1),
@@ -233,10 +244,6 @@ impl Catalog {
 
     pub fn new_ino(&self) -> Result<Ino> {
         Ok(Ino(self.inodes.next(self)?))
-    }
-
-    pub fn new_content(&self) -> Result<ContentId> {
-        Ok(ContentId(self.contents.next(self)?))
     }
 
     /// Numbers are reserved ahead of need: where none is left, whoever makes a file waits for the disk. Blocks.
@@ -485,33 +492,6 @@ impl Intent {
     }
 }
 
-/// Differs after each start of the machine.
-fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
-}
-
-/// Where it is noted in which boot the catalog was opened last.
-fn boot_mark(catalog: &Path) -> PathBuf {
-    catalog.with_file_name("boot")
-}
-
-/// Replaces the content of a file that is for this user alone.
-fn write_private(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut file = options.open(path)?;
-    // One that an earlier version made may be open to all.
-    file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    file.write_all(content)
-}
-
-/// Whether the machine may have lost power since the catalog was opened last.
-fn may_be_torn(catalog: &Path, durability: Durability, boot: &str) -> bool {
-    durability == Durability::SyncedOnly || !std::fs::read_to_string(boot_mark(catalog)).is_ok_and(|b| b == boot)
-}
-
 /// `torn`: what the log has after the last sync may be damaged anywhere, and is lost from there on. Else only its
 /// last record may be cut off, by the death of the process.
 fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
@@ -522,7 +502,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     options.set_db_write_buffer_size(WRITE_BUFFER_BYTES);
     options.set_max_total_wal_size(64 << 20);
     options.set_keep_log_file_num(2);
-    options.set_max_open_files(crate::descriptors::for_catalog());
+    options.set_max_open_files(forebay_system::descriptors::for_catalog());
     options.set_max_background_jobs(2);
     options.set_manual_wal_flush(durability == Durability::SyncedOnly);
     // Anything worse is damage and must be said: what is not replayed is content that nobody names any more.
@@ -561,7 +541,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
 }
 
 /// A catalog that cannot be read.
-pub(crate) fn damaged(path: &Path) -> Error {
+pub fn damaged(path: &Path) -> Error {
     let fast = path.parent().unwrap_or(path).display();
     let what = format!(
         "catalog {}: damaged; what was written and not flushed is still in the content files beside it: \
@@ -571,7 +551,7 @@ pub(crate) fn damaged(path: &Path) -> Error {
     Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 
-pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
+pub fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
     [parent.0.to_be_bytes().as_slice(), name].concat()
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::{Batch, Catalog, Intent, cf, corrupt, decoded, encode, failed};
-use crate::clock::unix_now;
+use forebay_system::clock::unix_now;
 
 /// Where an intent waits. In each lane the earlier time goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

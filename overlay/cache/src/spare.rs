@@ -11,14 +11,18 @@ use forebay_backends::{Error, Result, Side};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
-use super::ContentStore;
-use crate::Content;
-use crate::catalog::{Catalog, ContentId};
-use crate::descriptors::for_spares;
+use forebay_system::descriptors::for_spares;
+
+use crate::{Content, ContentId, ContentStore};
+
+/// Gives the numbers of content files, each once.
+pub trait ContentNumbers: Send + Sync {
+    fn new_content(&self) -> Result<ContentId>;
+}
 
 pub struct Spares {
     store: Arc<ContentStore>,
-    catalog: Arc<Catalog>,
+    numbers: Arc<dyn ContentNumbers>,
     ready: Mutex<VecDeque<Arc<Content>>>,
     refilling: AtomicBool,
     /// Held while files are made. `true`: none are to be made any more.
@@ -26,9 +30,9 @@ pub struct Spares {
 }
 
 impl Spares {
-    pub fn new(store: Arc<ContentStore>, catalog: Arc<Catalog>) -> Arc<Self> {
+    pub fn new(store: Arc<ContentStore>, numbers: Arc<dyn ContentNumbers>) -> Arc<Self> {
         let (ready, closed) = Default::default();
-        Arc::new(Self { store, catalog, ready, refilling: AtomicBool::new(false), closed })
+        Arc::new(Self { store, numbers, ready, refilling: AtomicBool::new(false), closed })
     }
 
     /// A new content file, as if made now. More are made in the background where this is a task of a runtime.
@@ -59,7 +63,7 @@ impl Spares {
     }
 
     fn make(&self) -> Result<Arc<Content>> {
-        self.store.create(self.store.place(&self.catalog)?)
+        self.store.create(self.store.place(self.numbers.new_content()?))
     }
 
     fn refill(&self) {
@@ -94,15 +98,23 @@ impl Spares {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::AtomicU64;
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::catalog::Durability;
+
+    #[derive(Default)]
+    struct Counter(AtomicU64);
+
+    impl ContentNumbers for Counter {
+        fn new_content(&self) -> Result<ContentId> {
+            Ok(ContentId(self.0.fetch_add(1, Ordering::Relaxed)))
+        }
+    }
 
     fn spares(dir: &std::path::Path) -> Arc<Spares> {
         let store = Arc::new(ContentStore::open(&[dir.to_owned()], Some(1 << 20)).unwrap());
-        let catalog = Arc::new(Catalog::open(&dir.join("catalog"), Durability::Process).unwrap());
-        Spares::new(store, catalog)
+        Spares::new(store, Arc::new(Counter::default()))
     }
 
     #[tokio::test(flavor = "multi_thread")]

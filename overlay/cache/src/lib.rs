@@ -1,0 +1,58 @@
+//! The fast pool: content files on local devices, how much of them may be used, and how they are read and written. It knows
+//! no names.
+
+pub mod content_io;
+mod extents;
+pub mod guard;
+mod held;
+mod space;
+mod spare;
+mod store;
+mod synced;
+mod trash;
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+
+use forebay_backends::{Error, Result, Side, Time};
+use serde::{Deserialize, Serialize};
+
+pub use extents::ExtentSet;
+pub use held::is_held;
+pub use space::{Reservation, SpaceBudget};
+pub use spare::{ContentNumbers, Spares};
+pub use store::{ContentStore, Device};
+pub use synced::Content;
+pub use trash::Trash;
+
+/// Bytes that a fetch brings in one piece, and that a checksum covers: aligned.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+
+/// The number of a content file: given once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ContentId(pub u64);
+
+/// What changes with every write to a content file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stamp {
+    pub size: u64,
+    pub mtime: Time,
+    pub ctime: Time,
+}
+
+impl Stamp {
+    pub fn of(file: &File) -> Result<Self> {
+        let meta = file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
+        Ok(Self::from(&meta))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(meta: &Metadata) -> Self {
+        Self {
+            size: meta.size(),
+            mtime: Time { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 },
+            ctime: Time { secs: meta.ctime(), nanos: meta.ctime_nsec() as u32 },
+        }
+    }
+}

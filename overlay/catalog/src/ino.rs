@@ -1,0 +1,20 @@
+//! Numbers of inodes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The number of an overlay inode: given once, kept in the catalog, the kernel's node id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root of the mount, as FUSE numbers it.
+    pub const ROOT: Self = Self(1);
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
