@@ -106,7 +106,7 @@ compare-programs: $(TOOLS)/$(BPF_LINKER)
 	@cmp $(CARGO_TARGET_DIR)/programs.o ebpf/programs.o \
 		|| { echo "ebpf/programs.o is not what its source makes: make programs" >&2; exit 1; }
 
-# What is run again and again while code is written: without a mount, a server or root.
+# What is run again and again while code is written: without a mount or a server.
 check: lint
 	@timeout 3600 $(CARGO) test --release --workspace --lib --bins --test engine --test own_names --test unanswered \
 		--test memory --test decorators --test tidy

@@ -13,6 +13,7 @@ pub mod client;
 pub mod config;
 mod confinement;
 pub mod doctor;
+pub mod limits;
 pub mod mixed;
 pub mod mounts;
 pub mod offline;
@@ -26,12 +27,9 @@ pub mod supervisor;
 pub mod unmount;
 pub mod worker;
 
-pub use forebay_api::{Failure, FailureKind, limits, paths, protocol};
+pub use forebay_api::{Failure, FailureKind, paths, protocol};
 
 /// The hidden command by which the program runs itself as a supervisor.
 pub const SUPERVISE_COMMAND: &str = "supervise";
 /// The hidden command by which a supervisor runs the program as a worker.
 pub const WORKER_COMMAND: &str = "daemon";
-
-// The least that can be fetched must fit.
-const _: () = assert!(limits::LIMIT_BYTES == crate::content::CHUNK_BYTES);

@@ -74,6 +74,19 @@ impl Foresight {
     }
 }
 
+/// A profile, as operators are shown it.
+fn summary_of(head: ProfileHead) -> ProfileSummary {
+    ProfileSummary {
+        id: head.signature.id(),
+        accuracy: (head.staged_bytes > 0.0).then(|| (head.used_bytes / head.staged_bytes).min(1.0)),
+        signature: head.signature,
+        runs: head.runs,
+        files: head.files,
+        encoded_bytes: head.encoded_bytes,
+        last_seen_unix: head.last_seen_unix,
+    }
+}
+
 /// What is spent otherwise of what there is, and what there is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Means {
@@ -231,7 +244,7 @@ impl Overlay {
         blocking(move || {
             let mut all = Vec::new();
             inner.catalog.profiles(|head| {
-                all.push(head.into());
+                all.push(summary_of(head));
                 Ok(true)
             })?;
             Ok(all)
@@ -249,7 +262,7 @@ impl Overlay {
             let head = inner.profile_of(&wanted)?;
             let gone = || Error::new(ErrorKind::NotFound, Side::Cache, format!("there is no profile {wanted}"));
             let profile = inner.catalog.profile(&head.signature)?.ok_or_else(gone)?;
-            Ok((head.into(), ProfileDocument::from(&profile)))
+            Ok((summary_of(head), ProfileDocument::from(&profile)))
         })
         .await
     }
@@ -260,7 +273,7 @@ impl Overlay {
     /// `InvalidInput` that names the field.
     pub async fn import_profile(&self, document: ProfileDocument) -> Result<ProfileSummary> {
         let inner = self.inner.clone();
-        blocking(move || inner.import_profile(document).map(ProfileSummary::from)).await
+        blocking(move || inner.import_profile(document).map(summary_of)).await
     }
 
     /// Gives a profile up, or all of them. How many there were.

@@ -3,7 +3,6 @@
 mod failure;
 pub mod foresight;
 pub mod jobs;
-pub mod limits;
 pub mod operator;
 pub mod paths;
 pub mod protocol;

@@ -73,7 +73,7 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Progress(Progress),
-    /// At most [`crate::limits::ENTRIES_PER_REPLY`] at a time.
+    /// Some of them: a long list comes in several lines.
     Dirty(Vec<DirtyFile>),
     Listed(Vec<Listed>),
     Fsck(FsckReport),

@@ -147,23 +147,7 @@ impl Catalog {
         let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
         // A mark that is not written lets the next start think of a power cut.
         let _ = boot::mark(path, &boot);
-        let mut catalog = Self {
-            inodes: IdAllocator::new("next_inode", Ino::ROOT.0 + 1),
-            contents: IdAllocator::new("next_content", 1),
-            epoch: AtomicU64::new(1),
-            dead_epochs: Vec::new(),
-            generation: 0,
-            synced_changes: AtomicU64::new(u64::MAX),
-            changed: tokio::sync::Notify::new(),
-            sync_asked: AtomicU64::new(0),
-            sync_done: parking_lot::Mutex::new(0),
-            first: parking_lot::Mutex::default(),
-            syncing_first: parking_lot::Mutex::default(),
-            lost: LostContents::load(&db)?,
-            recent: RecentNames::new(),
-            queue: Queue::load(&db)?,
-            db,
-        };
+        let mut catalog = Self::over(db, Ino::ROOT.0 + 1, 1)?;
         match catalog.meta::<u32>("format")? {
             None => {
                 // Positive as the signed number that the kernel makes of it; 0 is the root's.
@@ -186,6 +170,27 @@ impl Catalog {
         catalog.generation = catalog.meta("generation")?.unwrap_or(0);
         catalog.start_epoch(durability)?;
         Ok(catalog)
+    }
+
+    /// The catalog in an open database. `first_inode`, where it has given no number yet.
+    fn over(db: DB, first_inode: u64, epoch: u64) -> Result<Self> {
+        Ok(Self {
+            inodes: IdAllocator::new("next_inode", first_inode),
+            contents: IdAllocator::new("next_content", 1),
+            epoch: AtomicU64::new(epoch),
+            dead_epochs: Vec::new(),
+            generation: 0,
+            synced_changes: AtomicU64::new(u64::MAX),
+            changed: tokio::sync::Notify::new(),
+            sync_asked: AtomicU64::new(0),
+            sync_done: parking_lot::Mutex::new(0),
+            first: parking_lot::Mutex::default(),
+            syncing_first: parking_lot::Mutex::default(),
+            lost: LostContents::load(&db)?,
+            recent: RecentNames::new(),
+            queue: Queue::load(&db)?,
+            db,
+        })
     }
 
     /// Epochs of a machine that lost power are dead: what was fetched in them may not be on the disk.

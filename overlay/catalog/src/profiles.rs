@@ -1,6 +1,5 @@
 //! Profiles of jobs: a head that says what it is, and the profile itself, which is read only when it is needed.
 
-use forebay_api::foresight::ProfileSummary;
 use forebay_backends::Result;
 use forebay_prefetch::profile::Profile;
 use forebay_prefetch::signature::Signature;
@@ -27,20 +26,6 @@ pub struct ProfileHead {
     /// What was staged for its runs before it was asked for, and what of it was used: the last run weighs most.
     pub staged_bytes: f64,
     pub used_bytes: f64,
-}
-
-impl From<ProfileHead> for ProfileSummary {
-    fn from(head: ProfileHead) -> Self {
-        Self {
-            id: head.signature.id(),
-            accuracy: (head.staged_bytes > 0.0).then(|| (head.used_bytes / head.staged_bytes).min(1.0)),
-            signature: head.signature,
-            runs: head.runs,
-            files: head.files,
-            encoded_bytes: head.encoded_bytes,
-            last_seen_unix: head.last_seen_unix,
-        }
-    }
 }
 
 fn key(kind: u8, signature: &Signature) -> Vec<u8> {

@@ -3,12 +3,11 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, Result, Side};
 use rocksdb::{DB, IteratorMode, Options};
 
-use super::{Catalog, Durability, IdAllocator, boot_id, cf, corrupt, failed, may_be_torn, open_db};
+use super::{Catalog, Durability, boot_id, cf, corrupt, failed, may_be_torn, open_db};
 
 /// Table files that are added get numbers this far above those that are there.
 const APART: u64 = 1000;
@@ -39,23 +38,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     seeded.and(cleared)?;
     DB::repair(&Options::default(), into).map_err(|e| failed("rebuild the catalog", e))?;
     let db = open_db(into, Durability::Process, true)?;
-    Ok(Catalog {
-        first: parking_lot::Mutex::default(),
-        syncing_first: parking_lot::Mutex::default(),
-        lost: super::LostContents::load(&db)?,
-        recent: super::RecentNames::new(),
-        queue: super::Queue::load(&db)?,
-        db,
-        inodes: IdAllocator::new("next_inode", 1),
-        contents: IdAllocator::new("next_content", 1),
-        epoch: AtomicU64::new(0),
-        dead_epochs: Vec::new(),
-        generation: 0,
-        synced_changes: AtomicU64::new(u64::MAX),
-        changed: tokio::sync::Notify::new(),
-        sync_asked: AtomicU64::new(0),
-        sync_done: parking_lot::Mutex::new(0),
-    })
+    Catalog::over(db, 1, 0)
 }
 
 /// Table files never change, so another name for them is enough.

@@ -57,6 +57,6 @@ pub const RESTART_PAUSE: Duration = Duration::from_secs(5);
 /// The log of a daemon in the background is emptied when it has grown to this.
 pub const LOG_BYTES: u64 = 16 << 20;
 /// A fast pool that may hold less than one fetched piece serves nothing: a unit was forgotten.
-pub const LIMIT_BYTES: u64 = 1 << 20;
+pub const LIMIT_BYTES: u64 = crate::content::CHUNK_BYTES;
 /// A fast pool with less room than this cannot even hold its catalog.
 pub const FAST_FREE_BYTES: u64 = 16 << 20;
