@@ -77,6 +77,8 @@ pub(crate) struct NodeState {
     pub pool_calls: (u64, u64),
     /// Counts the names of a directory that a flush changed in the pool, each of which moved the directory's times there.
     pub names_flushed: u64,
+    /// A step of ours on one of its names moved its version in the pool, and what that is now could not be asked.
+    pub version_behind: bool,
     /// Names that the pool was asked for one by one since the directory was last listed.
     pub single_lookups: u32,
     /// When all names of the directory were last read from the pool.
@@ -155,6 +157,7 @@ impl NodeState {
             generation: 0,
             pool_calls: (0, 0),
             names_flushed: 0,
+            version_behind: false,
             single_lookups: 0,
             listed_at: None,
             negative: HashMap::new(),

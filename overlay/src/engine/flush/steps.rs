@@ -198,7 +198,10 @@ impl Inner {
                 txn.commit()
             }
             // The next look at the name finds out.
-            Err(_) => Ok(()),
+            Err(_) => {
+                node.state.lock().version_behind = true;
+                Ok(())
+            }
         }
     }
 
@@ -414,6 +417,7 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
         _ => {
             record.version = Some(stat.version.clone());
+            txn.state(ino)?.version_behind = false;
             txn.take_access(ino, stat)?;
             // Not of a directory: that it was given another name says nothing of those in it.
             if stat.kind != FileKind::Directory {
