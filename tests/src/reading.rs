@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -11,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const PAGE: u64 = 4096;
 /// What is read through a mapping or by O_DIRECT is a multiple of this.
 pub const BLOCK: u64 = PAGE;
+/// What sendfile and copy_file_range move at once: what a pipe takes by default.
+pub const PIPE: u64 = 16 * PAGE;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
@@ -60,6 +63,11 @@ pub fn carry_out(plan: &[Step]) {
 }
 
 impl Step {
+    /// The whole pages that it touches, as far as a file of `size` bytes goes.
+    pub fn pages(&self, size: u64) -> Range<u64> {
+        self.from / PAGE * PAGE..((self.from + self.len).div_ceil(PAGE) * PAGE).min(size)
+    }
+
     fn carry_out(&self, sink: &File, ring: &mut io_uring::IoUring) {
         let flags = if self.how == How::Direct { libc::O_DIRECT } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.file).unwrap();

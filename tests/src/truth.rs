@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
-use crate::reading::{BLOCK, How, PAGE, Step};
+use crate::reading::{BLOCK, How, PAGE, PIPE, Step};
 
 /// What must be told of one job and one file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,12 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
         let len = rng.random_range(1..=(400_000.min(size - from) / unit).max(1)) * unit;
         Step { file: file.clone(), how, from, len: len.min(size - from) }
     };
-    let end = |step: &Step| (step.file.clone(), (step.from + step.len).div_ceil(PAGE));
+    let ends = |step: &Step| -> Vec<(PathBuf, u64)> {
+        let end = step.from + step.len;
+        let pipes = matches!(step.how, How::Sendfile | How::CopyFileRange | How::Splice).then_some(step.from..end);
+        let inner = pipes.into_iter().flat_map(|range| range.step_by(PIPE as usize).skip(1));
+        std::iter::once(end).chain(inner).map(|end| (step.file.clone(), end.div_ceil(PAGE))).collect()
+    };
     let mut plan: Vec<Step> = Vec::new();
     // Where nothing is read twice there is an end to it.
     for _ in 0..steps * 20 {
@@ -101,9 +106,9 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
             continue;
         }
         // io_uring and splice are no calls that the kernel counts: one that ends where the one before ended, in the same
-        // file, is taken for the rest of it.
+        // file, is taken for the rest of it. What splices a pipe at a time ends where each of those ends.
         let last = plan.iter().rev().find(|last| !matches!(last.how, How::Mmap | How::Direct));
-        if last.is_none_or(|last| end(last) != end(&step)) {
+        if last.is_none_or(|last| !ends(&step).contains(&ends(last)[0])) {
             plan.push(step);
         }
     }
@@ -118,17 +123,16 @@ pub fn truth(plan: &[Step], sizes: &HashMap<PathBuf, u64>) -> (BTreeMap<PathBuf,
             order.push(step.file.clone());
             Truth::default()
         });
-        let (from, until) = (step.from, step.from + step.len);
-        let pages = (from / PAGE * PAGE, (until.div_ceil(PAGE) * PAGE).min(sizes[&step.file]));
+        let pages = step.pages(sizes[&step.file]);
         of_file.opens += 1;
-        of_file.ranges.push(pages);
+        of_file.ranges.push((pages.start, pages.end));
         match step.how {
             How::Mmap => of_file.is_mapped = true,
             How::Direct => {
                 of_file.direct_bytes += step.len;
                 of_file.direct_calls += 1;
             }
-            _ => of_file.read_bytes += pages.1 - pages.0,
+            _ => of_file.read_bytes += pages.end - pages.start,
         }
     }
     (all, order)

@@ -12,7 +12,7 @@ use super::check::{Compared, same_but};
 use super::config::World;
 use super::content::Content;
 use super::run::Run;
-use super::tree::{Id, Tree};
+use super::tree::{Id, Node, Tree};
 use super::view;
 
 /// What is acknowledged, and the moments to which a power cut may lead back.
@@ -24,7 +24,7 @@ pub struct History {
     unsafe_files: HashSet<Id>,
     /// What of those is on the device for sure.
     acknowledged: HashMap<Id, Content>,
-    /// Files that were opened for writing since the last start: the engine syncs what they had before.
+    /// Files that were opened for writing: the engine syncs what they had before, and a power cut finds that again.
     touched: HashSet<Id>,
     /// A flush may have changed the pool without being acknowledged: the pool may be ahead of the catalog.
     pub ahead: bool,
@@ -83,6 +83,8 @@ impl Run {
     fn power_cut(&mut self) -> Result<(), Failure> {
         self.heal();
         let fates = self.fates();
+        let touched: HashSet<_> =
+            self.history.touched.drain().filter_map(|id| self.model.nodes.get(&id)?.ino).collect();
         self.machine
             .crash(|fast| damage(&fast.join("content"), &fates))
             .map_err(|e| format!("start after a power cut: {e}"))?;
@@ -115,7 +117,8 @@ impl Run {
         // What is there now was read back from the devices.
         self.history.moments = vec![self.model.clone()];
         self.history.acknowledged.clear();
-        self.history.touched.clear();
+        let was_touched = |(id, node): (&Id, &Node)| node.ino.is_some_and(|ino| touched.contains(&ino)).then_some(*id);
+        self.history.touched = self.model.nodes.iter().filter_map(was_touched).collect();
         Ok(())
     }
 
