@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry as Slot;
 use dashmap::{DashMap, DashSet};
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{FileKind, Result, Version};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -77,8 +77,9 @@ pub(crate) struct NodeState {
     pub pool_calls: (u64, u64),
     /// Counts the names of a directory that a flush changed in the pool, each of which moved the directory's times there.
     pub names_flushed: u64,
-    /// A step of ours on one of its names moved its version in the pool, and what that is now could not be asked.
-    pub version_behind: bool,
+    /// The version that a step of ours on one of its names moves in the pool: to which one is asked after the step, and
+    /// not known where that answer is lost. Void where the record has another version.
+    pub version_behind: Option<Version>,
     /// Names that the pool was asked for one by one since the directory was last listed.
     pub single_lookups: u32,
     /// When all names of the directory were last read from the pool.
@@ -157,7 +158,7 @@ impl NodeState {
             generation: 0,
             pool_calls: (0, 0),
             names_flushed: 0,
-            version_behind: false,
+            version_behind: None,
             single_lookups: 0,
             listed_at: None,
             negative: HashMap::new(),

@@ -81,7 +81,10 @@ impl Inner {
         path: &PoolPath,
     ) -> Result<()> {
         let mut expected = match occupant {
-            Some(occupant) => self.record_of(occupant)?.removed_version().map_or(Expected::Absent, Expected::Name),
+            Some(occupant) => {
+                self.expect_version_to_move(occupant)?;
+                self.record_of(occupant)?.removed_version().map_or(Expected::Absent, Expected::Name)
+            }
             None => Expected::Absent,
         };
         for _ in 0..3 {

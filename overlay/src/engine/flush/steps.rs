@@ -105,6 +105,7 @@ impl Inner {
             FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
             _ => {
                 self.ready_to_go(occupant).await?;
+                self.expect_version_to_move(occupant)?;
                 match record.removed_version() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
                     // Its upload was cut off, and what is there is not what was sent: it never arrived.
@@ -184,6 +185,15 @@ impl Inner {
         txn.commit()
     }
 
+    /// A step on one of an inode's names moves its change time under the others, which is nobody else's change. Called
+    /// before the pool is: the answer may be lost, of the step and of [`Inner::refresh_version`] after it.
+    pub(super) fn expect_version_to_move(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        state.version_behind = state.record.version.clone();
+        Ok(())
+    }
+
     /// A step on one of an inode's names moved its change time under the others.
     pub(super) async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let Ok(node) = self.node(ino) else { return Ok(()) };
@@ -198,10 +208,7 @@ impl Inner {
                 txn.commit()
             }
             // The next look at the name finds out.
-            Err(_) => {
-                node.state.lock().version_behind = true;
-                Ok(())
-            }
+            Err(_) => Ok(()),
         }
     }
 
@@ -219,7 +226,7 @@ impl Inner {
         if let Some(occupant) = occupant {
             self.ready_to_go(occupant).await?;
             match self.at_target(occupant, path).await? {
-                Target::Ours => {}
+                Target::Ours => self.expect_version_to_move(occupant)?,
                 Target::Theirs => return self.keep_both(parent, name, moved, path).await,
             }
         }
@@ -399,7 +406,11 @@ impl Inner {
 /// A flush changed a name of a directory in the pool, which moved the directory's times there: those that the mount
 /// shows are sent again.
 pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    txn.state(dir)?.names_flushed += 1;
+    match txn.state(dir) {
+        // Others removed it, with the times that it had.
+        Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+        state => state?.names_flushed += 1,
+    }
     let record = txn.record(dir)?;
     // One that was removed here has no times that anybody sees.
     record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
@@ -417,7 +428,6 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
         _ => {
             record.version = Some(stat.version.clone());
-            txn.state(ino)?.version_behind = false;
             txn.take_access(ino, stat)?;
             // Not of a directory: that it was given another name says nothing of those in it.
             if stat.kind != FileKind::Directory {

@@ -119,9 +119,9 @@ impl Inner {
             record.dirty = Default::default();
             record.dirty_xattrs.clear();
         }
-        let behind = txn.state(ino)?.version_behind;
+        let behind = txn.state(ino)?.version_behind.clone();
         let record = txn.record(ino)?;
-        let ours = is_ours(record, behind, stat);
+        let ours = is_ours(record, behind.as_ref(), stat);
         let changed = record.version.as_ref().is_some_and(|v| !v.same_content(&stat.version));
         record.changed_since_removal |= changed && record.has_removed_names();
         let mut dropped = None;
@@ -139,7 +139,6 @@ impl Inner {
         }
         let state = txn.state(ino)?;
         state.validated = Some(Instant::now());
-        state.version_behind = false;
         if !ours {
             state.content = None;
             state.residency = None;
@@ -169,14 +168,14 @@ impl Inner {
             // What they write would be nobody's: the flush finds out, and keeps both.
             return Ok(true);
         }
-        let behind = txn.state(ino)?.version_behind;
+        let behind = txn.state(ino)?.version_behind.clone();
         let record = txn.record(ino)?;
         let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
         // Of several names of an object one became another object's.
         let parted = !same_object && record.pool_links.len() > 1;
         let other_kind = record.kind != stat.kind;
         let same_version = record.version.as_ref() == Some(&stat.version);
-        let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, behind, stat);
+        let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, behind.as_ref(), stat);
         let in_use = other_bytes && txn.state(ino)?.is_open();
         // It may be known under another name.
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
@@ -416,12 +415,11 @@ impl Inner {
     }
 }
 
-/// Whether another version is of the same bytes, and made by us: by a flush of attributes, or of names that are links to
-/// the same object, whose answer was lost.
-/// `behind`: a step on its names moved its version, and what that is now could not be asked.
-fn is_ours(record: &InodeRecord, behind: bool, stat: &Stat) -> bool {
-    let sent = record.is_dirty() || record.has_removed_names() || behind;
-    sent && record.version.as_ref().is_some_and(|v| v.same_content(&stat.version))
+/// Whether another version is of the same bytes, and made by us: by a flush of attributes, or by one of names that are
+/// links to the same object, whose answer was lost. `behind`: the version that such a step moves.
+fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool {
+    let Some(known) = &record.version else { return false };
+    (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
 }
 
 /// The key under which an object is found again that has several names.
