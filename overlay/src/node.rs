@@ -77,8 +77,8 @@ pub(crate) struct NodeState {
     pub pool_calls: (u64, u64),
     /// Counts the names of a directory that a flush changed in the pool, each of which moved the directory's times there.
     pub names_flushed: u64,
-    /// The version that a step of ours on one of its names moves in the pool: to which one is asked after the step, and
-    /// not known where that answer is lost. Void where the record has another version.
+    /// The version before a step of ours on one of its names. The step changes the version in the pool, and the new one is
+    /// not known if an answer is lost. Void once the record has another version.
     pub version_behind: Option<Version>,
     /// Names that the pool was asked for one by one since the directory was last listed.
     pub single_lookups: u32,

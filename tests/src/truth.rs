@@ -91,7 +91,7 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
     };
     let ends = |step: &Step| -> Vec<(PathBuf, u64)> {
         let end = step.from + step.len;
-        let pipes = matches!(step.how, How::Sendfile | How::CopyFileRange | How::Splice).then_some(step.from..end);
+        let pipes = matches!(step.how, How::Sendfile | How::CopyFileRange).then_some(step.from..end);
         let inner = pipes.into_iter().flat_map(|range| range.step_by(PIPE as usize).skip(1));
         std::iter::once(end).chain(inner).map(|end| (step.file.clone(), end.div_ceil(PAGE))).collect()
     };
@@ -106,7 +106,7 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
             continue;
         }
         // io_uring and splice are no calls that the kernel counts: one that ends where the one before ended, in the same
-        // file, is taken for the rest of it. What splices a pipe at a time ends where each of those ends.
+        // file, is taken for the rest of it. sendfile and copy_file_range splice piece by piece, and each piece has an end.
         let last = plan.iter().rev().find(|last| !matches!(last.how, How::Mmap | How::Direct));
         if last.is_none_or(|last| !ends(&step).contains(&ends(last)[0])) {
             plan.push(step);

@@ -185,8 +185,8 @@ impl Inner {
         txn.commit()
     }
 
-    /// A step on one of an inode's names moves its change time under the others, which is nobody else's change. Called
-    /// before the pool is: the answer may be lost, of the step and of [`Inner::refresh_version`] after it.
+    /// Marks the version of an inode as one that a step of ours on its names changes. Called before the step: its answer,
+    /// or the answer in [`Inner::refresh_version`] after it, may be lost.
     pub(super) fn expect_version_to_move(&self, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let mut state = node.state.lock();
@@ -407,7 +407,7 @@ impl Inner {
 /// shows are sent again.
 pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     match txn.state(dir) {
-        // Others removed it, with the times that it had.
+        // Another client removed the directory: it has no times to send.
         Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
         state => state?.names_flushed += 1,
     }

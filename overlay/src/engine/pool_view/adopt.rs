@@ -415,8 +415,8 @@ impl Inner {
     }
 }
 
-/// Whether another version is of the same bytes, and made by us: by a flush of attributes, or by one of names that are
-/// links to the same object, whose answer was lost. `behind`: the version that such a step moves.
+/// Whether our own flush made this version, of the same bytes: it sent attributes, or changed one of the object's names,
+/// and the answer was lost. `behind`: `NodeState::version_behind`.
 fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool {
     let Some(known) = &record.version else { return false };
     (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
