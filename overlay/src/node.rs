@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry as Slot;
 use dashmap::{DashMap, DashSet};
-use forebay_backends::{FileKind, Result, Version};
+use forebay_backends::{FileKind, Result, Time, Version};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -85,8 +85,7 @@ pub(crate) struct NodeState {
     /// When all names of the directory were last read from the pool.
     pub listed_at: Option<Instant>,
     pub negative: HashMap<Box<[u8]>, Instant>,
-    /// Somebody may write the content file without the daemon.
-    pub written_past: bool,
+    pub written_past: Option<WrittenPast>,
     /// Others took its last name while it was open: what is written now would be nobody's.
     pub superseded: bool,
     /// Its content was replaced by an empty file that is written since.
@@ -99,8 +98,6 @@ pub(crate) struct NodeState {
     pub mark_unsynced: bool,
     /// The content as it was when it was marked dirty: while it is the same, nothing was written.
     pub clean_stamp: Option<Stamp>,
-    /// The content as it was when the file had set-id bits and could be written past the daemon: once it is another, they go.
-    pub set_id_since: Option<Stamp>,
     /// The content as it was when it was last uploaded with writers at it: while it is the same, nothing was written.
     pub uploaded: Option<Stamp>,
     /// Somebody has it open for direct I/O, which may be under way when its times say nothing of it any more.
@@ -120,6 +117,13 @@ pub(crate) struct NodeState {
     pub seen: Option<(Stamp, Instant)>,
     /// The flusher waits for its last close.
     pub held_off: bool,
+}
+
+/// A program may write the content file without the daemon.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct WrittenPast {
+    /// Size and modification time of the content when the file got set-id bits: once they are others, the bits go.
+    pub set_id_since: Option<(u64, Time)>,
 }
 
 /// What is brought in ahead of who reads one byte after the other.
@@ -162,7 +166,7 @@ impl NodeState {
             single_lookups: 0,
             listed_at: None,
             negative: HashMap::new(),
-            written_past: false,
+            written_past: None,
             written_direct: false,
             superseded: false,
             emptied: false,
@@ -170,7 +174,6 @@ impl NodeState {
             count_unsaved: false,
             mark_unsynced: false,
             clean_stamp: None,
-            set_id_since: None,
             uploaded: None,
             page_cache_stale: false,
             growth: Growth::default(),
@@ -181,6 +184,13 @@ impl NodeState {
             quiet_since: None,
             seen: None,
             held_off: false,
+        }
+    }
+
+    /// A program opened it for writing; `past`: without the daemon.
+    pub fn may_be_written_past(&mut self, past: bool) {
+        if past {
+            self.written_past.get_or_insert_default();
         }
     }
 
@@ -218,7 +228,7 @@ impl NodeState {
             && self.uploaded.is_none()
             && self.pool_calls.0 == self.pool_calls.1
             && !self.braked
-            && !self.written_past
+            && self.written_past.is_none()
             && !self.mark_unsynced
             && !self.deleted
             // Who closes the only copy is not told any more that it was not written back.

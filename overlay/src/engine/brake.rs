@@ -149,7 +149,7 @@ impl Inner {
         // Who writes through the daemon is given room when there is something to write; who was stopped waits for it.
         let needs_room = |node: &Node| {
             let state = node.state.lock();
-            state.written_past || state.braked
+            state.written_past.is_some() || state.braked
         };
         if !wanted && !nodes().any(|(_, node)| needs_room(&node)) {
             return Ok(());
@@ -163,7 +163,7 @@ impl Inner {
         for (ino, node) in nodes() {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            if state.written_past && !state.braked && set_immutable(&content, true) {
+            if state.written_past.is_some() && !state.braked && set_immutable(&content, true) {
                 state.braked = true;
                 tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
             }
@@ -179,7 +179,7 @@ impl Inner {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
             let owner = state.record.uid;
-            let full = state.written_past && self.shares.room_bytes(owner) < LAST_ROOM;
+            let full = state.written_past.is_some() && self.shares.room_bytes(owner) < LAST_ROOM;
             if full && !state.braked && set_immutable(&content, true) {
                 state.braked = true;
                 self.flush_bell.notify_one();

@@ -26,7 +26,7 @@ impl Inner {
         let ttl = policy.metadata_ttl;
         let (confirmed, dir) = {
             let state = node.state.lock();
-            if state.written_past {
+            if state.written_past.is_some() {
                 // Its size and times move without a request: by writes past the daemon, and by stores through mappings.
                 return Duration::ZERO;
             }

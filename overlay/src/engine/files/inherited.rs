@@ -1,10 +1,10 @@
 //! Files that the kernel holds open since before this daemon.
 
-use forebay_backends::Result;
+use forebay_backends::{Result, Time};
 
 use super::super::{Ino, Overlay};
 use super::open::writes;
-use crate::content::Stamp;
+use crate::node::WrittenPast;
 
 impl Overlay {
     /// The kernel holds these files open since before this daemon, and each is about to be opened again: until then what
@@ -24,9 +24,9 @@ impl Overlay {
         if writes(flags) {
             let node = self.inner.node(ino)?;
             let mut state = node.state.lock();
-            state.written_past = true;
-            // What was written before is not known: no content is like this one.
-            state.set_id_since = (state.record.mode & 0o6000 != 0).then(Stamp::default);
+            // What was written before is not known: no content has this size.
+            let unknown = (state.record.mode & 0o6000 != 0).then(|| (u64::MAX, Time::default()));
+            state.written_past = Some(WrittenPast { set_id_since: unknown });
         }
         Ok(())
     }

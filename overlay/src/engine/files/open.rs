@@ -239,7 +239,7 @@ impl Inner {
         match write {
             true => {
                 state.writers += 1;
-                state.written_past |= past;
+                state.may_be_written_past(past);
                 state.written_direct |= flags & libc::O_DIRECT != 0;
                 self.begin_counting(node.ino);
             }
@@ -355,7 +355,7 @@ impl Inner {
             }
             state.written_direct = false;
             if !state.record.file.is_dirty() {
-                state.written_past = false;
+                state.written_past = None;
                 self.writing.lock().remove(&node.ino);
                 return Ok(());
             }
@@ -369,9 +369,9 @@ impl Inner {
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;
-            let held = state.written_past && is_held(&content.file);
+            let held = state.written_past.is_some() && is_held(&content.file);
             if !held {
-                state.written_past = false;
+                state.written_past = None;
                 self.writing.lock().remove(&node.ino);
                 if state.braked {
                     state.braked = !super::super::brake::set_immutable(&content, false);

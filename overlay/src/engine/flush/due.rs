@@ -66,7 +66,7 @@ impl Inner {
                 left => Due::In(Lane::Fresh, left),
             });
         }
-        let may_be_written = state.writers > 0 || state.written_past;
+        let may_be_written = state.writers > 0 || state.written_past.is_some();
         if !may_be_written {
             // Without an open since the start it has been idle at least for so long.
             let left = state.quiet_since.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
@@ -118,7 +118,7 @@ impl Inner {
     pub(super) fn may_be_written(&self, ino: Ino) -> bool {
         self.table.peek(ino).is_some_and(|node| {
             let state = node.state.lock();
-            state.record.file.is_dirty() && (state.writers > 0 || state.written_past)
+            state.record.file.is_dirty() && (state.writers > 0 || state.written_past.is_some())
         })
     }
 }

@@ -109,7 +109,7 @@ impl Overlay {
         match writes {
             true => {
                 state.writers += 1;
-                state.written_past |= past;
+                state.may_be_written_past(past);
                 state.written_direct |= flags & libc::O_DIRECT != 0;
                 inner.begin_counting(ino);
             }
