@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_backends::decorators::{Deadline, Limits};
 use forebay_backends::store::{Environment, StorePool};
 use forebay_backends::{ErrorKind, FileKind, Pool, Result};
 use futures::TryStreamExt;
@@ -18,6 +19,12 @@ use common::path;
 
 /// Long enough for all that is bounded; a test that is still at it then fails.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How late a slow server answers.
+const LATE: Duration = Duration::from_millis(200);
+/// How long a part of a listing of such a server may take,
+const PART: Duration = Duration::from_secs(2);
+/// and how many names it has: so many that asking for all of them takes longer.
+const LATE_NAMES: usize = 960;
 /// More than this is not taken from a page that goes on with one piece.
 const TAKEN_BYTES_MAX: u64 = 64 << 20;
 
@@ -26,6 +33,8 @@ enum Answer {
     Whole(&'static str, String),
     /// A page that begins so and goes on with the rest for ever.
     Endless(&'static str, &'static str),
+    /// The same as whole, after `LATE`.
+    Late(&'static str, String),
 }
 
 struct Hostile {
@@ -90,8 +99,12 @@ async fn serve(
     }
     let request = String::from_utf8_lossy(&request).into_owned();
     let line = request.lines().next().unwrap_or_default();
-    match script(line) {
-        Answer::Whole(head, body) => {
+    let answer = script(line);
+    if matches!(answer, Answer::Late(..)) {
+        tokio::time::sleep(LATE).await;
+    }
+    match answer {
+        Answer::Whole(head, body) | Answer::Late(head, body) => {
             let length = if head.contains("Content-Length") {
                 String::new()
             } else {
@@ -128,7 +141,7 @@ fn site(line: &str, page: Answer) -> Answer {
 }
 
 /// The names in `d`, or why there are none, within bounds of time.
-async fn listed(pool: &StorePool) -> Result<Vec<String>> {
+async fn listed(pool: &dyn Pool) -> Result<Vec<String>> {
     let listing = async {
         let pages: Vec<_> = pool.list(&path("d")).await?.try_collect().await?;
         Ok(pages.concat())
@@ -235,4 +248,38 @@ async fn a_listing_that_goes_in_a_circle_is_refused() {
     let server = Hostile::start(circle).await;
     let error = listed(&server.bucket().await).await.unwrap_err();
     assert!(error.is(ErrorKind::Corrupt), "{error}");
+}
+
+/// Attributes are asked for one by one: all those of a page take longer than a part of a listing may.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
+    const HEAD: &str = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 3";
+    fn names() -> impl Iterator<Item = String> {
+        (0..LATE_NAMES).map(|n| format!("{n:04}"))
+    }
+    fn web(line: &str) -> Answer {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["HEAD", name, _] if name.len() == "/d/0000".len() => Answer::Late(HEAD, String::new()),
+            _ => {
+                let links = names().map(|name| format!("<a href=\"{name}\">{name}</a>")).collect::<String>();
+                let title = "<html><head><title>Index of /d/</title></head><body>";
+                site(line, Answer::Whole("200 OK\r\nContent-Type: text/html", format!("{title}{links}</body></html>")))
+            }
+        }
+    }
+    fn google(line: &str) -> Answer {
+        match line.starts_with("HEAD") && line.contains("/d/0") {
+            true => Answer::Late(HEAD, String::new()),
+            false => bucket(line, &names().map(|name| format!("d/{name}")).collect::<Vec<_>>().join(" ")),
+        }
+    }
+    let limits = Limits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
+    let (site, store) = (Hostile::start(web).await, Hostile::start(google).await);
+    let pools: [Arc<dyn Pool>; 2] = [Arc::new(site.web().await), Arc::new(store.bucket().await)];
+    for pool in pools {
+        let mut found = listed(&Deadline::new(pool, limits)).await.unwrap();
+        // The bucket has a key that leads elsewhere, too.
+        found.retain(|name| !name.starts_with('.'));
+        assert_eq!(found, names().collect::<Vec<_>>());
+    }
 }

@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
@@ -25,7 +25,7 @@ use super::requests::{Listed, garbled};
 /// Keys in one page: the most that S3 gives.
 const PAGE_KEYS: usize = 1_000;
 /// Objects whose attributes are asked for at once.
-pub(super) const ASKED_AT_ONCE: usize = 32;
+const ASKED_AT_ONCE: usize = 32;
 /// Objects whose attributes are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
 /// Stands for the version id of an object whose attributes could not be had.
@@ -73,7 +73,6 @@ struct Walk {
     bucket: Arc<Bucket>,
     /// What the keys begin with.
     directory: String,
-    context: String,
     token: Option<String>,
     /// Bytes of contents that may still come along.
     contents_bytes: u64,
@@ -87,28 +86,45 @@ struct Walk {
 /// `context` names what is listed, for errors.
 pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
     let (waiting, empty_pages) = (BTreeMap::new(), 0);
-    let walk = Walk { bucket, directory, context, token: None, contents_bytes, waiting, empty_pages, done: false };
-    stream::try_unfold(walk, |mut walk| async move {
+    let asked = Arc::clone(&bucket);
+    let walk = Walk { bucket, directory, token: None, contents_bytes, waiting, empty_pages, done: false };
+    let children = stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
             return Ok(None);
         }
-        let page = walk.page().await?;
-        Ok(Some((page, walk)))
-    })
-    .boxed()
+        let children = walk.children().await?;
+        Ok(Some((children, walk)))
+    });
+    let ask = move |child| {
+        let bucket = Arc::clone(&asked);
+        async move { entry(&bucket, child).await }
+    };
+    ask_each(children, ask, context)
+}
+
+/// The entries of what was listed, many asked for at once and handed on as they come: the time that a part of a listing may
+/// take is then the time of a request, and not that of all which a page of the server has. `context` is for errors.
+pub(super) fn ask_each<C, A>(
+    listed: impl Stream<Item = Result<Vec<C>, Refusal>> + Send + 'static,
+    ask: impl Fn(C) -> A + Send + 'static,
+    context: String,
+) -> Listing
+where
+    C: Send + 'static,
+    A: Future<Output = Result<Option<DirEntry>, Refusal>> + Send + 'static,
+{
+    listed
+        .map_ok(|found| stream::iter(found.into_iter().map(Ok)))
+        .try_flatten()
+        .map_ok(ask)
+        .try_buffer_unordered(ASKED_AT_ONCE)
+        .try_ready_chunks(PAGE_KEYS)
+        .map_ok(|entries| entries.into_iter().flatten().collect())
+        .map_err(move |refused| refused.1.into_error(&context))
+        .boxed()
 }
 
 impl Walk {
-    async fn page(&mut self) -> Result<Vec<DirEntry>> {
-        let children = self.children().await.map_err(|refusal| refusal.into_error(&self.context))?;
-        let entries = stream::iter(children.into_iter().map(|child| entry(&self.bucket, child)))
-            .buffer_unordered(ASKED_AT_ONCE)
-            .try_collect::<Vec<_>>()
-            .await
-            .map_err(|refusal| refusal.into_error(&self.context))?;
-        Ok(entries.into_iter().flatten().collect())
-    }
-
     /// What the next page of keys is, but for objects whose name is not certain yet.
     async fn children(&mut self) -> Result<Vec<Child>, Refusal> {
         let client = &self.bucket.client;

@@ -24,7 +24,7 @@ use super::attach::{self, CONNECT_TIMEOUT, Options, READ_TIMEOUT, wrong};
 use super::client::{Body, Call, Client, PLAIN_IN_QUERY, Refusal};
 use super::dialect::Dialect;
 use super::keys::{self, NAME_MAX, Place};
-use super::listing::ASKED_AT_ONCE;
+use super::listing::ask_each;
 use super::metadata::implied_directory;
 use super::requests::Same;
 use super::{Bucket, Found};
@@ -242,16 +242,12 @@ pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String
         }
         .into_error(&context)
     })?;
-    let (bucket, directory, context) = (Arc::clone(&bucket), Arc::new(directory), Arc::new(context));
-    let page = move |names: Vec<Name>| {
+    let (bucket, directory): (_, Arc<str>) = (Arc::clone(&bucket), directory.into());
+    let ask = move |name| {
         let (bucket, directory) = (Arc::clone(&bucket), Arc::clone(&directory));
-        async move {
-            let asked = names.into_iter().map(|name| entry(&bucket, &directory, name));
-            let entries: Vec<_> = stream::iter(asked).buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
-            Ok(entries.into_iter().flatten().collect())
-        }
+        async move { entry(&bucket, &directory, name).await }
     };
-    Ok(names.and_then(page).map_err(move |refusal| refusal.into_error(context.as_str())).boxed())
+    Ok(ask_each(names, ask, context))
 }
 
 /// `None` where it vanished meanwhile, or cannot be shown.
