@@ -336,56 +336,6 @@ fn renames_reach_the_pool_even_in_a_circle() {
     assert!(mount.pool("da").is_file());
 }
 
-/// Names that are flushed after the times of their directory move them in the pool: they are sent again.
-///
-/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
-#[test]
-fn times_of_directories_reach_the_pool_though_their_names_come_later() {
-    let late = "[[rule]]\npaths = [\"**/*.late\"]\nflush = \"manual\"\n";
-    let mount = Mount::new(Options::policy(&format!("[default]\nflush = \"idle:1s\"\n{late}")));
-    let dirs = ["made", "linked", "from", "to", "emptied"];
-    let before = "mkdir made linked from to emptied; for f in from/f emptied/f; do echo 1 >$f.late; done";
-    sh(&mount.place.mnt(), before, SHELL).ok();
-    mount.flush();
-    let names = "echo 2 >made/f.late; ln from/f.late linked/g.late; mv from/f.late to/; rm emptied/f.late";
-    let change = format!("{names}; touch -d '2001-02-03 04:05:06.123456789' {}", dirs.join(" "));
-    sh(&mount.place.mnt(), &change, SHELL).ok();
-    let times = || dirs.map(|dir| fs::metadata(mount.pool(dir)).unwrap().mtime());
-    let wanted = dirs.map(|dir| fs::metadata(mount.path(dir)).unwrap().mtime());
-    wait_until("times of directories are in the pool", || times() == wanted);
-    assert!(!mount.pool("made/f.late").exists(), "what waits for an operator went by itself");
-    mount.flush();
-    assert!(!mount.pool("emptied/f.late").exists() && mount.pool("to/f.late").exists(), "names stay behind");
-    assert_eq!(times(), wanted);
-}
-
-/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
-#[test]
-fn attributes_reach_the_pool() {
-    let mount = manual();
-    for file in ["old", "grown"] {
-        fs::write(mount.pool(file), "1").unwrap();
-    }
-    sh(&mount.place.pool(), "touch -d '2001-02-03' grown", SHELL).ok();
-    fs::write(mount.path("new"), "2").unwrap();
-    symlink("new", mount.path("link")).unwrap();
-    let change = "for f in old new; do chmod 2640 $f; chown 123:456 $f; chmod 2640 $f; setfattr -n user.k -v v $f
-        setfacl -m u:daemon:r $f; touch -d '2001-02-03 04:05:06.123456789' $f; done
-        echo more >> grown; mkdir dir; setfacl -d -m u:daemon:rwx dir; touch dir/in; touch -h -d '2002-01-01' link";
-    sh(&mount.place.mnt(), change, SHELL).ok();
-    let show = "for f in old new grown link dir dir/in; do stat -c '%n %f %u %g %y' $f; done; stat -c '%s' old new grown link dir/in
-        getfattr -d old new; getfacl -n old new dir dir/in";
-    let here = sh(&mount.place.mnt(), show, SHELL).ok().out;
-    mount.flush();
-    let there = sh(&mount.place.pool(), show, SHELL).ok().out;
-    assert_eq!(here, there);
-    assert!(!there.contains("2001-02-03 00:00:00"), "modified since: {there}");
-    assert!(
-        there.contains("04:05:06.123456789") && there.contains("user.k") && there.contains("default:user:"),
-        "{there}"
-    );
-}
-
 /// SEMANTICS 25: "Locks (`flock`, `fcntl`) hold between the programs of one node."
 #[test]
 fn locks_hold_between_programs() {

@@ -10,6 +10,8 @@ use super::conflict::look_again;
 use super::create::settle_attrs;
 use super::place::is_news_of_parents;
 use super::refused::mode_without;
+use super::steps::note_name_flushed;
+use super::upload::Uploaded;
 use crate::catalog::{InodeRecord, SentWhat};
 use crate::content::{Stamp, is_held};
 use crate::node::Node;
@@ -190,12 +192,10 @@ impl Inner {
             let record = self.record_of(ino)?;
             let Some(link) = record.pool_link() else { return Ok(()) };
             let path = self.pool_path(ino)?;
+            let moved = if self.is_as_known(link.0).await { Some(link.0) } else { None };
             match self.upload(ino, link, &path, &expected).await {
                 Ok(None) => return Ok(()),
-                Ok(Some(uploaded)) => {
-                    self.sync_names(link.0).await?;
-                    return self.commit_uploaded(Txn::begin(self), ino, uploaded);
-                }
+                Ok(Some(uploaded)) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
             }
@@ -210,10 +210,7 @@ impl Inner {
                     expected = Expected::Version(stat.version);
                 }
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
-                    Some(uploaded) => {
-                        self.sync_names(link.0).await?;
-                        return self.commit_uploaded(Txn::begin(self), ino, uploaded);
-                    }
+                    Some(uploaded) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
                     // All names that the pool has it under are of the object that somebody changed.
                     None => {
                         for (parent, name) in &record.pool_links {
@@ -227,6 +224,54 @@ impl Inner {
         }
         let path = self.pool_path(ino)?;
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    /// `moved`: the directory, where the times that the mount shows of it are to be sent again. A pool replaces content
+    /// under its name, and that moves them.
+    async fn commit_replaced(&self, ino: Ino, dir: Ino, moved: Option<Ino>, uploaded: Uploaded) -> Result<()> {
+        self.sync_names(dir).await?;
+        let replaced = |txn: &mut Txn<'_>| moved.map_or(Ok(()), |dir| note_name_flushed(txn, dir));
+        self.commit_uploaded(ino, uploaded, &replaced).await
+    }
+
+    /// Whether the pool has a directory as the catalog knows it, but for what our own calls change there: another client's
+    /// newer times are not set back. The caller's call on it has begun.
+    async fn is_as_known(&self, dir: Ino) -> bool {
+        if !self.pool.capabilities().directory_versions {
+            return false;
+        }
+        let known = {
+            let Ok(node) = self.node(dir) else { return false };
+            let state = node.state.lock();
+            let (begun, ended) = state.pool_calls;
+            if state.record.dirty.times || begun - ended > 1 {
+                return true;
+            }
+            state.record.version.clone()
+        };
+        let Ok(path) = self.pool_path(dir) else { return false };
+        self.ask(self.pool.stat(&path)).await.is_ok_and(|stat| known == Some(stat.version))
+    }
+
+    /// Gives the pool attributes. Whether it refused the times: a daemon without root's rights may change names and content
+    /// in what others own, but not set their times.
+    async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs) -> Result<(Stat, bool)> {
+        let times = changes.atime.is_some() || changes.mtime.is_some();
+        match self.ask(self.pool.set_attrs(path, changes)).await {
+            Err(e)
+                if times
+                    && !self.pool.capabilities().owners
+                    && matches!(e.kind(), ErrorKind::NotPermitted | ErrorKind::PermissionDenied) =>
+            {
+                let without = SetAttrs { atime: None, mtime: None, ..changes.clone() };
+                let stat = match without == SetAttrs::default() {
+                    true => self.ask(self.pool.stat(path)).await?,
+                    false => self.ask(self.pool.set_attrs(path, &without)).await?,
+                };
+                Ok((stat, true))
+            }
+            answer => Ok((answer?, false)),
+        }
     }
 
     /// # Errors
@@ -285,7 +330,7 @@ impl Inner {
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let names_flushed = self.node(ino)?.state.lock().names_flushed;
-        let stat = self.ask(self.pool.set_attrs(path, &changes)).await.map_err(|e| e.context(path))?;
+        let (stat, keeps_times) = self.set_attrs_allowed(path, &changes).await.map_err(|e| e.context(path))?;
         // What the pool has of the rights that were not sent, and what was sent of the others.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
         let rights = |stat: &Stat| {
@@ -303,6 +348,9 @@ impl Inner {
         settle_attrs(now, &sent);
         if now.kind == FileKind::Directory {
             now.dirty.times = names_changed || (now.atime, now.mtime) != (record.atime, record.mtime);
+        }
+        if keeps_times && !now.dirty.times {
+            (now.atime, now.mtime) = (stat.atime, stat.mtime);
         }
         let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         let mut news = false;
@@ -327,7 +375,7 @@ impl Inner {
         }
         txn.state(ino)?.validated = Some(std::time::Instant::now());
         txn.commit()?;
-        if news {
+        if news || keeps_times {
             self.tell_kernel_inode(ino, false);
         }
         why.map_or(Ok(()), Err)

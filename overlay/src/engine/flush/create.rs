@@ -92,7 +92,7 @@ impl Inner {
                 Ok(None) => return Ok(()),
                 Ok(Some(uploaded)) => {
                     self.sync_names(parent).await?;
-                    self.commit_created(parent, name, ino, uploaded)?;
+                    self.commit_created(parent, name, ino, uploaded).await?;
                     return match occupant {
                         Some(occupant) => self.refresh_version(occupant).await,
                         None => Ok(()),
@@ -108,7 +108,7 @@ impl Inner {
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
                     Some(uploaded) => {
                         self.sync_names(parent).await?;
-                        return self.commit_created(parent, name, ino, uploaded);
+                        return self.commit_created(parent, name, ino, uploaded).await;
                     }
                     None => return self.keep_both(parent, name, ino, path).await,
                 },
@@ -117,11 +117,12 @@ impl Inner {
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
     }
 
-    fn commit_created(&self, parent: Ino, name: &[u8], ino: Ino, uploaded: Uploaded) -> Result<()> {
-        let mut txn = Txn::begin(self);
-        txn.pool_has(parent, name, Some(ino))?;
-        note_name_flushed(&mut txn, parent)?;
-        self.commit_uploaded(txn, ino, uploaded)
+    async fn commit_created(&self, parent: Ino, name: &[u8], ino: Ino, uploaded: Uploaded) -> Result<()> {
+        let created = |txn: &mut Txn<'_>| {
+            txn.pool_has(parent, name, Some(ino))?;
+            note_name_flushed(txn, parent)
+        };
+        self.commit_uploaded(ino, uploaded, &created).await
     }
 }
 

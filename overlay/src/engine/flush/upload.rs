@@ -206,8 +206,30 @@ impl Inner {
         .boxed()
     }
 
-    /// The file is in the pool as it was sent: clean, unless somebody wrote it since.
-    pub(super) fn commit_uploaded(&self, mut txn: Txn<'_>, ino: Ino, uploaded: Uploaded) -> Result<()> {
+    /// The file is in the pool as it was sent: clean, unless somebody wrote it since. `names` adds to the same change what
+    /// became of names.
+    pub(super) async fn commit_uploaded(
+        &self,
+        ino: Ino,
+        mut uploaded: Uploaded,
+        names: &(dyn Fn(&mut Txn<'_>) -> Result<()> + Sync),
+    ) -> Result<()> {
+        while let Some(unsynced) = self.try_commit_uploaded(ino, &uploaded, names)? {
+            // No lock is held for as long as a disk takes.
+            self.sync_content(&unsynced).await?;
+            uploaded.synced = true;
+        }
+        Ok(())
+    }
+
+    /// The same. Changes nothing where the content file must be synced before; returns it then.
+    fn try_commit_uploaded(
+        &self,
+        ino: Ino,
+        uploaded: &Uploaded,
+        names: &(dyn Fn(&mut Txn<'_>) -> Result<()> + Sync),
+    ) -> Result<Option<Arc<Content>>> {
+        let mut txn = Txn::begin(self);
         let state = txn.state(ino)?;
         let content = state.content.clone();
         // Who holds it is asked first: what is stored until then shows in the times.
@@ -219,14 +241,15 @@ impl Inner {
         let same = state.generation == uploaded.generation && unchanged && uploaded.settled;
         let quiet = same && !held;
         if let (false, false, Some(content)) = (quiet, uploaded.synced, &content) {
-            // As above; somebody opened it meanwhile.
-            self.catalog.sync_content(content, true)?;
+            // As in `upload`: somebody opened it meanwhile.
+            return Ok(Some(content.clone()));
         }
         let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
         state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
+        names(&mut txn)?;
         for (parent, name) in txn.record(ino)?.pool_links.clone() {
             if !txn.name(parent, &name)?.sent.is_empty() {
                 txn.pool_has(parent, &name, Some(ino))?;
@@ -288,7 +311,7 @@ impl Inner {
         if clean {
             self.evictor.lock().insert(ino.0, occupied);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Whether the pool's object has just the bytes that we have: then there is no conflict, whoever wrote it.

@@ -1,0 +1,151 @@
+//! Modes, owners, times and extended attributes, and what a flush makes of them in the pool.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_tests::mount::{Mount, Options, Place};
+use forebay_tests::process::sh;
+
+const MANUAL: &str = "[default]\nflush = \"manual\"\n";
+const SHELL: Duration = Duration::from_secs(60);
+
+fn manual() -> Mount {
+    Mount::new(Options::policy(MANUAL))
+}
+
+fn times(at: PathBuf) -> (i64, i64) {
+    let meta = fs::metadata(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
+    (meta.mtime(), meta.mtime_nsec())
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Names that are flushed after the times of their directory move them in the pool: they are sent again.
+///
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn times_of_directories_reach_the_pool_though_their_names_come_later() {
+    let late = "[[rule]]\npaths = [\"**/*.late\"]\nflush = \"manual\"\n";
+    let mount = Mount::new(Options::policy(&format!("[default]\nflush = \"idle:1s\"\n{late}")));
+    let dirs = ["made", "linked", "from", "to", "emptied"];
+    let before = "mkdir made linked from to emptied; for f in from/f emptied/f; do echo 1 >$f.late; done";
+    sh(&mount.place.mnt(), before, SHELL).ok();
+    mount.flush();
+    let names = "echo 2 >made/f.late; ln from/f.late linked/g.late; mv from/f.late to/; rm emptied/f.late";
+    let change = format!("{names}; touch -d '2001-02-03 04:05:06.123456789' {}", dirs.join(" "));
+    sh(&mount.place.mnt(), &change, SHELL).ok();
+    let pooled = || dirs.map(|dir| times(mount.pool(dir)));
+    let wanted = dirs.map(|dir| times(mount.path(dir)));
+    wait_until("times of directories are in the pool", || pooled() == wanted);
+    assert!(!mount.pool("made/f.late").exists(), "what waits for an operator went by itself");
+    mount.flush();
+    assert!(!mount.pool("emptied/f.late").exists() && mount.pool("to/f.late").exists(), "names stay behind");
+    assert_eq!(pooled(), wanted);
+}
+
+/// SEMANTICS 24: "A flush leaves the times of a directory as the mount shows them"
+#[test]
+fn a_file_that_is_written_anew_leaves_the_times_of_its_directory() {
+    const FILES: u32 = 40;
+    let mount = manual();
+    let made = format!("mkdir d; for i in $(seq {FILES}); do echo old >d/$i; done; touch -d '2001-02-03' d");
+    sh(&mount.place.pool(), &made, SHELL).ok();
+    let before = times(mount.pool("d"));
+    let write = |files: u32, text: &str| {
+        (1..=files).for_each(|i| fs::write(mount.path(format!("d/{i}")), text).unwrap());
+        mount.flush();
+        assert_eq!(fs::read_to_string(mount.pool("d/1")).unwrap(), text);
+    };
+    for files in [1, FILES, 1] {
+        write(files, &format!("new, of {files}"));
+        assert_eq!(times(mount.path("d")), before, "in the mount, after {files} files");
+        assert_eq!(times(mount.pool("d")), before, "in the pool, after {files} files");
+    }
+    // Another client's change shows, and is not set back.
+    sh(&mount.place.pool(), "touch d/theirs; touch -d '2011-02-03' d", SHELL).ok();
+    let theirs = times(mount.pool("d"));
+    write(1, "after theirs");
+    assert_ne!(times(mount.pool("d")), before);
+    assert!(times(mount.pool("d")) >= theirs);
+}
+
+/// Otherwise each file that a user makes in a directory of a group counts as not flushed for ever.
+///
+/// SEMANTICS 24: "If the daemon does not run as root, an object of another user keeps the times that the pool gives it."
+#[test]
+fn a_user_flushes_into_a_directory_of_another_user() {
+    const USER: u32 = 65534;
+    let place = Place::new();
+    place.let_users_mount();
+    place.give_to(USER);
+    let made = "mkdir group; echo old >group/old; echo old >group/touched; chmod 666 group/*; chmod 777 group";
+    sh(&place.pool(), made, SHELL).ok();
+    let allow_other = vec!["-o".into(), "allow_other".into()];
+    let policy = Some("[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n".to_owned());
+    let mount = Mount::on(place, Options { user: Some(USER), more: allow_other, policy, ..Options::default() });
+    let as_user = format!("setpriv --reuid {USER} --regid {USER} --clear-groups bash -c");
+    let change = "cd group; echo new >new; mkdir dir; echo new >dir/in; echo new >>old; touch touched . ; rm -f gone";
+    sh(&mount.place.mnt(), &format!("{as_user} '{change}'"), SHELL).ok();
+    mount.flush();
+    assert_eq!(fs::read_to_string(mount.pool("group/new")).unwrap(), "new\n");
+    assert_eq!(fs::read_to_string(mount.pool("group/dir/in")).unwrap(), "new\n");
+    assert_eq!(fs::read_to_string(mount.pool("group/old")).unwrap(), "old\nnew\n");
+    for name in ["group", "group/touched"] {
+        assert_eq!(times(mount.path(name)), times(mount.pool(name)), "{name}");
+    }
+    mount.umount();
+}
+
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn attributes_reach_the_pool() {
+    let mount = manual();
+    for file in ["old", "grown"] {
+        fs::write(mount.pool(file), "1").unwrap();
+    }
+    sh(&mount.place.pool(), "touch -d '2001-02-03' grown", SHELL).ok();
+    fs::write(mount.path("new"), "2").unwrap();
+    symlink("new", mount.path("link")).unwrap();
+    let change = "for f in old new; do chmod 2640 $f; chown 123:456 $f; chmod 2640 $f; setfattr -n user.k -v v $f
+        setfacl -m u:daemon:r $f; touch -d '2001-02-03 04:05:06.123456789' $f; done
+        echo more >> grown; mkdir dir; setfacl -d -m u:daemon:rwx dir; touch dir/in; touch -h -d '2002-01-01' link";
+    sh(&mount.place.mnt(), change, SHELL).ok();
+    let show = "for f in old new grown link dir dir/in; do stat -c '%n %f %u %g %y' $f; done; stat -c '%s' old new grown link dir/in
+        getfattr -d old new; getfacl -n old new dir dir/in";
+    let here = sh(&mount.place.mnt(), show, SHELL).ok().out;
+    mount.flush();
+    let there = sh(&mount.place.pool(), show, SHELL).ok().out;
+    assert_eq!(here, there);
+    assert!(!there.contains("2001-02-03 00:00:00"), "modified since: {there}");
+    assert!(
+        there.contains("04:05:06.123456789") && there.contains("user.k") && there.contains("default:user:"),
+        "{there}"
+    );
+}
+
+/// As a copy makes a program: `chmod` comes while the close of the writer is under way.
+#[test]
+fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {
+    let mount = manual();
+    let path = mount.path("program");
+    fs::write(&path, "program").unwrap();
+    let writer = fs::File::options().write(true).open(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+    drop(writer);
+    mount.flush();
+    // What is fetched from now on is another content file.
+    mount.forebay(["evict"], &[&path]).ok();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "program");
+    let mode = |at: PathBuf| fs::metadata(at).unwrap().mode() & 0o7777;
+    assert_eq!(format!("{:o}", mode(path)), "6755");
+    mount.flush();
+    assert_eq!(format!("{:o}", mode(mount.pool("program"))), "6755");
+}
