@@ -17,6 +17,7 @@ mod names;
 mod op;
 mod others;
 mod power;
+mod reading;
 mod run;
 mod tree;
 mod view;

@@ -175,6 +175,11 @@ pub enum Op {
     List {
         dir: u8,
     },
+    /// Reads some entries of a directory on from where the last one ended; begins anew after the last entry.
+    ReadDir {
+        dir: u8,
+        entries: u8,
+    },
     Fsync {
         at: Spot,
     },
@@ -313,6 +318,7 @@ fn name_op() -> impl Strategy<Value = Op> {
         1 => (spot(), 0..2u8).prop_map(|(at, name)| Op::RemoveXattr { at, name }),
         2 => spot().prop_map(|at| Op::Stat { at }),
         2 => (0..4u8).prop_map(|dir| Op::List { dir }),
+        6 => (0..4u8, 1..4u8).prop_map(|(dir, entries)| Op::ReadDir { dir, entries }),
     ]
 }
 

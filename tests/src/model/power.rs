@@ -82,6 +82,8 @@ impl Run {
 
     fn power_cut(&mut self) -> Result<(), Failure> {
         self.heal();
+        // Nobody reads on after it.
+        self.reading = None;
         let fates = self.fates();
         let touched: HashSet<_> =
             self.history.touched.drain().filter_map(|id| self.model.nodes.get(&id)?.ino).collect();

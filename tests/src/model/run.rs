@@ -12,6 +12,7 @@ use super::effects::Effects;
 use super::machine::Machine;
 use super::op::{Case, Exchange, Op, Seeded, Spot};
 use super::power::History;
+use super::reading::Reading;
 use super::tree::{Body, Id, ROOT, Refused, Tree, just_now};
 use super::view;
 
@@ -45,6 +46,8 @@ pub struct Run {
     pub machine: Machine,
     pub model: Tree,
     pub handles: Vec<Handle>,
+    /// The directory that a program is reading.
+    pub reading: Option<Reading>,
     pub effects: Effects,
     pub history: History,
     /// Calls to the pool may fail.
@@ -80,6 +83,7 @@ impl Run {
             machine: Machine::new(case.config),
             model: Tree::default(),
             handles: Vec::new(),
+            reading: None,
             effects: Effects::default(),
             history: History::default(),
             trouble: false,
@@ -188,6 +192,7 @@ impl Run {
             Op::RemoveXattr { at, name } => self.remove_xattr(at, name),
             Op::Stat { at } => self.stat(at),
             Op::List { dir } => self.list(dir),
+            Op::ReadDir { dir, entries } => self.read_dir_part(dir, entries),
             Op::Fsync { at } => self.fsync(at),
             Op::FsyncOpen { handle } => self.fsync_open(handle),
             Op::Stage { at } => self.stage(at),
@@ -208,6 +213,7 @@ impl Run {
     fn after_step(&mut self) -> Result<(), Failure> {
         let open: Vec<Id> = self.handles.iter().map(|h| h.id).collect();
         self.model.sweep(&open);
+        self.note_names();
         match self.machine.config.world {
             World::Shared => self.effects.take_all(&self.model),
             World::PowerCuts => self.history.moment(&self.model),

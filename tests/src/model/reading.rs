@@ -1,0 +1,72 @@
+//! A program that reads a directory in parts, while its names change in between.
+
+use std::collections::BTreeSet;
+
+use forebay_overlay::Ino;
+
+use super::Failure;
+use super::op::Spot;
+use super::run::Run;
+
+type Names = BTreeSet<Vec<u8>>;
+
+/// How far it got.
+pub struct Reading {
+    dir: Ino,
+    /// The cookie of the last entry that was seen; 0 at the beginning.
+    at: u64,
+    seen: Names,
+    /// What was there at every moment since the beginning,
+    always: Names,
+    /// and what was there at some moment.
+    ever: Names,
+}
+
+impl Run {
+    /// Reads on in the directory that is being read, or begins with another one.
+    pub fn read_dir_part(&mut self, dir: u8, entries: u8) -> Result<(), Failure> {
+        if self.reading.is_none() {
+            let Some(place) = self.place(Spot { dir, name: 0 })? else { return Ok(()) };
+            let names: Names = self.model.entries(place.dir).keys().cloned().collect();
+            let (always, ever) = (names.clone(), names);
+            self.reading = Some(Reading { dir: place.dir_ino, at: 0, seen: Names::new(), always, ever });
+        }
+        self.note_names();
+        let Some(mut reading) = self.reading.take() else { return Ok(()) };
+        let overlay = self.overlay();
+        let got = self.machine.run(overlay.dir_order(reading.dir, |_| None));
+        let Some(order) = self.judge(got, Ok(()))? else { return Ok(()) };
+        let mut part = order.after(reading.at).take(usize::from(entries)).peekable();
+        if part.peek().is_some() {
+            for placed in part {
+                let name = placed.name.escape_ascii();
+                if !reading.ever.contains(placed.name) {
+                    return Err(format!("{name} was read, and was never there"));
+                }
+                if !reading.seen.insert(placed.name.to_vec()) {
+                    return Err(format!("{name} was read twice"));
+                }
+                reading.at = placed.cookie;
+            }
+            self.reading = Some(reading);
+            return Ok(());
+        }
+        match reading.always.difference(&reading.seen).next() {
+            Some(name) => Err(format!("{} was there all the time, and was not read", name.escape_ascii())),
+            None => Ok(()),
+        }
+    }
+
+    /// What the directory that is being read has now. Ends the reading of one that is gone.
+    pub fn note_names(&mut self) {
+        let Some(reading) = &mut self.reading else { return };
+        let dir = self.model.dirs().into_iter().find(|(id, _)| self.model.node(*id).ino == Some(reading.dir));
+        let Some((dir, _)) = dir else {
+            self.reading = None;
+            return;
+        };
+        let names: Names = self.model.entries(dir).keys().cloned().collect();
+        reading.always.retain(|name| names.contains(name));
+        reading.ever.extend(names);
+    }
+}
