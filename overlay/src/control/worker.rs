@@ -36,6 +36,7 @@ pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
 }
 
 fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+    fuse::end_on_panic();
     let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
     let runtime = Runtime::at(dir.to_path_buf());
     let state = runtime.load().map_err(|e| Failure::io(format!("no mount is described in {}", dir.display()), &e))?;

@@ -11,6 +11,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use futures::FutureExt;
 use tokio::runtime::Handle;
 
+use super::panics;
 use crate::shares::Shares;
 
 /// Runs `work` and hands its outcome to `reply`, exactly once.
@@ -22,7 +23,7 @@ use crate::shares::Shares;
 ///
 /// `of`: the user who asks. Beyond the user's share of requests that wait, one waits for an earlier one of the same user.
 ///
-/// A panic in `work` becomes EIO: the caller in the kernel gets an answer and the mount goes on.
+/// A panic in `work` becomes EIO, so that the kernel does not ask the next worker for the same: this one ends by it.
 pub fn dispatch<T, W, R>(runtime: &Handle, of: Option<(&Arc<Shares>, u32)>, operation: &'static str, work: W, reply: R)
 where
     T: 'static,
@@ -30,8 +31,13 @@ where
     R: FnOnce(Result<T>) + Send + 'static,
 {
     let task = async move {
-        let outcome = AssertUnwindSafe(work).catch_unwind().await;
-        reply(outcome.unwrap_or_else(|panic| Err(panicked(operation, panic.as_ref()))));
+        match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(outcome) => reply(outcome),
+            Err(panic) => {
+                reply(Err(panicked(operation, panic.as_ref())));
+                panics::answered();
+            }
+        }
     };
     let _inside = runtime.enter();
     if let Some((shares, user)) = of
