@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use forebay_overlay::control::mixed::{self, Place};
+use forebay_overlay::control::multi_mount::{self, Place};
 use forebay_overlay::control::registry::{self, Entry, Located};
 use forebay_overlay::control::{Failure, FailureKind};
 
@@ -24,7 +24,7 @@ pub struct Target {
 pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
     let mut targets: Vec<Target> = Vec::new();
     for path in expand(paths)? {
-        for place in mixed::places(Path::new(&path))? {
+        for place in multi_mount::places(Path::new(&path))? {
             match targets.iter_mut().find(|t| t.entry.mountpoint() == place.entry.mountpoint()) {
                 Some(target) => target.paths.push(place.inner),
                 None => targets.push(Target { entry: place.entry, paths: vec![place.inner] }),
@@ -40,10 +40,10 @@ pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
 /// The mounts that a path means, or all of the only root there is, mixed or not.
 pub fn meant(path: Option<&Path>) -> Result<Vec<Place>, Failure> {
     if let Some(path) = path {
-        return mixed::places(path);
+        return multi_mount::places(path);
     }
     let mut entries = registry::entries();
-    if let [root] = mixed::all().as_slice()
+    if let [root] = multi_mount::all().as_slice()
         && entries.iter().all(|e| e.mountpoint().parent() == Some(&root.mountpoint))
     {
         return root.places();

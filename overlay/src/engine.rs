@@ -3,8 +3,8 @@
 
 mod attributes;
 mod background;
-mod brake;
-mod durable;
+mod coherence;
+mod durability_epochs;
 mod eviction;
 mod fetch;
 mod files;
@@ -14,7 +14,6 @@ mod layout;
 pub(crate) mod leases;
 mod names;
 mod paths;
-mod pool_view;
 mod reporter;
 pub(crate) mod rights;
 mod room;
@@ -23,6 +22,7 @@ mod status;
 mod ttl;
 mod txn;
 mod types;
+mod write_throttle;
 mod written_past;
 mod xattrs;
 
@@ -46,10 +46,10 @@ use crate::jobs::Jobs;
 use crate::node::{Node, Table};
 use crate::policy::{PathPolicy, Policy};
 use crate::shares::Shares;
+pub(crate) use coherence::{Age, Growth};
 pub(crate) use flush::sync::NamesSync;
 pub(crate) use names::NamesState;
 pub use names::{DirOrder, Placed};
-pub(crate) use pool_view::{Age, Growth};
 pub(crate) use staging::parse_path;
 pub use staging::summary;
 pub(crate) use txn::Txn;
@@ -112,17 +112,17 @@ pub(crate) struct Inner {
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
     pub memory: Arc<Semaphore>,
-    /// Turns to wait for the fast pool's devices: each takes a thread.
+    /// DemandPriority to wait for the fast pool's devices: each takes a thread.
     pub syncs: Semaphore,
     pub pace: fetch::Pace,
-    pub turns: fetch::Turns,
+    pub turns: fetch::DemandPriority,
     pub evictor: Mutex<Box<dyn Evictor>>,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     /// How many of them there may be, though nobody uses them.
     pub open_contents_max: usize,
-    pub health: pool_view::Health,
-    pub watches: pool_view::Watches,
+    pub health: coherence::Health,
+    pub watches: coherence::Watches,
     pub layouts: layout::Layouts,
     pub counters: status::Counts,
     pub looks: status::Looks,
@@ -130,7 +130,7 @@ pub(crate) struct Inner {
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
-    pub brake: brake::Brake,
+    pub write_throttle: write_throttle::WriteThrottle,
     pub room: room::Room,
     pub shares: Arc<Shares>,
     pub reattached: bool,
@@ -206,18 +206,18 @@ impl Overlay {
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
             syncs: Semaphore::new(SYNCS),
             pace: fetch::Pace::default(),
-            turns: fetch::Turns::default(),
+            turns: fetch::DemandPriority::default(),
             evictor: Mutex::new(evictor),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
-            health: pool_view::Health::default(),
-            watches: pool_view::Watches::default(),
+            health: coherence::Health::default(),
+            watches: coherence::Watches::default(),
             layouts: layout::Layouts::default(),
             counters: status::Counts::default(),
             looks: status::Looks::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
-            brake: brake::Brake::default(),
+            write_throttle: write_throttle::WriteThrottle::default(),
             room: room::Room::default(),
             shares,
             reattached: options.reattached,

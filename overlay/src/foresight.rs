@@ -2,11 +2,11 @@
 //!
 //! The decisions are those of the `prefetch` crate; here are the profiles that it decides by, and what is done about it.
 
-mod ahead;
+mod access_predictor;
+mod directory_prefetch;
 mod explain;
-mod following;
+mod job_prefetch;
 mod learn;
-mod walking;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::clock::unix_now;
 use crate::content::CHUNK_BYTES;
 use crate::engine::{Inner, blocking, parse_path};
 use crate::{Ino, Overlay};
-use ahead::Ahead;
-use following::Following;
+use access_predictor::AccessPredictor;
 pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
+use job_prefetch::JobPrefetch;
 
 /// A profile stands in for jobs that are like its own by at least this much.
 const SIMILARITY_MIN: f64 = 0.5;
@@ -44,8 +44,8 @@ fn requests_of(bytes: u64) -> u32 {
 pub(crate) struct Foresight {
     /// Where what is staged ahead runs.
     runtime: Handle,
-    running: Mutex<HashMap<JobSerial, Arc<Ahead>>>,
-    pub following: Following,
+    running: Mutex<HashMap<JobSerial, Arc<JobPrefetch>>>,
+    pub following: AccessPredictor,
     /// Held while a profile is read, changed and written.
     learning: Mutex<()>,
 }
@@ -56,7 +56,7 @@ impl Foresight {
         Self {
             runtime: Handle::current(),
             running: Mutex::default(),
-            following: Following::default(),
+            following: AccessPredictor::default(),
             learning: Mutex::default(),
         }
     }

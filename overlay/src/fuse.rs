@@ -7,25 +7,24 @@
 //! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
 //! | `filesystem`, `front` | each request, turned into one call of the engine |
 //! | `dispatch` | the one way from a request to its answer |
-//! | `durable` | changes that are on the disk before they are answered |
-//! | `follow`, `wakeups` | on which processor a request is answered, and how fast processors wake up for it |
+//! | `dirsync` | changes that are on the disk before they are answered |
+//! | `cpu_affinity`, `pm_qos` | on which processor a request is answered, and how fast processors wake up for it |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
 //! | `dirs` | open directories |
 //! | `notifier` | telling the kernel what to forget |
-//! | `adopt`, `resend` | what a dead process leaves: open files, unanswered requests |
+//! | `reopen`, `resend` | what a dead process leaves: open files, unanswered requests |
 //! | `setid` | set-id bits and capabilities, which writes take away |
 //! | `device`, `convert` | ioctls and notifications; types |
 
-mod adopt;
 mod attach;
 mod convert;
+mod cpu_affinity;
 mod decided;
 mod device;
 mod dirs;
+mod dirsync;
 mod dispatch;
-mod durable;
 mod filesystem;
-mod follow;
 mod front;
 mod handle;
 mod init;
@@ -34,11 +33,12 @@ mod mount;
 mod mountpoint;
 mod notifier;
 mod panics;
+mod pm_qos;
 mod rename;
+mod reopen;
 mod resend;
-mod running;
 mod setid;
-mod wakeups;
+mod text_busy;
 
 pub use attach::Attach;
 pub use init::Handshake;
@@ -46,4 +46,4 @@ pub use iomode::PassthroughState;
 pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
 pub use mountpoint::{mount_device, unmount};
 pub use panics::end_on_panic;
-pub(crate) use wakeups::DEVICE as WAKEUP_DEVICE;
+pub(crate) use pm_qos::DEVICE as WAKEUP_DEVICE;

@@ -4,12 +4,12 @@
 //! and written through it; and, where this process may load eBPF programs, the observer, which sees what the kernel serves
 //! by itself. Reads through the page cache of the mount are seen by both, and counted from the observer alone.
 
-mod keeper;
-mod life;
-mod lineage;
-mod rest;
+mod accounting;
+mod attribution;
+mod collector;
+mod lifecycle;
+mod observer_activation;
 mod shown;
-mod uses;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -31,13 +31,13 @@ use crate::engine::{Inner, blocking};
 use crate::operator::TypedPath;
 use crate::process::Process;
 use crate::{Ino, Opened, Overlay};
+use accounting::{Accounting, PartMap};
+pub(crate) use accounting::{FileId, UsedFile};
+use attribution::Attribution;
+pub use collector::Collector;
 pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
 };
-pub use keeper::Keeper;
-use lineage::Lineage;
-pub(crate) use uses::{FileId, UsedFile};
-use uses::{PartMap, Uses};
 pub use watch::Observe;
 use watch::{Counted, Watch};
 
@@ -57,7 +57,7 @@ pub(crate) struct Jobs {
     /// How many run: what a request looks at first.
     running: AtomicU32,
     table: Mutex<Table>,
-    lineage: Lineage,
+    attribution: Attribution,
     contents: Mutex<LruCache<ContentId, Ino>>,
     /// Bytes that opens of a job brought from the pool, and that the observer has not seen read yet.
     fetched: Mutex<LruCache<(u32, Ino), u64>>,
@@ -66,7 +66,7 @@ pub(crate) struct Jobs {
     /// The observer, or why there is none.
     watch: OnceLock<std::result::Result<Watch, String>>,
     /// The thread that looks after jobs.
-    keeper: OnceLock<std::thread::Thread>,
+    collector: OnceLock<std::thread::Thread>,
     /// Jobs of an earlier daemon are taken up.
     settled: OnceLock<()>,
     /// The kernel does not tell of opens.
@@ -86,7 +86,7 @@ struct Table {
 struct Running {
     serial: JobSerial,
     head: JobHead,
-    uses: Uses,
+    uses: Accounting,
     /// One of those who began it has said that it is over.
     is_over: bool,
 }
@@ -96,12 +96,12 @@ impl Default for Jobs {
         Self {
             running: AtomicU32::new(0),
             table: Mutex::default(),
-            lineage: Lineage::default(),
+            attribution: Attribution::default(),
             contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
             fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
             starting: AtomicBool::new(false),
             watch: OnceLock::new(),
-            keeper: OnceLock::new(),
+            collector: OnceLock::new(),
             settled: OnceLock::new(),
             opens_unseen: AtomicBool::new(false),
             since: Instant::now(),
@@ -160,11 +160,11 @@ impl Jobs {
         };
         let claims_cgroup = |cgroup: &str| {
             let holds = |running: &Running| {
-                running.head.summary.cgroups.iter().any(|ancestor| lineage::is_within(cgroup, ancestor))
+                running.head.summary.cgroups.iter().any(|ancestor| attribution::is_within(cgroup, ancestor))
             };
             self.table.lock().running.iter().find(|(_, running)| holds(running)).map(|(number, _)| *number)
         };
-        self.lineage.job_of(thread, claims, claims_cgroup)
+        self.attribution.job_of(thread, claims, claims_cgroup)
     }
 
     /// Whether something may be brought in ahead of a reader: unless it is a job that was begun without that.

@@ -91,7 +91,7 @@ pub(crate) struct NodeState {
     /// Its content was replaced by an empty file that is written since.
     pub emptied: bool,
     /// The content file is immutable until there is room.
-    pub braked: bool,
+    pub throttled: bool,
     /// The bytes that the content is counted with are not in the catalog yet.
     pub count_unsaved: bool,
     /// The mark that the content is dirty is not on the disk yet.
@@ -170,7 +170,7 @@ impl NodeState {
             written_direct: false,
             superseded: false,
             emptied: false,
-            braked: false,
+            throttled: false,
             count_unsaved: false,
             mark_unsynced: false,
             clean_stamp: None,
@@ -227,7 +227,7 @@ impl NodeState {
             && !self.count_unsaved
             && self.uploaded.is_none()
             && self.pool_calls.0 == self.pool_calls.1
-            && !self.braked
+            && !self.throttled
             && self.written_past.is_none()
             && !self.mark_unsynced
             && !self.deleted

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_overlay::control::registry::{self, Entry, Phase, Process};
-use forebay_overlay::control::{client, mixed, mounts};
+use forebay_overlay::control::{client, mounts, multi_mount};
 use forebay_tests::mount::{COMMAND, Place, content, kill, program_as};
 use forebay_tests::process::{self, Answer, run, sh};
 use forebay_tests::servers::nfs::{NfsServer, Squash};
@@ -87,7 +87,7 @@ impl Mixed {
         let left: Vec<_> = left.into_iter().filter(|m| m.mountpoint.starts_with(self.place.mnt())).collect();
         assert!(left.is_empty(), "{left:?}");
         assert!(self.entries().is_empty(), "{:?}", self.entries());
-        assert!(mixed::Root::at(&self.place.mnt()).is_none());
+        assert!(multi_mount::Root::at(&self.place.mnt()).is_none());
         assert!(!registry::Runtime::of(&self.place.mnt()).dir().exists());
         assert_eq!(fs::read_dir(self.place.mnt()).unwrap().count(), 0);
     }

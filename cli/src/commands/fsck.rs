@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::mixed::Root;
+use forebay_overlay::control::multi_mount::Root;
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, FailureKind, client, offline};

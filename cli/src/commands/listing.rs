@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_overlay::control::mixed::Place;
+use forebay_overlay::control::multi_mount::Place;
 use forebay_overlay::control::protocol::{Reply, Request};
 use forebay_overlay::control::{Failure, client};
 use forebay_overlay::operator::Listed;

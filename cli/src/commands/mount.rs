@@ -10,7 +10,7 @@ use forebay_overlay::control::remount::{self, Remount};
 use forebay_overlay::control::supervisor::{self, Ready};
 use forebay_overlay::control::{Failure, worker};
 
-use super::{mixed, options, processes};
+use super::{multi_mount, options, processes};
 use crate::allocator;
 use crate::args;
 use crate::exit::Exit;
@@ -25,8 +25,8 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
     }
     let (foreground, dry_run) = (args.foreground, args.dry_run);
     if let Some(file) = args.config.take() {
-        let common = config(mixed::without_url(args)?, kernel_options)?;
-        return mixed::run(&file, &common, foreground, dry_run, output);
+        let common = config(multi_mount::without_url(args)?, kernel_options)?;
+        return multi_mount::run(&file, &common, foreground, dry_run, output);
     }
     let config = config(args, kernel_options)?;
     worker::policy(&config)?;
@@ -54,7 +54,7 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
 /// `-o remount`, which mount(8) gives with all options of fstab, or of the mount that is there.
 fn remount(args: args::Mount, options: Vec<String>, is_complete: bool, output: &Output) -> Result<Exit, Failure> {
     let dry_run = args.dry_run;
-    let args = if args.config.is_some() { mixed::without_url(args)? } else { args };
+    let args = if args.config.is_some() { multi_mount::without_url(args)? } else { args };
     let asked = Remount { config: config(args, Vec::new())?, options, is_complete };
     let plan = remount::check(&asked)?;
     if dry_run {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_overlay::control::signals::Held;
-use forebay_overlay::control::{Failure, slurm};
+use forebay_overlay::control::{Failure, process_discovery};
 use forebay_overlay::foresight::Invocation;
 use forebay_overlay::jobs::{JobRequest, Members};
 use forebay_overlay::process::{self, Process};
@@ -24,13 +24,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
     let signals = Held::new(&Held::ASK_TO_END).map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let (members, cgroup) = match (args.cgroup, &args.slurm_job) {
-        (Some(dir), _) => (slurm::cgroup(&dir)?, Some(dir)),
-        (None, Some(id)) => slurm::job(id)?,
+        (Some(dir), _) => (process_discovery::cgroup(&dir)?, Some(dir)),
+        (None, Some(id)) => process_discovery::job(id)?,
         (None, None) => (Members::Processes(args.pid), None),
     };
     let first = match (&members, &cgroup) {
         (Members::Processes(pids), _) => pids.first().copied(),
-        (_, Some(dir)) => slurm::processes(dir).first().copied(),
+        (_, Some(dir)) => process_discovery::processes(dir).first().copied(),
         _ => None,
     };
     let invocation = (!args.command.is_empty()).then(|| run_of(&args.command, first));
@@ -78,7 +78,7 @@ enum Watched {
 impl Watched {
     fn is_left(&mut self) -> bool {
         match self {
-            Self::Cgroup(dir) => slurm::is_populated(dir),
+            Self::Cgroup(dir) => process_discovery::is_populated(dir),
             Self::Tree(alive) => {
                 let pids: Vec<u32> = alive.iter().filter(|process| process.is_alive()).map(|p| p.pid).collect();
                 *alive = process::tree(&pids);

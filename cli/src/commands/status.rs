@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::mixed::Root;
+use forebay_overlay::control::multi_mount::Root;
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, client};
 use forebay_overlay::jobs::ObserverStatus;

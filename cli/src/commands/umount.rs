@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::mixed::Root;
+use forebay_overlay::control::multi_mount::Root;
 use forebay_overlay::control::protocol::Request;
 use forebay_overlay::control::registry::{self, Entry};
 use forebay_overlay::control::{Failure, FailureKind, client, mounts, paths, unmount};
 use forebay_overlay::operator::{FlushRequest, Status};
 
-use super::mixed;
+use super::multi_mount;
 use super::transfer::FLUSH;
 use crate::args::Umount;
 use crate::exit::Exit;
@@ -18,7 +18,7 @@ use crate::{progress, values};
 pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
     let place = paths::absolute(&args.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
     if let Some(root) = Root::meant_by(&place) {
-        return mixed::take_away(&root, args, output);
+        return multi_mount::take_away(&root, args, output);
     }
     let entry = match registry::locate(&place) {
         Ok(found) if found.inner.is_empty() => Some(found.entry),

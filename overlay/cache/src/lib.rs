@@ -3,13 +3,13 @@
 
 pub mod content_io;
 mod extents;
+mod external_writers;
 pub mod guard;
-mod held;
+mod preallocated;
 mod space;
-mod spare;
 mod store;
-mod synced;
 mod trash;
+mod writeback_errors;
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -18,12 +18,12 @@ use forebay_backends::{Error, Result, Side, Time};
 use serde::{Deserialize, Serialize};
 
 pub use extents::ExtentSet;
-pub use held::is_held;
+pub use external_writers::is_held;
+pub use preallocated::{ContentNumbers, Spares};
 pub use space::{Reservation, SpaceBudget};
-pub use spare::{ContentNumbers, Spares};
 pub use store::{ContentStore, Device};
-pub use synced::Content;
 pub use trash::Trash;
+pub use writeback_errors::Content;
 
 /// Bytes that a fetch brings in one piece, and that a checksum covers: aligned.
 pub const CHUNK_BYTES: u64 = 1 << 20;

@@ -87,7 +87,7 @@ impl ContentStore {
         if paths.is_empty() {
             return Err(bad("a mount needs at least one fast-pool directory (--fast DIR)".into()));
         }
-        crate::held::ignore_lease_breaks();
+        crate::external_writers::ignore_lease_breaks();
         let devices = paths.iter().map(|p| Device::open(p)).collect::<Result<Vec<_>>>()?;
         let mut seen = std::collections::HashSet::new();
         let mut total = 0;

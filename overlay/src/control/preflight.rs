@@ -10,7 +10,7 @@ use forebay_backends::Location;
 
 use super::config::MountConfig;
 use super::registry::{self, Entry};
-use super::{Failure, FailureKind, limits, mixed, mounts, paths, unmount};
+use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
 use crate::content::guard;
 
 /// What a mount would do, as far as it can be told beforehand.
@@ -98,7 +98,7 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
 
 /// Whether a dead mount of ours lies at the mountpoint. A live one is refused.
 pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
-    if let Some(root) = mixed::Root::at(mountpoint) {
+    if let Some(root) = multi_mount::Root::at(mountpoint) {
         return Err(root.is_here());
     }
     let known = registry::entries().into_iter().find(|e| e.mountpoint() == mountpoint);

@@ -8,7 +8,7 @@ use rustix::mount::MountFlags;
 
 use super::config::MountConfig;
 use super::registry::{self, Entry};
-use super::{Failure, FailureKind, mixed, mounts, paths, supervisor};
+use super::{Failure, FailureKind, mounts, multi_mount, paths, supervisor};
 
 /// What is asked for.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Plan {
 /// Checks what is asked for against the mount that is there. Changes nothing.
 pub fn check(asked: &Remount) -> Result<Plan, Failure> {
     let place = paths::absolute(&asked.config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
-    if mixed::Root::at(&place).is_some() {
+    if multi_mount::Root::at(&place).is_some() {
         return Err(Failure::usage(format!("{} is a mixed root: only its pools can be remounted", place.display()))
             .remedy(format!("mount -o remount,... {}/NAME", place.display())));
     }

@@ -16,7 +16,7 @@ use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
 use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
 use crate::fuse::{self, Attach, Handshake, MountOptions, Mounted, PassthroughState};
-use crate::jobs::{Keeper, Observe};
+use crate::jobs::{Collector, Observe};
 use crate::{Options, Overlay, Policy, descriptors};
 
 /// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
@@ -46,7 +46,7 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     raise_descriptor_limit();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     // Before any other thread is there.
-    let keeper = Keeper::start().map_err(failed)?;
+    let collector = Collector::start().map_err(failed)?;
     capabilities::give_up();
     confined();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -57,12 +57,12 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(failed)?;
-    let outcome = rt.block_on(serve(&runtime, &state, device, keeper));
+    let outcome = rt.block_on(serve(&runtime, &state, device, collector));
     rt.shutdown_background();
     outcome
 }
 
-async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, keeper: Keeper) -> Result<(), Failure> {
+async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
     let overlay = open(config, attach != Attach::Fresh).await?;
@@ -72,7 +72,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, keeper: Keeper
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
     let mounted = Arc::new(mounted);
-    overlay.observe(keeper, observe(config)?, config.immutable);
+    overlay.observe(collector, observe(config)?, config.immutable);
     let kernel = mounted.clone();
     let no_passthrough = move || match kernel.passthrough_state() {
         PassthroughState::On => None,

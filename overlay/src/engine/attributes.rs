@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 
-use super::pool_view::Age;
+use super::coherence::Age;
 use super::written_past::{is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};

@@ -109,7 +109,7 @@ async fn count_loop(inner: Arc<Inner>) {
         let result = super::blocking(move || {
             again.count_writers();
             again.settle_unmapped();
-            again.brake()?;
+            again.throttle_writers()?;
             match again.store.budget.above(again.policy.space.high_watermark) {
                 0 => Ok(()),
                 _ => again.make_room(0),

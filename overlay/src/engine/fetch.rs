@@ -1,9 +1,9 @@
 //! Bytes of the pool, brought into content files: each chunk once however many ask, within one budget of
 //! memory and one of space.
 
-mod pace;
+mod bandwidth_estimator;
+mod demand_priority;
 mod request;
-mod turns;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,16 +17,16 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Strip
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
-use super::pool_view::OWN_CHANGES;
+use super::coherence::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
 use crate::Content;
 use crate::catalog::ContentRecord;
 use crate::content::{CHUNK_BYTES, ContentId};
 use crate::node::{Flight, Node, NodeState};
 
-pub(crate) use pace::Pace;
+pub(crate) use bandwidth_estimator::Pace;
+pub(crate) use demand_priority::DemandPriority;
 use request::{Chunk, Request};
-pub(crate) use turns::Turns;
 
 /// Requests that one reader or stager may have under way.
 const REQUESTS_AT_ONCE: usize = 16;

@@ -9,15 +9,15 @@
 //! lands under a path that became another directory's; steps on one inode hold its `flush` lock. Neither is
 //! held while a step waits for another one that it depends on.
 
-mod ascertain;
+mod apply;
 mod attrs;
 pub(super) mod conflict;
 mod create;
 mod due;
-mod place;
+mod in_doubt;
+mod reconcile;
 mod refused;
 pub(super) mod rounds;
-mod steps;
 pub(super) mod sweep;
 pub(crate) mod sync;
 mod upload;

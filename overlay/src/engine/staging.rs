@@ -13,11 +13,11 @@ use globset::GlobBuilder;
 use tokio::task::coop::consume_budget;
 use tokio_util::sync::CancellationToken;
 
+use super::coherence::Age;
 use super::eviction::Kept;
 use super::flush::Plan;
 use super::leases::Staging;
 use super::names::{Arrivals, Ask};
-use super::pool_view::Age;
 use super::reporter::{Reporter, reported};
 use super::{Inner, Ino, Overlay};
 use crate::clock::unix_now;

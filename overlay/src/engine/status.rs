@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_backends::{FileKind, PoolPath, Result};
 use tokio::sync::Semaphore;
 
+use super::coherence::Age;
 use super::names::Ask;
-use super::pool_view::Age;
 use super::{Inner, Ino, Overlay};
 use crate::catalog::{Intent, Listing};
 use crate::clock::unix_now;

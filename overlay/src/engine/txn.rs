@@ -275,7 +275,7 @@ impl<'a> Txn<'a> {
     }
 
     /// Whole content is about to be newer than the pool's. What was appended to the content file and is not in the record
-    /// (`pool_view/grown`) is cut off first: from now on the content file's own size counts.
+    /// (`coherence/grown`) is cut off first: from now on the content file's own size counts.
     pub fn modify(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
         let edit = self.edit(ino)?;

@@ -4,7 +4,7 @@ use forebay_backends::{FileKind, Result};
 use forebay_prefetch::profile::{Parts, Profile, Use};
 
 use super::AheadReport;
-use super::ahead::Ahead;
+use super::job_prefetch::JobPrefetch;
 use crate::catalog::{JobHead, ProfileHead};
 use crate::engine::Inner;
 use crate::jobs::{FileId, UsedFile};
@@ -14,7 +14,7 @@ const DECAY: f64 = 0.5;
 
 impl Inner {
     /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
-    pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&Ahead>) -> Result<AheadReport> {
+    pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
         let summary = &head.summary;
         let unseen = |what: &String| forebay_ebpf::unseen_reads().any(|unseen| unseen == what);
         let tells_all = summary.observer != "requests" && !summary.missing.iter().any(unseen);
@@ -67,7 +67,7 @@ impl Inner {
         (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
     }
 
-    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&Ahead>, tells_all: bool) -> AheadReport {
+    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&JobPrefetch>, tells_all: bool) -> AheadReport {
         let mut report = AheadReport::default();
         let Some(ahead) = ahead else { return report };
         // No file is locked while these are.

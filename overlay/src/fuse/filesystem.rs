@@ -17,7 +17,7 @@ use fuser::{
 
 use super::front::{Front, Granted, Kill, is_synchronous};
 use super::handle::{Handle, Mode};
-use super::{convert, durable, init, rename, resend, setid};
+use super::{convert, dirsync, init, rename, resend, setid};
 use crate::{Change, Ino, Lookup, Seek};
 
 /// Block size of `statfs`, in bytes.
@@ -185,13 +185,13 @@ impl Filesystem for Front {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.unlink(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "unlink", self.names(work, durable::nothing), reply);
+        self.dispatch_done(request, "unlink", self.names(work, dirsync::nothing), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.rmdir(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "rmdir", self.names(work, durable::nothing), reply);
+        self.dispatch_done(request, "rmdir", self.names(work, dirsync::nothing), reply);
     }
 
     fn rename(
@@ -208,7 +208,7 @@ impl Filesystem for Front {
         let (overlay, caller, repeated) =
             (self.overlay.clone(), convert::caller(request), resend::is_repeated(request));
         let work = async move { rename::rename(&overlay, from, to, flags, caller, repeated).await };
-        self.dispatch_done(request, "rename", self.names(work, durable::nothing), reply);
+        self.dispatch_done(request, "rename", self.names(work, dirsync::nothing), reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -256,7 +256,7 @@ impl Filesystem for Front {
             }
             made.map(|(entry, opened)| (entry, opened, user))
         };
-        self.dispatch(request, "create", self.names(work, durable::created(flags)), move |outcome| match outcome {
+        self.dispatch(request, "create", self.names(work, dirsync::created(flags)), move |outcome| match outcome {
             Ok((entry, opened, user)) => {
                 let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                 replier.overlay.note_open(job, entry.attr.ino, &opened);

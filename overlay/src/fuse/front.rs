@@ -8,15 +8,15 @@ use forebay_backends::{Error, Result, Side};
 use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
 
-use super::adopt::Adopted;
 use super::dirs::Dirs;
 use super::handle::{Handle, Mode};
 use super::init::{Handshake, Terms};
 use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
-use super::running::is_running;
-use super::wakeups::Wakeups;
-use super::{convert, dispatch, durable, follow, setid};
+use super::pm_qos::Wakeups;
+use super::reopen::Adopted;
+use super::text_busy::is_running;
+use super::{convert, cpu_affinity, dirsync, dispatch, setid};
 use crate::shares::UserSlot;
 use crate::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay};
 
@@ -61,7 +61,7 @@ impl Front {
         W: Future<Output = Result<T>> + Send + 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        if !follow::serve(request.pid()) {
+        if !cpu_affinity::serve(request.pid()) {
             self.wakeups.serve(&self.runtime);
         }
         dispatch::dispatch(&self.runtime, Some((self.overlay.shares(), request.uid())), operation, work, reply);
@@ -83,7 +83,7 @@ impl Front {
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
-        let (front, work) = (self.clone(), self.names(work, durable::entry));
+        let (front, work) = (self.clone(), self.names(work, dirsync::entry));
         self.dispatch(request, operation, work, move |outcome| match outcome {
             Ok(entry) => front.reply_entry(&entry, reply),
             Err(error) => reply.error(convert::errno(&error)),
@@ -104,7 +104,7 @@ impl Front {
             if !dirsync {
                 return Ok(done);
             }
-            durable::once_durable(&overlay, done, overlay.fsync_dir(Ino::ROOT), uncount).await
+            dirsync::once_durable(&overlay, done, overlay.fsync_dir(Ino::ROOT), uncount).await
         }
     }
 

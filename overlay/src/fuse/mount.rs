@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use rustix::mount::MountFlags;
 use tokio::runtime::Handle as Runtime;
 
-use super::adopt::Adopted;
 use super::attach::{self, Attach};
 use super::device::Device;
 use super::dirs::Dirs;
@@ -22,7 +21,8 @@ use super::init::{Handshake, MAX_READAHEAD_BYTES, Terms};
 use super::iomode::{Inherited, IoModes, PassthroughState};
 use super::mountpoint;
 use super::notifier::KernelNotifier;
-use super::wakeups::Wakeups;
+use super::pm_qos::Wakeups;
+use super::reopen::Adopted;
 use crate::Overlay;
 
 /// Name of the table of open modes in the state directory.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_backends::Result;
 
-use super::uses::{FileId, PartMap, Use, UsedFile, Uses};
+use super::accounting::{Accounting, FileId, PartMap, Use, UsedFile};
 use super::{FRESH, Running};
 use crate::engine::Inner;
 use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
@@ -62,7 +62,7 @@ impl Inner {
     }
 
     /// The files of a job that has ended, in the order of their first uses.
-    pub(super) fn used_files(&self, uses: &Uses) -> Vec<UsedFile> {
+    pub(super) fn used_files(&self, uses: &Accounting) -> Vec<UsedFile> {
         let ranked = self.ranked(uses);
         let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
         let used = |((id, shown), parts): ((FileId, JobFile), PartMap)| {
@@ -73,7 +73,7 @@ impl Inner {
     }
 
     /// The files of a job, by the names that they had when they were used first.
-    fn ranked(&self, uses: &Uses) -> Vec<(FileId, JobFile)> {
+    fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
         let file = |(at, (file, used)): (usize, (&FileId, &Use))| {
             let shown = JobFile {
                 path: used.path.clone(),

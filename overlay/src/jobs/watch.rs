@@ -10,8 +10,8 @@ use forebay_ebpf::layout::MAX_PLACES;
 use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Way};
 use parking_lot::Mutex;
 
-use super::rest::Rest;
-use super::uses::{FileId, PartMap};
+use super::accounting::{FileId, PartMap};
+use super::observer_activation::ObserverActivation;
 use crate::Ino;
 use crate::content::ContentId;
 use crate::control::{mounts, paths};
@@ -70,7 +70,7 @@ pub struct Watch {
     /// Why the pool's own directory is not watched.
     left_out: Option<String>,
     known: Mutex<Known>,
-    pub(super) rest: Mutex<Rest>,
+    pub(super) rest: Mutex<ObserverActivation>,
 }
 
 /// New counts of a file.

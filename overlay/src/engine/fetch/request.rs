@@ -13,7 +13,7 @@ use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
-use super::pace::UnderWay;
+use super::bandwidth_estimator::UnderWay;
 use super::{changed, lost};
 use crate::content::{CHUNK_BYTES, Reservation};
 use crate::node::Node;

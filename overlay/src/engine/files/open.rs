@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::super::pool_view::Age;
+use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use super::tell_unless_gone;
 use crate::Content;
@@ -373,8 +373,8 @@ impl Inner {
             if !held {
                 state.written_past = None;
                 self.writing.lock().remove(&node.ino);
-                if state.braked {
-                    state.braked = !super::super::brake::set_immutable(&content, false);
+                if state.throttled {
+                    state.throttled = !super::super::write_throttle::set_immutable(&content, false);
                 }
             }
             if std::mem::take(&mut state.emptied) {

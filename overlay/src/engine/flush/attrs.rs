@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
 
-use super::super::pool_view::PoolChange;
+use super::super::coherence::PoolChange;
 use super::super::{Inner, Ino, Txn};
+use super::apply::note_name_flushed;
 use super::conflict::look_again;
 use super::create::settle_attrs;
-use super::place::is_news_of_parents;
+use super::reconcile::is_news_of_parents;
 use super::refused::mode_without;
-use super::steps::note_name_flushed;
 use super::upload::Uploaded;
 use crate::catalog::{InodeRecord, SentWhat};
 use crate::content::{Stamp, is_held};
@@ -45,7 +45,7 @@ impl Inner {
                 // Unlinked: its removal is all that the pool must be told.
                 return Ok(());
             }
-            if !self.ascertain(ino).await? {
+            if !self.resolve_doubt(ino).await? {
                 match self.flush_in_place(ino).await {
                     Err(e) if is_news_of_parents(&e) && !looked => {
                         looked = true;
@@ -97,7 +97,7 @@ impl Inner {
         let _moves = self.flusher.moves.read().await;
         let _lock = node.flush.lock().await;
         let record = self.record_of(ino)?;
-        if (!record.in_pool() && ino != Ino::ROOT) || self.is_unsure(ino) {
+        if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino) {
             return Ok(());
         }
         if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
@@ -111,7 +111,7 @@ impl Inner {
             self.replace_content(ino).await?;
             // What the pool refused then is tried by itself, and reported.
             let record = self.record_of(ino)?;
-            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_unsure(ino) {
+            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino) {
                 return Ok(());
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side};
 
 use super::super::{Inner, Ino, Txn};
-use super::steps::note_name_flushed;
+use super::apply::note_name_flushed;
 use super::upload::Uploaded;
 use crate::catalog::InodeRecord;
 

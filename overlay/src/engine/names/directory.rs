@@ -7,7 +7,7 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 
-use super::super::pool_view::Age;
+use super::super::coherence::Age;
 use super::super::{Dirent, Inner, Ino, Overlay};
 
 /// Directories of one tree that are listed at the same time.

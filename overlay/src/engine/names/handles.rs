@@ -3,7 +3,7 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::super::pool_view::Age;
+use super::super::coherence::Age;
 use super::super::{Ino, Lookup, Overlay};
 
 impl Overlay {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_overlay::control::config::MountConfig;
-use forebay_overlay::control::mixed::{self, Plan, Root};
+use forebay_overlay::control::multi_mount::{self, Plan, Root};
 use forebay_overlay::control::registry::Entry;
 use forebay_overlay::control::{Failure, client};
 use forebay_overlay::operator::Status;
@@ -44,7 +44,7 @@ pub fn run(
     dry_run: bool,
     output: &Output,
 ) -> Result<Exit, Failure> {
-    let plan = mixed::check(&common.mountpoint, file, mixed::read(file, common)?)?;
+    let plan = multi_mount::check(&common.mountpoint, file, multi_mount::read(file, common)?)?;
     if dry_run {
         show(&plan, output);
         return Ok(Exit::Done);
@@ -54,12 +54,12 @@ pub fn run(
     }
     if foreground {
         processes::log();
-        mixed::keep(&plan, |ready| {
+        multi_mount::keep(&plan, |ready| {
             ready.iter().for_each(|one| mount::told(one, output));
             mount::notify_systemd();
         })?;
     } else {
-        let (_, ready) = mixed::mount(&plan)?;
+        let (_, ready) = multi_mount::mount(&plan)?;
         ready.iter().for_each(|one| mount::told(one, output));
     }
     Ok(Exit::Done)
@@ -83,7 +83,7 @@ fn show(plan: &Plan, output: &Output) {
 /// Unmounts a mixed root: all of it or nothing.
 pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Exit, Failure> {
     if !args.lazy {
-        mixed::refuse_in_use(root)?;
+        multi_mount::refuse_in_use(root)?;
     }
     let mounts: Vec<_> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
     if args.flush {
@@ -91,7 +91,7 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
     }
     let statuses = statuses(&mounts);
     if !args.dry_run {
-        mixed::umount(root, args.lazy)?;
+        multi_mount::umount(root, args.lazy)?;
     }
     for (entry, status) in mounts.iter().zip(&statuses) {
         umount::tell(entry.mountpoint(), status.as_ref(), args.dry_run, output);

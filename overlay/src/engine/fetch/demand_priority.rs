@@ -14,13 +14,13 @@ const PATIENCE: Duration = Duration::from_millis(10);
 const IMPATIENT_MAX: usize = 2;
 
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct DemandPriority {
     readers: AtomicUsize,
     no_reader: Notify,
     impatient: Semaphore,
 }
 
-impl Default for Turns {
+impl Default for DemandPriority {
     fn default() -> Self {
         Self { readers: AtomicUsize::new(0), no_reader: Notify::new(), impatient: Semaphore::new(IMPATIENT_MAX) }
     }
@@ -28,7 +28,7 @@ impl Default for Turns {
 
 /// A reader waits for the pool as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Reading<'a>(&'a Turns);
+pub(crate) struct Reading<'a>(&'a DemandPriority);
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ impl Drop for Reading<'_> {
     }
 }
 
-impl Turns {
+impl DemandPriority {
     pub fn read(&self) -> Reading<'_> {
         self.readers.fetch_add(1, Ordering::AcqRel);
         Reading(self)
@@ -82,7 +82,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_ahead_waits_for_readers_but_not_for_ever() {
-        let turns = Turns::default();
+        let turns = DemandPriority::default();
         assert!(turns.ahead().await.is_none(), "nobody reads");
         let reading = turns.read();
         let mut waits = std::pin::pin!(turns.ahead());

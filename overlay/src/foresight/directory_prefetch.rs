@@ -13,7 +13,7 @@ use forebay_prefetch::plan::PROBABILITY_MIN;
 use lru::LruCache;
 use tokio::sync::Semaphore;
 
-use super::following::{Next, POOL_SHARE, WALK, Wanted};
+use super::access_predictor::{Next, POOL_SHARE, WALK, Wanted};
 use crate::Ino;
 use crate::engine::{Inner, blocking};
 

@@ -45,7 +45,7 @@ const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// What is known between two counts.
 #[derive(Debug, Default)]
-pub(crate) struct Brake {
+pub(crate) struct WriteThrottle {
     /// Somebody would write past the daemon if what may be evicted were evicted.
     room_wanted: AtomicBool,
     /// Told when files begin to be counted.
@@ -71,14 +71,14 @@ impl Inner {
         }
         let spare = self.bare_room(free) >= LAST_ROOM;
         if !spare {
-            self.brake.room_wanted.store(true, Ordering::Relaxed);
-            self.brake.called.notify_one();
+            self.write_throttle.room_wanted.store(true, Ordering::Relaxed);
+            self.write_throttle.called.notify_one();
         }
         spare
     }
 
     fn free_bytes_lately(&self) -> u64 {
-        let mut known = self.brake.free.lock();
+        let mut known = self.write_throttle.free.lock();
         match *known {
             Some((at, free)) if at.elapsed() < FREE_KNOWN_FOR => free,
             _ => {
@@ -91,7 +91,7 @@ impl Inner {
 
     /// Bytes that are not flushed, as they were a moment ago. Blocks.
     pub(super) fn dirty_bytes_lately(&self) -> Result<u64> {
-        let mut known = self.brake.dirty.lock();
+        let mut known = self.write_throttle.dirty.lock();
         match *known {
             Some((at, bytes)) if at.elapsed() < DIRTY_KNOWN_FOR => Ok(bytes),
             _ => {
@@ -112,7 +112,7 @@ impl Inner {
     /// A file may grow from now on.
     pub(super) fn begin_counting(&self, ino: Ino) {
         self.writing.lock().insert(ino);
-        self.brake.called.notify_one();
+        self.write_throttle.called.notify_one();
     }
 
     /// Waits until there may be something to count or to evict, if there is nothing now. For one task.
@@ -120,7 +120,7 @@ impl Inner {
         // Both remember what they were told before they are waited for.
         while !self.is_counting() && self.store.budget.above(self.policy.space.high_watermark) == 0 {
             tokio::select! {
-                () = self.brake.called.notified() => {}
+                () = self.write_throttle.called.notified() => {}
                 () = self.store.budget.grown() => {}
             }
         }
@@ -128,7 +128,7 @@ impl Inner {
 
     /// Whether anything may grow, or somebody waits for room.
     pub(super) fn is_counting(&self) -> bool {
-        !self.writing.lock().is_empty() || self.brake.room_wanted.load(Ordering::Relaxed)
+        !self.writing.lock().is_empty() || self.write_throttle.room_wanted.load(Ordering::Relaxed)
     }
 
     /// Bytes that may be written before anything is evicted, on devices with so many free ones.
@@ -139,17 +139,17 @@ impl Inner {
     }
 
     /// Stops or releases those who write past the daemon. Blocks.
-    pub(super) fn brake(&self) -> Result<()> {
-        let wanted = self.brake.room_wanted.swap(false, Ordering::Relaxed);
+    pub(super) fn throttle_writers(&self) -> Result<()> {
+        let wanted = self.write_throttle.room_wanted.swap(false, Ordering::Relaxed);
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
-            return self.brake_by_shares();
+            return self.throttle_by_shares();
         }
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
         // Who writes through the daemon is given room when there is something to write; who was stopped waits for it.
         let needs_room = |node: &Node| {
             let state = node.state.lock();
-            state.written_past.is_some() || state.braked
+            state.written_past.is_some() || state.throttled
         };
         if !wanted && !nodes().any(|(_, node)| needs_room(&node)) {
             return Ok(());
@@ -157,14 +157,14 @@ impl Inner {
         self.make_room(LAST_ROOM)?;
         self.trash.drain();
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
-            return self.brake_by_shares();
+            return self.throttle_by_shares();
         }
         self.flush_bell.notify_one();
         for (ino, node) in nodes() {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            if state.written_past.is_some() && !state.braked && set_immutable(&content, true) {
-                state.braked = true;
+            if state.written_past.is_some() && !state.throttled && set_immutable(&content, true) {
+                state.throttled = true;
                 tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
             }
         }
@@ -172,7 +172,7 @@ impl Inner {
     }
 
     /// There is room: those are stopped whose owner has no more of it, and the others released.
-    fn brake_by_shares(&self) -> Result<()> {
+    fn throttle_by_shares(&self) -> Result<()> {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
             let Some(node) = self.table.peek(ino) else { continue };
@@ -180,12 +180,12 @@ impl Inner {
             let Some(content) = state.content.clone() else { continue };
             let owner = state.record.uid;
             let full = state.written_past.is_some() && self.shares.room_bytes(owner) < LAST_ROOM;
-            if full && !state.braked && set_immutable(&content, true) {
-                state.braked = true;
+            if full && !state.throttled && set_immutable(&content, true) {
+                state.throttled = true;
                 self.flush_bell.notify_one();
                 tracing::warn!(path = self.pool.url(), %ino, "user {owner} has the share of dirty bytes: a writer was stopped");
-            } else if !full && state.braked {
-                state.braked = !set_immutable(&content, false);
+            } else if !full && state.throttled {
+                state.throttled = !set_immutable(&content, false);
             }
         }
         Ok(())

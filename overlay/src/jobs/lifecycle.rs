@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use super::uses::Uses;
+use super::accounting::Accounting;
 use super::{Running, Table};
 use crate::Overlay;
 use crate::catalog::{JobHead, JobSerial};
@@ -125,7 +125,7 @@ impl Inner {
     pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
-        table.running.insert(table.last_number, Running { serial, head, uses: Uses::default(), is_over: false });
+        table.running.insert(table.last_number, Running { serial, head, uses: Accounting::default(), is_over: false });
         self.jobs.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.jobs.wake_keeper();
         table.last_number
@@ -151,7 +151,7 @@ impl Inner {
             }
             known.extend(new);
         }
-        self.jobs.lineage.forget();
+        self.jobs.attribution.forget();
     }
 
     pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
@@ -164,7 +164,7 @@ impl Inner {
             running.head.summary.cgroups.push(path);
             running.head.cgroup_ids.push(id);
         }
-        self.jobs.lineage.forget();
+        self.jobs.attribution.forget();
     }
 
     /// Writes down that a job runs, for the next daemon.
@@ -215,7 +215,7 @@ impl Inner {
             ended
         };
         self.foresight.following.job_ended(number);
-        self.jobs.lineage.forget();
+        self.jobs.attribution.forget();
         if let Some(watch) = self.jobs.watch() {
             watch.forget(number);
         }

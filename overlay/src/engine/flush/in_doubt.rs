@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn, blocking};
-use super::steps::{lock_all, note_name_flushed, take_version};
+use super::apply::{lock_all, note_name_flushed, take_version};
 use crate::catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
 
 impl Inner {
@@ -18,20 +18,20 @@ impl Inner {
     ///
     /// # Errors
     /// Those of the pool: what is uncertain stays so.
-    pub async fn ascertain(&self, ino: Ino) -> Result<bool> {
-        if !self.is_unsure(ino) {
+    pub async fn resolve_doubt(&self, ino: Ino) -> Result<bool> {
+        if !self.is_in_doubt(ino) {
             return Ok(false);
         }
-        self.ascertain_once(ino, &mut HashSet::new()).await?;
+        self.resolve_doubt_once(ino, &mut HashSet::new()).await?;
         Ok(true)
     }
 
     /// The same, and what the names have under which the pool had it: something else may have been sent there.
-    pub async fn ascertain_names(&self, ino: Ino) -> Result<bool> {
-        let mut unsure = self.ascertain(ino).await?;
+    pub async fn resolve_doubt_of_names(&self, ino: Ino) -> Result<bool> {
+        let mut unsure = self.resolve_doubt(ino).await?;
         for (parent, name) in self.record_of(ino)?.pool_links {
             if !self.catalog.name(parent, &name)?.sent.is_empty() {
-                self.ascertain_name(parent, &name).await?;
+                self.resolve_doubt_of_name(parent, &name).await?;
                 unsure = true;
             }
         }
@@ -39,7 +39,7 @@ impl Inner {
     }
 
     /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
-    pub(super) fn is_unsure(&self, ino: Ino) -> bool {
+    pub(super) fn is_in_doubt(&self, ino: Ino) -> bool {
         let mut unsure = false;
         self.visit_above_in_pool(ino, |_, record| {
             unsure |= !record.sent_to.is_empty();
@@ -63,8 +63,8 @@ impl Inner {
         }
     }
 
-    /// `begun`: the inodes that are being ascertained by whoever calls.
-    fn ascertain_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
+    /// `begun`: the inodes whose doubt the caller is resolving.
+    fn resolve_doubt_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
         async move {
             // From the root down: the path of what is below depends on it.
             let mut above = Vec::new();
@@ -78,8 +78,8 @@ impl Inner {
                 }
                 let Ok(record) = self.record_of(at) else { continue };
                 for (parent, name) in record.sent_to {
-                    self.ascertain_once(parent, begun).await?;
-                    self.ascertain_name(parent, &name).await?;
+                    self.resolve_doubt_once(parent, begun).await?;
+                    self.resolve_doubt_of_name(parent, &name).await?;
                 }
             }
             Ok(())
@@ -88,7 +88,7 @@ impl Inner {
     }
 
     /// Finds out what the pool has under a name to which something was sent.
-    pub(super) async fn ascertain_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(super) async fn resolve_doubt_of_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let record = self.catalog.name(parent, name)?;
         if record.sent.is_empty() {
             return Ok(());

@@ -164,14 +164,14 @@ pub struct Use {
 
 /// The uses of one job.
 #[derive(Debug, Default)]
-pub struct Uses {
+pub struct Accounting {
     files: HashMap<FileId, Use>,
     /// By their hashes.
     omitted: HashSet<u64>,
     sum: Traffic,
 }
 
-impl Uses {
+impl Accounting {
     pub fn knows(&self, file: &FileId) -> bool {
         self.files.contains_key(file) || self.files.len() >= FILES_MAX
     }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn files_are_ranked_by_first_use_and_more_than_the_bound_are_only_counted() {
-        let mut uses = Uses::default();
+        let mut uses = Accounting::default();
         let read = Traffic { read_bytes: 10, ..Traffic::default() };
         let none = Traffic::default();
         for at in 0..FILES_MAX as u64 + 3 {

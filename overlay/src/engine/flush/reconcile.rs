@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
-use super::super::pool_view::Age;
+use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
-use super::steps::PARKED;
+use super::apply::MOVED_ASIDE;
 use crate::catalog::{InodeRecord, Link, NameRecord};
 
 /// Steps that one name may take: more would be a loop.
@@ -74,7 +74,7 @@ impl Inner {
                     chain.push(Waiting::new(link));
                     continue;
                 }
-                match self.untie(&link, &chain).await? {
+                match self.break_cycle(&link, &chain).await? {
                     Freed::Last => {
                         if let Some(last) = chain.last_mut() {
                             last.first = Vec::new().into_iter();
@@ -101,7 +101,7 @@ impl Inner {
                 let what = format!("{}: flushing does not end", name.escape_ascii());
                 return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
             }
-            let next = match self.ascertain_around(parent, &name, &record).await {
+            let next = match self.resolve_doubt_around(parent, &name, &record).await {
                 Ok(true) => continue,
                 Ok(false) => self.next(parent, &name, &record),
                 Err(e) => Err(e),
@@ -147,14 +147,14 @@ impl Inner {
 
     /// Names that wait for each other, from `link` down to the end of the chain: one that the pool has something
     /// under is freed.
-    async fn untie(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
+    async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
             // What stands aside already helps nobody by standing aside again.
-            if record.pool.is_some() && !name.starts_with(PARKED.as_bytes()) {
-                self.park(&record, *parent, name).await?;
+            if record.pool.is_some() && !name.starts_with(MOVED_ASIDE.as_bytes()) {
+                self.move_aside(&record, *parent, name).await?;
                 return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
             }
         }
@@ -257,7 +257,7 @@ impl Inner {
         // Content, then attributes that were set apart from it.
         for _ in 0..2 {
             self.flush_in_place(ino).await?;
-            self.ascertain(ino).await?;
+            self.resolve_doubt(ino).await?;
             let record = self.record_of(ino)?;
             if !record.is_dirty() || !leads_to_unseen(&record) {
                 return Ok(());
@@ -277,13 +277,13 @@ impl Inner {
 
     /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
     /// there was any.
-    async fn ascertain_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
-        let mut settled = self.ascertain(parent).await?;
+    async fn resolve_doubt_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
+        let mut settled = self.resolve_doubt(parent).await?;
         for ino in [record.here_ino(), record.pool].into_iter().flatten() {
-            settled |= self.ascertain(ino).await?;
+            settled |= self.resolve_doubt(ino).await?;
         }
         if !record.sent.is_empty() {
-            self.ascertain_name(parent, name).await?;
+            self.resolve_doubt_of_name(parent, name).await?;
             settled = true;
         }
         Ok(settled)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::Result;
 
 use super::Jobs;
-use super::life::End;
+use super::lifecycle::End;
 use super::watch::{Observe, Watch};
 use crate::Overlay;
 use crate::catalog::{JobHead, JobSerial};
@@ -29,9 +29,9 @@ const REST: u32 = 50;
 
 /// The thread, while it waits for a mount. It has the capabilities of who starts it until the observer is loaded, and
 /// may be the only one that has them.
-pub struct Keeper(SyncSender<(Weak<Inner>, Observe)>);
+pub struct Collector(SyncSender<(Weak<Inner>, Observe)>);
 
-impl Keeper {
+impl Collector {
     /// Starts the thread. It ends with the engine that it is given to, or when this is dropped.
     pub fn start() -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(1);
@@ -44,11 +44,11 @@ impl Overlay {
     /// Begins to keep jobs, with an observer where this process may have one. Returns at once.
     ///
     /// `opens_unseen`: the kernel does not tell of opens.
-    pub fn observe(&self, keeper: Keeper, wanted: Observe, opens_unseen: bool) {
+    pub fn observe(&self, collector: Collector, wanted: Observe, opens_unseen: bool) {
         let jobs = &self.inner.jobs;
         jobs.opens_unseen.store(opens_unseen, Ordering::Relaxed);
         jobs.starting.store(true, Ordering::Release);
-        if keeper.0.send((Arc::downgrade(&self.inner), wanted)).is_err() {
+        if collector.0.send((Arc::downgrade(&self.inner), wanted)).is_err() {
             drop(Starting(jobs));
         }
     }
@@ -72,7 +72,7 @@ impl Drop for Starting<'_> {
 
 fn keep(inner: &Weak<Inner>, wanted: &Observe) {
     let Some(begun) = inner.upgrade() else { return };
-    let _ = begun.jobs.keeper.set(std::thread::current());
+    let _ = begun.jobs.collector.set(std::thread::current());
     let starting = Starting(&begun.jobs);
     let mut watch = Watch::start(&begun, wanted);
     capabilities::give_up();
@@ -115,7 +115,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
 }
 
 impl Jobs {
-    /// How long the keeper waits where nothing wakes it.
+    /// How long the collector waits where nothing wakes it.
     fn wait(&self) -> Duration {
         let at_work = self.watch().is_some_and(|watch| watch.observer.is_at_work());
         match (self.any(), at_work) {
@@ -125,14 +125,14 @@ impl Jobs {
         }
     }
 
-    /// Has the keeper look at once: a job began, or all is to end.
+    /// Has the collector look at once: a job began, or all is to end.
     pub(super) fn wake_keeper(&self) {
         // It waits for the ring where there is one, and else for this.
         if let Some(watch) = self.watch() {
             watch.observer.ring_bell();
         }
-        if let Some(keeper) = self.keeper.get() {
-            keeper.unpark();
+        if let Some(collector) = self.collector.get() {
+            collector.unpark();
         }
     }
 }

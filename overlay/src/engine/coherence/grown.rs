@@ -2,7 +2,7 @@
 //!
 //! Such a file keeps its inode and its content file, so that open descriptors and mappings show the new bytes. Neither the
 //! identity of the object nor its times prove that the old bytes are the same: what is here of them is compared with the new
-//! version. Where something is another one, or cannot be compared, the new version becomes another inode (`adopt`).
+//! version. Where something is another one, or cannot be compared, the new version becomes another inode (`import`).
 //!
 //! Bytes are appended to the content file before the record has them, since programs read a whole content file past the
 //! daemon and must not see it longer than its bytes. So a content file may be longer than its record says: while bytes are
@@ -19,7 +19,7 @@ use futures::TryStreamExt;
 
 use super::super::files::{failed, set_mtime};
 use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
-use super::adopt::note_object;
+use super::import::note_object;
 use super::{Age, Asked};
 use crate::Content;
 use crate::catalog::FileState;

@@ -14,7 +14,7 @@ use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-use super::walking::{NextDirectory, Walks};
+use super::directory_prefetch::{NextDirectory, Walks};
 use super::{REQUESTS, requests_of};
 use crate::catalog::Listing;
 use crate::engine::{Inner, blocking};
@@ -155,7 +155,7 @@ struct Room {
 }
 
 /// Who is followed, and what is expected of them.
-pub(crate) struct Following {
+pub(crate) struct AccessPredictor {
     events: mpsc::Sender<Event>,
     queue: Mutex<Option<mpsc::Receiver<Event>>>,
     awaited: Mutex<AwaitedFiles>,
@@ -170,7 +170,7 @@ pub(crate) struct Following {
     since: Instant,
 }
 
-impl Default for Following {
+impl Default for AccessPredictor {
     fn default() -> Self {
         let (events, queue) = mpsc::channel(WAITING_MAX);
         Self {
@@ -188,7 +188,7 @@ impl Default for Following {
     }
 }
 
-impl Following {
+impl AccessPredictor {
     fn awaits(&self, ino: Ino) -> bool {
         self.awaited_count.load(Ordering::Relaxed) > 0 && self.awaited.lock().files.contains_key(&ino)
     }

@@ -23,7 +23,7 @@ const ATTEMPTS: u32 = 3;
 const WHOLE_SHARE: f64 = 0.75;
 
 /// What is brought in for one job. Over when the job is.
-pub(crate) struct Ahead {
+pub(crate) struct JobPrefetch {
     stop: CancellationToken,
     /// Files, and what was fetched of them; those that were here have 0.
     pub staged: Mutex<HashMap<Ino, u64>>,
@@ -35,8 +35,11 @@ impl Overlay {
     /// Begins to bring in what a job will read. Returns at once.
     pub(crate) fn stage_ahead(&self, job: JobSerial, invocation: Invocation) {
         let inner = &self.inner;
-        let ahead =
-            Arc::new(Ahead { stop: inner.stop.child_token(), staged: Mutex::default(), foreseen: Mutex::default() });
+        let ahead = Arc::new(JobPrefetch {
+            stop: inner.stop.child_token(),
+            staged: Mutex::default(),
+            foreseen: Mutex::default(),
+        });
         inner.foresight.running.lock().insert(job, ahead.clone());
         let overlay = self.clone();
         inner.foresight.runtime.spawn(async move {
@@ -48,7 +51,7 @@ impl Overlay {
         });
     }
 
-    async fn bring_in(&self, ahead: &Ahead, invocation: Invocation) -> Result<()> {
+    async fn bring_in(&self, ahead: &JobPrefetch, invocation: Invocation) -> Result<()> {
         let foreseen = self.foreseen(invocation, Means::default()).await?;
         let begun = Instant::now();
         let turns = &Semaphore::new(REQUESTS);
@@ -70,7 +73,7 @@ impl Overlay {
         Ok(())
     }
 
-    async fn bring_in_file(&self, ahead: &Ahead, expected: &Expected, begun: Instant) -> Result<()> {
+    async fn bring_in_file(&self, ahead: &JobPrefetch, expected: &Expected, begun: Instant) -> Result<()> {
         let inner = &self.inner;
         let ino = self.resolve(&parse_path(&expected.path)?).await?;
         let node = inner.file_node(ino)?;
@@ -103,7 +106,7 @@ impl Overlay {
 
 impl Inner {
     /// Ends what is brought in for a job, and says what was.
-    pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<Ahead>> {
+    pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<JobPrefetch>> {
         let ahead = self.foresight.running.lock().remove(&job);
         if let Some(ahead) = &ahead {
             ahead.stop.cancel();

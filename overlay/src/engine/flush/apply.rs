@@ -5,16 +5,16 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Side, Stat};
 use tokio::sync::MutexGuard;
 
-use super::super::pool_view::PoolChange;
-use super::super::pool_view::note_object;
+use super::super::coherence::PoolChange;
+use super::super::coherence::note_object;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
-use super::place::{Next, Step, leads_to_unseen};
+use super::reconcile::{Next, Step, leads_to_unseen};
 use crate::catalog::{Link, NameRecord, SentWhat};
 use crate::node::Node;
 
 /// How names begin that something has in the pool while others take its place.
-pub(super) const PARKED: &str = ".forebay-moving-";
+pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
 
 /// What the pool has where something is to be moved.
 enum Target {
@@ -54,7 +54,7 @@ impl Inner {
             return Ok(());
         }
         // And its answer may have been lost.
-        if self.is_unsure(parent) || self.is_unsure(subject) || other.is_some_and(|o| self.is_unsure(o)) {
+        if self.is_in_doubt(parent) || self.is_in_doubt(subject) || other.is_some_and(|o| self.is_in_doubt(o)) {
             return Ok(());
         }
         let mut touched = vec![parent, subject];
@@ -361,27 +361,27 @@ impl Inner {
 
     /// Moves the pool's occupant of a name out of the way: names that wait for each other in a circle need one
     /// free place. The mount never shows the name that it has meanwhile; other nodes do.
-    pub(super) async fn park(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(super) async fn move_aside(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
         let Some(occupant) = record.pool else {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
         };
-        let parked = self.parked_name(occupant);
+        let aside = self.name_aside(occupant);
         let link: Link = (parent, name.into());
         let _exclusive = self.flusher.moves.write().await;
         let node = self.node(occupant)?;
         let _lock = node.flush.lock().await;
-        if self.catalog.name(parent, name)? != *record || self.is_unsure(parent) || self.is_unsure(occupant) {
+        if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent) || self.is_in_doubt(occupant) {
             // Somebody else was here first: look again.
             return Ok(());
         }
         let what = SentWhat::Moved { from: link.clone() };
-        if !self.about_to_send(&(parent, parked.as_slice().into()), occupant, what).await? {
+        if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
             return Ok(());
         }
         let moves_dir = node.state.lock().record.kind == FileKind::Directory;
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
         let dir = self.pool_path(parent)?;
-        let (from, to) = (dir.join(name), dir.join(&parked));
+        let (from, to) = (dir.join(name), dir.join(&aside));
         let there = match self.ask(self.pool.stat(&from)).await {
             Ok(stat) if self.record_of(occupant)?.is_object(&stat) => {
                 self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await
@@ -394,12 +394,12 @@ impl Inner {
             other => other.map_err(|e| e.context(&from))?,
         };
         self.sync_names(parent).await?;
-        self.commit_moved(parent, &parked, &link, occupant, &stat)
+        self.commit_moved(parent, &aside, &link, occupant, &stat)
     }
 
-    fn parked_name(&self, ino: Ino) -> Vec<u8> {
+    fn name_aside(&self, ino: Ino) -> Vec<u8> {
         // Not a reserved name: those are the pool's own.
-        format!("{PARKED}{}-{}", self.node_name, ino.0).into_bytes()
+        format!("{MOVED_ASIDE}{}-{}", self.node_name, ino.0).into_bytes()
     }
 }
 

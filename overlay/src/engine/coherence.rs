@@ -1,12 +1,12 @@
 //! What the pool has, brought into the catalog: single names, whole directories, and the news that somebody
 //! else changed something.
 
-mod adopt;
 mod grown;
+mod import;
 mod listing;
 mod watch;
-pub(super) use adopt::note_object;
 pub(crate) use grown::Growth;
+pub(super) use import::note_object;
 pub(crate) use watch::{PoolChange, Watches};
 
 use std::time::{Duration, Instant};
@@ -362,7 +362,7 @@ impl Inner {
             let path = self.pool_path_of(dir.ino, name)?;
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
-                    if self.ascertain_object(&stat).await? {
+                    if self.resolve_doubt_of_object(&stat).await? {
                         continue;
                     }
                     self.grow_object(&stat).await?;
@@ -375,7 +375,7 @@ impl Inner {
                     }
                 }
                 Err(e) if e.is(ErrorKind::NotFound) => {
-                    if self.ascertain(dir.ino).await? {
+                    if self.resolve_doubt(dir.ino).await? {
                         continue;
                     }
                     if self.note_absent(dir, name, &watched) {
@@ -443,7 +443,7 @@ impl Inner {
             return Ok(());
         }
         if asked.is_quiet() {
-            match self.ascertain_names(ino).await {
+            match self.resolve_doubt_of_names(ino).await {
                 Ok(false) => {}
                 Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
                 _ => return Ok(()),

@@ -17,17 +17,17 @@ const GENERATIONS_MAX: usize = 64;
 
 /// What was found out lately.
 #[derive(Debug)]
-pub struct Lineage {
+pub struct Attribution {
     known: Mutex<LruCache<u32, (Instant, Option<u32>)>>,
 }
 
-impl Default for Lineage {
+impl Default for Attribution {
     fn default() -> Self {
         Self { known: Mutex::new(LruCache::new(THREADS_MAX)) }
     }
 }
 
-impl Lineage {
+impl Attribution {
     /// The job that claims the process of a thread, or its cgroup, or the nearest of its ancestors.
     pub fn job_of(
         &self,
@@ -111,11 +111,11 @@ mod tests {
 
     #[test]
     fn what_was_found_out_is_asked_again_when_claims_change() {
-        let lineage = Lineage::default();
+        let attribution = Attribution::default();
         let own = std::process::id();
-        assert_eq!(lineage.job_of(own, |_| None, |_| None), None);
-        assert_eq!(lineage.job_of(own, |_| Some(1), |_| None), None, "remembered");
-        lineage.forget();
-        assert_eq!(lineage.job_of(own, |process| (process == own).then_some(1), |_| None), Some(1));
+        assert_eq!(attribution.job_of(own, |_| None, |_| None), None);
+        assert_eq!(attribution.job_of(own, |_| Some(1), |_| None), None, "remembered");
+        attribution.forget();
+        assert_eq!(attribution.job_of(own, |process| (process == own).then_some(1), |_| None), Some(1));
     }
 }

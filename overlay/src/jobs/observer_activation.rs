@@ -18,7 +18,7 @@ const LINGER: Duration = Duration::from_secs(10);
 
 /// Of one observer. Under this lock it is put to work, and let rest.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct ObserverActivation {
     /// Until then somebody needs it.
     needed_until: Option<Instant>,
     /// It could come back.
@@ -42,7 +42,7 @@ impl Watch {
         self.rest.lock().failed.clone()
     }
 
-    fn put_to_work(&self, rest: &mut Rest, jobs_run: bool) {
+    fn put_to_work(&self, rest: &mut ObserverActivation, jobs_run: bool) {
         if self.observer.is_at_work() || (jobs_run && rest.failed.is_some()) {
             return;
         }

@@ -71,12 +71,12 @@ impl Inner {
     }
 
     /// Finds out what became of what was sent to an object that is known under other names. Whether there was anything.
-    pub(super) async fn ascertain_object(&self, stat: &Stat) -> Result<bool> {
+    pub(super) async fn resolve_doubt_of_object(&self, stat: &Stat) -> Result<bool> {
         if stat.nlink < 2 {
             return Ok(false);
         }
         match self.known_as(stat)? {
-            Some(known) => self.ascertain(known).await,
+            Some(known) => self.resolve_doubt(known).await,
             None => Ok(false),
         }
     }
@@ -300,7 +300,7 @@ impl Inner {
     /// # Errors
     /// `Stale` where it is gone with its name.
     pub(in crate::engine) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
-        match self.ascertain(ino).await {
+        match self.resolve_doubt(ino).await {
             Ok(false) => self.vanished(ino, asked),
             // The next look asks where it is known now.
             Ok(true) => Ok(()),

@@ -227,7 +227,7 @@ impl Inner {
             };
             let mut changed = false;
             for stat in linked {
-                changed |= self.ascertain_object(&stat).await?;
+                changed |= self.resolve_doubt_of_object(&stat).await?;
                 self.grow_object(&stat).await?;
             }
             if changed {
