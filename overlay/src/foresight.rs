@@ -6,7 +6,8 @@
 //! few after a short while (`engine/fetch/turns`). The less of what was staged for earlier runs was used, the more
 //! probable a use must be to be staged: prefetch that is wasted throttles itself, profile by profile.
 //!
-//! `forebay stage -- COMMAND` uses the same plan, but with leases, and is refused as a whole if it does not fit. With
+//! `forebay stage -- COMMAND` uses the same plan, but with leases. Expected files for which the plan has no room are left
+//! out and reported. If the paths that are named beside the command do not fit, the stage is refused as a whole. With
 //! `--within` the chosen files fit into the time by the measured speed of the pool (`engine/fetch/pace`), and staging
 //! ends when the time is up. `forebay stage` also waits its turn, goes no faster than `--rate`, and ends with the
 //! command; files that are whole by then stay, leased.

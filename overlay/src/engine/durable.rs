@@ -6,8 +6,8 @@
 //! that was not closed counts as absent. This is checked when an inode is loaded, so no scan is needed.
 //!
 //! When the sync fails, the kernel does not say which file lost pages. A content file that has been open since it was
-//! made was told of every failure and is asked. All others of the open epoch are read again from the device and
-//! compared with their checksums. Content that is not there is given up if the pool has it; leased content is fetched
+//! made was told of every failure and is asked. All other content of the open epoch is read again from the device and
+//! compared with its checksums. Content that is not there is given up if the pool has it; leased content is fetched
 //! again at once. That this check is due is recorded in the catalog.
 //!
 //! Clean content of an open epoch is synced before it is changed: after a power cut dirty content is believed. If its
