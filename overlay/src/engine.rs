@@ -1,5 +1,24 @@
 //! The engine: catalog, content, fetch, flush, leases and policy behind one interface. It knows neither FUSE
 //! nor command lines, and runs without root, network or mount.
+//!
+//! | module | does |
+//! |---|---|
+//! | `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
+//! | `names` | lookup, create, link, unlink, rename, readdir, file handles |
+//! | `paths` | inode → path in the overlay and in the pool, and back |
+//! | `attributes`, `xattrs`, `written_past` | attributes, extended attributes and ACLs, set-id bits |
+//! | `rights` | mode, owner or ACL that another client changed in the pool |
+//! | `files` | open, read, write, truncate, fallocate, seek, copy |
+//! | `fetch` | pool → content file |
+//! | `flush` | overlay → pool |
+//! | `pool_view` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |
+//! | `layout` | stripes and storage pools, where the pool has them |
+//! | `ttl` | how long the kernel may cache an answer |
+//! | `eviction`, `brake`, `room` | space; the hard limit for writers past the daemon; writers that wait for space |
+//! | `leases`, `staging`, `reporter` | what operators ask for, and its progress |
+//! | `durable` | the epochs after which fetched content survives a power cut |
+//! | `background` | the tasks that run without a request |
+//! | `status`, `fsck` | what operators see and check |
 
 mod attributes;
 mod background;

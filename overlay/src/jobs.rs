@@ -3,6 +3,28 @@
 //! Two sources feed one record of each job: the requests that reach the daemon, which tell of opens and of what is read
 //! and written through it; and, where this process may load eBPF programs, the observer, which sees what the kernel serves
 //! by itself. Reads through the page cache of the mount are seen by both, and counted from the observer alone.
+//!
+//! * requests: opens; what is written through the daemon, and in which part of the file; what is read past the page
+//!   cache; without an observer, all that is read through the daemon
+//! * observer: every touch of a page: the process, the kind of access, the part of the file, and whether the page had
+//!   to be filled
+//!
+//! | module | does |
+//! |---|---|
+//! | `life` | begins, joins and ends jobs; a job lasts as long as one of the processes that asked for it |
+//! | `lineage` | thread → job: by the observer's tasks, else by the parents in /proc, else by the cgroup |
+//! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
+//! | `uses` | the files of one job, at most `FILES_MAX`; further ones count in the sums alone |
+//! | `rest` | when the observer works |
+//! | `keeper` | the thread of all jobs |
+//! | `shown` | reports for operators |
+//!
+//! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
+//! gets what is known at that moment. Eviction asks before it chooses, at most once in `EVICTION_LOOKS`: a file whose
+//! counts grew was used.
+//!
+//! Of two commands that run at the same time under one job name, the second counts as part of the first, and is told
+//! so.
 
 mod accounting;
 mod attribution;

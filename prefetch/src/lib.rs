@@ -1,5 +1,16 @@
 //! Decisions, and nothing else: no I/O, no clock, no threads. What a decision needs to know is passed in, so that every
 //! one of them can be replayed and tested.
+//!
+//! Each module decides one thing:
+//!
+//! * [`signature`]: which jobs are the same job again: user, account, program, script and shape of the arguments, with
+//!   digits masked; apart from it the parameters: numbers and dates in the arguments, the array index
+//! * [`profile`]: what the last runs read: of each file the size, the rank of its first use, its parts, and the runs
+//!   that used it; `predict`: what the next run will read
+//! * [`online`]: what a reader will open next, from what it opened; also which directory it will enter next
+//! * [`plan`]: which expected files are worth their space and, before a deadline, their time
+//! * [`eviction`]: which content goes first when the fast pool is full
+//! * [`simulate`]: replays traces against the eviction policies and Belady
 
 pub mod eviction;
 pub mod online;

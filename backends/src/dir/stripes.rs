@@ -2,6 +2,9 @@
 //!
 //! All of it is optional. A client that does not know a call, an answer that contradicts itself, a file that may not be
 //! opened: then nothing is known, and the pool is a directory like any other.
+//!
+//! Both file systems are asked through one trait (`calls::SystemCalls`), so that tests can answer byte by byte. What
+//! is not known is `None`, and an impossible number is not believed.
 
 mod beegfs;
 mod calls;

@@ -4,6 +4,9 @@
 //! One change of the overlay is one [`Batch`]. A batch is in the operating system's hands when
 //! [`Catalog::write`] returns, so it survives the death of the process; it survives a power cut after
 //! [`Catalog::sync`].
+//!
+//! Content that takes the place of other content, by a rename or after `O_TRUNC`, is on the disk before the catalog is
+//! ([`Catalog::sync_first`]): as with ext4, for programs that replace a file without a sync.
 
 mod batch;
 mod boot;

@@ -1,5 +1,14 @@
 //! Content of which something was lost on its way to the device: what is left of it is not what was written, however
 //! often the kernel says from then on that all is well.
+//!
+//! Every user of a content file shares the daemon's descriptor, and the kernel reports a failed write-back once for
+//! each descriptor. So the first caller that is told records the loss. `fsync` asks for the record, and so does the
+//! flush: after it read the last byte, and before the file counts as clean. Lost content stays dirty on the fast pool
+//! until the file is emptied, replaced or removed. The descriptor of the only copy is not closed before the content is
+//! known to be on the device, since a later open may not be told any more.
+//!
+//! Not covered: the kernel drops the pages, the daemon is killed before it asked, and the kernel forgets the inode
+//! before the next daemon opens it.
 
 use std::collections::HashMap;
 use std::io;

@@ -11,6 +11,14 @@
 //!
 //! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition. All
 //! dirty content is whole: a partial file is completed before it is modified.
+//!
+//! Dirty content is always whole, since a partial dirty file could show zeros or old bytes after a power cut, and
+//! recovery would need two sets of extents. The price is that the first write to a large file that is not resident
+//! fetches it.
+//!
+//! While a file is dirty, the size and mtime of its content file are the truth: writes past the daemon are never seen.
+//! The flush that makes the file clean takes them into the record. If nothing was written until the last close, the
+//! dirty mark is taken back.
 
 use forebay_cache::ContentId;
 use serde::{Deserialize, Serialize};

@@ -3,6 +3,9 @@
 //! Capabilities belong to threads, and a new thread has those of the thread that starts it. So the first thread gives up
 //! before it starts any others; one alone is started earlier, loads the observer, and gives up after that. The threads of
 //! the allocator are started after that, by whoever calls [`super::worker::run`].
+//!
+//! So a daemon that observes by the capabilities of its file holds neither CAP_BPF nor CAP_PERFMON afterwards. Kernels
+//! before 5.19 require CAP_BPF to read a map: there the worker keeps it.
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 

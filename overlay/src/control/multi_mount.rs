@@ -4,6 +4,18 @@
 //! does not touch the others, and the kernel itself refuses renames and links from one pool to another with `EXDEV`.
 //! The root is a directory with nothing in it but the names: for root a small tmpfs that is mounted read-only; for
 //! others, who may not mount one, their own directory.
+//!
+//! One daemon with several engines would need less memory, but would die for all pools. With one mount for each pool,
+//! no pool waits for another pool's lock, memory or daemon, and each has a `statfs` of its own. The record `mixed.json`
+//! in the runtime directory of the root lists the names. It counts for nothing once none of them is mounted.
+//!
+//! | module | does |
+//! |---|---|
+//! | `table` | `forebay.toml` → one `MountConfig` for each `[[pool]]` |
+//! | `check` | the preflight of each mount, and whether the pools keep out of each other's way |
+//! | `directory` | the root and the names in it |
+//! | `mount`, `umount` | all pools or none |
+//! | `foreground` | `-f`: ends with the last daemon |
 
 mod check;
 mod directory;

@@ -1,5 +1,9 @@
 //! The process that keeps a mount alive: it holds the `/dev/fuse` descriptor, starts the worker, and starts it
 //! again when it dies. It opens no catalog and touches neither pool nor fast pool.
+//!
+//! Programs wait while there is no worker. So the next one starts at once if the last one served requests, or after
+//! `limits::BLINK` if more than `RAPID_CRASHES` in a row died young. After workers that died before they served, the
+//! pauses double, up to `RESTART_PAUSE`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Write};

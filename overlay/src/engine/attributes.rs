@@ -1,4 +1,8 @@
 //! Attributes: shown and changed.
+//!
+//! When the kernel is told to forget an inode, it drops the attributes that a running GETATTR is about to return. It
+//! may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it withholds
+//! notifications that this answer makes unnecessary (`Answering`).
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;

@@ -1,5 +1,9 @@
 //! What the pool has, brought into the catalog: single names, whole directories, and the news that somebody
 //! else changed something.
+//!
+//! The pool's answer on an inode counts only if none of our own calls that change the inode, and no move of a
+//! directory, ran while the pool was asked (`Asked`). Else the answer may be older than our change. A fetch that fails
+//! because of such a call waits for its end and asks again.
 
 mod grown;
 mod import;

@@ -1,5 +1,17 @@
 //! Clean content becomes durable by the epoch: all that was fetched or flushed since the last one is synced at once. Where
 //! that fails, what the device does not have is given up, and the pool is read again.
+//!
+//! Fetched bytes are not synced one by one: each content record names the epoch of its last bytes. Closing an epoch
+//! syncs the fast pool and then records that in the catalog. After a boot with another boot id, content of an epoch
+//! that was not closed counts as absent. This is checked when an inode is loaded, so no scan is needed.
+//!
+//! When the sync fails, the kernel does not say which file lost pages. A content file that has been open since it was
+//! made was told of every failure and is asked. All other content of the open epoch is read again from the device and
+//! compared with its checksums. Content that is not there is given up if the pool has it; leased content is fetched
+//! again at once. That this check is due is recorded in the catalog.
+//!
+//! Clean content of an open epoch is synced before it is changed: after a power cut dirty content is believed. If its
+//! descriptor is younger than its bytes, the whole fast pool is synced.
 
 use std::collections::HashMap;
 use std::os::unix::fs::{FileExt, MetadataExt};

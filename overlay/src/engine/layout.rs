@@ -1,5 +1,10 @@
 //! Where the pool keeps things: its stripes and storage pools. Asked for once and remembered for a while; pools that tell
 //! nothing of it are never asked.
+//!
+//! A rule of the policy may name a storage pool. So `open`, `create` and `close` ask for it first, in a call that a
+//! session thread does not wait for. How long the kernel may cache names is decided by what is known without asking, so
+//! such a rule applies to it only after something was opened, or listed by `ls`. While the pool does not answer, the
+//! background flush leaves the file alone: a rule may say that it is not flushed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,13 @@
 //! Leases: who asked for a file to stay.
+//!
+//! Each owner, a job or a user, has its own lease on a file, and the file stays while one of them holds. A lease ends
+//! when its time is up, by `forebay release`, with the job that has the name of the owner, with the last name of the
+//! file, and when its staging breaks off before the file is whole. In the last case the owner's earlier lease holds
+//! again. After the last lease the content stays until its space is needed.
+//!
+//! `forebay run` leases for its job if the job runs at the mount. Several commands in one Slurm job do not end each
+//! other's leases; `observe --slurm-job` and `release` do. If a daemon dies, the next one ends the leases of the jobs
+//! that ended meanwhile.
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use futures::Stream;

@@ -1,4 +1,8 @@
 //! Extended attributes and ACLs.
+//!
+//! The extended attributes of an inode are known as a whole or not at all. Changes that are not flushed yet are kept
+//! beside them with their values. So when another client changes attributes, the engine reads all of them again and
+//! applies the unflushed changes on top.
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, XATTRS_MAX_BYTES};
 

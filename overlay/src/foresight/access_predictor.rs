@@ -2,6 +2,10 @@
 //!
 //! Only opens that find something missing are looked at, and those of what was brought in for them: where everything is
 //! here nothing is to be done, and nothing is.
+//!
+//! A reader is a job, or else a session (one terminal, one service). If the names of a directory are not known, the
+//! pool is asked for them behind the readers. Suggestions go through the planner. Files that came in and were not
+//! opened yet take at most `POOL_SHARE` of the fast pool; one counts as wasted when it is evicted, or after `PATIENCE`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

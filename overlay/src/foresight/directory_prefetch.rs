@@ -3,6 +3,9 @@
 //! What a reader opens tells of the other files of its directory. Where directories have a few files each that is too
 //! late: the reader is through with one before anything is known of it. So directories are told as files are: to enter one
 //! is to open it, in the directory above. Those that come next are listed, and their files are brought in.
+//!
+//! A directory is listed because it comes next, behind the readers, and never only because it was left. The probability
+//! of a file follows from the share of a directory's files that the reader opened so far.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;

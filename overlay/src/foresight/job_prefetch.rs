@@ -1,4 +1,9 @@
 //! Bringing in what a job that begins will read, behind what it reads by itself.
+//!
+//! For each running job, sixteen small files come in at a time, or one large one. They have no lease: a lease is a
+//! promise to an owner that asked for it, and a leased file is not confirmed at every open. Until the job ends they are
+//! the last clean content to be evicted (`Foresight::keeps`). A daemon that is started again plans anew for the jobs
+//! that it takes up.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,11 @@
 //! What a job that has ended teaches.
+//!
+//! Learned are files that the pool has, and that the job read and had not written itself. Interrupted runs are left
+//! out. Without eBPF, or if hooks are missing that tell of reads, it is not known how much of a resident file was read:
+//! a job that opens it and writes nothing counts as a reader of all of it.
+//!
+//! A job is not learned from if its command is not known, as with `observe` without a command, or if `observe` was told
+//! to leave it alone before its end.
 
 use forebay_backends::{FileKind, Result};
 use forebay_prefetch::profile::{Parts, Profile, Use};

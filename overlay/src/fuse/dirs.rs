@@ -1,4 +1,7 @@
 //! Open directories.
+//!
+//! All handles that read the same state of a directory share one snapshot of its names. The snapshots of all
+//! directories have one bound in bytes.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,4 +1,8 @@
 //! The one way in which a request becomes an answer.
+//!
+//! Each operation of the engine is one future, polled first on the session thread. If the answer is in memory or in the
+//! catalog, the future is ready then and the reply is sent at once. If it needs the pool or the disk, the same future
+//! goes to tokio. No operation has a second, "fast" implementation.
 
 use std::any::Any;
 use std::future::Future;

@@ -1,4 +1,6 @@
 //! What one job uses: its files, in the order of their first uses.
+//!
+//! The order is that of the monotonic clock: the kernel stamps first touches by it, and the front end stamps opens.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

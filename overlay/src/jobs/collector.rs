@@ -1,5 +1,10 @@
 //! The thread that keeps jobs: starts the observer, takes jobs up again that another daemon began, empties the ring, and
 //! ends jobs whose owners are gone.
+//!
+//! Records are read in batches, each with one system call. The ring wakes the thread when a quarter of it is used.
+//!
+//! If a worker dies, its counts are lost. The jobs that ran are in the catalog with their processes. The next worker
+//! goes on with those whose owners live, adds their processes and all descendants, and marks the report as interrupted.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

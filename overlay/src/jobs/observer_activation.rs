@@ -3,6 +3,15 @@
 //! A program in the kernel costs every read of a page 60 to 95 ns, whoever makes it (`make bench-observer`). So the programs
 //! are attached only while somebody needs what they tell: a job runs, somebody looks on, or eviction is near enough that
 //! it will want to know what is used.
+//!
+//! Eviction is near from half of the low watermark on, or of what the device still has if that is less. The programs
+//! are detached `LINGER` after the last need; `[observer] at-work` in the policy says otherwise. Meanwhile requests
+//! tell of opens, so that opened files do not look unused. On mounts of immutable data the kernel tells of no opens, so
+//! the observer does not rest.
+//!
+//! Since Linux 5.19 no capability is needed to attach loaded programs. A process that could not attach them again does
+//! not let the observer rest. If attaching fails all the same, there is no observer until it succeeds while no job
+//! runs; reports say so.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

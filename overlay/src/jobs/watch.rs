@@ -1,4 +1,14 @@
 //! The observer at work: what it watches for a mount, and what its records say of the overlay's files.
+//!
+//! Three kinds of places are watched. In the mount, inode numbers are those of the overlay. In the content directory of
+//! each fast device, a first touch tells the path, the path tells the number of the content file, and the catalog its
+//! inode. The pool's own directory, if the pool is one, is watched for jobs alone: reads there bypass the mount. There
+//! is room for `MAX_PLACES` places, and the pool is left out first.
+//!
+//! The source of the bytes follows from the pages that had to be filled: on a content file from the fast pool, on the
+//! mount through the daemon. Bytes that were read without filling a page came from memory. Pages that readahead filled
+//! and no program asked for do not count as read. Records of no job that rest are given up beyond `RESTING_MAX`. If the
+//! path of a record was lost, the record is given up, so that the next touch tells the path.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;

@@ -3,6 +3,9 @@
 //! Paths with the same text around their numbers are a template. Of each template is found out by which movement of
 //! its numbers every one of the last runs is foreseen best from those before it (`motion`), and the paths are moved
 //! on by that. What does not move is expected as often as it was used.
+//!
+//! The hypotheses of a template: the same paths again; a number that is a parameter, with an offset; a date or a
+//! counter that moves with each run. The one that would have told the past runs best from those before them is used.
 
 use std::collections::HashMap;
 

@@ -7,6 +7,13 @@
 //! Bytes are appended to the content file before the record has them, since programs read a whole content file past the
 //! daemon and must not see it longer than its bytes. So a content file may be longer than its record says: while bytes are
 //! appended ([`Growth::under_way`]), and after a daemon was killed then. Such bytes are cut off before the content is used.
+//!
+//! New bytes of a whole file are appended in order and under the inode's lock. One batch then writes version, size and
+//! residency. Programs read the content file past the daemon, so it never has a hole. In a partial file the new bytes
+//! stay missing, and the chunk that the old end cut off is fetched again.
+//!
+//! The kernel caches the last page with zeros behind the old end. So programs are told the new size only after the
+//! kernel has forgotten that page.
 
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};

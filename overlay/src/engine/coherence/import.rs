@@ -1,4 +1,10 @@
 //! Changes that others made in the pool, one object at a time.
+//!
+//! **Hard links.** An inode knows its names in the mount, its names in the pool, and how many more names the pool
+//! counts (`unseen_links`): no program has looked these up yet. `stat` shows the sum. That the pool still has one name
+//! of a file says nothing about its other names, so each name is confirmed by itself. While there are unseen names,
+//! unlinking the last known name does not discard unflushed content. When another name is looked up, the column family
+//! `objects` leads from the identity of the pool's object to its inode.
 
 use std::time::Instant;
 

@@ -1,5 +1,9 @@
 //! What our own calls make of a directory while the pool tells its names: of these names the answer is too old, and what
 //! the catalog has of them is newer. The rest of the answer holds.
+//!
+//! The version of a directory changes with our own calls as well as with those of other clients. So it is not believed
+//! while our own calls change the directory. When `metadata-ttl` is over then, the directory is listed again, or the
+//! pool is asked for the name.
 
 use std::collections::HashSet;
 use std::sync::Arc;

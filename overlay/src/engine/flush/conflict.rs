@@ -1,4 +1,7 @@
 //! The pool's copy changed under our newer one: both are kept, and it is reported.
+//!
+//! If the pool has another version than expected, the bytes are compared first (`same_bytes`): equal bytes are no
+//! conflict, whichever client wrote them.
 
 use std::sync::Arc;
 

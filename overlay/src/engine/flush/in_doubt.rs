@@ -1,5 +1,11 @@
 //! What was sent to the pool and never answered, because the call failed or the daemon was killed: a look at the name
 //! tells what became of it, before anything else is done there.
+//!
+//! Before a call that gives a name of the pool something, the name's record gets what is sent (`sent`) and the inode
+//! gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
+//! power cut. The commit of the answer removes both. If the call fails or the daemon is killed, both stay. Then the
+//! object's identity, or its size and modification time, tells whether what was sent arrived. Until that is known, the
+//! name is not taken for one that another client made.
 
 use std::collections::{HashSet, VecDeque};
 

@@ -1,4 +1,7 @@
 //! One name of the pool, made equal to the overlay's.
+//!
+//! The next step of a name is remove, rename, link or create, or the names that have to come first. Names that wait for
+//! each other in a circle are freed by parking one of them under a reserved name.
 
 use std::sync::Arc;
 

@@ -1,4 +1,8 @@
 //! Extended attributes that the pool turned out not to take: content goes up without them, and they stay to be told.
+//!
+//! If the pool refuses an ACL, the group gets no more rights than the ACL gave it. Refusals at the flush are rare,
+//! because `set_xattr` asks the pool first (`Pool::check_xattrs`): a directory pool tries the attribute on a file
+//! without a name.
 
 use forebay_backends::{Attrs, Error};
 use parking_lot::Mutex;

@@ -2,6 +2,8 @@
 //!
 //! Each lane of each user has its own round, so that what fails, or takes long, of one user holds up nobody else, and no
 //! first attempt waits for repeated ones. Users begin in turn. At most `ROUNDS` rounds of `ROUND` intents are in memory.
+//!
+//! If a round gets nothing done, the log and `status` say so, with the reason for each of up to `STUCK_NAMED` files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

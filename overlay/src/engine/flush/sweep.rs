@@ -1,5 +1,8 @@
 //! Unfinished files that a daemon which was killed left in the pool. Their names tell which process wrote them, and the
 //! catalog which directories it wrote to: these are swept after the next start.
+//!
+//! The directories of uploads, and the processes that uploaded from this fast pool, are in the catalog before the first
+//! byte is sent. After the next start the files of processes that ended are removed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

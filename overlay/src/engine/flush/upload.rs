@@ -1,4 +1,11 @@
 //! Content, sent to the pool as one consistent snapshot.
+//!
+//! The stream of the data ends with an error if the content file was written meanwhile, so the pool never gets the
+//! middle of a write. Before the upload of a file that a program may write or has mapped, its pages are written back:
+//! the kernel notes a store through a mapping in the file's times only if the page was clean.
+//!
+//! The file becomes clean if stamp (size, mtime, ctime) and generation are those of the snapshot, and no writer and no
+//! mapping is left. Else it stays dirty, on the base of the version that the pool has now.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

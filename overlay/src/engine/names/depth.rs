@@ -2,6 +2,11 @@
 //!
 //! A rename costs the same however much is below what is moved, so what is below is not gone through while no name of the
 //! mount is so deep that it could pass the bound. The depth of the deepest name is kept for that.
+//!
+//! When a directory moves to a deeper place, at most `NAMES_LOOKED_AT` names below it are read. If it has more, the
+//! engine assumes that the deepest name of the mount is among them. If the assumption passes the bound, all names below
+//! the directory are read. Assumptions make the kept depth too large: if they may have added `EXCESS_MAX`, and one more
+//! would pass the bound, the names of the whole mount are read first, and the depth is exact again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,7 @@
 //! Names that go.
+//!
+//! If the kernel still knows an inode that lost its last name, the inode and its content stay until the kernel forgets
+//! it: an open by the old name may be on its way.
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
