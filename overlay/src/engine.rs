@@ -11,12 +11,12 @@
 //! | `files` | open, read, write, truncate, fallocate, seek, copy |
 //! | `fetch` | pool → content file |
 //! | `flush` | overlay → pool |
-//! | `pool_view` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |
+//! | `coherence` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |
 //! | `layout` | stripes and storage pools, where the pool has them |
 //! | `ttl` | how long the kernel may cache an answer |
-//! | `eviction`, `brake`, `room` | space; the hard limit for writers past the daemon; writers that wait for space |
+//! | `eviction`, `write_throttle`, `room` | space; the hard limit for writers past the daemon; writers that wait for space |
 //! | `leases`, `staging`, `reporter` | what operators ask for, and its progress |
-//! | `durable` | the epochs after which fetched content survives a power cut |
+//! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `background` | the tasks that run without a request |
 //! | `status`, `fsck` | what operators see and check |
 

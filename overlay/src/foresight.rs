@@ -3,13 +3,13 @@
 //! The decisions are those of the `prefetch` crate; here are the profiles that it decides by, and what is done about it.
 //!
 //! Readers go first: a request that no reader waits for begins only while no reader waits for the pool, or as one of a
-//! few after a short while (`engine/fetch/turns`). The less of what was staged for earlier runs was used, the more
+//! few after a short while (`engine/fetch/demand_priority`). The less of what was staged for earlier runs was used, the more
 //! probable a use must be to be staged: prefetch that is wasted throttles itself, profile by profile.
 //!
 //! `forebay stage -- COMMAND` uses the same plan, but with leases. Expected files for which the plan has no room are left
 //! out and reported. If the paths that are named beside the command do not fit, the stage is refused as a whole. With
-//! `--within` the chosen files fit into the time by the measured speed of the pool (`engine/fetch/pace`), and staging
-//! ends when the time is up. `forebay stage` also waits its turn, goes no faster than `--rate`, and ends with the
+//! `--within` the chosen files fit into the time by the measured speed of the pool (`engine/fetch/bandwidth_estimator`), and
+//! staging ends when the time is up. `forebay stage` also waits its turn, goes no faster than `--rate`, and ends with the
 //! command; files that are whole by then stay, leased.
 
 mod access_predictor;

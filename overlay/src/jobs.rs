@@ -11,12 +11,12 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `life` | begins, joins and ends jobs; a job lasts as long as one of the processes that asked for it |
-//! | `lineage` | thread → job: by the observer's tasks, else by the parents in /proc, else by the cgroup |
+//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as one of the processes that asked for it |
+//! | `attribution` | thread → job: by the observer's tasks, else by the parents in /proc, else by the cgroup |
 //! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
-//! | `uses` | the files of one job, at most `FILES_MAX`; further ones count in the sums alone |
-//! | `rest` | when the observer works |
-//! | `keeper` | the thread of all jobs |
+//! | `accounting` | the files of one job, at most `FILES_MAX`; further ones count in the sums alone |
+//! | `observer_activation` | when the observer works |
+//! | `collector` | the thread of all jobs |
 //! | `shown` | reports for operators |
 //!
 //! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)

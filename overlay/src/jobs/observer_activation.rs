@@ -1,6 +1,6 @@
 //! When the observer is at work.
 //!
-//! A program in the kernel costs every read of a page 60 to 95 ns, whoever makes it (`make bench-observer`). So the programs
+//! A program in the kernel costs every read of a page 60 to 134 ns, whoever makes it (`make bench-observer`). So the programs
 //! are attached only while somebody needs what they tell: a job runs, somebody looks on, or eviction is near enough that
 //! it will want to know what is used.
 //!
