@@ -73,12 +73,14 @@ lint:
 	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace -- $$deny; \
 	$(BUILD_LIMIT) $(CARGO) clippy --release --quiet --workspace --all-targets -- $$deny $(TESTS_MAY)
 
-# Suites that drive a mount from outside are tests of the crate in tests/: `cargo test` runs them with the rest. It makes
-# the program, too, since the crate in cli/ has tests: a build of its own would compile all of it a second time, because
-# tests ask for other features of its libraries.
+# Suites that drive a mount from outside are tests of the crate in tests/. Cargo makes the program with them, since the
+# crate in cli/ has tests: a build of its own would compile all of it a second time, because tests ask for other features
+# of its libraries. `suite` runs two test binaries at a time: Cargo runs one after the other.
 test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
 	@packaging/deps build test
-	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
+	@$(BUILD_LIMIT) $(CARGO) test --release --quiet --workspace --no-run --message-format=json-render-diagnostics \
+		>$(CARGO_TARGET_DIR)/tests.json
+	@timeout 7200 $(CARGO_TARGET_DIR)/release/suite $(CARGO_TARGET_DIR)/tests.json
 
 # In emulation, half a minute each: the distribution's kernel, or those whose packages lie in KERNELS="DIR ...".
 test-kernels: build
@@ -134,7 +136,8 @@ bench-jobs: build
 	@timeout 7200 $(CARGO) bench -p forebay-benches --bench jobs -- $(ARGS)
 
 nightly: test deny advisories
-	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 $(CARGO) test --release --workspace
+	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 timeout 43200 \
+		$(CARGO) test --release --workspace --no-fail-fast
 
 deny: $(TOOLS)/cargo-deny
 	@timeout 600 $(CARGO) deny --all-features check licenses bans sources
