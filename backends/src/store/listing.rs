@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
@@ -114,9 +114,16 @@ where
     A: Future<Output = Result<Option<DirEntry>, Refusal>> + Send + 'static,
 {
     listed
-        .map_ok(|found| stream::iter(found.into_iter().map(Ok)))
+        .map_ok(|found| {
+            // A page of the server without any is handed on, too: the next one has a time of its own.
+            let nothing = found.is_empty().then_some(None);
+            stream::iter(found.into_iter().map(Some).chain(nothing).map(Ok))
+        })
         .try_flatten()
-        .map_ok(ask)
+        .map_ok(move |child| match child {
+            Some(child) => ask(child).left_future(),
+            None => future::ready(Ok(None)).right_future(),
+        })
         .try_buffer_unordered(ASKED_AT_ONCE)
         .try_ready_chunks(PAGE_KEYS)
         .map_ok(|entries| entries.into_iter().flatten().collect())
