@@ -19,6 +19,8 @@ pub fn log() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // It would be printed to the same place, which panics where that cannot be written.
+        .log_internal_errors(false)
         .try_init();
 }
 

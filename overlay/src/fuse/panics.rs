@@ -16,17 +16,16 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// From now on a panic, on whichever thread, ends this process.
 pub fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
-        tracing::error!("{panic}; this worker ends, and another one goes on from the catalog");
-        if ENDING.swap(true, Ordering::SeqCst) {
-            return;
-        }
         let later = || {
             thread::sleep(GRACE);
             end()
         };
-        if thread::Builder::new().name("ending".into()).spawn(later).is_err() {
+        // Before the log, which may block.
+        let first = !ENDING.swap(true, Ordering::SeqCst);
+        if first && thread::Builder::new().name("ending".into()).spawn(later).is_err() {
             end();
         }
+        tracing::error!("{panic}; this worker ends, and another one goes on from the catalog");
     }));
 }
 
