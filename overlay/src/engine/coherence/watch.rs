@@ -131,9 +131,10 @@ impl<'a> PoolChange<'a> {
         if moves_dir {
             inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
         }
-        for ino in inos {
-            inner.node(*ino)?.state.lock().pool_calls.0 += 1;
-            change.inos.push(*ino);
+        // Each counts as one call, however often it is named.
+        for ino in inos.iter().copied().collect::<HashSet<_>>() {
+            inner.node(ino)?.state.lock().pool_calls.0 += 1;
+            change.inos.push(ino);
         }
         Ok(change)
     }

@@ -452,7 +452,7 @@ impl Inner {
         record.file = record.file.flushed()?;
         record.size = stamp.size;
         let state = txn.state(node.ino)?;
-        (state.clean_stamp, state.uploaded) = (None, None);
+        (state.clean_stamp, state.uploaded, state.written_past) = (None, None, None);
         if self.catalog.glance_written_back(&content).is_err() {
             // The device does not have it, and the pool does.
             txn.give_up(node.ino)?;

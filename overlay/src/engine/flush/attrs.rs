@@ -210,7 +210,8 @@ impl Inner {
                     expected = Expected::Version(stat.version);
                 }
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
-                    Some(uploaded) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
+                    // Another client's, whose are the times of the directory, too.
+                    Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
                     // All names that the pool has it under are of the object that somebody changed.
                     None => {
                         for (parent, name) in &record.pool_links {
@@ -255,14 +256,11 @@ impl Inner {
 
     /// Gives the pool attributes. Whether it refused the times: a daemon without root's rights may change names and content
     /// in what others own, but not set their times.
-    async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs) -> Result<(Stat, bool)> {
+    async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs, there: &Stat) -> Result<(Stat, bool)> {
         let times = changes.atime.is_some() || changes.mtime.is_some();
+        let of_another = there.uid != rustix::process::geteuid().as_raw();
         match self.ask(self.pool.set_attrs(path, changes)).await {
-            Err(e)
-                if times
-                    && !self.pool.capabilities().owners
-                    && matches!(e.kind(), ErrorKind::NotPermitted | ErrorKind::PermissionDenied) =>
-            {
+            Err(e) if times && of_another && !self.pool.capabilities().owners && e.is(ErrorKind::NotPermitted) => {
                 let without = SetAttrs { atime: None, mtime: None, ..changes.clone() };
                 let stat = match without == SetAttrs::default() {
                     true => self.ask(self.pool.stat(path)).await?,
@@ -330,7 +328,7 @@ impl Inner {
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let names_flushed = self.node(ino)?.state.lock().names_flushed;
-        let (stat, keeps_times) = self.set_attrs_allowed(path, &changes).await.map_err(|e| e.context(path))?;
+        let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
         // What the pool has of the rights that were not sent, and what was sent of the others.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
         let rights = |stat: &Stat| {
@@ -352,7 +350,7 @@ impl Inner {
         if keeps_times && !now.dirty.times {
             (now.atime, now.mtime) = (stat.atime, stat.mtime);
         }
-        let only_attrs = times || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
+        let only_attrs = (times && !keeps_times) || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         let mut news = false;
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
             now.occupied_in_pool = stat.occupied;

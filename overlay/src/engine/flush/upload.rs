@@ -252,11 +252,12 @@ impl Inner {
             return Ok(Some(content.clone()));
         }
         let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
+        names(&mut txn)?;
+        let state = txn.state(ino)?;
         state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
         state.validated = Some(std::time::Instant::now());
         let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
-        names(&mut txn)?;
         for (parent, name) in txn.record(ino)?.pool_links.clone() {
             if !txn.name(parent, &name)?.sent.is_empty() {
                 txn.pool_has(parent, &name, Some(ino))?;
@@ -304,6 +305,9 @@ impl Inner {
             };
             self.count(state, meta.blocks() * 512)?;
             state.count_unsaved = false;
+            if quiet {
+                state.written_past = None;
+            }
             // What was written is not on the disk for sure: as what was fetched just now.
             let mut residency = self.residency(state)?.clone();
             residency.epoch = self.catalog.epoch();
