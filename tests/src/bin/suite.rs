@@ -17,7 +17,7 @@ use serde::Deserialize;
 /// Binaries that run at the same time, on a machine of two processors.
 const AT_ONCE: usize = 2;
 /// A binary that takes longer is ended: all its waits have bounds, and their sum is below this.
-const BINARY_LIMIT: Duration = Duration::from_secs(1800);
+const BINARY_LIMIT: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A line of Cargo's, as far as it tells of test binaries.
@@ -62,8 +62,8 @@ fn binaries(told: &str) -> Vec<Binary> {
     messages.filter_map(binary).collect()
 }
 
-/// Whether it passed.
-fn run(binary: &Binary, arguments: &[String], output: &Path) -> bool {
+/// Why it failed; `None`: it passed.
+fn run(binary: &Binary, arguments: &[String], output: &Path) -> Option<String> {
     let log = fs::File::create(output).expect("a file for the output");
     let mut child = Command::new(&binary.executable)
         .args(arguments)
@@ -77,11 +77,11 @@ fn run(binary: &Binary, arguments: &[String], output: &Path) -> bool {
     let begun = Instant::now();
     loop {
         if let Some(status) = child.try_wait().expect("a child of ours") {
-            return status.success();
+            return (!status.success()).then(|| status.to_string());
         }
         if begun.elapsed() > BINARY_LIMIT {
             child.kill().and_then(|()| child.wait()).expect("a child of ours");
-            return false;
+            return Some(format!("ended after {BINARY_LIMIT:?}"));
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -92,6 +92,7 @@ fn main() -> ExitCode {
     let file = PathBuf::from(arguments.next().expect("the file with Cargo's messages"));
     let arguments: Vec<String> = arguments.collect();
     let mut waiting = binaries(&fs::read_to_string(&file).expect("Cargo's messages"));
+    assert!(!waiting.is_empty(), "{} names no test binary", file.display());
     let remembered = file.with_extension("seconds");
     let last: BTreeMap<String, f64> =
         fs::read(&remembered).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
@@ -102,22 +103,22 @@ fn main() -> ExitCode {
     let ended = Mutex::new((BTreeMap::new(), Vec::new()));
     let dir = tempfile::tempdir().expect("a directory for output");
     std::thread::scope(|scope| {
-        for worker in 0..AT_ONCE {
+        for _ in 0..AT_ONCE {
             let (waiting, ended, arguments, dir) = (&waiting, &ended, &arguments, dir.path());
             scope.spawn(move || {
                 let next = || waiting.lock().unwrap().pop_front();
                 while let Some(binary) = next() {
-                    let (since, output) = (Instant::now(), dir.join(worker.to_string()));
-                    let passed = run(&binary, arguments, &output);
+                    let (since, output) = (Instant::now(), dir.join(binary.name.replace('/', "-")));
+                    let failure = run(&binary, arguments, &output);
                     let seconds = since.elapsed().as_secs_f64();
                     let mut ended = ended.lock().unwrap();
                     let mut out = std::io::stdout().lock();
                     let (source, path) = (binary.source.display(), binary.executable.display());
                     writeln!(out, "     Running {source} ({path})").expect("stdout");
                     out.write_all(&fs::read(&output).expect("what it printed")).expect("stdout");
-                    let how = if passed { "passed" } else { "FAILED" };
+                    let how = failure.as_ref().map_or("passed".to_owned(), |why| format!("FAILED ({why})"));
                     writeln!(out, "     {} {how} in {seconds:.0} s\n", binary.name).expect("stdout");
-                    if !passed {
+                    if failure.is_some() {
                         ended.1.push(binary.name.clone());
                     }
                     ended.0.insert(binary.name, seconds);
