@@ -28,7 +28,7 @@ const RESTART: Duration = Duration::from_secs(30);
 pub fn alone() -> File {
     let lock = std::env::temp_dir().join("forebay-tests-alone");
     let lock = File::options().create(true).truncate(false).write(true).open(lock).expect("a file to lock");
-    lock.lock().expect("a lock");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
     lock
 }
 
