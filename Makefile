@@ -75,12 +75,10 @@ lint:
 
 # Suites that drive a mount from outside are tests of the crate in tests/. Cargo makes the program with them, since the
 # crate in cli/ has tests: a build of its own would compile all of it a second time, because tests ask for other features
-# of its libraries. `suite` runs two test binaries at a time: Cargo runs one after the other.
+# of its libraries.
 test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
 	@packaging/deps build test
-	@$(BUILD_LIMIT) $(CARGO) test --release --quiet --workspace --no-run --message-format=json-render-diagnostics \
-		>$(CARGO_TARGET_DIR)/tests.json
-	@timeout 7200 $(CARGO_TARGET_DIR)/release/suite $(CARGO_TARGET_DIR)/tests.json
+	@timeout 7200 $(CARGO) test --release --workspace --no-fail-fast
 
 # In emulation, half a minute each: the distribution's kernel, or those whose packages lie in KERNELS="DIR ...".
 test-kernels: build

@@ -1,12 +1,12 @@
 //! Mounts of the program under test, on a disk of their own corner, and gone when a test ends, however it ends.
 
 use std::ffi::{CString, OsStr};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,10 @@ pub const COMMAND: Duration = Duration::from_secs(90);
 /// How long a worker may take to serve again after it was killed.
 const RESTART: Duration = Duration::from_secs(30);
 
-/// For tests that keep the machine busy: one at a time, also of several test binaries. It ends when this is dropped.
-pub fn alone() -> File {
-    let lock = std::env::temp_dir().join("forebay-tests-alone");
-    let lock = File::options().create(true).truncate(false).write(true).open(lock).expect("a file to lock");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
-    lock
+/// For tests that keep the machine busy: one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Directories on a disk: `pool`, `fast`, `mnt`, and `native` for comparison. What is mounted below them is taken
