@@ -283,3 +283,27 @@ async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
         assert_eq!(found, names().collect::<Vec<_>>());
     }
 }
+
+/// A bucket whose keys were all deleted has pages without any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
+    const PAGES: u64 = 20;
+    fn pages(line: &str) -> Answer {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if !line.contains("delimiter") {
+            return bucket(line, "");
+        }
+        let page = NEXT.fetch_add(1, Ordering::SeqCst);
+        let next = format!("<NextContinuationToken>{page}</NextContinuationToken>");
+        let next = if page < PAGES {
+            next
+        } else {
+            "<Contents><Key>d/good</Key><Size>3</Size><LastModified>2020-01-01T00:00:00Z</LastModified><ETag>\"e\"</ETag></Contents>".to_owned()
+        };
+        Answer::Late("200 OK\r\nContent-Type: application/xml", format!("<ListBucketResult>{next}</ListBucketResult>"))
+    }
+    let limits = Limits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
+    let server = Hostile::start(pages).await;
+    let pool = Deadline::new(Arc::new(server.bucket().await), limits);
+    assert_eq!(listed(&pool).await.unwrap(), ["good"]);
+}

@@ -192,7 +192,7 @@ impl Inner {
             let record = self.record_of(ino)?;
             let Some(link) = record.pool_link() else { return Ok(()) };
             let path = self.pool_path(ino)?;
-            let moved = if self.is_as_known(link.0).await { Some(link.0) } else { None };
+            let moved = self.is_as_known(link.0).await.then_some(link.0);
             match self.upload(ino, link, &path, &expected).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(uploaded)) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
@@ -254,8 +254,8 @@ impl Inner {
         self.ask(self.pool.stat(&path)).await.is_ok_and(|stat| known == Some(stat.version))
     }
 
-    /// Gives the pool attributes. Whether it refused the times: a daemon without root's rights may change names and content
-    /// in what others own, but not set their times.
+    /// Sends attributes to the pool. Returns also whether the pool refused the times: a daemon that does not run as root may
+    /// change names and content in a directory of another user, but may not set its times.
     async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs, there: &Stat) -> Result<(Stat, bool)> {
         let times = changes.atime.is_some() || changes.mtime.is_some();
         let of_another = there.uid != rustix::process::geteuid().as_raw();
