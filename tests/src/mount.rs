@@ -219,6 +219,12 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Flushes when it is told to, and not before.
+    #[track_caller]
+    pub fn manual() -> Self {
+        Self::new(Options::policy("[default]\nflush = \"manual\"\n"))
+    }
+
     #[track_caller]
     pub fn new(options: Options) -> Self {
         Self::on(Place::new(), options)

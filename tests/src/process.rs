@@ -133,6 +133,16 @@ fn collect(reader: JoinHandle<Vec<u8>>) -> String {
     String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
 }
 
+/// Returns when `holds` does; a minute is the limit.
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A shell command line in `dir`, which must succeed.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str, limit: Duration) -> Answer {

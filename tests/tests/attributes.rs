@@ -3,29 +3,16 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, Place};
-use forebay_tests::process::sh;
+use forebay_tests::process::{sh, wait_until};
 
-const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
-
-fn manual() -> Mount {
-    Mount::new(Options::policy(MANUAL))
-}
 
 fn times(at: PathBuf) -> (i64, i64) {
     let meta = fs::metadata(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
     (meta.mtime(), meta.mtime_nsec())
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Names that are flushed after the times of their directory move them in the pool: they are sent again.
@@ -55,7 +42,7 @@ fn times_of_directories_reach_the_pool_though_their_names_come_later() {
 #[test]
 fn a_file_that_is_written_anew_leaves_the_times_of_its_directory() {
     const FILES: u32 = 40;
-    let mount = manual();
+    let mount = Mount::manual();
     let made = format!("mkdir d; for i in $(seq {FILES}); do echo old >d/$i; done; touch -d '2001-02-03' d");
     sh(&mount.place.pool(), &made, SHELL).ok();
     let before = times(mount.pool("d"));
@@ -107,7 +94,7 @@ fn a_user_flushes_into_a_directory_of_another_user() {
 /// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
 #[test]
 fn attributes_reach_the_pool() {
-    let mount = manual();
+    let mount = Mount::manual();
     for file in ["old", "grown"] {
         fs::write(mount.pool(file), "1").unwrap();
     }
@@ -134,7 +121,7 @@ fn attributes_reach_the_pool() {
 /// As a copy makes a program: `chmod` comes while the close of the writer is under way.
 #[test]
 fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {
-    let mount = manual();
+    let mount = Mount::manual();
     let path = mount.path("program");
     fs::write(&path, "program").unwrap();
     let writer = fs::File::options().write(true).open(&path).unwrap();

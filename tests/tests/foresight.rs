@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
-use forebay_tests::process::{Answer, Running, forebay, run};
+use forebay_tests::process::{Answer, Running, forebay, run, wait_until};
 use serde_json::Value;
 
 const USAGE: i32 = 2;
@@ -68,14 +68,6 @@ fn resident(mount: &Mount) -> Vec<String> {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 fn profiles(mount: &Mount) -> Vec<Value> {
     let answer = mount.forebay(["--json", "profile", "list", "--mount"], &[&mount.place.mnt()]).ok();
     answer.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

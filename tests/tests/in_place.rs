@@ -9,10 +9,6 @@ use forebay_tests::process::sh;
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
 
-fn manual() -> Mount {
-    Mount::new(Options::policy(MANUAL))
-}
-
 /// A pool with a file of two names, of which one was written through the mount. Its content goes to the pool in place.
 fn written_under_one_of_two_names(mount: &Mount, old: &[u8], bytes: &[u8]) {
     fs::write(mount.pool("a"), old).unwrap();
@@ -38,7 +34,7 @@ fn is_marked(mount: &Mount) -> bool {
 fn a_flush_in_place_that_was_killed_is_taken_up_again() {
     let mut half_done = 0;
     for pause_ms in [0, 10, 30, 60, 100, 200] {
-        let mount = manual();
+        let mount = Mount::manual();
         let bytes = content(pause_ms, 200 << 20);
         written_under_one_of_two_names(&mount, &bytes[1..], &bytes);
         std::thread::scope(|scope| {

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_overlay::control::mounts;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content, program_as};
-use forebay_tests::process::{Answer, Running, forebay, run, wait};
+use forebay_tests::process::{Answer, Running, forebay, run, wait, wait_until};
 use serde_json::Value;
 
 const USAGE: i32 = 2;
@@ -54,14 +54,6 @@ fn paths(report: &Value) -> Vec<&str> {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
     let mount = mount(None);

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options};
+use forebay_tests::process::wait_until;
 
 fn unfinished(pool: &Path) -> Vec<String> {
     let mut found = Vec::new();
@@ -19,14 +19,6 @@ fn unfinished(pool: &Path) -> Vec<String> {
     }
     found.retain(|name| name.starts_with(".forebay~"));
     found
-}
-
-fn wait_until(what: &str, done: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// SEMANTICS 49

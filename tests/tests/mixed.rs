@@ -5,12 +5,12 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_overlay::control::registry::{self, Entry, Phase, Process};
 use forebay_overlay::control::{client, mounts, multi_mount};
 use forebay_tests::mount::{COMMAND, Place, content, kill, program_as};
-use forebay_tests::process::{self, Answer, run, sh};
+use forebay_tests::process::{self, Answer, run, sh, wait_until};
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 
 const USAGE: i32 = 2;
@@ -94,14 +94,6 @@ impl Mixed {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn signal(process: Process, signal: i32) {
     // SAFETY: a plain system call on a process that was started for this test.
     assert_eq!(unsafe { libc::kill(process.pid.cast_signed(), signal) }, 0);

@@ -11,22 +11,10 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::mapped::Mapped;
 use forebay_tests::mount::{Mount, Options, Place, attempt, content};
-use forebay_tests::process::{run, sh};
+use forebay_tests::process::{run, sh, wait_until};
 
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
-
-fn manual() -> Mount {
-    Mount::new(Options::policy(MANUAL))
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// The permission is decided by the answer to a question that finds others' change.
 #[test]
@@ -47,7 +35,7 @@ fn users_are_not_refused_because_others_change_the_directory() {
 /// SEMANTICS 4: "Content that the pool does not have is never evicted."
 #[test]
 fn dirty_content_is_not_evicted_and_clean_content_is() {
-    let mount = manual();
+    let mount = Mount::manual();
     let bytes = content(4, 100_000);
     fs::write(mount.path("a"), &bytes).unwrap();
     mount.forebay(["evict"], &[&mount.path("a")]).ok();
@@ -126,7 +114,7 @@ fn names_and_attributes_of_others_appear_within_the_ttl() {
 /// SEMANTICS 10: "If the pool's copy changed under ours, both are kept."
 #[test]
 fn conflict_keeps_both_and_is_reported() {
-    let mount = manual();
+    let mount = Mount::manual();
     fs::write(mount.pool("a"), "first").unwrap();
     assert_eq!(fs::read(mount.path("a")).unwrap(), b"first");
     fs::write(mount.path("a"), "ours").unwrap();
@@ -240,7 +228,7 @@ fn staged_means_staged_and_too_much_is_refused() {
 /// SEMANTICS 18: "What is made and removed before it is flushed never reaches the pool."
 #[test]
 fn temporary_files_never_reach_the_pool() {
-    let mount = manual();
+    let mount = Mount::manual();
     for n in 0..20 {
         fs::create_dir(mount.path(format!("d{n}"))).unwrap();
         fs::write(mount.path(format!("d{n}/a")), "x").unwrap();
@@ -257,7 +245,7 @@ fn temporary_files_never_reach_the_pool() {
 /// SEMANTICS 19: "`umount` flushes nothing: it names what is not in the pool, and the next mount has it."
 #[test]
 fn unflushed_files_survive_umount() {
-    let mount = manual();
+    let mount = Mount::manual();
     let bytes = content(19, 70_000);
     fs::write(mount.path("kept"), &bytes).unwrap();
     let said = mount.forebay(["umount"], &[&mount.place.mnt()]).ok();
@@ -272,7 +260,7 @@ fn unflushed_files_survive_umount() {
 /// SEMANTICS 21: "Hard links are one inode, in the mount and after the flush."
 #[test]
 fn hard_links_stay_one_file() {
-    let mount = manual();
+    let mount = Mount::manual();
     fs::write(mount.pool("old"), "1").unwrap();
     fs::hard_link(mount.pool("old"), mount.pool("old2")).unwrap();
     let ino = |name: &str| fs::metadata(mount.path(name)).unwrap().ino();
@@ -310,7 +298,7 @@ fn removed_file_lives_while_it_is_open() {
 /// SEMANTICS 23: "A rename is atomic in the mount, over an existing file and as an exchange."
 #[test]
 fn renames_reach_the_pool_even_in_a_circle() {
-    let mount = manual();
+    let mount = Mount::manual();
     for name in ["a", "b", "c"] {
         fs::write(mount.pool(name), name).unwrap();
         fs::create_dir_all(mount.pool(format!("d{name}/sub"))).unwrap();
@@ -339,7 +327,7 @@ fn renames_reach_the_pool_even_in_a_circle() {
 /// SEMANTICS 25: "Locks (`flock`, `fcntl`) hold between the programs of one node."
 #[test]
 fn locks_hold_between_programs() {
-    let mount = manual();
+    let mount = Mount::manual();
     fs::write(mount.path("a"), "").unwrap();
     let held = File::open(mount.path("a")).unwrap();
     held.lock().unwrap();
@@ -379,7 +367,7 @@ fn locks_hold_between_programs() {
 /// SEMANTICS 28: "Reads do not change the access time."
 #[test]
 fn what_the_mount_does_not_do_is_said_by_errno() {
-    let mount = manual();
+    let mount = Mount::manual();
     let unnamed = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(mount.place.mnt());
     assert_eq!(unnamed.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     let reserved = File::create(mount.path(".forebay~x"));
@@ -394,7 +382,7 @@ fn what_the_mount_does_not_do_is_said_by_errno() {
 /// SEMANTICS 29: "Holes stay holes."
 #[test]
 fn holes_stay_holes() {
-    let mount = manual();
+    let mount = Mount::manual();
     let script = "truncate -s 64M a; printf x | dd of=a bs=1 seek=33554432 conv=notrunc status=none
         head -c 4M /dev/urandom > b; fallocate -p -o 1M -l 2M b";
     sh(&mount.place.mnt(), script, SHELL).ok();
@@ -425,7 +413,7 @@ fn holes_stay_holes() {
 /// SEMANTICS 44: "The blocks of a file are those that its bytes take."
 #[test]
 fn holes_are_found_again_after_an_eviction() {
-    let mount = manual();
+    let mount = Mount::manual();
     let make = "truncate -s 8M NAME; printf x | dd of=NAME bs=1 seek=4M conv=notrunc status=none";
     sh(&mount.place.mnt(), &make.replace("NAME", "ours"), SHELL).ok();
     sh(&mount.place.pool(), &make.replace("NAME", "theirs"), SHELL).ok();
@@ -447,7 +435,7 @@ fn holes_are_found_again_after_an_eviction() {
 #[test]
 fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
     const LEN: usize = 8192;
-    let mount = manual();
+    let mount = Mount::manual();
     fs::write(mount.pool("old"), [b'-'; LEN]).unwrap();
     fs::read(mount.path("old")).unwrap();
     File::create(mount.path("new")).unwrap().set_len(LEN as u64).unwrap();
@@ -480,7 +468,7 @@ fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
 #[test]
 fn stores_beside_an_upload_are_not_taken_for_sent() {
     const LEN: usize = 64 << 20;
-    let mount = manual();
+    let mount = Mount::manual();
     File::create(mount.path("a")).unwrap().set_len(LEN as u64).unwrap();
     let mapped = Mapped::of(&mount.path("a"), LEN);
     (0..LEN).step_by(4096).for_each(|at| mapped.store(at, 1));
@@ -503,7 +491,7 @@ fn stores_beside_an_upload_are_not_taken_for_sent() {
 /// SEMANTICS 35: "What others changed of the attributes of a file in the pool while its content was written here is kept"
 #[test]
 fn attributes_that_others_set_beside_a_write_are_kept() {
-    let mount = manual();
+    let mount = Mount::manual();
     fs::write(mount.pool("a"), "old").unwrap();
     sh(&mount.place.mnt(), "getfattr -d a; echo new >> a; setfattr -n user.ours -v 1 a", SHELL).ok();
     sh(&mount.place.pool(), "chmod 600 a; chown 123:456 a; setfattr -n user.theirs -v 2 a", SHELL).ok();
