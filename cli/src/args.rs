@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
-use forebay_overlay::control::config::Pace;
+use forebay_daemon::config::Pace;
 
 use crate::values;
 
@@ -115,10 +115,10 @@ pub enum Command {
     /// Belady, which knows the future.
     Simulate(Simulate),
     /// Supervise a mount that is described on standard input.
-    #[command(hide = true, name = forebay_overlay::control::SUPERVISE_COMMAND)]
+    #[command(hide = true, name = forebay_daemon::SUPERVISE_COMMAND)]
     Supervise,
     /// Serve the mount of a runtime directory, on the descriptor that is standard input.
-    #[command(hide = true, name = forebay_overlay::control::WORKER_COMMAND)]
+    #[command(hide = true, name = forebay_daemon::WORKER_COMMAND)]
     Worker { runtime: PathBuf },
     /// Write the manual pages into a directory.
     #[command(hide = true)]

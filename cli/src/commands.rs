@@ -19,7 +19,7 @@ mod top;
 mod transfer;
 mod umount;
 
-use forebay_overlay::control::Failure;
+use forebay_daemon::Failure;
 
 use crate::args::Command;
 use crate::output::Output;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use forebay_overlay::control::FailureKind;
+use forebay_daemon::FailureKind;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

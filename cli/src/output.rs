@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 
-use forebay_overlay::control::Failure;
+use forebay_daemon::Failure;
 use serde::Serialize;
 
 use crate::exit::Exit;

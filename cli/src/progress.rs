@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::Entry;
-use forebay_overlay::control::{Failure, FailureKind, client};
-use forebay_overlay::foresight::Wanted;
-use forebay_overlay::operator::{Progress, Summary};
+use forebay_api::foresight::Wanted;
+use forebay_api::operator::{Progress, Summary};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, FailureKind, client};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::Output;

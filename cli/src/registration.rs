@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client, paths};
-use forebay_overlay::foresight::Invocation;
-use forebay_overlay::jobs::{JobRequest, JobSummary};
+use forebay_api::jobs::{JobRequest, JobSummary};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::{Failure, FailureKind, client, paths};
+use forebay_prefetch::signature::Invocation;
 
 use crate::output::Output;
 use crate::targets;

@@ -5,9 +5,9 @@ use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use forebay_overlay::control::multi_mount::{self, Place};
-use forebay_overlay::control::registry::{self, Entry, Located};
-use forebay_overlay::control::{Failure, FailureKind};
+use forebay_daemon::multi_mount::{self, Place};
+use forebay_daemon::registry::{self, Entry, Located};
+use forebay_daemon::{Failure, FailureKind};
 
 use crate::args::Paths;
 use crate::exit::Exit;

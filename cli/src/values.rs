@@ -3,8 +3,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
-use forebay_overlay::backends::UnderWay;
-use forebay_overlay::control::config::Pace;
+use forebay_backends::UnderWay;
+use forebay_daemon::config::Pace;
 
 /// Reads `100MB/s,2ms`; in mount options, where commas part the options, `100MB/s:2ms`.
 pub fn pace(text: &str) -> Result<Pace, String> {
@@ -49,7 +49,7 @@ pub fn evictor(text: &str) -> Result<String, String> {
 
 /// Reads the name of a job.
 pub fn job_id(text: &str) -> Result<String, String> {
-    forebay_overlay::jobs::check_id(text).map(|()| text.to_owned())
+    forebay_api::jobs::check_id(text).map(|()| text.to_owned())
 }
 
 pub fn bytes(count: u64) -> String {

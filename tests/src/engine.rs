@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_overlay::backends::decorators::{Fault, Metrics};
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{
-    Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time,
-};
-use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
-use forebay_overlay::{Caller, Ino, Lookup, Options, Overlay, Policy, content_io, summary};
+use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
+use forebay_backends::decorators::{Fault, Metrics};
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time};
+use forebay_engine::{Caller, Ino, Lookup, Options, Overlay, Policy, content_io, summary};
 
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 pub const RDWR: i32 = libc::O_RDWR;
@@ -69,7 +67,7 @@ impl Fixture {
 
     /// Puts a file into the pool, as others do.
     pub async fn put(&self, path: &str, content: &[u8]) {
-        let pieces = vec![Ok(forebay_overlay::backends::Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
+        let pieces = vec![Ok(forebay_backends::Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
         let pieces = Box::pin(futures::stream::iter(if content.is_empty() { Vec::new() } else { pieces }));
         let size = content.len() as u64;
         self.memory.put(&pool_path(path), size, pieces, &attrs(0o644), &Expected::Anything).await.unwrap();
@@ -82,7 +80,7 @@ impl Fixture {
     /// Paths and contents of all files in the pool, directories with a slash.
     pub fn pooled(&self) -> Vec<(String, String)> {
         let snapshot = self.memory.snapshot();
-        let shown = |(path, entry): (PoolPath, forebay_overlay::backends::memory::SnapshotEntry)| {
+        let shown = |(path, entry): (PoolPath, forebay_backends::memory::SnapshotEntry)| {
             let slash = if entry.kind == FileKind::Directory { "/" } else { "" };
             (format!("{path}{slash}"), String::from_utf8_lossy(&entry.content).into_owned())
         };

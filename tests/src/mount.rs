@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_overlay::control::mounts;
-use forebay_overlay::control::registry::{self, Phase, Process, Runtime, State};
-use forebay_overlay::operator::Status;
+use forebay_api::operator::Status;
+use forebay_daemon::mounts;
+use forebay_daemon::registry::{self, Phase, Process, Runtime, State};
 use tempfile::TempDir;
 
 use crate::process::{self, Answer};

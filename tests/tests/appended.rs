@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_overlay::backends::decorators::Moment;
-use forebay_overlay::backends::{ErrorKind, Pool};
+use forebay_backends::decorators::Moment;
+use forebay_backends::{ErrorKind, Pool};
 use forebay_tests::engine::{Fixture, RDONLY, find, pool_path, read};
 use forebay_tests::mount::{Mount, Options, Place, content};
 use forebay_tests::process::spawn;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use forebay_overlay::backends::RenameMode;
-use forebay_overlay::{Ino, Overlay};
+use forebay_backends::RenameMode;
+use forebay_engine::{Ino, Overlay};
 use forebay_tests::engine::*;
 
 /// Directories above the deepest name.

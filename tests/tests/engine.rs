@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_overlay::backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
-use forebay_overlay::backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
-use forebay_overlay::{Change, Ino, Options, Overlay, Policy, SetTime};
+use forebay_backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
+use forebay_backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,7 +263,7 @@ async fn eviction_respects_leases_and_what_is_not_flushed() {
         assert_eq!(read(&overlay, name).await.unwrap().len(), 1 << 20);
     }
     evict(&overlay, false).await;
-    let state = |listed: &[forebay_overlay::operator::Listed], name: &str| {
+    let state = |listed: &[forebay_api::operator::Listed], name: &str| {
         listed.iter().find(|f| f.path == name).map(|f| f.state.clone()).unwrap()
     };
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
@@ -393,7 +393,7 @@ async fn the_fast_pool_of_another_pool_is_refused() {
     let fixture = Fixture::new();
     fixture.open().await.shutdown().await.unwrap();
     let other = tempfile::tempdir().unwrap();
-    let pool = Arc::new(forebay_overlay::backends::dir::DirPool::open(other.path()).unwrap());
+    let pool = Arc::new(forebay_backends::dir::DirPool::open(other.path()).unwrap());
     let open = || async { refused(Overlay::open(Options { pool: pool.clone(), ..fixture.options() }).await) };
     let mut error = open().await;
     // The first lets go of the directory when its last task has ended.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_overlay::backends::nfs::NfsPool;
-use forebay_overlay::backends::{Attrs, Pool, PoolPath, RenameMode, Time};
+use forebay_backends::nfs::NfsPool;
+use forebay_backends::{Attrs, Pool, PoolPath, RenameMode, Time};
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use futures::TryStreamExt;

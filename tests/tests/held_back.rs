@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use forebay_overlay::backends::{ErrorKind, Pool, Time};
-use forebay_overlay::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
+use forebay_backends::{ErrorKind, Pool, Time};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{self, Mount, Place};
 use rustix::fs::{XattrFlags, setxattr};

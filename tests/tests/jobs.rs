@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use forebay_overlay::control::mounts;
+use forebay_daemon::mounts;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content, program_as};
 use forebay_tests::process::{Answer, Running, forebay, run, wait, wait_until};
 use serde_json::Value;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use forebay_overlay::jobs::{JobFile, Traffic};
+use forebay_api::jobs::{JobFile, Traffic};
 use forebay_tests::mount::{COMMAND, Mount, Options, alone};
 use forebay_tests::process::{forebay, need, run, sh, sources, wait};
 use forebay_tests::reading::{CALLS_TO_READ, How, Step};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use forebay_overlay::backends::decorators::{CallKind, Odds};
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{Capabilities, ErrorKind, Layout, PoolPath, Stripe};
-use forebay_overlay::{Options, Overlay, Policy};
+use forebay_backends::decorators::{CallKind, Odds};
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Capabilities, ErrorKind, Layout, PoolPath, Stripe};
+use forebay_engine::{Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 /// A pool whose root is in storage pool 1, and whose directory `quick` is in storage pool 2.

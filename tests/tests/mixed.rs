@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_overlay::control::registry::{self, Entry, Phase, Process};
-use forebay_overlay::control::{client, mounts, multi_mount};
+use forebay_daemon::registry::{self, Entry, Phase, Process};
+use forebay_daemon::{client, mounts, multi_mount};
 use forebay_tests::mount::{COMMAND, Place, content, kill, program_as};
 use forebay_tests::process::{self, Answer, run, sh, wait_until};
 use forebay_tests::servers::nfs::{NfsServer, Squash};

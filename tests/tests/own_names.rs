@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_overlay::backends::Capabilities;
-use forebay_overlay::backends::decorators::{CallKind, Metrics, Throttle};
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::{Ino, Lookup, Options, Overlay, Policy};
+use forebay_backends::Capabilities;
+use forebay_backends::decorators::{CallKind, Metrics, Throttle};
+use forebay_backends::memory::MemoryPool;
+use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 fn policy(ttl: &str) -> Policy {

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_overlay::backends::Pool;
-use forebay_overlay::backends::dir::DirPool;
-use forebay_overlay::backends::nfs::NfsPool;
-use forebay_overlay::backends::s3::S3Pool;
-use forebay_overlay::backends::store::StorePool;
+use forebay_backends::Pool;
+use forebay_backends::dir::DirPool;
+use forebay_backends::nfs::NfsPool;
+use forebay_backends::s3::S3Pool;
+use forebay_backends::store::StorePool;
 use forebay_tests::mount::{Mount, Options, alone, content};
 use forebay_tests::process::sh;
 use forebay_tests::servers::Server;

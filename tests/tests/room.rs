@@ -1,7 +1,7 @@
 //! What is counted where room is asked for, in the fast pool and in the pool.
 
-use forebay_overlay::Change;
-use forebay_overlay::backends::Pool;
+use forebay_backends::Pool;
+use forebay_engine::Change;
 use forebay_tests::engine::*;
 
 /// SEMANTICS 44: "What was not flushed counts by its blocks where room is asked for."

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_overlay::{Options, Overlay, Policy};
+use forebay_engine::{Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]

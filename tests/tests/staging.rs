@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_overlay::backends::decorators::{Answer, Around, Call, CallKind, Decorated};
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{Capabilities, Error, ErrorKind, Expected, Pool, Result, Side};
-use forebay_overlay::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
-use forebay_overlay::{Ino, Lookup, Options, Overlay, Policy, summary};
+use forebay_api::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
+use forebay_backends::decorators::{Answer, Around, Call, CallKind, Decorated};
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Capabilities, Error, ErrorKind, Expected, Pool, Result, Side};
+use forebay_engine::{Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
 use futures::future::BoxFuture;
 

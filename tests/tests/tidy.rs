@@ -9,7 +9,7 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// What each crate may depend on, of ours.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
@@ -18,17 +18,20 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("overlay/api", &["backends", "prefetch", "system"]),
     ("overlay/cache", &["backends", "system"]),
     ("overlay/catalog", &["api", "backends", "cache", "prefetch", "system"]),
-    ("overlay", &["api", "backends", "cache", "catalog", "ebpf", "policy", "prefetch", "system"]),
-    ("cli", &["overlay", "prefetch"]),
-    ("tests", &["backends", "ebpf", "prefetch", "overlay"]),
-    ("benches", &["backends", "ebpf", "prefetch", "overlay"]),
+    ("overlay/engine", &["api", "backends", "cache", "catalog", "policy", "prefetch", "system"]),
+    ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "prefetch", "system"]),
+    ("overlay/fuse", &["backends", "engine", "jobs"]),
+    ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
+    ("cli", &["api", "backends", "daemon", "policy", "prefetch", "system"]),
+    ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
+    ("benches", &["ebpf", "prefetch"]),
 ];
 
 /// Libraries that one crate hides from the others.
 const OWNED: [(&str, &[&str]); 4] = [
     ("rocksdb", &["overlay/catalog"]),
     ("io-uring", &["overlay/cache", "tests"]),
-    ("fuser", &["overlay", "tests"]),
+    ("fuser", &["overlay/fuse", "tests"]),
     ("aya", &["ebpf"]),
 ];
 
@@ -128,6 +131,28 @@ fn no_path_of_a_machine_is_in_the_tree() {
             assert!(found.is_none(), "{name}: {}", found.unwrap_or_default());
         }
     }
+}
+
+/// A page quotes a source file by the end of its path, without `src`: `engine/txn.rs`.
+#[test]
+fn source_files_that_pages_and_comments_name_exist() {
+    let files: Vec<String> = tracked().into_iter().map(|(name, _)| format!("/{name}")).collect();
+    let short: Vec<String> = files.iter().map(|name| name.replace("/src/", "/")).collect();
+    let is_path = |word: &str| {
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_/.".contains(c);
+        word.ends_with(".rs") && word.contains('/') && word.chars().all(allowed)
+    };
+    let mut seen = 0;
+    for (name, text) in tracked().into_iter().filter(|(name, _)| name.ends_with(".md") || name.ends_with(".rs")) {
+        let quoted = text.lines().filter(|line| name.ends_with(".md") || line.trim_start().starts_with("//"));
+        for path in quoted.flat_map(|line| line.split('`').skip(1).step_by(2)).filter(|word| is_path(word)) {
+            seen += 1;
+            let end = format!("/{path}");
+            let exists = files.iter().chain(&short).any(|file| file.ends_with(&end));
+            assert!(exists, "{name} names {path}, which does not exist");
+        }
+    }
+    assert!(seen > 40, "only {seen} paths were found");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Calls of the flush that were not answered, or were answered after another client changed the same object.
 
-use forebay_overlay::backends::decorators::{CallKind, Odds};
-use forebay_overlay::backends::{Expected, Pool, SetAttrs, Time};
-use forebay_overlay::{Change, Ino, SetTime};
+use forebay_backends::decorators::{CallKind, Odds};
+use forebay_backends::{Expected, Pool, SetAttrs, Time};
+use forebay_engine::{Change, Ino, SetTime};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]

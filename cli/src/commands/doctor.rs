@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_overlay::control::Failure;
-use forebay_overlay::control::doctor::pool::{Candidate, CaseEnd, Outcome, Step, Summary};
-use forebay_overlay::control::doctor::{self, Check, Verdict};
+use forebay_daemon::Failure;
+use forebay_daemon::doctor::pool::{Candidate, CaseEnd, Outcome, Step, Summary};
+use forebay_daemon::doctor::{self, Check, Verdict};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::Exit;

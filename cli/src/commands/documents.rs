@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::CommandFactory;
-use forebay_overlay::control::Failure;
+use forebay_daemon::Failure;
 
 use crate::args::Cli;
 use crate::exit::{self, Exit};

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::{Failure, client};
-use forebay_overlay::foresight::Explanation;
+use forebay_api::foresight::Explanation;
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::{Failure, client};
 
 use crate::exit::Exit;
 use crate::output::Output;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::multi_mount::Root;
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client, offline};
-use forebay_overlay::operator::FsckReport;
+use forebay_api::operator::FsckReport;
+use forebay_daemon::multi_mount::Root;
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::{Failure, FailureKind, client, offline};
 
 use crate::exit::Exit;
 use crate::output::Output;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::Entry;
-use forebay_overlay::control::{Failure, FailureKind, client};
-use forebay_overlay::jobs::{JobFile, JobSummary};
+use forebay_api::jobs::{JobFile, JobSummary};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, FailureKind, client};
 use serde::Serialize;
 
 use crate::args::JobCommand;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_overlay::control::multi_mount::Place;
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::{Failure, client};
-use forebay_overlay::operator::Listed;
+use forebay_api::operator::Listed;
+use forebay_daemon::multi_mount::Place;
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::{Failure, client};
 
 use crate::exit::Exit;
 use crate::output::Output;

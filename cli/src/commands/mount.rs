@@ -3,12 +3,12 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use forebay_overlay::Policy;
-use forebay_overlay::control::config::MountConfig;
-use forebay_overlay::control::preflight::{self, Plan};
-use forebay_overlay::control::remount::{self, Remount};
-use forebay_overlay::control::supervisor::{self, Ready};
-use forebay_overlay::control::{Failure, worker};
+use forebay_daemon::config::MountConfig;
+use forebay_daemon::preflight::{self, Plan};
+use forebay_daemon::remount::{self, Remount};
+use forebay_daemon::supervisor::{self, Ready};
+use forebay_daemon::{Failure, worker};
+use forebay_policy::Policy;
 
 use super::{multi_mount, options, processes};
 use crate::allocator;

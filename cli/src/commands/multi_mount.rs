@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_overlay::control::config::MountConfig;
-use forebay_overlay::control::multi_mount::{self, Plan, Root};
-use forebay_overlay::control::registry::Entry;
-use forebay_overlay::control::{Failure, client};
-use forebay_overlay::operator::Status;
+use forebay_api::operator::Status;
+use forebay_daemon::config::MountConfig;
+use forebay_daemon::multi_mount::{self, Plan, Root};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, client};
 
 use super::{mount, processes, umount};
 use crate::args;

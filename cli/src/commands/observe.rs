@@ -6,11 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_overlay::control::signals::Held;
-use forebay_overlay::control::{Failure, process_discovery};
-use forebay_overlay::foresight::Invocation;
-use forebay_overlay::jobs::{JobRequest, Members};
-use forebay_overlay::process::{self, Process};
+use forebay_api::jobs::{JobRequest, Members};
+use forebay_daemon::signals::Held;
+use forebay_daemon::{Failure, process_discovery};
+use forebay_prefetch::signature::Invocation;
+use forebay_system::process::{self, Process};
 
 use crate::args;
 use crate::exit::Exit;

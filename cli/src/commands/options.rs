@@ -1,6 +1,6 @@
 //! The options of `-o`, as mount(8) and fstab hand them over.
 
-use forebay_overlay::control::{Failure, mounts};
+use forebay_daemon::{Failure, mounts};
 use rustix::mount::MountFlags;
 
 use crate::args::Mount;

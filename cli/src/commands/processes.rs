@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use forebay_overlay::control::supervisor::{self, Outcome};
-use forebay_overlay::control::{Failure, FailureKind, worker};
+use forebay_daemon::supervisor::{self, Outcome};
+use forebay_daemon::{Failure, FailureKind, worker};
 use tracing_subscriber::EnvFilter;
 
 use crate::allocator;

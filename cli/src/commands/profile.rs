@@ -3,10 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::Entry;
-use forebay_overlay::control::{Failure, FailureKind, client};
-use forebay_overlay::foresight::{ProfileDocument, ProfileSummary};
+use forebay_api::foresight::ProfileSummary;
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, FailureKind, client};
+use forebay_prefetch::profile::ProfileDocument;
 use serde::Serialize;
 
 use crate::args::ProfileCommand;

@@ -1,8 +1,8 @@
 //! `forebay run`
 
-use forebay_overlay::control::Failure;
-use forebay_overlay::control::child::Stage;
-use forebay_overlay::jobs::{JobRequest, Members};
+use forebay_api::jobs::{JobRequest, Members};
+use forebay_daemon::Failure;
+use forebay_daemon::child::Stage;
 
 use crate::args;
 use crate::output::Output;

@@ -6,7 +6,7 @@ mod trace;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_overlay::control::{Failure, FailureKind};
+use forebay_daemon::{Failure, FailureKind};
 use forebay_prefetch::eviction::{DEFAULT, by_name, names};
 use forebay_prefetch::simulate::{Misses, Trace, belady, bound, replay};
 use serde::Serialize;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::multi_mount::Root;
-use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, client};
-use forebay_overlay::jobs::ObserverStatus;
-use forebay_overlay::operator::Status;
+use forebay_api::jobs::ObserverStatus;
+use forebay_api::operator::Status;
+use forebay_daemon::multi_mount::Root;
+use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::{Failure, client};
 
 use crate::exit::Exit;
 use crate::output::Output;

@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_overlay::control::protocol::{Reply, Request};
-use forebay_overlay::control::registry::Entry;
-use forebay_overlay::control::{Failure, FailureKind, client};
-use forebay_overlay::jobs::{JobSample, Sample, Traffic};
+use forebay_api::jobs::{JobSample, Sample, Traffic};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, FailureKind, client};
 
 use crate::exit::Exit;
 use crate::output::Output;

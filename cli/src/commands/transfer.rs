@@ -1,8 +1,8 @@
 //! `forebay stage`, `flush` and `evict`: long pieces of work that move bytes.
 
-use forebay_overlay::control::Failure;
-use forebay_overlay::control::protocol::Request;
-use forebay_overlay::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageRequest};
+use forebay_api::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageRequest};
+use forebay_daemon::Failure;
+use forebay_daemon::protocol::Request;
 
 use crate::args::{self, Paths};
 use crate::exit::Exit;

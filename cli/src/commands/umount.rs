@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use forebay_overlay::control::multi_mount::Root;
-use forebay_overlay::control::protocol::Request;
-use forebay_overlay::control::registry::{self, Entry};
-use forebay_overlay::control::{Failure, FailureKind, client, mounts, paths, unmount};
-use forebay_overlay::operator::{FlushRequest, Status};
+use forebay_api::operator::{FlushRequest, Status};
+use forebay_daemon::multi_mount::Root;
+use forebay_daemon::protocol::Request;
+use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::{Failure, FailureKind, client, mounts, paths, unmount};
 
 use super::multi_mount;
 use super::transfer::FLUSH;

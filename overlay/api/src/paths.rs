@@ -1,7 +1,7 @@
 //! Paths by text alone: nothing here asks a file system, except where it says so.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Makes a path absolute and removes `.`, `..` and doubled slashes, as if there were no symlinks.
@@ -107,27 +107,6 @@ pub fn decode(path: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Undoes the escapes of `/proc/self/mountinfo`: a backslash and three octal digits.
-pub fn decode_octal(field: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(field.len());
-    let mut at = 0;
-    while at < field.len() {
-        let digits = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
-        let value = digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
-        match value {
-            Some(byte) => {
-                out.push(byte);
-                at += 4;
-            }
-            None => {
-                out.push(field[at]);
-                at += 1;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(out))
-}
-
 /// The FNV-1a hash: the same for the same path in every version of the program.
 pub fn stable_hash(path: &OsStr) -> u64 {
     path.as_bytes()
@@ -150,12 +129,6 @@ mod tests {
         assert_eq!(below(Path::new("/mnt/a/b"), Path::new("/mnt/a")), Some(b"b".to_vec()));
         assert_eq!(below(Path::new("/mnt/a"), Path::new("/mnt/a")), Some(Vec::new()));
         assert_eq!(below(Path::new("/mnt/ab"), Path::new("/mnt/a")), None);
-    }
-
-    #[test]
-    fn mountinfo_escapes_are_undone() {
-        assert_eq!(decode_octal(br"/mnt/a\040b\134"), Path::new(r"/mnt/a b\"));
-        assert_eq!(decode_octal(br"/plain\04"), Path::new(r"/plain\04"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! What this machine says: processes, descriptors, the time of day.
+//! What this machine says: processes and their capabilities, descriptors, mounts, the time of day.
 
+pub mod capabilities;
 pub mod clock;
 pub mod descriptors;
+pub mod mounts;
 pub mod process;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use forebay_overlay::backends::FileKind;
+use forebay_backends::FileKind;
 
 use super::Failure;
 use super::content::describe;

@@ -1,6 +1,6 @@
 //! What one case is run with.
 
-use forebay_overlay::Policy;
+use forebay_engine::Policy;
 use serde::{Deserialize, Serialize};
 
 /// Who and what is there beside the operations.

@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use forebay_overlay::operator::{EvictRequest, FlushRequest};
-use forebay_overlay::summary;
+use forebay_api::operator::{EvictRequest, FlushRequest};
+use forebay_engine::summary;
 
 use super::Failure;
 use super::check::{Compared, same};

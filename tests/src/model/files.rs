@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::FileExt;
 
-use forebay_overlay::backends::{Error, ErrorKind, FileKind};
-use forebay_overlay::operator::{EvictRequest, FlushRequest, StageRequest};
-use forebay_overlay::{Change, Ino, Seek, summary};
+use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest};
+use forebay_backends::{Error, ErrorKind, FileKind};
+use forebay_engine::{Change, Ino, Seek, summary};
 
 use super::Failure;
 use super::config::Flushing;
@@ -339,7 +339,7 @@ impl Run {
                 false => Err(format!("stage {path}: {:?} {failures:?}", done.message)),
             };
         }
-        let Some(root) = forebay_overlay::backends::PoolPath::parse(&path) else { return Ok(()) };
+        let Some(root) = forebay_backends::PoolPath::parse(&path) else { return Ok(()) };
         let listed = self.machine.run(overlay.list_residency(&root, true)).unwrap_or_default();
         for file in listed.iter().filter(|f| f.kind == "file") {
             if !matches!(file.state.as_str(), "resident" | "dirty") || file.lease_owner.is_none() {

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use forebay_overlay::backends::decorators::Fault;
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{ErrorKind, Result};
-use forebay_overlay::{Options, Overlay, clock, content_io};
+use forebay_backends::decorators::Fault;
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{ErrorKind, Result};
+use forebay_engine::{Options, Overlay, content_io};
+use forebay_system::clock;
 use tokio::runtime::Runtime;
 
 use super::config::{Config, World};

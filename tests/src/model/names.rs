@@ -1,7 +1,7 @@
 //! Operations on names and attributes.
 
-use forebay_overlay::backends::{FileKind, RenameMode, Time};
-use forebay_overlay::{Change, Entry, SetTime};
+use forebay_backends::{FileKind, RenameMode, Time};
+use forebay_engine::{Change, Entry, SetTime};
 
 use super::Failure;
 use super::op::Spot;

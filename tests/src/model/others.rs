@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use forebay_overlay::backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
-use forebay_overlay::operator::FlushRequest;
-use forebay_overlay::{Ino, summary};
+use forebay_api::operator::FlushRequest;
+use forebay_backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
+use forebay_engine::{Ino, summary};
 use futures::StreamExt;
 
 use super::Failure;

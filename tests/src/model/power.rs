@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use forebay_overlay::backends::PoolPath;
+use forebay_backends::PoolPath;
 
 use super::Failure;
 use super::check::{Compared, same_but};

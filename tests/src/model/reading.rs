@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_overlay::Ino;
+use forebay_engine::Ino;
 
 use super::Failure;
 use super::op::Spot;

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_overlay::backends::decorators::Moment;
-use forebay_overlay::backends::{Attrs, Error, ErrorKind, FileKind, Pool, PoolPath, RenameMode, Side, Time};
-use forebay_overlay::{Attr, Caller, Entry, Ino, Lookup, Opened, Overlay};
+use forebay_backends::decorators::Moment;
+use forebay_backends::{Attrs, Error, ErrorKind, FileKind, Pool, PoolPath, RenameMode, Side, Time};
+use forebay_engine::{Attr, Caller, Entry, Ino, Lookup, Opened, Overlay};
 
 use super::Failure;
 use super::config::World;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_overlay::Ino;
-use forebay_overlay::backends::{FileKind, RenameMode, Time};
+use forebay_backends::{FileKind, RenameMode, Time};
+use forebay_engine::Ino;
 
 use super::Failure;
 use super::content::Content;

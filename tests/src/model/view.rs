@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use forebay_overlay::backends::memory::MemoryPool;
-use forebay_overlay::backends::{FileKind, Pool, PoolPath, Version};
-use forebay_overlay::{Ino, Lookup, Overlay};
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{FileKind, Pool, PoolPath, Version};
+use forebay_engine::{Ino, Lookup, Overlay};
 
 use super::Failure;
 use super::content::Content;
@@ -65,7 +65,7 @@ async fn look(overlay: &Overlay) -> Result<Tree, Failure> {
 }
 
 async fn node(overlay: &Overlay, ino: Ino) -> Result<Node, Failure> {
-    let text = |e: forebay_overlay::backends::Error| e.to_string();
+    let text = |e: forebay_backends::Error| e.to_string();
     let (attr, _) = overlay.getattr(ino).await.map_err(text)?;
     let body = match attr.kind {
         FileKind::Directory => Body::Dir(BTreeMap::new()),
@@ -89,7 +89,7 @@ async fn node(overlay: &Overlay, ino: Ino) -> Result<Node, Failure> {
 }
 
 /// All bytes of a file, through an open of its own.
-pub async fn content(overlay: &Overlay, ino: Ino) -> forebay_overlay::backends::Result<Content> {
+pub async fn content(overlay: &Overlay, ino: Ino) -> forebay_backends::Result<Content> {
     let opened = overlay.open_file(ino, libc::O_RDONLY).await?;
     let read = match &opened.resident {
         Some(content) => {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use forebay_overlay::control::{Failure, FailureKind};
+use forebay_daemon::{Failure, FailureKind};
 use forebay_prefetch::simulate::{Trace, jobs, oracle_general};
 
 /// A trace is held in memory: the most that is read, decompressed.

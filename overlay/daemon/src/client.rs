@@ -1,0 +1,138 @@
+//! The side of the local API that asks. Blocking, and bounded everywhere.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use forebay_api::operator::Status;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::protocol::{Reply, Request};
+use super::registry::{Entry, Phase};
+use super::{Failure, FailureKind, limits};
+
+/// The replies to one request, without signs of life, until the daemon is done.
+#[derive(Debug)]
+pub struct Replies {
+    lines: BufReader<UnixStream>,
+    mountpoint: String,
+    over: bool,
+}
+
+/// Sends a request to the daemon of a mount.
+pub fn call(entry: &Entry, request: &Request) -> Result<Replies, Failure> {
+    let mut stream = connect(entry)?;
+    let mountpoint = entry.mountpoint().display().to_string();
+    let mut line = serde_json::to_vec(request).map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?;
+    line.push(b'\n');
+    if line.len() as u64 > limits::REQUEST_BYTES {
+        return Err(Failure::usage("the list of paths is too long for one request").remedy("split it"));
+    }
+    stream.set_read_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
+    stream.set_write_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
+    stream.write_all(&line).map_err(|e| lost(&mountpoint, &e))?;
+    Ok(Replies { lines: BufReader::new(stream), mountpoint, over: false })
+}
+
+/// Asks for the status.
+pub fn status(entry: &Entry) -> Result<Status, Failure> {
+    for reply in call(entry, &Request::Status)? {
+        if let Reply::Status(status) = reply? {
+            return Ok(*status);
+        }
+    }
+    Err(Failure::new(FailureKind::NoDaemon, "the daemon ended its answer before the status"))
+}
+
+impl Iterator for Replies {
+    type Item = Result<Reply, Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.over {
+            let mut line = Vec::new();
+            let reply = match self.lines.read_until(b'\n', &mut line) {
+                Ok(_) if line.ends_with(b"\n") => serde_json::from_slice(&line).map_err(|e| {
+                    Failure::new(FailureKind::Other, format!("the daemon's answer is not understood: {e}"))
+                }),
+                Ok(_) => Err(lost(&self.mountpoint, &std::io::Error::from_raw_os_error(libc::ECONNRESET))),
+                Err(error) => Err(lost(&self.mountpoint, &error)),
+            };
+            match reply {
+                Ok(Reply::Alive) => {}
+                Ok(Reply::End) => self.over = true,
+                Ok(Reply::Error(failure)) | Err(failure) => {
+                    self.over = true;
+                    return Some(Err(failure));
+                }
+                Ok(reply) => return Some(Ok(reply)),
+            }
+        }
+        None
+    }
+}
+
+fn lost(mountpoint: &str, error: &std::io::Error) -> Failure {
+    let what = match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            format!("the daemon of {mountpoint} has said nothing for {} s", limits::SILENCE.as_secs())
+        }
+        _ => format!("the daemon of {mountpoint} went away while it answered ({error})"),
+    };
+    Failure::new(FailureKind::NoDaemon, what)
+        .remedy(format!("`forebay status {mountpoint}` shows whether it was started again; then repeat the command"))
+}
+
+/// Connects within [`limits::CONNECT`]. A worker that is being started again is waited for, a dead daemon is not.
+fn connect(entry: &Entry) -> Result<UnixStream, Failure> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let deadline = Instant::now() + limits::CONNECT;
+    loop {
+        match attempt(entry) {
+            Ok(stream) => return Ok(stream),
+            Err(Errno::ACCESS | Errno::PERM) => {
+                return Err(Failure::new(
+                    FailureKind::Denied,
+                    format!("the daemon of {} belongs to another user", entry.mountpoint().display()),
+                )
+                .remedy("run the command as the user who mounted it"));
+            }
+            Err(_) if !entry.supervisor_alive() && !entry.worker_alive() => return Err(dead(entry)),
+            Err(_) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(errno) => return Err(silent(entry, errno)),
+        }
+    }
+}
+
+fn attempt(entry: &Entry) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(entry.runtime.socket())?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false).map_err(|_| Errno::IO)?;
+    Ok(stream)
+}
+
+/// The failure that says that nobody serves a mount any more.
+pub fn dead(entry: &Entry) -> Failure {
+    let mountpoint = entry.mountpoint().display();
+    Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running"))
+        .remedy(format!("{}   (what was written and not flushed is safe in the fast pool)", entry.state.command))
+}
+
+fn silent(entry: &Entry, errno: Errno) -> Failure {
+    let state = &entry.state;
+    let mountpoint = entry.mountpoint().display();
+    let why = match state.phase {
+        Phase::Failing => {
+            format!("its worker keeps dying ({})", state.last_exit.as_deref().unwrap_or("no reason known"))
+        }
+        Phase::Starting | Phase::Restarting => "its worker is starting".into(),
+        Phase::Serving => format!("{errno}"),
+    };
+    Failure::new(
+        FailureKind::NoDaemon,
+        format!("the daemon of {mountpoint} does not accept requests since {} s: {why}", limits::CONNECT.as_secs()),
+    )
+    .remedy(format!("the log says more: {}", entry.runtime.log().display()))
+}

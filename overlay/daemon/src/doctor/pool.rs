@@ -1,0 +1,266 @@
+//! What a pool can do, and whether it does what every pool must: the conformance suite on a scratch directory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_backends::conformance::{self, Trial, Verdict};
+use forebay_backends::{Capabilities, Location, Pool};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::{Check, Verdict as CheckVerdict, probes};
+use crate::{Failure, FailureKind, limits};
+
+/// What is found, as it is found.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum Step {
+    /// A directory was looked at.
+    Looked(Check),
+    Attached {
+        pool: String,
+        capabilities: Capabilities,
+    },
+    /// What is done next, or would be.
+    Planned {
+        /// Below the root of the pool; it is made for this, and removed.
+        scratch: String,
+        cases: usize,
+        dry_run: bool,
+    },
+    Begun {
+        case: &'static str,
+    },
+    Ended {
+        case: &'static str,
+        result: CaseEnd,
+        reason: Option<String>,
+    },
+    Done(Summary),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CaseEnd {
+    Passed,
+    Failed,
+    NotApplicable,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Summary {
+    pub passed: usize,
+    pub failed: usize,
+    pub not_applicable: usize,
+    /// Cases that were not begun, or cut off.
+    pub not_run: usize,
+    /// Why the scratch directory is still there.
+    pub left_behind: Option<String>,
+}
+
+/// What became of it all.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// The place of the pool was looked at, and lacks what it needs.
+    NotThere,
+    /// Nothing was to be done.
+    Planned,
+    Tried(Summary),
+}
+
+/// A pool that can be tried.
+#[derive(Debug)]
+pub struct Candidate {
+    location: Location,
+}
+
+impl Candidate {
+    /// # Errors
+    /// `Usage` where it is no URL of a pool. Nothing is asked for.
+    pub fn parse(url: &str) -> Result<Self, Failure> {
+        let location = Location::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Self { location })
+    }
+
+    /// Attaches the pool, runs the suite where it is not a dry run, and tells of each step. The signals by which a
+    /// program is asked to end stop it, and the scratch directory is removed; a second one ends that, too.
+    ///
+    /// # Errors
+    /// Where the pool cannot be attached, where it cannot be written to, and where a signal came before anything was
+    /// done.
+    pub fn examine(&self, dry_run: bool, tell: &mut dyn FnMut(&Step)) -> Result<Outcome, Failure> {
+        if let Location::Directory(dir) = &self.location {
+            let check = probes::pool_dir(dir);
+            let there = check.verdict == CheckVerdict::Ok;
+            tell(&Step::Looked(check));
+            if !there {
+                return Ok(Outcome::NotThere);
+            }
+        }
+        let runtime = Runtime::new().map_err(|error| Failure::io("start threads", &error))?;
+        let outcome = runtime.block_on(async {
+            let stop = Stop::on_signals()?;
+            let pool = self.attach(&stop).await?;
+            let outcome = examine(pool, dry_run, &stop, tell).await;
+            drop(stop);
+            rest().await;
+            outcome
+        });
+        // A call to a file system that hangs never ends, and nothing waits for it.
+        runtime.shutdown_background();
+        outcome
+    }
+
+    async fn attach(&self, stop: &Stop) -> Result<Arc<dyn Pool>, Failure> {
+        let location = self.location.clone();
+        // On a thread of its own: opening a directory may block.
+        let opening = tokio::spawn(async move { location.open().await });
+        // The first signal waits for the end, so that a probe of the server leaves nothing there.
+        let opened = tokio::select! {
+            opened = timeout(limits::POOL_ATTACH, opening) => opened,
+            () = stop.asked(2) => return Err(interrupted()),
+        };
+        match opened {
+            Ok(Ok(pool)) => Ok(pool?),
+            Ok(Err(error)) => Err(Failure::new(FailureKind::Other, format!("attach the pool: {error}"))),
+            Err(_) => {
+                let what = format!("the pool was not attached within {} s", limits::POOL_ATTACH.as_secs());
+                Err(Failure::new(FailureKind::PoolUnavailable, what).remedy("check its servers and the network"))
+            }
+        }
+    }
+}
+
+async fn examine(
+    pool: Arc<dyn Pool>,
+    dry_run: bool,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&Step),
+) -> Result<Outcome, Failure> {
+    let (cases, scratch) = (conformance::cases(), Trial::unique_name());
+    let capabilities = pool.capabilities().clone();
+    let read_only = capabilities.read_only;
+    tell(&Step::Attached { pool: pool.url(), capabilities });
+    if stop.count() > 0 {
+        return Err(interrupted());
+    }
+    let planned = Step::Planned { scratch: scratch.to_string(), cases: cases.len(), dry_run };
+    if dry_run {
+        tell(&planned);
+        return Ok(Outcome::Planned);
+    }
+    let to_see = "what it can do is above; try it where it may be written to, or leave the suite out by --dry-run";
+    if read_only {
+        let what = format!("{} is read-only: the suite needs to write", pool.url());
+        return Err(Failure::new(FailureKind::Incomplete, what).remedy(to_see));
+    }
+    let beginning = tokio::spawn(Trial::begin(pool, scratch.clone()));
+    let begun = tokio::select! {
+        begun = timeout(limits::POOL_CHECK, beginning) => begun,
+        () = stop.asked(2) => return Err(interrupted().remedy(format!("look whether {scratch} is in the pool"))),
+    };
+    let trial = match begun {
+        Ok(Ok(begun)) => begun.map_err(|error| Failure::from(error).remedy(to_see))?,
+        Ok(Err(error)) => return Err(Failure::new(FailureKind::Other, format!("make {scratch}: {error}"))),
+        Err(_) => {
+            let what = format!("{scratch} was not made within {} s", limits::POOL_CHECK.as_secs());
+            let remedy = "check the pool's servers, and look whether it is there all the same";
+            return Err(Failure::new(FailureKind::PoolUnavailable, what).remedy(remedy));
+        }
+    };
+    tell(&planned);
+    let mut summary = Summary { not_run: cases.len(), ..Summary::default() };
+    for case in cases {
+        tell(&Step::Begun { case: case.name });
+        let Some(verdict) = trial.run(case, limits::POOL_CASE, stop.asked(1)).await else { break };
+        summary.not_run -= 1;
+        let (result, reason) = match verdict {
+            Verdict::Passed => (CaseEnd::Passed, None),
+            Verdict::NotApplicable => (CaseEnd::NotApplicable, None),
+            Verdict::Failed(why) => (CaseEnd::Failed, Some(why)),
+        };
+        match result {
+            CaseEnd::Passed => summary.passed += 1,
+            CaseEnd::Failed => summary.failed += 1,
+            CaseEnd::NotApplicable => summary.not_applicable += 1,
+        }
+        tell(&Step::Ended { case: case.name, result, reason });
+        if stop.count() > 0 {
+            break;
+        }
+    }
+    let cleared = tokio::select! {
+        cleared = trial.clear() => cleared.map_err(|error| error.to_string()),
+        () = stop.asked(2) => Err("interrupted".to_owned()),
+    };
+    summary.left_behind = cleared.err().map(|why| format!("{scratch} is still in the pool: {why}"));
+    tell(&Step::Done(summary.clone()));
+    Ok(Outcome::Tried(summary))
+}
+
+/// Waits a moment for what was begun in the background when calls were cut off.
+async fn rest() {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let quiet = async {
+        while metrics.num_alive_tasks() > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    // Connections that a server keeps open are no work.
+    let _ = timeout(limits::POOL_REST, quiet).await;
+}
+
+fn interrupted() -> Failure {
+    Failure::new(FailureKind::Incomplete, "interrupted before anything was done in the pool")
+}
+
+/// Counts the signals by which the program is asked to end.
+struct Stop {
+    count: watch::Receiver<u32>,
+    listening: tokio::task::AbortHandle,
+}
+
+impl Stop {
+    fn on_signals() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::io("listen to signals", &error));
+        let mut interrupt = listen(SignalKind::interrupt())?;
+        let mut terminate = listen(SignalKind::terminate())?;
+        let mut hangup = listen(SignalKind::hangup())?;
+        let (counter, count) = watch::channel(0);
+        let listening = tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+                counter.send_modify(|count| *count += 1);
+            }
+        });
+        Ok(Self { count, listening: listening.abort_handle() })
+    }
+
+    fn count(&self) -> u32 {
+        *self.count.borrow()
+    }
+
+    /// Returns when the program was asked `times`.
+    async fn asked(&self, times: u32) {
+        let mut count = self.count.clone();
+        if count.wait_for(|count| *count >= times).await.is_err() {
+            // Nobody listens any more: nobody asks.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}

@@ -1,0 +1,34 @@
+//! The local API of a daemon, and the two processes behind a mount.
+//!
+//! A mount has a *supervisor*, which holds the `/dev/fuse` descriptor and does nothing else, and a *worker*, which
+//! serves the descriptor, the catalog and the control socket. A worker that dies takes nothing with it: the
+//! descriptor keeps the mount alive, and the supervisor starts another worker on it.
+//!
+//! Operators talk to the worker by JSON lines over a unix socket in the runtime directory of the mount. Which mount
+//! a path belongs to is decided by text alone, so that no command ever waits for a mount that does not answer.
+
+pub mod child;
+pub mod client;
+pub mod config;
+mod confinement;
+pub mod doctor;
+pub mod limits;
+pub mod multi_mount;
+pub mod offline;
+pub mod preflight;
+pub mod process_discovery;
+pub mod registry;
+pub mod remount;
+pub mod server;
+pub mod signals;
+pub mod supervisor;
+pub mod unmount;
+pub mod worker;
+
+pub use forebay_api::{Failure, FailureKind, paths, protocol};
+pub use forebay_system::{capabilities, mounts};
+
+/// The hidden command by which the program runs itself as a supervisor.
+pub const SUPERVISE_COMMAND: &str = "supervise";
+/// The hidden command by which a supervisor runs the program as a worker.
+pub const WORKER_COMMAND: &str = "daemon";

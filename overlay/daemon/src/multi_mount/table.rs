@@ -1,0 +1,210 @@
+//! `forebay.toml`: the pools of a mixed root, each in a `[[pool]]` table, and the policy that they share.
+
+use std::num::NonZeroU8;
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+use forebay_backends::{Location, RESERVED_PREFIX};
+use forebay_policy::Policy;
+use serde::Deserialize;
+
+use super::super::config::MountConfig;
+use super::super::{Failure, limits, paths};
+
+/// The longest name of a directory on any file system that we know of.
+const NAME_BYTES: usize = 255;
+const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nfs/home\" limit = \"500G\"; it may also \
+                       have fast, memory, threads, policy, deadline, retry, read-only, immutable";
+
+/// A pool of a mixed root, and how it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    pub config: MountConfig,
+}
+
+/// One `[[pool]]`. What it does not say is as the command line has it for all.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Table {
+    name: String,
+    url: String,
+    #[serde(default)]
+    fast: Vec<PathBuf>,
+    limit: Option<String>,
+    memory: Option<String>,
+    threads: Option<NonZeroU8>,
+    /// A policy file of its own, instead of what the pools share.
+    policy: Option<PathBuf>,
+    deadline: Option<String>,
+    retry: Option<String>,
+    read_only: Option<bool>,
+    immutable: Option<bool>,
+}
+
+/// Reads the file. `common` is what the command line says for all pools; its mountpoint is the root, and each of its
+/// fast directories gets a directory for each pool that names none. Relative paths in the file start where it lies.
+///
+/// # Errors
+/// `Usage`, with the file, the table and what is wrong in it.
+pub fn read(file: &Path, common: &MountConfig) -> Result<Vec<Named>, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|e| Failure::given(file.display(), &e))?;
+    let file = paths::absolute(file).map_err(|e| Failure::io(file.display(), &e))?;
+    parse(&text, &file, common)
+}
+
+fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<Named>, Failure> {
+    let place = file.display();
+    let mut shared: toml::Table =
+        toml::from_str(text).map_err(|e| Failure::usage(format!("{place}: {}", e.to_string().trim_end())))?;
+    let tables = match shared.remove("pool") {
+        Some(toml::Value::Array(tables)) if !tables.is_empty() => tables,
+        _ => return Err(Failure::usage(format!("{place}: it has no [[pool]]")).remedy(EXAMPLE)),
+    };
+    if tables.len() > limits::MIXED_POOLS {
+        let (count, most) = (tables.len(), limits::MIXED_POOLS);
+        return Err(Failure::usage(format!("{place}: {count} pools; at most {most}"))
+            .remedy("divide them among several mountpoints"));
+    }
+    Policy::from_table(shared.clone())
+        .map_err(|e| Failure::usage(format!("{place}: beside [[pool]]: {e}")).remedy(EXAMPLE))?;
+    let mut pools: Vec<Named> = Vec::with_capacity(tables.len());
+    for (at, table) in tables.into_iter().enumerate() {
+        let mut label = format!("{place}: [[pool]] {}", at + 1);
+        if let Some(name) = table.get("name").and_then(toml::Value::as_str) {
+            label += &format!(" ({name:?})");
+        }
+        let named = one(table, file, &shared, common).map_err(|failure| within(&label, failure))?;
+        if pools.iter().any(|p| p.name == named.name) {
+            return Err(Failure::usage(format!("{label}: another pool has the name"))
+                .remedy("each pool is a directory: give it a name of its own"));
+        }
+        pools.push(named);
+    }
+    Ok(pools)
+}
+
+/// The failure, with the table that it is about.
+pub(super) fn within(label: &str, failure: Failure) -> Failure {
+    Failure { what: format!("{label}: {}", failure.what), ..failure }
+}
+
+fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConfig) -> Result<Named, Failure> {
+    let table: Table = table
+        .try_into()
+        .map_err(|e: toml::de::Error| Failure::usage(e.to_string().trim_end().to_string()).remedy(EXAMPLE))?;
+    check_name(&table.name)?;
+    let beside = |path: &Path| file.parent().unwrap_or(Path::new("/")).join(path);
+    let pool = match Location::parse(&table.url).map_err(|e| Failure::usage(e.to_string()))? {
+        Location::Directory(_) if table.url.is_empty() => {
+            return Err(Failure::usage("the url is empty").remedy(EXAMPLE));
+        }
+        Location::Directory(dir) if dir.is_relative() => beside(&dir).to_string_lossy().into_owned(),
+        _ => table.url.clone(),
+    };
+    let fast: Vec<PathBuf> = match table.fast.is_empty() {
+        true => common.fast.iter().map(|dir| dir.join(&table.name)).collect(),
+        false => table.fast.iter().map(|dir| beside(dir)).collect(),
+    };
+    if fast.is_empty() {
+        return Err(Failure::usage("it has no fast pool")
+            .remedy("fast = [\"DIR\"] in the table, or --fast DIR for all: each pool then has DIR/NAME"));
+    }
+    let limit_bytes = bytes("limit", table.limit.as_deref())?.or(common.limit_bytes);
+    if limit_bytes.is_none() {
+        return Err(Failure::usage("it has no limit, and pools that share a device would fill it together")
+            .remedy("limit = \"500G\" in the table, or --limit 500G for each that has none"));
+    }
+    let immutable = table.immutable.unwrap_or(common.immutable);
+    let policy = policy(&table, beside, shared, immutable)?;
+    let config = MountConfig {
+        pool,
+        mountpoint: common.mountpoint.join(&table.name),
+        fast,
+        limit_bytes,
+        policy,
+        read_only: table.read_only.unwrap_or(common.read_only),
+        immutable,
+        threads: table.threads.map(|n| usize::from(n.get())).or(common.threads),
+        memory_bytes: bytes("memory", table.memory.as_deref())?.or(common.memory_bytes),
+        ..common.clone()
+    };
+    Ok(Named { name: table.name, config })
+}
+
+/// A name is one directory, in sight of everybody.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let why = if name.is_empty() {
+        "is empty"
+    } else if matches!(name, "." | "..") {
+        "is the directory itself or the one above it"
+    } else if name.contains('/') {
+        "has a slash"
+    } else if name.chars().any(char::is_control) {
+        "has a control character"
+    } else if name.len() > NAME_BYTES {
+        "is longer than 255 bytes"
+    } else if name.as_bytes().starts_with(RESERVED_PREFIX) {
+        "starts with .forebay~, which is kept for unfinished uploads"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(format!("the name {why}")).remedy("a name is one directory of the root, such as \"home\""))
+}
+
+fn bytes(key: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
+    let read = |text: &str| {
+        let size: Result<ByteSize, _> = text.parse();
+        size.map(|s| s.as_u64())
+            .map_err(|e| Failure::usage(format!("{key} = {text:?}: {e}")).remedy(format!("{key} = \"500G\"")))
+    };
+    text.map(read).transpose()
+}
+
+/// The policy of one pool as text, since its daemon is started again without the file.
+fn policy(
+    table: &Table,
+    beside: impl Fn(&Path) -> PathBuf,
+    shared: &toml::Table,
+    immutable: bool,
+) -> Result<Option<String>, Failure> {
+    let mut policy = match &table.policy {
+        None => shared.clone(),
+        Some(file) => {
+            let file = beside(file);
+            let text =
+                std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
+            // Read from the text first, so that a mistake is named with its line.
+            Policy::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
+            toml::from_str(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?
+        }
+    };
+    for (key, value) in [("deadline", &table.deadline), ("retry", &table.retry)] {
+        if let Some(value) = value {
+            set(&mut policy, "pool", key, value, true);
+        }
+    }
+    if policy.is_empty() {
+        return Ok(None);
+    }
+    if immutable && table.policy.is_none() {
+        for (key, value) in [("consistency", "immutable"), ("metadata-ttl", "365days")] {
+            set(&mut policy, "default", key, value, false);
+        }
+    }
+    Policy::from_table(policy.clone()).map_err(|e| Failure::usage(e.to_string()))?;
+    let text = toml::to_string(&policy).map_err(|e| Failure::usage(format!("the policy: {e}")))?;
+    Ok(Some(text))
+}
+
+/// Puts a setting into the table below a key, which is made if there is none.
+fn set(policy: &mut toml::Table, table: &str, key: &str, value: &str, replace: bool) {
+    let inner = policy.entry(table).or_insert_with(|| toml::Table::new().into());
+    let Some(inner) = inner.as_table_mut() else { return };
+    if replace || !inner.contains_key(key) {
+        inner.insert(key.into(), value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests;

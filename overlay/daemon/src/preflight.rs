@@ -1,0 +1,327 @@
+//! What is checked before a mount is made, so that a mistake is named while nothing has happened yet.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use bytesize::ByteSize;
+use forebay_backends::Location;
+use forebay_cache::guard;
+
+use super::config::MountConfig;
+use super::registry::{self, Entry};
+use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
+
+/// What a mount would do, as far as it can be told beforehand.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// With all paths made absolute.
+    pub config: MountConfig,
+    /// Fast directories that do not exist yet.
+    pub to_create: Vec<PathBuf>,
+    /// A dead mount at the mountpoint that must be detached first.
+    pub stale_mount: bool,
+    /// Files that the mount would hide.
+    pub hides_files: bool,
+}
+
+/// Checks a mount and completes its configuration. Changes nothing.
+pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
+    let text = utf8(paths::absolute(&config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?)?;
+    let stale_mount = existing_mount(&text)?;
+    let (mountpoint, hides_files) = if stale_mount { (text, false) } else { mountpoint(&text)? };
+    config.mountpoint = mountpoint;
+    let to_create = storage(&mut config)?;
+    Ok(Plan { config, to_create, stale_mount, hides_files })
+}
+
+/// Checks pool, fast directories and limit, makes their paths canonical, and returns the fast directories that do not
+/// exist yet. They must lie apart from `config.mountpoint`, which is not looked at.
+pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure> {
+    let pool = pool_dir(config)?;
+    if let Some(pool) = &pool {
+        let url = Location::parse(&config.pool)?;
+        config.pool = url.url_of(pool.to_str().ok_or_else(|| not_utf8(pool))?);
+        not_ours("the pool", pool)?;
+        apart("the mountpoint", &config.mountpoint, "the pool", pool)?;
+    }
+    if config.fast.is_empty() {
+        return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
+    }
+    let mut to_create = Vec::new();
+    for fast in &mut config.fast {
+        let (dir, exists) = fast_dir(fast)?;
+        not_ours("the fast pool", &dir)?;
+        *fast = utf8(dir)?;
+        if !exists {
+            to_create.push(fast.clone());
+        }
+    }
+    for (at, fast) in config.fast.iter().enumerate() {
+        if let Some(pool) = &pool {
+            apart("the fast pool", fast, "the pool", pool)?;
+        }
+        apart("the fast pool", fast, "the mountpoint", &config.mountpoint)?;
+        if config.fast[..at].contains(fast) {
+            return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
+        }
+    }
+    let mut entries = registry::entries();
+    entries.retain(|entry| !(shared_with(config, entry).is_some() && unmount::is_over(entry)));
+    not_shared(config, &entries)?;
+    space(config)?;
+    Ok(to_create)
+}
+
+/// Does what the check found to be missing: makes directories and detaches a dead mount.
+pub fn prepare(plan: &Plan) -> Result<(), Failure> {
+    if plan.stale_mount {
+        let mountpoint = &plan.config.mountpoint;
+        unmount::take_away(mountpoint, true)
+            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
+        registry::Runtime::of(mountpoint).remove();
+    }
+    for dir in &plan.to_create {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|e| Failure::io(format!("cannot create fast directory {}", dir.display()), &e))?;
+    }
+    plan.config.fast.iter().try_for_each(|dir| {
+        // First: a file that is made to try follows what another user put there.
+        guard::take(dir)?;
+        writable(dir)
+    })
+}
+
+/// Whether a dead mount of ours lies at the mountpoint. A live one is refused.
+pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
+    if let Some(root) = multi_mount::Root::at(mountpoint) {
+        return Err(root.is_here());
+    }
+    let known = registry::entries().into_iter().find(|e| e.mountpoint() == mountpoint);
+    let alive = known.as_ref().is_some_and(|e| e.supervisor_alive() || e.worker_alive());
+    let mounted = mounts::is_ours(mountpoint);
+    let place = mountpoint.display();
+    match known {
+        Some(entry) if alive && mounted => Err(Failure::new(
+            FailureKind::Busy,
+            format!("{place} is already mounted by forebay (pid {})", entry.state.supervisor.pid),
+        )
+        .remedy(format!("forebay umount {place}"))),
+        // What `forebay umount` waits for.
+        Some(entry) if alive && unmount::is_over(&entry) => Ok(false),
+        Some(entry) if alive => Err(Failure::new(
+            FailureKind::Busy,
+            format!("the daemon of an earlier mount at {place} (pid {}) has not ended yet", entry.state.supervisor.pid),
+        )
+        .remedy("close the files that are still open there, and wait; `forebay status` shows it")),
+        _ => Ok(mounted),
+    }
+}
+
+/// The canonical path of a directory to mount at, and whether it holds anything.
+pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
+    let place = text.display();
+    let meta = std::fs::metadata(text).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT) => Failure::usage(format!("mountpoint {place} does not exist"))
+            .remedy(format!("mkdir -p {}", super::config::quoted(&text.to_string_lossy()))),
+        Some(libc::ENOTCONN) => Failure::new(FailureKind::Busy, format!("a dead FUSE mount lies at {place}"))
+            .remedy(format!("umount --lazy {place}")),
+        _ => Failure::io(format!("mountpoint {place}"), &e),
+    })?;
+    if !meta.is_dir() {
+        return Err(Failure::usage(format!("mountpoint {place} is not a directory")));
+    }
+    let canonical = text.canonicalize().map_err(|e| Failure::io(format!("mountpoint {place}"), &e))?;
+    let hides = std::fs::read_dir(&canonical).is_ok_and(|mut entries| entries.next().is_some());
+    Ok((utf8(canonical)?, hides))
+}
+
+/// The pool's directory; `None` where it is none: then only its URL is looked at. Asked on another thread, because a
+/// mounted pool that is down may never answer.
+fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
+    let location = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
+    let Some(dir) = location.directory() else { return Ok(None) };
+    let dir = paths::absolute(dir).map_err(|e| Failure::io("pool", &e))?;
+    let place = dir.display().to_string();
+    let (answer, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        let looked = dir.canonicalize().and_then(|real| Ok((real.metadata()?, real)));
+        // Nobody listens after the deadline: there is nobody left to tell.
+        let _ = answer.send(looked);
+    });
+    let remedy = "check that the pool is mounted: `findmnt`, `ls`";
+    match answers.recv_timeout(limits::POOL_CHECK) {
+        Ok(Ok((meta, real))) if meta.is_dir() => Ok(Some(real)),
+        Ok(Ok(_)) => Err(Failure::usage(format!("pool {place} is not a directory"))),
+        Ok(Err(e)) if e.kind() == io::ErrorKind::PermissionDenied => Err(Failure::io(format!("pool {place}"), &e)),
+        Ok(Err(e)) => Err(Failure::new(FailureKind::PoolUnavailable, format!("pool {place}: {e}")).remedy(remedy)),
+        Err(_) => Err(Failure::new(
+            FailureKind::PoolUnavailable,
+            format!("pool {place} has not answered for {} s", limits::POOL_CHECK.as_secs()),
+        )
+        .remedy(remedy)),
+    }
+}
+
+/// The canonical path of a fast directory and whether it exists. Where it does not, what exists of it is canonical.
+fn fast_dir(fast: &Path) -> Result<(PathBuf, bool), Failure> {
+    let text = paths::absolute(fast).map_err(|e| Failure::io("fast directory", &e))?;
+    match text.canonicalize() {
+        Ok(real) if real.is_dir() => Ok((real, true)),
+        Ok(real) => Err(Failure::usage(format!("fast directory {} is not a directory", real.display()))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let parent = existing_ancestor(&text);
+            let rest = text.strip_prefix(&parent).unwrap_or(Path::new("")).to_path_buf();
+            let real =
+                parent.canonicalize().map_err(|e| Failure::io(format!("fast directory {}", text.display()), &e))?;
+            Ok((real.join(rest), false))
+        }
+        Err(e) => Err(Failure::io(format!("fast directory {}", text.display()), &e)),
+    }
+}
+
+fn existing_ancestor(path: &Path) -> PathBuf {
+    path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/")).to_path_buf()
+}
+
+pub(super) fn apart(what: &str, a: &Path, other: &str, b: &Path) -> Result<(), Failure> {
+    let (a_text, b_text) = (a.display(), b.display());
+    let how = if a == b {
+        "is the same directory as"
+    } else if a.starts_with(b) {
+        "lies inside"
+    } else if b.starts_with(a) {
+        "contains"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(format!("{what} {a_text} {how} {other} {b_text}"))
+        .remedy("use directories apart from each other"))
+}
+
+/// A mount of ours reserves names that pools need, and one that waits for another may wait for itself.
+fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
+    let mounts = mounts::list().map_err(|e| Failure::io("the list of mounts", &e))?;
+    let mount = mounts.iter().filter(|m| dir.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len());
+    match mount {
+        Some(mount) if mount.fs_type == mounts::FS_TYPE => {
+            let (dir, mount) = (dir.display(), mount.mountpoint.display());
+            Err(Failure::usage(format!("{what} {dir} lies in a mount of forebay, {mount}"))
+                .remedy("give a directory of the file system beneath: `forebay status` shows the pool of each mount"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The fast directory that a mount uses, too.
+fn shared_with<'a>(config: &'a MountConfig, entry: &Entry) -> Option<&'a PathBuf> {
+    config.fast.iter().find(|fast| entry.state.config.fast.contains(fast))
+}
+
+fn not_shared(config: &MountConfig, entries: &[Entry]) -> Result<(), Failure> {
+    for entry in entries.iter().filter(|e| e.supervisor_alive() || e.worker_alive()) {
+        if let Some(fast) = shared_with(config, entry) {
+            let (fast, other) = (fast.display(), entry.mountpoint().display());
+            return Err(Failure::new(
+                FailureKind::Busy,
+                format!("fast directory {fast} is in use by the mount {other}"),
+            )
+            .remedy(format!("give this mount a directory of its own, or: forebay umount {other}")));
+        }
+    }
+    Ok(())
+}
+
+fn writable(dir: &Path) -> Result<(), Failure> {
+    tempfile_in(dir).map_err(|e| {
+        let failure = Failure::io(format!("fast directory {} cannot be written", dir.display()), &e);
+        match e.raw_os_error() {
+            Some(libc::EROFS) => failure.remedy("it is on a read-only file system: remount it, or give another --fast"),
+            Some(libc::ENOSPC) => failure.remedy("free some space there, or give another --fast"),
+            _ => failure.remedy("make it writable for the user who mounts, or give another --fast"),
+        }
+    })
+}
+
+fn tempfile_in(dir: &Path) -> io::Result<()> {
+    let probe = dir.join(format!(".forebay~probe-{}", std::process::id()));
+    let written = std::fs::write(&probe, [0; 4096]);
+    let removed = std::fs::remove_file(&probe);
+    written.and(removed)
+}
+
+/// A device of the fast pool, as `statvfs` sees it.
+pub(super) struct Device {
+    pub(super) dev: u64,
+    dir: PathBuf,
+    pub(super) total_bytes: u64,
+    free_bytes: u64,
+}
+
+pub(super) fn device(dir: &Path) -> Result<Device, Failure> {
+    let dir = existing_ancestor(dir);
+    let failed = |e: io::Error| Failure::io(format!("fast directory {}", dir.display()), &e);
+    let dev = dir.metadata().map_err(failed)?.dev();
+    let stat = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Ok(Device { dev, total_bytes: bytes(stat.f_blocks), free_bytes: bytes(stat.f_bavail), dir })
+}
+
+fn space(config: &MountConfig) -> Result<(), Failure> {
+    let mut devices: Vec<Device> = Vec::new();
+    for fast in &config.fast {
+        let device = device(fast)?;
+        if device.free_bytes < limits::FAST_FREE_BYTES {
+            return Err(Failure::new(
+                FailureKind::NoSpace,
+                format!(
+                    "the file system of fast directory {} has too little room: {} free of {}",
+                    fast.display(),
+                    ByteSize(device.free_bytes),
+                    ByteSize(device.total_bytes)
+                ),
+            )
+            .remedy(format!("free at least {} there, or give another --fast", ByteSize(limits::FAST_FREE_BYTES))));
+        }
+        if !devices.iter().any(|d| d.dev == device.dev) {
+            devices.push(device);
+        }
+    }
+    let total: u64 = devices.iter().map(|d| d.total_bytes).sum();
+    match config.limit_bytes {
+        Some(limit) if limit < limits::LIMIT_BYTES => {
+            Err(Failure::usage(format!("the limit {} leaves the fast pool nothing to hold", ByteSize(limit)))
+                .remedy("--limit with a unit, such as 500G"))
+        }
+        Some(limit) if limit > total => {
+            let places: Vec<String> = devices.iter().map(|d| d.dir.display().to_string()).collect();
+            Err(Failure::new(
+                FailureKind::NoSpace,
+                format!(
+                    "the limit {} is larger than the file system behind {}, which holds {}",
+                    ByteSize(limit),
+                    places.join(", "),
+                    ByteSize(total)
+                ),
+            )
+            .remedy(format!("--limit {} or less", ByteSize(total / 10 * 9))))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn utf8(path: PathBuf) -> Result<PathBuf, Failure> {
+    if path.to_str().is_some() { Ok(path) } else { Err(not_utf8(&path)) }
+}
+
+fn not_utf8(path: &Path) -> Failure {
+    Failure::usage(format!("{} is not UTF-8", path.display()))
+        .remedy("mountpoint, pool and fast directories need names in UTF-8; what lies in the pool does not")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! The runtime directories: which mounts there are, and which of them a path belongs to.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::config::MountConfig;
+use super::{Failure, FailureKind, mounts, paths};
+pub use forebay_system::process::Process;
+
+/// Where a mount is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Starting,
+    Serving,
+    /// The worker died; another one is starting.
+    Restarting,
+    /// The worker dies again and again; the mount is kept, and it is tried every few seconds.
+    Failing,
+}
+
+/// What is known of a mount without asking its daemon. Written by the supervisor only.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct State {
+    pub version: String,
+    pub config: MountConfig,
+    pub supervisor: Process,
+    pub worker: Option<Process>,
+    pub phase: Phase,
+    /// When the phase began, in seconds since 1970.
+    pub since_unix: u64,
+    pub restarts: u64,
+    /// How the last worker ended.
+    pub last_exit: Option<String>,
+    /// The command that makes the mount again.
+    pub command: String,
+}
+
+/// A mount's runtime directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runtime(PathBuf);
+
+impl Runtime {
+    /// The directory of a mountpoint, for the user who mounts.
+    pub fn of(mountpoint: &Path) -> Self {
+        Self(own_root().join(format!("{:016x}", paths::stable_hash(mountpoint.as_os_str()))))
+    }
+
+    pub fn at(dir: PathBuf) -> Self {
+        Self(dir)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.0.join("daemon.log")
+    }
+
+    /// Makes the directory, readable for nobody else, and takes its lock: held by the supervisor as long as it
+    /// lives, so that two of them never serve one mountpoint.
+    pub fn claim(&self) -> Result<File, Failure> {
+        let make = || -> io::Result<File> {
+            let mut builder = std::fs::DirBuilder::new();
+            builder.recursive(true);
+            if let Some(root) = self.0.parent() {
+                let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
+                builder.mode(mode).create(root)?;
+                // Before anything is made in it, and never through a link.
+                if !is_trusted(root) {
+                    let why = "its parent belongs to another user, is a link, or others may write there: set \
+                               XDG_RUNTIME_DIR to a directory of your own";
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
+            }
+            builder.mode(0o700).create(&self.0)?;
+            std::fs::set_permissions(&self.0, std::fs::Permissions::from_mode(0o700))?;
+            File::create(self.0.join("lock"))
+        };
+        let lock = make().map_err(|e| Failure::io(format!("cannot use runtime directory {}", self.0.display()), &e))?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(lock),
+            Err(_) => Err(Failure::new(
+                FailureKind::Busy,
+                format!("another daemon has {} for its mountpoint", self.0.display()),
+            )
+            .remedy("`forebay status` shows it; `forebay umount MOUNTPOINT` ends it")),
+        }
+    }
+
+    pub fn load(&self) -> io::Result<State> {
+        let text = std::fs::read(self.0.join("state.json"))?;
+        serde_json::from_slice(&text).map_err(io::Error::other)
+    }
+
+    /// Replaces the state in one step.
+    pub fn save(&self, state: &State) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(state).map_err(io::Error::other)?;
+        self.replace(&self.0.join("state.json"), &text)
+    }
+
+    pub fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
+        let part = file.with_extension("part");
+        let mut options = File::options();
+        // For this user alone, whatever the umask is; never through a link that another user put there.
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let mut out = options.open(&part)?;
+        out.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+        out.write_all(content)?;
+        out.sync_data()?;
+        std::fs::rename(part, file)
+    }
+
+    /// Removes what an earlier mount left, all but its log and the lock.
+    pub fn clear(&self) {
+        let Ok(files) = std::fs::read_dir(&self.0) else { return };
+        for file in files.flatten().filter(|f| f.file_name() != "lock" && f.path() != self.log()) {
+            if let Err(error) = std::fs::remove_file(file.path()) {
+                tracing::warn!("cannot remove {}: {error}", file.path().display());
+            }
+        }
+    }
+
+    /// Forgets the mount.
+    pub fn remove(&self) {
+        match std::fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("cannot remove {}: {error}", self.0.display());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Where this user's mounts are registered.
+fn own_root() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return PathBuf::from("/run/forebay");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(dir) if dir.is_absolute() && dir.is_dir() => dir.join("forebay"),
+        _ => {
+            let session = PathBuf::from(format!("/run/user/{}", uid.as_raw()));
+            // Where there is none, /tmp is what is left; a name there that another user took is refused.
+            let there = std::fs::symlink_metadata(&session).is_ok_and(|m| m.is_dir() && m.uid() == uid.as_raw());
+            if there { session.join("forebay") } else { PathBuf::from(format!("/tmp/forebay-{}", uid.as_raw())) }
+        }
+    }
+}
+
+/// Whether nobody but this user and root can put anything into a directory. Names in /tmp are anyone's to take.
+fn is_trusted(dir: &Path) -> bool {
+    let owner = rustix::process::geteuid().as_raw();
+    std::fs::symlink_metadata(dir)
+        .is_ok_and(|m| m.is_dir() && (m.uid() == owner || m.uid() == 0) && m.mode() & 0o022 == 0)
+}
+
+/// A mount that this user may ask about.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub runtime: Runtime,
+    pub state: State,
+}
+
+impl Entry {
+    pub fn mountpoint(&self) -> &Path {
+        &self.state.config.mountpoint
+    }
+
+    pub fn supervisor_alive(&self) -> bool {
+        self.state.supervisor.is_alive()
+    }
+
+    pub fn worker_alive(&self) -> bool {
+        self.state.worker.is_some_and(|w| w.is_alive())
+    }
+}
+
+/// All runtime directories: this user's, and root's where they may be read.
+pub(super) fn runtimes() -> impl Iterator<Item = Runtime> {
+    let mut roots = vec![own_root(), PathBuf::from("/run/forebay")];
+    roots.dedup();
+    roots
+        .into_iter()
+        .filter(|root| is_trusted(root))
+        .filter_map(|root| std::fs::read_dir(root).ok())
+        .flat_map(|dir| dir.flatten())
+        .map(|dir| Runtime(dir.path()))
+}
+
+/// All registered mounts, sorted by mountpoint: this user's, and root's where they may be read.
+pub fn entries() -> Vec<Entry> {
+    let mut found: Vec<Entry> =
+        runtimes().filter_map(|runtime| runtime.load().ok().map(|state| Entry { runtime, state })).collect();
+    found.sort_by(|a, b| a.mountpoint().cmp(b.mountpoint()));
+    found
+}
+
+/// A path under a mount: the mount, and the path's rest below it, escaped for the local API.
+#[derive(Debug, Clone)]
+pub struct Located {
+    pub entry: Entry,
+    pub inner: String,
+}
+
+/// Finds the mount that a path lies in, without touching it.
+pub fn locate(path: &Path) -> Result<Located, Failure> {
+    let text = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
+    let entries = entries();
+    if let Some(found) = longest(&entries, &text) {
+        return Ok(found);
+    }
+    // A symlink may lead into a mount: follow it up to the border of any mount of ours, and no further.
+    let ours: Vec<PathBuf> = foreign_mounts(&[]);
+    let stop =
+        |p: &Path| ours.iter().any(|m| p.starts_with(m)) || entries.iter().any(|e| p.starts_with(e.mountpoint()));
+    let followed = paths::follow_until(&text, stop);
+    longest(&entries, &followed).ok_or_else(|| not_found(&text, &followed, &ours))
+}
+
+fn longest(entries: &[Entry], path: &Path) -> Option<Located> {
+    let covers = entries.iter().filter_map(|e| paths::below(path, e.mountpoint()).map(|inner| (e, inner)));
+    let (entry, inner) = covers.max_by_key(|(e, _)| e.mountpoint().as_os_str().len())?;
+    Some(Located { entry: entry.clone(), inner: paths::encode(&inner) })
+}
+
+/// Mountpoints of our type that are not in the registry.
+pub fn foreign_mounts(known: &[Entry]) -> Vec<PathBuf> {
+    let mounts = mounts::list().unwrap_or_default().into_iter();
+    mounts
+        .filter(|m| m.fs_type == mounts::FS_TYPE && !known.iter().any(|e| e.mountpoint() == m.mountpoint))
+        .map(|m| m.mountpoint)
+        .collect()
+}
+
+fn not_found(path: &Path, followed: &Path, ours: &[PathBuf]) -> Failure {
+    match ours.iter().filter(|m| followed.starts_with(m)).max_by_key(|m| m.as_os_str().len()) {
+        Some(mount) => Failure::new(
+            FailureKind::NoDaemon,
+            format!("{} is under the mount {}, but its daemon is not known here", path.display(), mount.display()),
+        )
+        .remedy(format!(
+            "run this as the user who mounted it; if its daemon is gone: forebay umount --lazy {}",
+            mount.display()
+        )),
+        None => Failure::new(FailureKind::NoDaemon, format!("{} is under no forebay mount", path.display()))
+            .remedy("`forebay status` lists the mounts; `forebay mount URL MOUNTPOINT --fast DIR` makes one"),
+    }
+}
+
+/// Seconds since 1970.
+pub fn now_unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(mountpoint: &str) -> Entry {
+        let config = serde_json::from_value(serde_json::json!({
+            "pool": "/p", "mountpoint": mountpoint, "fast": ["/f"], "read_only": false, "immutable": false,
+            "allow_other": false
+        }))
+        .unwrap();
+        let state = State {
+            version: "1".into(),
+            config,
+            supervisor: Process::current(),
+            worker: None,
+            phase: Phase::Serving,
+            since_unix: 0,
+            restarts: 0,
+            last_exit: None,
+            command: String::new(),
+        };
+        Entry { runtime: Runtime::at("/nonexistent".into()), state }
+    }
+
+    #[test]
+    fn the_longest_mountpoint_wins() {
+        let entries = [entry("/m"), entry("/m/inner"), entry("/m/inne")];
+        let found = longest(&entries, Path::new("/m/inner/x/y")).unwrap();
+        assert_eq!(found.entry.mountpoint(), Path::new("/m/inner"));
+        assert_eq!(found.inner, "x/y");
+        assert!(longest(&entries, Path::new("/mm")).is_none());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_trusted(dir.path()));
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!is_trusted(dir.path()));
+        assert_eq!(Runtime::at(dir.path().join("r")).claim().unwrap_err().kind, FailureKind::Denied);
+        assert!(!is_trusted(Path::new("/tmp")));
+    }
+
+    #[test]
+    fn state_is_replaced_and_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path().join("r"));
+        let _lock = runtime.claim().unwrap();
+        assert_eq!(runtime.claim().unwrap_err().kind, FailureKind::Busy);
+        let state = entry("/m").state;
+        runtime.save(&state).unwrap();
+        assert_eq!(runtime.load().unwrap().config, state.config);
+        assert_eq!(runtime.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+}

@@ -1,0 +1,418 @@
+//! The process that keeps a mount alive: it holds the `/dev/fuse` descriptor, starts the worker, and starts it
+//! again when it dies. It opens no catalog and touches neither pool nor fast pool.
+//!
+//! Programs wait while there is no worker. So the next one starts at once if the last one served requests, or after
+//! `limits::BLINK` if more than `RAPID_CRASHES` in a row died young. After workers that died before they served, the
+//! pauses double, up to `RESTART_PAUSE`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use forebay_backends::{Error, ErrorKind};
+use forebay_fuse as fuse;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncBufReadExt;
+use tokio::process::Child;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::config::MountConfig;
+use super::registry::{Phase, Process, Runtime, State, now_unix};
+use super::{Failure, FailureKind, confinement, limits, mounts, unmount, worker};
+
+/// What a supervisor or a worker says on its standard output, once: one line of JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Ready(Ready),
+    Failed(Failure),
+}
+
+/// A mount that serves.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ready {
+    pub mountpoint: PathBuf,
+    pub pid: u32,
+    /// The kernel reads resident files without asking the daemon.
+    pub passthrough: bool,
+    /// Why it does not.
+    #[serde(default)]
+    pub no_passthrough: Option<String>,
+    pub dirty_files: u64,
+    /// What a low limit of descriptors costs.
+    #[serde(default)]
+    pub few_descriptors: Option<String>,
+}
+
+impl Outcome {
+    /// Says it on standard output. The one who waited may be gone, which is no concern of ours.
+    pub fn tell(&self) {
+        if let Ok(mut line) = serde_json::to_vec(self) {
+            line.push(b'\n');
+            let mut out = io::stdout().lock();
+            let _ = out.write_all(&line).and_then(|()| out.flush());
+        }
+    }
+}
+
+/// Starts a supervisor in the background and returns when the mount serves.
+pub fn launch(config: &MountConfig) -> Result<Ready, Failure> {
+    let runtime = Runtime::of(&config.mountpoint);
+    let failed = |e: io::Error| Failure::io("cannot start the daemon", &e);
+    // The lock is tried here too, so that the log of a daemon that runs is not emptied.
+    drop(runtime.claim()?);
+    let log = OpenOptions::new().create(true).append(true).open(runtime.log()).map_err(failed)?;
+    log.set_len(0).map_err(failed)?;
+    let mut child = Command::new(program().map_err(failed)?)
+        .arg(super::SUPERVISE_COMMAND)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::from(log))
+        .spawn()
+        .map_err(failed)?;
+    let text = serde_json::to_vec(config).map_err(|e| failed(io::Error::other(e)))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(&text).map_err(failed)?;
+    }
+    match first_line(child.stdout.take()) {
+        Some(Outcome::Ready(ready)) => Ok(ready),
+        Some(Outcome::Failed(failure)) => Err(failure),
+        None => Err(Failure::new(FailureKind::Other, "the daemon ended, or did not mount in time")
+            .remedy(format!("its log says more: {}; or use -f", runtime.log().display()))),
+    }
+}
+
+/// The line that the supervisor says, within [`limits::MOUNT`].
+fn first_line(stdout: Option<std::process::ChildStdout>) -> Option<Outcome> {
+    let mut lines = io::BufReader::new(stdout?);
+    let (answer, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = lines.read_line(&mut line).map(|_| line);
+        // Nobody listens after the deadline.
+        let _ = answer.send(read);
+    });
+    let line = answers.recv_timeout(limits::MOUNT).ok()?.ok()?;
+    serde_json::from_str(&line).ok()
+}
+
+/// The program file, as it is named now: after an upgrade the next worker runs the new one.
+fn program() -> io::Result<PathBuf> {
+    let exe = std::env::current_exe()?;
+    Ok(if exe.exists() { exe } else { PathBuf::from("/proc/self/exe") })
+}
+
+/// Mounts and supervises until the mount is gone. `confined` is called once this process has given up what it does not
+/// need, and `on_ready` when the mount serves.
+pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
+    let runtime = Runtime::of(&config.mountpoint);
+    let lock = runtime.claim()?;
+    // What a mount left that ended without its supervisor would be taken for ours.
+    runtime.clear();
+    // A working directory would keep its file system busy for as long as the mount lives.
+    std::env::set_current_dir("/").map_err(failed)?;
+    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let mounted = mount(&config).inspect(|_| {
+        // Nothing is mounted after this, and no other thread is there yet.
+        confinement::confine();
+        confined();
+    });
+    let outcome = rt.block_on(async {
+        let device = mounted?;
+        let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
+        let outcome = supervisor.supervise(on_ready).await;
+        supervisor.end().await;
+        outcome
+    });
+    runtime.remove();
+    // A pool that does not answer may hold a thread that only the end of the process takes along.
+    rt.shutdown_background();
+    outcome
+}
+
+/// Makes the mount, which nobody serves yet.
+fn mount(config: &MountConfig) -> Result<OwnedFd, Failure> {
+    let mut options = worker::mount_options(config);
+    options.flags |= config.forbidden();
+    Ok(fuse::mount_device(&options)?)
+}
+
+struct Supervisor {
+    program: PathBuf,
+    runtime: Runtime,
+    state: State,
+    device: OwnedFd,
+    signals: Signals,
+    _lock: File,
+}
+
+/// How one worker's life ended.
+enum Ended {
+    /// The mount is gone.
+    Unmounted,
+    /// It told why it could not start.
+    Refused(Failure),
+    /// `served`: requests were answered before.
+    Died { why: String, served: bool },
+}
+
+impl Supervisor {
+    fn new(config: MountConfig, runtime: Runtime, device: OwnedFd, lock: File) -> io::Result<Self> {
+        let state = State {
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: config.command_line(),
+            config,
+            supervisor: Process::current(),
+            worker: None,
+            phase: Phase::Starting,
+            since_unix: now_unix(),
+            restarts: 0,
+            last_exit: None,
+        };
+        Ok(Self { program: program()?, runtime, state, device, signals: Signals::new()?, _lock: lock })
+    }
+
+    async fn supervise(&mut self, on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+        let mut on_ready = Some(on_ready);
+        let (mut rapid, mut useless) = (0, 0);
+        // The worker reads there what it is to serve.
+        self.save();
+        loop {
+            let started = Instant::now();
+            let ended = match self.one_life(&mut on_ready).await {
+                Ok(ended) => ended,
+                Err(error) => Ended::Died { why: format!("cannot be run: {error}"), served: false },
+            };
+            let served = matches!(ended, Ended::Died { served: true, .. });
+            let why = match ended {
+                Ended::Unmounted => return Ok(()),
+                Ended::Refused(failure) if on_ready.is_some() => return Err(failure),
+                Ended::Died { why, .. } if on_ready.is_some() => {
+                    return Err(Failure::new(FailureKind::Other, format!("the daemon {why} before it served")));
+                }
+                Ended::Refused(failure) => failure.what,
+                Ended::Died { why, .. } => why,
+            };
+            useless = if served { 0 } else { useless + 1 };
+            rapid = if started.elapsed() < limits::RAPID_CRASH { rapid + 1 } else { 1 };
+            self.state.restarts += 1;
+            self.state.last_exit = Some(why.clone());
+            self.phase(if rapid > limits::RAPID_CRASHES { Phase::Failing } else { Phase::Restarting });
+            let pause = pause(useless, rapid);
+            tracing::error!("the worker {why}; the mount is kept, another worker starts in {} ms", pause.as_millis());
+            if self.paused(pause).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs one worker from its start to its end.
+    async fn one_life<F: FnOnce(&Ready)>(&mut self, on_ready: &mut Option<F>) -> io::Result<Ended> {
+        let mut child = tokio::process::Command::from(self.worker_command()?).spawn()?;
+        self.state.worker = child.id().map(Process::of);
+        self.save();
+        let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut line = String::new();
+        let mut lines = tokio::io::BufReader::new(stdout);
+        tokio::select! {
+            read = lines.read_line(&mut line) => { read?; }
+            () = tokio::time::sleep(limits::MOUNT), if on_ready.is_some() => {
+                child.kill().await?;
+                let why = format!("did not serve within {} s", limits::MOUNT.as_secs());
+                return Ok(Ended::Died { why, served: false });
+            }
+        }
+        let mut served = false;
+        match serde_json::from_str(&line) {
+            Ok(Outcome::Ready(ready)) => {
+                served = true;
+                self.phase(Phase::Serving);
+                if let Some(tell) = on_ready.take() {
+                    tell(&Ready { pid: std::process::id(), ..ready });
+                }
+            }
+            Ok(Outcome::Failed(failure)) => {
+                child.wait().await?;
+                return Ok(Ended::Refused(failure));
+            }
+            Err(_) => {}
+        }
+        Ok(ended(self.wait(&mut child).await?, served))
+    }
+
+    /// The descriptor is the worker's standard input: handed over without any number to agree upon.
+    fn worker_command(&self) -> io::Result<Command> {
+        use std::os::unix::process::CommandExt;
+        let program = if self.program.exists() { &self.program } else { Path::new("/proc/self/exe") };
+        let mut command = Command::new(program);
+        command
+            .arg(super::WORKER_COMMAND)
+            .arg(self.runtime.dir())
+            .stdin(Stdio::from(self.device.try_clone()?))
+            .stdout(Stdio::piped())
+            // Its own group: Ctrl-C on a terminal is for the supervisor, which unmounts in good order.
+            .process_group(0);
+        Ok(command)
+    }
+
+    /// Waits for the worker's end; a signal meanwhile asks for an unmount.
+    async fn wait(&mut self, child: &mut Child) -> io::Result<ExitStatus> {
+        let mut tick = tokio::time::interval(Duration::from_secs(60));
+        let mut asked = 0;
+        loop {
+            tokio::select! {
+                status = child.wait() => return status,
+                () = self.signals.stop() => {
+                    asked += 1;
+                    let mountpoint = self.state.config.mountpoint.clone();
+                    tokio::task::spawn_blocking(move || stop(&mountpoint, asked > 1));
+                }
+                _ = tick.tick() => self.bound_log(),
+            }
+        }
+    }
+
+    /// Pauses before the next worker. True when the mount is gone meanwhile.
+    async fn paused(&mut self, pause: Duration) -> bool {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // Nobody answers the kernel now, so that only a lazy unmount is sure not to wait.
+            () = self.signals.stop() => {
+                let mountpoint = self.state.config.mountpoint.clone();
+                let _ = tokio::task::spawn_blocking(move || stop(&mountpoint, true)).await;
+            }
+        }
+        !mounts::is_ours(&self.state.config.mountpoint)
+    }
+
+    /// Takes away what is left of the mount: it has no worker and will get none.
+    async fn end(&mut self) {
+        let mountpoint = self.state.config.mountpoint.clone();
+        if mounts::is_ours(&mountpoint) {
+            let detached = tokio::task::spawn_blocking(move || unmount::take_away(&mountpoint, true)).await;
+            if let Ok(Err(error)) = detached {
+                tracing::error!("cannot detach {}: {error}", self.state.config.mountpoint.display());
+            }
+        }
+    }
+
+    fn phase(&mut self, phase: Phase) {
+        self.state.phase = phase;
+        self.state.since_unix = now_unix();
+        self.save();
+    }
+
+    fn save(&self) {
+        if let Err(error) = self.runtime.save(&self.state) {
+            tracing::error!("cannot write the state in {}: {error}", self.runtime.dir().display());
+        }
+    }
+
+    /// Both processes append to the log, so that emptying it is safe at any time.
+    fn bound_log(&self) {
+        let Ok(log) = OpenOptions::new().append(true).open(self.runtime.log()) else { return };
+        if log.metadata().is_ok_and(|m| m.len() > limits::LOG_BYTES) && log.set_len(0).is_ok() {
+            tracing::info!("the log had grown to {} bytes and was emptied", limits::LOG_BYTES);
+        }
+    }
+}
+
+fn ended(status: ExitStatus, served: bool) -> Ended {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ended::Unmounted,
+        (Some(code), _) => Ended::Died { why: format!("ended with code {code}"), served },
+        (None, signal) => Ended::Died { why: format!("was killed by signal {}", signal.unwrap_or(0)), served },
+    }
+}
+
+/// Programs wait for the next worker. So one that served is followed at once, or after [`limits::BLINK`] if more than
+/// [`limits::RAPID_CRASHES`] in a row died young (`rapid`). If `useless` workers in a row died before they served, the
+/// pause doubles with each, up to [`limits::RESTART_PAUSE`].
+fn pause(useless: u32, rapid: u32) -> Duration {
+    match useless {
+        0 if rapid > limits::RAPID_CRASHES => limits::BLINK,
+        0 => Duration::ZERO,
+        n => limits::BLINK.saturating_mul(1 << (n - 1).min(10)).min(limits::RESTART_PAUSE),
+    }
+}
+
+/// The signals that ask for an end.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    pub(super) async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+/// Unmounts because a signal asked for it. A mount in use stays, and the log says who uses it.
+pub(super) fn stop(mountpoint: &Path, lazy: bool) {
+    match unmount::take_away(mountpoint, lazy) {
+        Ok(()) if lazy => tracing::warn!("{} is detached; its daemon ends with its last user", mountpoint.display()),
+        Ok(()) => tracing::info!("{} is unmounted", mountpoint.display()),
+        Err(error) => tracing::error!("{}", refused(mountpoint, error)),
+    }
+}
+
+/// Why an unmount was refused, and by whom.
+pub fn refused(mountpoint: &Path, error: Error) -> Failure {
+    if error.is(ErrorKind::Busy) { in_use(mountpoint) } else { error.into() }
+}
+
+/// Says who uses what lies below a mountpoint.
+pub(super) fn in_use(mountpoint: &Path) -> Failure {
+    const SHOWN: usize = 5;
+    let place = mountpoint.display();
+    let holders: Vec<String> = mounts::holders(mountpoint, SHOWN).iter().map(ToString::to_string).collect();
+    let who = if holders.is_empty() { "a process that this user may not see".into() } else { holders.join(", ") };
+    Failure::new(FailureKind::Busy, format!("{place} is in use by {who}"))
+        .remedy(format!("end them, or: forebay umount --lazy {place}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_served_is_followed_at_once_and_pauses_are_bounded() {
+        assert_eq!(pause(0, 1), Duration::ZERO);
+        assert_eq!(pause(0, u32::MAX), limits::BLINK);
+        assert_eq!(pause(1, 1), Duration::from_millis(100));
+        assert_eq!(pause(3, 3), Duration::from_millis(400));
+        assert_eq!(pause(u32::MAX, u32::MAX), limits::RESTART_PAUSE);
+    }
+
+    #[test]
+    fn exit_zero_alone_means_unmounted() {
+        use std::os::unix::process::ExitStatusExt;
+        assert!(matches!(ended(ExitStatus::from_raw(0), true), Ended::Unmounted));
+        assert!(
+            matches!(ended(ExitStatus::from_raw(9), true), Ended::Died { why, served: true } if why.contains("signal 9"))
+        );
+        assert!(
+            matches!(ended(ExitStatus::from_raw(1 << 8), false), Ended::Died { why, served: false } if why.contains("code 1"))
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! The process that does the work of a mount: engine, front end and control socket, on a descriptor that its
+//! supervisor holds.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
+use forebay_backends::dir::MAX_BLOCKING_CALLS;
+use forebay_backends::{Location, Pool};
+use forebay_engine::{Options, Overlay};
+use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
+use forebay_jobs::{Collector, Jobs, Observe};
+use forebay_policy::Policy;
+use forebay_system::descriptors;
+
+use super::config::MountConfig;
+use super::registry::{Runtime, State};
+use super::server::{Facts, Server};
+use super::supervisor::{Outcome, Ready, Signals, stop};
+use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
+
+/// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
+const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
+/// The engine's own threads: more than this only wait for each other.
+const ENGINE_THREADS: usize = 4;
+
+/// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output. `confined` is
+/// called once this thread has given up what it does not need: what it starts has no more.
+pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+    let outcome = start(dir, confined);
+    if let Err(failure) = &outcome {
+        tracing::error!("{failure}");
+        Outcome::Failed(failure.clone()).tell();
+    }
+    outcome
+}
+
+fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+    fuse::end_on_panic();
+    let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
+    let runtime = Runtime::at(dir.to_path_buf());
+    let state = runtime.load().map_err(|e| Failure::io(format!("no mount is described in {}", dir.display()), &e))?;
+    // What is made in the pool is shut until it has its mode, which is given to it by its descriptor; all else is the
+    // daemon's own.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    raise_descriptor_limit();
+    let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    // Before any other thread is there.
+    let collector = Collector::start().map_err(failed)?;
+    capabilities::give_up();
+    confined();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let rt = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.min(ENGINE_THREADS))
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("forebay")
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let outcome = rt.block_on(serve(&runtime, &state, device, collector));
+    rt.shutdown_background();
+    outcome
+}
+
+async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
+    let config = &state.config;
+    let attach = attach(runtime)?;
+    let overlay = open(config, attach != Attach::Fresh).await?;
+    let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
+    let jobs = Jobs::start(overlay.clone());
+    let (front, noted) = (overlay.clone(), jobs.clone());
+    let mounted = tokio::task::spawn_blocking(move || fuse::serve(front, noted, device, options, attach))
+        .await
+        .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
+    let mounted = Arc::new(mounted);
+    jobs.observe(collector, observe(config)?, config.immutable);
+    let kernel = mounted.clone();
+    let no_passthrough = move || match kernel.passthrough_state() {
+        PassthroughState::On => None,
+        PassthroughState::Off(why) => Some(why),
+    };
+    let facts =
+        Facts { mountpoint: config.mountpoint.display().to_string(), no_passthrough: Box::new(no_passthrough.clone()) };
+    let socket = runtime.socket();
+    let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts)
+        .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let no_passthrough = no_passthrough();
+    let ready = Ready {
+        mountpoint: config.mountpoint.clone(),
+        pid: std::process::id(),
+        passthrough: no_passthrough.is_none(),
+        no_passthrough,
+        dirty_files: overlay.status().await.dirty_files,
+        few_descriptors: descriptors::cost(overlay.policy().shares.open_files),
+    };
+    if let Some(cost) = &ready.few_descriptors {
+        tracing::warn!("{cost}");
+    }
+    super::offline::remember(config);
+    tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
+    Outcome::Ready(ready).tell();
+    until_unmounted(config, mounted).await?;
+    drop(clients);
+    finish(runtime, state, &overlay, &jobs).await
+}
+
+/// Waits until the kernel has let go of the mount; signals meanwhile ask for that.
+async fn until_unmounted(config: &MountConfig, mounted: Arc<Mounted>) -> Result<(), Failure> {
+    let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
+    let mut end = tokio::task::spawn_blocking(move || mounted.wait());
+    let mut asked = 0;
+    loop {
+        tokio::select! {
+            ended = &mut end => {
+                return ended
+                    .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))?
+                    .map_err(Failure::from);
+            }
+            () = signals.stop() => {
+                asked += 1;
+                let mountpoint = config.mountpoint.clone();
+                tokio::task::spawn_blocking(move || stop(&mountpoint, asked > 1));
+            }
+        }
+    }
+}
+
+async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay, jobs: &Jobs) -> Result<(), Failure> {
+    let status = overlay.status().await;
+    if status.dirty_files > 0 {
+        tracing::warn!(
+            "{} files ({} bytes) are not in the pool yet; they are safe in {}",
+            status.dirty_files,
+            status.dirty_bytes,
+            state.config.fast.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let closed = jobs.shutdown().await.map_err(Failure::from);
+    if !state.supervisor.is_alive() {
+        runtime.remove();
+    }
+    closed
+}
+
+/// Opens the engine of a mount. `reattached`: the mount is the one of a worker that died, with its open files.
+pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
+    let policy = policy(config)?;
+    let pool = pool(config, &policy).await?;
+    // What cannot be changed in the pool is not changed in front of it.
+    let read_only = config.read_only || pool.capabilities().read_only;
+    let options = Options {
+        pool,
+        fast: config.fast.clone(),
+        limit_bytes: config.limit_bytes,
+        policy,
+        memory_bytes: config.memory_bytes.unwrap_or(forebay_engine::DEFAULT_MEMORY_BYTES),
+        content_io: Default::default(),
+        read_only,
+        reattached,
+        lose_unsynced: false,
+        open_contents: None,
+        node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    Ok(Overlay::open(options).await?)
+}
+
+/// What is observed of a mount.
+fn observe(config: &MountConfig) -> Result<Observe, Failure> {
+    let pool = match Location::parse(&config.pool)? {
+        Location::Directory(dir) | Location::Striped(_, dir) => Some(dir),
+        _ => None,
+    };
+    Ok(Observe { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
+}
+
+/// The policy of a mount.
+pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
+    match &config.policy {
+        Some(text) => Ok(Policy::parse(text)?),
+        None if config.immutable => Ok(Policy::immutable()),
+        None => Ok(Policy::default()),
+    }
+}
+
+async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
+    let mut pool = Location::parse(&config.pool)?.open().await?;
+    if let Some(pace) = config.throttle {
+        pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
+    }
+    let copies = if pool.capabilities().renames_copy { limits::POOL_COPY } else { policy.pool_deadline };
+    let counted = Arc::new(Metrics::new(pool));
+    let deadlines = Limits {
+        metadata: policy.pool_deadline,
+        data: limits::POOL_CALL,
+        copies,
+        min_bytes_per_second: limits::POOL_BYTES_PER_SECOND,
+    };
+    Ok(Arc::new(Deadline::new(counted, deadlines)))
+}
+
+/// The front end's options of a mount.
+pub fn mount_options(config: &MountConfig) -> MountOptions {
+    let options = MountOptions::new(&config.mountpoint);
+    MountOptions {
+        allow_other: options.allow_other || config.allow_other,
+        read_only: config.read_only,
+        flags: mounts::flags(&config.kernel_options),
+        immutable: config.immutable,
+        threads: config.threads.unwrap_or(0),
+        fs_name: config.pool.clone(),
+        stacked_backing: config.fast.iter().any(|dir| doctor::fs_type(dir) == Some("overlay")),
+        ..options
+    }
+}
+
+/// How to take the kernel's connection over: from its first message on, or where an earlier worker left it.
+fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
+    match Handshake::load(runtime.dir()) {
+        Ok(handshake) => Ok(Attach::Again(handshake)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
+        Err(e) => Err(Failure::io(format!("what the last worker left in {}", runtime.dir().display()), &e)),
+    }
+}
+
+/// Every open resident file holds a descriptor: take as many as the administrator allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}

@@ -1,0 +1,92 @@
+//! What the engine asks of the part that knows jobs. That part stands above the engine and is set once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_api::jobs::ObserverStatus;
+use forebay_backends::Result;
+use forebay_prefetch::plan::{Plan, PoolRate, Refusal};
+use forebay_prefetch::profile::Expected;
+use forebay_prefetch::signature::Invocation;
+
+use super::{Inner, Ino, Overlay};
+
+/// Knows jobs, and what they use. Each method has the answer for an engine without jobs.
+pub trait Advisor: Send + Sync {
+    /// Eviction is about to choose: [`Overlay::note_uses`] is called for files whose use was seen since the last time.
+    fn report_uses(&self) {}
+
+    /// The fast pool has been filled further.
+    fn fast_pool_grew(&self) {}
+
+    /// Whether content was fetched ahead of its use and is still expected to be used: it is evicted last.
+    fn keeps(&self, _ino: Ino) -> bool {
+        false
+    }
+
+    /// The clean content of a file was given up.
+    fn evicted(&self, _ino: Ino) {}
+
+    /// Whether a job of this name is running.
+    fn is_running(&self, _job: &str) -> bool {
+        false
+    }
+
+    /// Predicts what a command will read, and plans what of it to stage. Blocks.
+    fn foresee(&self, _invocation: &Invocation, _means: Means) -> Result<Foreseen> {
+        Ok(Foreseen::default())
+    }
+
+    fn observer_status(&self) -> ObserverStatus {
+        ObserverStatus { kind: "requests".into(), why: Some("no observer was asked for".into()), ..Default::default() }
+    }
+}
+
+/// Of an engine without jobs.
+struct NoJobs;
+
+impl Advisor for NoJobs {}
+
+/// Limits of a plan beside the room in the fast pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Means {
+    /// Bytes that are staged in addition, and first.
+    pub declared_bytes: u64,
+    /// Time until the content must be resident. `None`: the caller waits for it.
+    pub time: Option<Duration>,
+    /// `None`: the measured rate.
+    pub pool: Option<PoolRate>,
+}
+
+/// What to stage for a command.
+#[derive(Debug, Default)]
+pub struct Foreseen {
+    pub expected: Vec<Expected>,
+    /// `Candidate::file` is an index into `expected`.
+    pub plan: Plan,
+}
+
+impl Foreseen {
+    /// Files that are left out for this reason.
+    pub fn left_out(&self, reason: Refusal) -> usize {
+        self.plan.refused.iter().filter(|(_, why)| *why == reason).count()
+    }
+
+    /// The files to stage, in the order of the plan.
+    pub fn into_chosen(self) -> Vec<Expected> {
+        self.plan.chosen.iter().map(|candidate| self.expected[candidate.file as usize].clone()).collect()
+    }
+}
+
+impl Overlay {
+    /// Sets the advisor. A second call changes nothing.
+    pub fn set_advisor(&self, advisor: Arc<dyn Advisor>) {
+        let _ = self.inner.advisor.set(advisor);
+    }
+}
+
+impl Inner {
+    pub(super) fn advisor(&self) -> &dyn Advisor {
+        self.advisor.get().map_or(&NoJobs, |advisor| &**advisor)
+    }
+}

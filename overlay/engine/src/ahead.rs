@@ -1,0 +1,210 @@
+//! What the prediction of reads needs: what is known without asking the pool, and fetches behind those of readers.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_api::operator::Listed;
+use forebay_backends::{ErrorKind, FileKind, PoolPath, Result};
+use forebay_cache::{CHUNK_BYTES, ContentStore};
+use forebay_catalog::{Catalog, Listing};
+use forebay_prefetch::plan::PoolRate;
+use forebay_system::clock::unix_now;
+use tokio_util::sync::CancellationToken;
+
+use super::coherence::Age;
+use super::{Ino, Overlay};
+
+/// Requests for one job, or for all sessions that are predicted, at the same time: many small files or one large one. So
+/// what is needed first comes first, and a reader in between does not wait for long.
+pub const AHEAD_REQUESTS: usize = 16;
+/// How often a file that changes in the pool meanwhile is fetched again.
+const ATTEMPTS: u32 = 3;
+
+/// How many of [`AHEAD_REQUESTS`] a file takes.
+pub fn requests_of(bytes: u64) -> u32 {
+    bytes.div_ceil(CHUNK_BYTES).clamp(1, AHEAD_REQUESTS as u64) as u32
+}
+
+/// Facts that cost no call to the pool.
+impl Overlay {
+    pub fn catalog(&self) -> &Catalog {
+        &self.inner.catalog
+    }
+
+    pub fn fast_pool(&self) -> &ContentStore {
+        &self.inner.store
+    }
+
+    /// Cancelled when the engine shuts down.
+    pub fn stop(&self) -> &CancellationToken {
+        &self.inner.stop
+    }
+
+    /// The path of an inode in the mount. `None`: it has no name any more.
+    pub fn path_of(&self, ino: Ino) -> Option<PoolPath> {
+        self.inner.overlay_path(ino)
+    }
+
+    /// The directory of the first name of an inode.
+    pub fn directory_of(&self, ino: Ino) -> Option<Ino> {
+        self.inner.node(ino).ok()?.state.lock().record.links.first().map(|(parent, _)| *parent)
+    }
+
+    /// # Errors
+    /// `IsDirectory` or `InvalidInput` if it is no regular file; `Stale` if it is gone.
+    pub fn check_is_file(&self, ino: Ino) -> Result<()> {
+        self.inner.file_node(ino).map(drop)
+    }
+
+    /// The size in bytes. `None`: there is no such inode.
+    pub fn size_of(&self, ino: Ino) -> Option<u64> {
+        match self.inner.table.peek(ino) {
+            Some(node) => Some(node.state.lock().record.size),
+            None => Some(self.inner.catalog.inode(ino).ok()??.size),
+        }
+    }
+
+    /// The size of a regular file that the pool has.
+    pub fn size_in_pool(&self, ino: Ino) -> Option<u64> {
+        let node = self.inner.node(ino).ok()?;
+        let state = node.state.lock();
+        (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
+    }
+
+    /// Bytes that are not resident of the first `most` of a file. `None`: neither the pool nor the fast pool has it.
+    pub fn missing_of(&self, ino: Ino, most: u64) -> Option<u64> {
+        let node = self.inner.file_node(ino).ok()?;
+        let size = {
+            let state = node.state.lock();
+            (state.record.file.is_whole() || state.record.pool_link().is_some()).then_some(state.record.size)?
+        };
+        self.inner.missing_bytes(&node, 0..size.min(most)).ok()
+    }
+
+    /// Bytes that are not resident of the file at a path. `None`: the path is not known.
+    pub fn missing_at(&self, path: &PoolPath) -> Option<u64> {
+        let mut at = Ino::ROOT;
+        for name in path.components() {
+            (at, _) = self.inner.catalog.name(at, name).ok()?.here?;
+        }
+        let node = self.inner.file_node(at).ok()?;
+        let size = node.state.lock().record.size;
+        self.inner.missing_bytes(&node, 0..size).ok()
+    }
+
+    /// Whether all names of a directory are known. `None`: there is no such directory.
+    pub fn is_listed(&self, dir: Ino) -> Option<bool> {
+        let node = self.inner.node(dir).ok()?;
+        let state = node.state.lock();
+        let is_all_here = !state.record.in_pool() && dir != Ino::ROOT;
+        Some(is_all_here || matches!(state.record.listing, Listing::Complete(_)))
+    }
+
+    /// Bytes that may be fetched ahead: the low watermark, less dirty and leased bytes. Blocks.
+    pub fn room_ahead(&self) -> Result<u64> {
+        let inner = &self.inner;
+        let limit = (inner.store.budget.limit() as f64 * inner.policy.space.low_watermark) as u64;
+        Ok(limit.saturating_sub(inner.dirty_bytes()?.saturating_add(inner.leased_bytes()?)))
+    }
+
+    /// How fast the pool is, as measured, and at most `bytes_per_second_max`.
+    pub fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
+        let speed = self.inner.pace.speed();
+        let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
+        PoolRate {
+            bytes_per_second: speed.bytes_per_second.min(most).max(1.0),
+            latency: speed.latency,
+            concurrency: AHEAD_REQUESTS as u32,
+        }
+    }
+
+    /// A file as `list` shows it, and why it is not evicted now. `None`: it may be.
+    pub fn describe(&self, ino: Ino) -> Result<(Listed, Option<&'static str>)> {
+        let listed = self.inner.listed(ino)?;
+        let kept = self.inner.kept(&self.inner.node(ino)?.state.lock(), unix_now());
+        Ok((listed, kept.map(super::space::eviction::Kept::what_evicts)))
+    }
+}
+
+impl Overlay {
+    /// Reads all names of a directory from the pool, unless they are known and fresh.
+    pub async fn list_ahead(&self, dir: Ino) -> Result<()> {
+        self.inner.ensure_listed(dir).await
+    }
+
+    /// Waits until no reader waits for the pool, but not for long (`fetch/demand_priority.rs`), and runs `work` then.
+    pub async fn behind_readers<T>(&self, work: impl Future<Output = T>) -> T {
+        let _turn = self.inner.turns.ahead().await;
+        work.await
+    }
+
+    /// Fetches a range of a file behind readers.
+    pub async fn fetch_ahead(&self, ino: Ino, range: Range<u64>) -> Result<()> {
+        let node = self.inner.file_node(ino)?;
+        self.inner.fetch_ahead(&node, range).await
+    }
+
+    /// Fetches ranges of the version that the pool has since `since`, behind readers. `wanted` chooses them by the size
+    /// of the file. `fetched` is told the bytes of each attempt.
+    pub async fn fetch_current_ahead(
+        &self,
+        ino: Ino,
+        since: Instant,
+        wanted: impl Fn(u64) -> Vec<Range<u64>>,
+        fetched: impl Fn(u64),
+    ) -> Result<()> {
+        let inner = &self.inner;
+        let node = inner.file_node(ino)?;
+        for _ in 0..ATTEMPTS {
+            inner.revalidate(ino, Age::Since(since)).await?;
+            let size = inner.attr_of(&node)?.size;
+            let before = inner.resident_bytes(&node, size)?;
+            let mut result = Ok(());
+            if size == 0 {
+                result = inner.complete_empty(&node);
+            }
+            for range in wanted(size) {
+                if result.is_ok() {
+                    result = inner.fetch_ahead(&node, range).await;
+                }
+            }
+            fetched(inner.resident_bytes(&node, size)?.saturating_sub(before));
+            match result {
+                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is counted, and what the order of eviction learns.
+impl Overlay {
+    /// Files were used past the engine.
+    pub fn note_uses(&self, files: impl IntoIterator<Item = Ino>) {
+        let mut evictor = self.inner.evictor.lock();
+        files.into_iter().for_each(|ino| evictor.access(ino.0));
+    }
+
+    /// A file was fetched ahead of its reader.
+    pub fn count_ahead(&self, bytes: u64) {
+        self.inner.counters.ahead_files.fetch_add(1, Ordering::Relaxed);
+        self.inner.counters.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The reader opened it.
+    pub fn count_ahead_used(&self) {
+        self.inner.counters.ahead_used_files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends all leases of an owner.
+    pub fn end_leases_of(&self, owner: &str) -> Result<()> {
+        self.inner.end_leases_of(owner)
+    }
+
+    /// Gives memory back after many inodes were forgotten.
+    pub fn give_back_memory(&self) {
+        self.inner.table.give_back();
+    }
+}

@@ -1,0 +1,235 @@
+//! Attributes: shown and changed.
+//!
+//! When the kernel is told to forget an inode, it drops the attributes that a running GETATTR is about to return. It
+//! may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it withholds
+//! notifications that this answer makes unnecessary (`Answering`).
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+use forebay_cache::Stamp;
+use forebay_system::clock::stamp_now;
+
+use super::coherence::Age;
+use super::written_past::{is_written_since, note_set_id};
+use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
+use crate::acl::{self, Acl};
+use crate::node::{Node, NodeState};
+
+/// The kernel waits for attributes of an inode: news of them need not be told to it beside the answer.
+struct Answering<'a> {
+    inner: &'a Inner,
+    node: Arc<Node>,
+    ended: bool,
+}
+
+impl<'a> Answering<'a> {
+    fn begin(inner: &'a Inner, node: Arc<Node>) -> Self {
+        node.state.lock().answering += 1;
+        Self { inner, node, ended: false }
+    }
+
+    /// The answer is put together from what is known now.
+    fn end(mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        let withheld = {
+            let mut state = self.node.state.lock();
+            state.answering -= 1;
+            if state.answering == 0 { std::mem::take(&mut state.news_withheld) } else { false }
+        };
+        if withheld && !self.ended {
+            // There is no answer: it failed, or nobody waits for it any more.
+            self.inner.tell_kernel_inode(self.node.ino, true);
+        }
+    }
+}
+
+impl Overlay {
+    /// The attributes of an inode, and how long the kernel may keep them.
+    pub async fn getattr(&self, ino: Ino) -> Result<(Attr, Duration)> {
+        let inner = &self.inner;
+        let answering = Answering::begin(inner, inner.node(ino)?);
+        match inner.revalidate(ino, Age::Metadata).await {
+            // Removed in the pool while open here: what was last known.
+            Err(e) if e.is(ErrorKind::Stale) && inner.table.peek(ino).is_some() => {}
+            other => other?,
+        }
+        let node = inner.node(ino)?;
+        inner.take_set_id(&node)?;
+        // What comes from here on may come too late for this answer.
+        answering.end();
+        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
+    }
+
+    /// Changes attributes. Whether the caller may is the kernel's to check (`default_permissions`).
+    pub async fn setattr(&self, ino: Ino, change: &Change, caller: Caller) -> Result<(Attr, Duration)> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        let node = inner.node(ino)?;
+        if let Some(size) = change.size {
+            inner.file_node(ino)?;
+            inner.truncate(&node, size).await?;
+        }
+        let caps = inner.pool.capabilities();
+        let with_acl = change.mode.is_some() && caps.xattrs;
+        let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
+        inner.apply(&node, change, caller, access.as_deref())?;
+        if change.size.is_some() && !node.state.lock().is_open() {
+            inner.flush_bell.notify_one();
+        }
+        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
+    }
+
+    /// Sizes of the pool, less what is on its way there: that is where files end up. The fast pool's are in `status`.
+    pub async fn statfs(&self) -> Result<Space> {
+        match self.inner.ask(self.inner.pool.space()).await {
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                let budget = &self.inner.store.budget;
+                let free = budget.limit().saturating_sub(budget.used());
+                Ok(Space {
+                    total_bytes: budget.limit(),
+                    free_bytes: free,
+                    available_bytes: free,
+                    total_files: 0,
+                    free_files: 0,
+                })
+            }
+            Err(e) => Err(e),
+            Ok(space) => {
+                let inner = self.inner.clone();
+                let dirty = super::blocking(move || inner.dirty_bytes_lately()).await?;
+                Ok(Space {
+                    free_bytes: space.free_bytes.saturating_sub(dirty),
+                    available_bytes: space.available_bytes.saturating_sub(dirty),
+                    ..space
+                })
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The attributes of an inode as they are now.
+    ///
+    /// While content is dirty the content file's size and times are the truth: passthrough writes are never
+    /// seen here.
+    pub fn attr_of(&self, node: &Arc<Node>) -> Result<Attr> {
+        let mut state = node.state.lock();
+        let (size, blocks, mtime, ctime) = match state.record.file.is_dirty() {
+            true => self.dirty_times(node.ino, &mut state)?,
+            false => {
+                let r = &state.record;
+                (state.growth.shown_bytes.unwrap_or(r.size), r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
+            }
+        };
+        let record = &state.record;
+        Ok(Attr {
+            ino: node.ino,
+            kind: record.kind,
+            mode: record.mode,
+            uid: record.uid,
+            gid: record.gid,
+            nlink: record.nlink(),
+            rdev: record.rdev,
+            size,
+            blocks,
+            atime: record.atime,
+            mtime,
+            ctime,
+        })
+    }
+
+    fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {
+        let meta = match (&state.content, state.record.file.content()) {
+            (Some(content), _) => content.file.metadata().map_err(super::handles::failed)?,
+            (None, Some(id)) => match self.store.stat(id) {
+                Ok(meta) => meta,
+                // It is missing: the file can still be looked at, removed and written anew.
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    let r = &state.record;
+                    return Ok((r.size, 0, r.mtime, r.ctime));
+                }
+                Err(e) => return Err(e.context(format!("inode {ino}"))),
+            },
+            (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
+        };
+        let stamp = Stamp::from(&meta);
+        let unwritten = state.clean_stamp == Some(stamp);
+        let ctime = if unwritten { state.record.ctime } else { stamp.ctime.max(state.record.ctime) };
+        Ok((stamp.size, meta.blocks(), stamp.mtime, ctime))
+    }
+
+    fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {
+        let now = stamp_now();
+        let at = |time: SetTime| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        let mut txn = Txn::begin(self);
+        let has_content = txn.record(node.ino)?.file.is_dirty();
+        let content = match has_content {
+            true => Some(self.content(node.ino, txn.state(node.ino)?)?),
+            false => None,
+        };
+        let written = is_written_since(txn.state(node.ino)?)?;
+        let record = txn.record(node.ino)?;
+        if written {
+            drop_set_id(&mut record.mode);
+            record.dirty.mode = true;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            record.uid = change.uid.unwrap_or(record.uid);
+            record.gid = change.gid.unwrap_or(record.gid);
+            record.dirty.owner = true;
+            if record.kind != FileKind::Directory && change.mode.is_none() && record.mode & 0o6000 != 0 {
+                // chown takes set-id bits away, as on every file system.
+                drop_set_id(&mut record.mode);
+                record.dirty.mode = true;
+            }
+        }
+        if let Some(mode) = change.mode {
+            record.mode = mode & 0o7777;
+            record.dirty.mode = true;
+            if let Some(acl) = access.map(Acl::parse).transpose()?.flatten() {
+                record.set_xattr(acl::ACCESS, Some(&acl.chmod(mode).encode()));
+            }
+        }
+        if change.size.is_some() && caller.uid != 0 && record.mode & 0o6000 != 0 && record.mode & 0o111 != 0 {
+            drop_set_id(&mut record.mode);
+            record.dirty.mode = true;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            record.atime = change.atime.map_or(record.atime, at);
+            let current = match &content {
+                Some(content) => Stamp::of(&content.file)?.mtime,
+                None => record.mtime,
+            };
+            record.mtime = change.mtime.map_or(current, at);
+            record.dirty.times = true;
+            if let Some(content) = &content {
+                super::handles::set_mtime(&content.file, record.atime, record.mtime)?;
+            }
+        }
+        if *change != Change::default() {
+            record.ctime = now;
+        }
+        let (kind, mode) = (record.kind, record.mode);
+        note_set_id(txn.state(node.ino)?, kind, mode)?;
+        txn.commit()
+    }
+}
+
+/// Takes the set-user-id bit, and the set-group-id bit where it is not a mark for mandatory locking.
+pub(super) fn drop_set_id(mode: &mut u32) {
+    *mode &= !libc::S_ISUID;
+    if *mode & libc::S_IXGRP != 0 {
+        *mode &= !libc::S_ISGID;
+    }
+}

@@ -1,0 +1,270 @@
+//! What goes on while nobody asks: flushing by policy, the bound on how long a change stays unsynced, space,
+//! and the look after a start.
+//!
+//! A task waits for the event that gives it work, and counts time only after that: the flush waits for an entry in the
+//! queue, the sync for a change of the catalog, the count of growing files for a writer, the probe for a pool that
+//! stops answering, the prediction of opens for an open. So a mount without use wakes the processor less than once a
+//! second (`tests/tests/idle.rs` allows twice as much).
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_backends::{ErrorKind, PoolPath, Result};
+use forebay_cache::ContentId;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{Inner, Ino, Txn};
+
+/// A change that nobody synced is on the disk after this long at the latest.
+const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// What was fetched is trusted after a power cut once an epoch was closed, this often.
+const EPOCH_EVERY: Duration = Duration::from_secs(30);
+/// Counts that are saved together.
+const COUNTS: usize = 256;
+
+/// What the look around after a start goes by.
+struct Start {
+    /// What the budget began with: the last daemon's count.
+    counted_bytes: u64,
+    /// Told once it is fixed which records were there at the start.
+    begun: oneshot::Sender<()>,
+}
+
+pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
+    let again = inner.clone();
+    let stop = inner.stop.clone();
+    let (begun, has_begun) = oneshot::channel();
+    // Before anything else runs: what changes from now on is counted by who changes it.
+    let start = Start { counted_bytes: inner.store.budget.used(), begun };
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = again.look_around(start, &stop) {
+            tracing::error!(%error, "the look at the fast pool after the start");
+        }
+    });
+    // One that ended without a word has said why.
+    let _ = has_begun.await;
+    let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
+        let stop = inner.stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = work => tracing::error!(name, "a background task ended"),
+            }
+        });
+    };
+    spawn("flush", Box::pin(super::writeback::rounds::flush_loop(inner.clone())));
+    spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));
+    spawn("sync", Box::pin(sync_loop(inner.clone())));
+    spawn("count", Box::pin(count_loop(inner.clone())));
+    if !inner.policy.pool_retry.is_zero() {
+        spawn("probe", Box::pin(probe_loop(inner.clone())));
+    }
+    Ok(())
+}
+
+/// Asks a pool that does not answer, so that nobody else has to wait for it.
+async fn probe_loop(inner: Arc<Inner>) {
+    loop {
+        inner.health.until_down().await;
+        tokio::time::sleep(inner.policy.pool_retry).await;
+        if inner.health.why_down().is_some() {
+            let answer = inner.pool.stat(&PoolPath::root()).await;
+            inner.health.note(&answer);
+        }
+    }
+}
+
+async fn sync_loop(inner: Arc<Inner>) {
+    let mut closed = Instant::now();
+    let mut closed_epoch = 0;
+    loop {
+        let has_open_epoch = inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        tokio::select! {
+            () = inner.until_unsynced() => {}
+            () = tokio::time::sleep_until((closed + EPOCH_EVERY).into()), if has_open_epoch => {}
+        }
+        tokio::time::sleep(SYNC_EVERY).await;
+        let again = inner.clone();
+        let close = closed.elapsed() >= EPOCH_EVERY && inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        let result = super::blocking(move || again.sync_now(close)).await;
+        match result {
+            Ok(Some(epoch)) => (closed, closed_epoch) = (Instant::now(), epoch),
+            Ok(None) => {}
+            Err(error) => {
+                if close {
+                    closed = Instant::now();
+                }
+                tracing::error!(%error, "the fast pool cannot be synced");
+            }
+        }
+    }
+}
+
+async fn count_loop(inner: Arc<Inner>) {
+    loop {
+        inner.until_counting().await;
+        tokio::time::sleep(inner.count_again_in()).await;
+        let again = inner.clone();
+        let result = super::blocking(move || {
+            again.count_writers();
+            again.settle_unmapped();
+            again.throttle_writers()?;
+            match again.store.budget.above(again.policy.space.high_watermark) {
+                0 => Ok(()),
+                _ => again.make_room(0),
+            }
+        })
+        .await;
+        if let Err(error) = result {
+            tracing::error!(%error, "making room in the fast pool");
+        }
+    }
+}
+
+impl Inner {
+    /// Waits until there is something for `sync_now` to do. For one task.
+    async fn until_unsynced(&self) {
+        while self.catalog.is_synced() && self.uncounted.lock().is_empty() && !self.has_many_open() {
+            self.catalog.changed().await;
+        }
+    }
+
+    fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
+        let closed = match close_epoch {
+            true => self.close_epoch().map(Some),
+            false => self.close_idle_dirty().map(|()| None),
+        };
+        self.save_counts()?;
+        self.forget_uploads()?;
+        self.table.give_back();
+        self.catalog.set_used_bytes(self.store.budget.used())?;
+        self.catalog.reserve_numbers()?;
+        self.catalog.sync_changes()?;
+        closed
+    }
+
+    /// What a file occupies is not in the catalog yet, and will be with the next sync.
+    pub(super) fn note_uncounted(&self, ino: Ino) {
+        self.uncounted.lock().insert(ino);
+        self.catalog.announce_change();
+    }
+
+    /// Brings counts of files that were written and closed into the catalog.
+    pub(super) fn save_counts(&self) -> Result<()> {
+        let inos: Vec<Ino> = self.uncounted.lock().drain().collect();
+        for some in inos.chunks(COUNTS) {
+            let mut txn = Txn::begin(self);
+            for ino in some {
+                let state = match self.table.peek(*ino) {
+                    Some(_) => txn.state(*ino)?,
+                    None => continue,
+                };
+                let unsaved = state.count_unsaved && !state.deleted;
+                if let (true, Some(id)) = (unsaved, state.record.file.content()) {
+                    // While it is written again it is counted again.
+                    state.count_unsaved = state.is_open();
+                    let residency = self.residency(state)?.clone();
+                    txn.batch.put_content(id, &residency);
+                }
+            }
+            txn.commit()?;
+        }
+        for ino in inos {
+            self.table.drop_idle(ino);
+        }
+        Ok(())
+    }
+
+    /// Counts what files that are written past the daemon occupy by now.
+    fn count_writers(&self) {
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        for ino in writing {
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            let Some(content) = state.content.clone() else { continue };
+            let Ok(meta) = content.file.metadata() else { continue };
+            let _ = self.count(&mut state, meta.blocks() * 512);
+        }
+    }
+
+    /// After a start, beside the work: what is here is told to the eviction policy and counted, and what
+    /// nothing names any more is removed.
+    ///
+    /// What is counted is the sum of the records as they were at the start: what changes from then on counts
+    /// its difference to its record itself.
+    fn look_around(&self, start: Start, stop: &CancellationToken) -> Result<()> {
+        let mut sum = 0;
+        let begun = || _ = start.begun.send(());
+        self.catalog.contents_as_of(begun, |id, record| {
+            sum += record.bytes;
+            match self.catalog.inode(record.ino)? {
+                Some(inode) if !inode.file.is_dirty() => self.evictor.lock().insert(record.ino.0, record.bytes),
+                Some(_) => self.recount(record.ino, id)?,
+                None => {}
+            }
+            Ok(!stop.is_cancelled())
+        })?;
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        self.store.budget.account(start.counted_bytes, sum);
+        self.sweep_contents()?;
+        self.sweep_inodes(stop)
+    }
+
+    /// Counts what was written to a dirty file after its record was, by a daemon that died since.
+    fn recount(&self, ino: Ino, id: ContentId) -> Result<()> {
+        let node = match self.node(ino) {
+            // Removed since.
+            Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+            node => node?,
+        };
+        let mut state = node.state.lock();
+        if state.deleted || state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
+            return Ok(());
+        }
+        let Ok(meta) = self.store.stat(id) else { return Ok(()) };
+        self.count(&mut state, meta.blocks() * 512)?;
+        self.save_count(&mut state)
+    }
+
+    /// Removes content files that no record names. What was made since the start is left alone.
+    pub(super) fn sweep_contents(&self) -> Result<u64> {
+        let mut removed = 0;
+        self.store.walk(|id, _| {
+            let number = id.0 & !(0xff << 56);
+            if number < self.first_new_content && self.catalog.content(id)?.is_none() {
+                self.trash.discard(id, 0);
+                removed += 1;
+            }
+            Ok(())
+        })?;
+        Ok(removed)
+    }
+
+    /// Removes inodes that were unlinked while open by programs that ended with the machine, or has them removed when the
+    /// kernel forgets them.
+    fn sweep_inodes(&self, stop: &CancellationToken) -> Result<()> {
+        let mut orphans = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            if ino != Ino::ROOT && record.links.is_empty() && record.pool_links.is_empty() {
+                orphans.push(ino);
+            }
+            Ok(!stop.is_cancelled())
+        })?;
+        for ino in orphans {
+            if self.reattached {
+                // The kernel may have it open, or be about to: it goes when it is forgotten.
+                self.table.stays_until_forgotten(ino);
+                continue;
+            }
+            let mut txn = Txn::begin(self);
+            txn.reap(ino)?;
+            txn.commit()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,484 @@
+//! Files that another client appended to while programs have them open.
+//!
+//! Such a file keeps its inode and its content file, so that open descriptors and mappings show the new bytes. Neither the
+//! identity of the object nor its times prove that the old bytes are the same: what is here of them is compared with the new
+//! version. Where something is another one, or cannot be compared, the new version becomes another inode (`import`).
+//!
+//! Bytes are appended to the content file before the record has them, since programs read a whole content file past the
+//! daemon and must not see it longer than its bytes. So a content file may be longer than its record says: while bytes are
+//! appended ([`Growth::under_way`]), and after a daemon was killed then. Such bytes are cut off before the content is used.
+//!
+//! New bytes of a whole file are appended in order and under the inode's lock. One batch then writes version, size and
+//! residency. Programs read the content file past the daemon, so it never has a hole. In a partial file the new bytes
+//! stay missing, and the chunk that the old end cut off is fetched again.
+//!
+//! The kernel caches the last page with zeros behind the old end. So programs are told the new size only after the
+//! kernel has forgotten that page.
+
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat, Version};
+use forebay_cache::Content;
+use forebay_cache::{CHUNK_BYTES, ContentId, ExtentSet, Reservation};
+use forebay_catalog::FileState;
+use forebay_catalog::Link;
+use futures::TryStreamExt;
+
+use super::super::handles::{failed, set_mtime};
+use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
+use super::import::note_object;
+use super::{Age, Asked};
+use crate::node::{Node, NodeState};
+
+/// Bytes that are compared at most: each time that the file has grown, all that is here of it is read from the pool.
+const COMPARED_BYTES_MAX: u64 = 64 << 20;
+/// Bytes that are appended to whole content at most, before the file is shown longer.
+const APPENDED_BYTES_MAX: u64 = 64 << 20;
+/// How often the comparison begins anew because the file was changed again meanwhile.
+const ATTEMPTS: u32 = 8;
+/// How long all of it may take.
+const GROW_WITHIN: Duration = Duration::from_secs(5);
+/// How long the kernel may take to forget the page in which a file ended.
+const FORGET_WITHIN: Duration = Duration::from_secs(1);
+
+/// What of a file's growth in the pool is known only here.
+#[derive(Debug, Default)]
+pub(crate) struct Growth {
+    /// The content file may be longer than the record says: what is behind the end is being appended. Changed by
+    /// [`Appending`], and ended by `Txn::modify`.
+    pub under_way: bool,
+    /// The size that programs are told, while the kernel may have zeros cached behind it.
+    pub shown_bytes: Option<u64>,
+    /// Programs may have read bytes that are not in the content file, so that they cannot be compared.
+    pub read_unkept: bool,
+}
+
+/// What became of the news that a file has grown.
+enum News {
+    /// The inode has them.
+    Taken,
+    /// The pool does not say more at the moment: what is known stays.
+    Unconfirmed,
+    /// It did not grow by being appended to, by this answer of the pool, or that cannot be found out.
+    Other(Box<Stat>, Asked),
+}
+
+/// What is here of a file, and of which version.
+struct Part {
+    version: Version,
+    file: FileState,
+    size: u64,
+    /// Of a partial file.
+    extents: ExtentSet,
+    content: Option<Arc<Content>>,
+}
+
+impl Part {
+    fn ranges(&self) -> Vec<Range<u64>> {
+        let whole = self.file.is_whole() && self.size > 0;
+        if whole { std::iter::once(0..self.size).collect() } else { self.extents.ranges().collect() }
+    }
+
+    /// Whether nothing changed since.
+    fn holds(&self, state: &NodeState) -> bool {
+        let record = &state.record;
+        let extents = || state.residency.as_ref().is_some_and(|r| *r.extents() == self.extents);
+        record.version.as_ref() == Some(&self.version)
+            && (record.file, record.size) == (self.file, self.size)
+            && (!self.file.is_partial() || extents())
+            && state.flights.is_empty()
+            && may_be_shared(state)
+    }
+}
+
+/// Whether the content may get bytes of another version: nobody here changes it or is about to.
+fn may_be_shared(state: &NodeState) -> bool {
+    let record = &state.record;
+    let regular = record.kind == FileKind::File && record.mode & 0o6000 == 0;
+    let clean = !record.file.is_dirty() && record.sent_to.is_empty() && state.writers == 0;
+    let lasting = record.in_pool() && !state.superseded && !state.deleted;
+    regular && clean && lasting && !state.growth.read_unkept
+}
+
+/// Whether an object may be the one that is known, with bytes appended. An object store replaces whole objects: there the
+/// same name, owner and mode are all that speaks for it before the bytes are compared.
+fn may_be_grown(state: &NodeState, stat: &Stat) -> bool {
+    let record = &state.record;
+    let Some(version) = &record.version else { return false };
+    let nameless = version.identity().is_none() && stat.version.identity().is_none();
+    let rights = (record.mode, record.uid, record.gid) == (stat.mode, stat.uid, stat.gid);
+    let same_object = version.same_object(&stat.version) || (nameless && rights && record.pool_links.len() == 1);
+    same_object && stat.kind == FileKind::File && stat.size > record.size && may_be_shared(state)
+}
+
+/// Bytes that are being appended to a content file. What is not in the record when this is dropped is cut off.
+struct Appending<'a> {
+    node: &'a Node,
+    content: Arc<Content>,
+    size: u64,
+    _space: Reservation,
+}
+
+impl Drop for Appending<'_> {
+    fn drop(&mut self) {
+        let mut state = self.node.state.lock();
+        if !std::mem::take(&mut state.growth.under_way) {
+            return;
+        }
+        let record = &state.record;
+        let same = record.file.content() == Some(ContentId(self.content.id)) && !record.file.is_dirty();
+        if same
+            && record.size == self.size
+            && let Err(error) = self.content.cut(self.size)
+        {
+            tracing::warn!(%error, ino = %self.node.ino, "it is cut off at the next open");
+        }
+    }
+}
+
+impl Inner {
+    /// The pool's copy of an inode became another version, seen under `link`. `false`: the answer came too late to be
+    /// believed.
+    ///
+    /// # Errors
+    /// `Stale` where the name now stands for another inode.
+    pub(super) async fn take_change(
+        &self,
+        node: &Arc<Node>,
+        link: Option<&Link>,
+        stat: &Stat,
+        asked: Asked,
+    ) -> Result<bool> {
+        if !self.is_candidate(node, stat) {
+            return self.changed(node.ino, link, stat, asked);
+        }
+        let version = node.state.lock().record.version.clone();
+        let _one_at_a_time = node.growth.lock().await;
+        // What was found out meanwhile may be newer than this answer.
+        let waited = node.state.lock().record.version != version;
+        let grow = self.grow(node, stat.clone(), asked, waited);
+        let news = match tokio::time::timeout(GROW_WITHIN, grow).await {
+            Ok(news) => news?,
+            Err(_) if node.state.lock().record.version != version => News::Taken,
+            Err(_) => News::Other(Box::new(stat.clone()), asked),
+        };
+        match news {
+            News::Taken => Ok(true),
+            News::Unconfirmed => Ok(false),
+            News::Other(stat, asked) => self.changed(node.ino, link, &stat, asked),
+        }
+    }
+
+    /// Another name of an object that is known and open: where it has grown, the inode has the news before the name is
+    /// taken over.
+    pub(super) async fn grow_object(&self, stat: &Stat) -> Result<()> {
+        if stat.nlink < 2 {
+            return Ok(());
+        }
+        let Some(known) = self.known_as(stat)? else { return Ok(()) };
+        let node = self.node(known)?;
+        if self.is_candidate(&node, stat) {
+            match self.revalidate(known, Age::Now).await {
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    fn is_candidate(&self, node: &Node, stat: &Stat) -> bool {
+        let state = node.state.lock();
+        may_be_grown(&state, stat) && (state.is_open() || self.inherited.lock().contains(&node.ino))
+    }
+
+    /// Brings in what was appended. `again`: the pool is to be asked anew before.
+    async fn grow(&self, node: &Arc<Node>, stat: Stat, asked: Asked, again: bool) -> Result<News> {
+        let (mut stat, mut asked, mut again) = (stat, asked, again);
+        for _ in 0..ATTEMPTS {
+            let path = self.pool_path(node.ino)?.of_object(None);
+            if std::mem::replace(&mut again, true) {
+                asked = self.asked(&node.state.lock());
+                stat = match self.ask(self.pool.stat(&path)).await {
+                    Ok(stat) => stat,
+                    // That it is gone is for the next look to find out.
+                    Err(_) => return Ok(News::Unconfirmed),
+                };
+            }
+            let part = {
+                let mut state = node.state.lock();
+                if state.record.version.as_ref() == Some(&stat.version) {
+                    state.validated = Some(Instant::now());
+                    return Ok(News::Taken);
+                }
+                if state.growth.shown_bytes.is_some() || !self.still_holds(asked, &state) {
+                    return Ok(News::Unconfirmed);
+                }
+                if !may_be_grown(&state, &stat) {
+                    return Ok(News::Other(Box::new(stat), asked));
+                }
+                self.part_of(node, &mut state)
+            };
+            let Ok(part) = part else { return Ok(News::Other(Box::new(stat), asked)) };
+            let appended = if part.file.is_whole() { stat.size - part.size } else { 0 };
+            let compared: u64 = part.ranges().iter().map(|range| range.end - range.start).sum();
+            if compared > COMPARED_BYTES_MAX || appended > APPENDED_BYTES_MAX {
+                return Ok(News::Other(Box::new(stat), asked));
+            }
+            if self.land(node).await {
+                continue;
+            }
+            // A piece of theirs and one of ours. Chunks that were waited for take memory, too.
+            let _memory = self.memory.acquire_many((2 * CHUNK_BYTES / MEMORY_UNIT_BYTES) as u32).await;
+            match self.grow_to(node, &path, &part, &stat, asked).await {
+                Ok(Some(true)) => return Ok(News::Taken),
+                Ok(Some(false)) => return Ok(News::Other(Box::new(stat), asked)),
+                Ok(None) => {}
+                Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
+                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                    return Ok(News::Unconfirmed);
+                }
+                Err(error) => {
+                    tracing::debug!(%path, %error, "what was appended is shown as another file");
+                    return Ok(News::Other(Box::new(stat), asked));
+                }
+            }
+        }
+        Ok(News::Other(Box::new(stat), asked))
+    }
+
+    fn part_of(&self, node: &Node, state: &mut NodeState) -> Result<Part> {
+        let file = state.record.file;
+        let Some(version) = state.record.version.clone() else {
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: no version", node.ino)));
+        };
+        let content = if file.is_absent() { None } else { Some(self.content(node.ino, state)?) };
+        let extents = if file.is_partial() { self.residency(state)?.extents().clone() } else { ExtentSet::default() };
+        Ok(Part { version, file, size: state.record.size, extents, content })
+    }
+
+    /// Waits for chunks of the old version that are under way. Whether there were any.
+    async fn land(&self, node: &Node) -> bool {
+        let flights: Vec<_> = node.state.lock().flights.values().cloned().collect();
+        let any = !flights.is_empty();
+        for mut flight in flights {
+            let _ = flight.wait_for(Option::is_some).await;
+        }
+        any
+    }
+
+    /// The same to one version. `Some(false)`: it is not the old one with bytes appended; `None`: something changed
+    /// meanwhile.
+    async fn grow_to(
+        &self,
+        node: &Arc<Node>,
+        path: &PoolPath,
+        part: &Part,
+        stat: &Stat,
+        asked: Asked,
+    ) -> Result<Option<bool>> {
+        if let Some(content) = &part.content
+            && !self.has_same_bytes(path, &stat.version, content, part.ranges()).await?
+        {
+            return Ok(Some(false));
+        }
+        let appending = match (&part.content, part.file.is_whole()) {
+            (Some(content), true) => match self.append(node, path, part, content, stat).await? {
+                Some(appending) => Some(appending),
+                None => return Ok(None),
+            },
+            _ => None,
+        };
+        let taken = self.take_growth(node, part, stat, asked)?;
+        drop(appending);
+        if taken {
+            self.tell_kernel_grown(node, part).await;
+        }
+        Ok(taken.then_some(true))
+    }
+
+    /// Whether these ranges of a content file are the same in a version of the pool's copy.
+    async fn has_same_bytes(
+        &self,
+        path: &PoolPath,
+        version: &Version,
+        content: &Arc<Content>,
+        ranges: Vec<Range<u64>>,
+    ) -> Result<bool> {
+        for range in ranges {
+            let mut source = Pieces::new(self, path, version, range);
+            while let Some((at, theirs)) = source.next().await? {
+                let ours = self.io.read_at(content.file.clone(), at, theirs.len()).await?;
+                if ours != theirs {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Appends what the pool has behind the end of whole content. `None`: something changed meanwhile.
+    async fn append<'n>(
+        &self,
+        node: &'n Node,
+        path: &PoolPath,
+        part: &Part,
+        content: &Arc<Content>,
+        stat: &Stat,
+    ) -> Result<Option<Appending<'n>>> {
+        let space = self.room_for(stat.size - part.size)?;
+        let appending = Appending { node, content: content.clone(), size: part.size, _space: space };
+        {
+            let mut state = node.state.lock();
+            if !part.holds(&state) {
+                return Ok(None);
+            }
+            content.cut(part.size)?;
+            state.growth.under_way = true;
+        }
+        let mut source = Pieces::new(self, path, &stat.version, part.size..stat.size);
+        while let Some((at, piece)) = source.next().await? {
+            let state = node.state.lock();
+            // Under the lock: nothing is appended to content that was marked dirty.
+            let have = content.file.metadata().map_err(failed)?.size();
+            if !part.holds(&state) || !state.growth.under_way || have != at {
+                return Ok(None);
+            }
+            // Zeros stay a hole.
+            let written = match piece.iter().all(|byte| *byte == 0) {
+                true => content.file.set_len(at + piece.len() as u64),
+                false => content.file.write_all_at(&piece, at),
+            };
+            written.map_err(failed)?;
+            self.counters.pool_read_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
+        Ok(Some(appending))
+    }
+
+    fn room_for(&self, bytes: u64) -> Result<Reservation> {
+        let reserve = || self.store.budget.reserve(bytes).filter(|_| self.store.free_bytes() >= bytes);
+        if let Some(space) = reserve() {
+            return Ok(space);
+        }
+        self.make_room(bytes)?;
+        reserve().ok_or_else(|| Error::new(ErrorKind::NoSpace, Side::Cache, "no room for what was appended"))
+    }
+
+    /// The record says from now on that the file is as long as `stat` says. Whether it does.
+    fn take_growth(&self, node: &Node, part: &Part, stat: &Stat, asked: Asked) -> Result<bool> {
+        let ino = node.ino;
+        let mut txn = Txn::begin(self);
+        if !part.holds(txn.state(ino)?) || !txn.believes(ino, asked)? {
+            return Ok(false);
+        }
+        let record = txn.record(ino)?;
+        record.changed_since_removal |= record.has_removed_names();
+        txn.take_attrs(ino, stat)?;
+        let record = txn.record(ino)?;
+        record.version = Some(stat.version.clone());
+        record.xattrs = None;
+        let (atime, mtime) = (record.atime, record.mtime);
+        note_object(&mut txn, ino, stat);
+        let mut occupied = None;
+        if let (Some(content), Some(id)) = (&part.content, part.file.content()) {
+            let state = txn.state(ino)?;
+            if part.file.is_whole() {
+                let bytes = content.file.metadata().map_err(failed)?.blocks() * 512;
+                self.count(state, bytes)?;
+                state.count_unsaved = false;
+                let mut residency = self.residency(state)?.clone();
+                residency.epoch = self.catalog.epoch();
+                self.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
+                txn.batch.put_unproven_content(id, &mut residency);
+                txn.state(ino)?.residency = Some(residency);
+                set_mtime(&content.file, atime, mtime)?;
+                occupied = Some(bytes);
+            } else {
+                let residency = self.residency(state)?;
+                let short = residency.forget_short_chunk(part.size);
+                let residency = residency.clone();
+                if let Some(chunk) = short {
+                    txn.batch.put_chunk(id, &residency, chunk);
+                }
+            }
+        }
+        let state = txn.state(ino)?;
+        state.validated = Some(Instant::now());
+        state.growth.shown_bytes = self.kernel.get().map(|_| part.size);
+        txn.commit()?;
+        if let Some(bytes) = occupied {
+            self.evictor.lock().insert(ino.0, bytes);
+        }
+        Ok(true)
+    }
+
+    /// Has the kernel forget the page in which the file ended: it is filled up with zeros. Only then is the file shown
+    /// longer. Of what was compared in parts only, the kernel forgets all.
+    async fn tell_kernel_grown(&self, node: &Arc<Node>, part: &Part) {
+        let Some(kernel) = self.kernel.get() else { return };
+        let from = if part.file.is_whole() { part.size } else { 0 };
+        let told = kernel.invalidate_from(node.ino, from);
+        let node = node.clone();
+        let shown = tokio::spawn(async move {
+            let _ = told.await;
+            node.state.lock().growth.shown_bytes = None;
+        });
+        let _ = tokio::time::timeout(FORGET_WITHIN, shown).await;
+    }
+}
+
+/// A range of one version of a file in the pool, piece by piece.
+struct Pieces<'a> {
+    inner: &'a Inner,
+    path: &'a PoolPath,
+    version: &'a Version,
+    left: Range<u64>,
+    /// What is asked for ends there.
+    until: u64,
+    stream: Option<forebay_backends::Content>,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(inner: &'a Inner, path: &'a PoolPath, version: &'a Version, range: Range<u64>) -> Self {
+        Self { inner, path, version, until: range.start, left: range, stream: None }
+    }
+
+    /// The next piece and where it is.
+    ///
+    /// # Errors
+    /// `Stale` where the pool's copy is another version, or is shorter.
+    async fn next(&mut self) -> Result<Option<(u64, bytes::Bytes)>> {
+        let (inner, at) = (self.inner, self.left.start);
+        if self.left.is_empty() {
+            return Ok(None);
+        }
+        if at == self.until {
+            // What is no stream comes as a whole.
+            let most = if inner.pool.capabilities().streams { u64::MAX } else { CHUNK_BYTES };
+            self.until = self.left.end.min(at.saturating_add(most));
+            self.stream = None;
+        }
+        let stream = match &mut self.stream {
+            Some(stream) => stream,
+            None => {
+                let range = at..self.until;
+                self.stream.insert(inner.ask(inner.pool.stream(self.path, self.version, range)).await?)
+            }
+        };
+        let piece = stream.try_next().await;
+        inner.health.note(&piece);
+        match piece? {
+            Some(piece) if piece.len() as u64 <= self.until - at => {
+                self.left.start += piece.len() as u64;
+                Ok(Some((at, piece)))
+            }
+            _ => {
+                let why = format!("{}: another size than it had", self.path);
+                Err(Error::new(ErrorKind::Stale, Side::Pool, why))
+            }
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! Changes that others made in the pool, one object at a time.
+//!
+//! **Hard links.** An inode knows its names in the mount, its names in the pool, and how many more names the pool
+//! counts (`unseen_links`): no program has looked these up yet. `stat` shows the sum. That the pool still has one name
+//! of a file says nothing about its other names, so each name is confirmed by itself. While there are unseen names,
+//! unlinking the last known name does not discard unflushed content. When another name is looked up, the column family
+//! `objects` leads from the identity of the pool's object to its inode.
+
+use std::time::Instant;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
+use forebay_catalog::FileState;
+use forebay_catalog::{InodeRecord, Link, NameRecord};
+
+use super::super::writeback::conflict::look_again;
+use super::super::{Inner, Ino, Txn};
+use super::watch::Watched;
+use super::{Asked, Growth};
+
+impl Inner {
+    /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
+    /// came too late to be believed: ask again.
+    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &Watched<'_>) -> Result<Option<Ino>> {
+        self.note_names_in(parent)?;
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        if !was.is_empty() {
+            return Ok(was.here_ino());
+        }
+        if !watched.holds(name) {
+            return Ok(None);
+        }
+        let ino = self.adopt_in(&mut txn, parent, name, stat)?;
+        txn.commit()?;
+        if let Ok(node) = self.node(ino) {
+            node.state.lock().validated = Some(Instant::now());
+        }
+        Ok(Some(ino))
+    }
+
+    /// The same inside a larger change.
+    pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
+        let link = (parent, Box::from(name));
+        // What the kernel has cached of the listing lacks this name.
+        txn.state(parent)?.page_cache_stale = true;
+        let identity = identity(stat);
+        if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
+            self.take_news(txn, known, stat)?;
+            let record = txn.record(known)?;
+            record.links.push(link.clone());
+            record.pool_links.push(link);
+            record.count_links(stat);
+            txn.set_name(parent, name, NameRecord::clean(known, stat.kind))?;
+            return Ok(known);
+        }
+        let several = identity.filter(|_| stat.nlink > 1);
+        if let Some(ino) = several.as_ref().and_then(|id| txn.link_new(id, &link, stat)) {
+            txn.set_name(parent, name, NameRecord::clean(ino, stat.kind))?;
+            return Ok(ino);
+        }
+        let ino = txn.create(InodeRecord::from_pool(stat, Some(link)))?;
+        if let Some(identity) = several {
+            txn.put_object(identity, ino);
+        }
+        txn.set_name(parent, name, NameRecord::clean(ino, stat.kind))?;
+        Ok(ino)
+    }
+
+    /// The inode that an object of the pool is known as, if it has several names.
+    pub(crate) fn known_as(&self, stat: &Stat) -> Result<Option<Ino>> {
+        let Some(known) = identity(stat).map(|id| self.catalog.object(&id)).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let record = self.catalog.inode(known)?;
+        let same = record.is_some_and(|r| r.version.is_some_and(|v| v.same_object(&stat.version)));
+        Ok(same.then_some(known))
+    }
+
+    /// Finds out what became of what was sent to an object that is known under other names. Whether there was anything.
+    pub(super) async fn resolve_doubt_of_object(&self, stat: &Stat) -> Result<bool> {
+        if stat.nlink < 2 {
+            return Ok(false);
+        }
+        match self.known_as(stat)? {
+            Some(known) => self.resolve_doubt(known).await,
+            None => Ok(false),
+        }
+    }
+
+    /// The inode that an object of the pool is known as under other names. Not one whose old version somebody has open:
+    /// of that the new name shows nothing.
+    fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
+        let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
+        if self.catalog.inode(known)?.is_none() {
+            return Ok(None);
+        }
+        let record = txn.record(known)?;
+        let version = record.version.clone();
+        let same_object = record.is_object(stat);
+        let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
+        let dirty = record.file.is_dirty();
+        // Where ours is newer, the flush finds out whether theirs was changed, too, and keeps both.
+        if same_object && (same_content || dirty || !txn.state(known)?.is_open()) {
+            return Ok(Some(known));
+        }
+        if !same_object {
+            // Its last names were removed by others before anybody here asked for them.
+            txn.record(known)?.unseen_links = 0;
+            txn.reap(known)?;
+        }
+        Ok(None)
+    }
+
+    /// The pool's copy of a clean inode is this now.
+    fn take_news(&self, txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
+        let record = txn.record(ino)?;
+        if record.file.is_dirty() || record.version.as_ref() == Some(&stat.version) {
+            return Ok(());
+        }
+        let bytes = self.counted_bytes(txn.state(ino)?);
+        let record = txn.record(ino)?;
+        let before = record.version.as_ref();
+        if before.is_some_and(|v| !v.same_object(&stat.version)) {
+            // What was changed here and not flushed was of the object that is gone.
+            record.dirty = Default::default();
+            record.dirty_xattrs.clear();
+        }
+        let behind = txn.state(ino)?.version_behind.clone();
+        let record = txn.record(ino)?;
+        let ours = is_ours(record, behind.as_ref(), stat);
+        let changed = record.version.as_ref().is_some_and(|v| !v.same_content(&stat.version));
+        record.changed_since_removal |= changed && record.has_removed_names();
+        let mut dropped = None;
+        if !ours {
+            (record.file, dropped) = record.file.pool_changed()?;
+        }
+        txn.take_attrs(ino, stat)?;
+        let record = txn.record(ino)?;
+        record.version = Some(stat.version.clone());
+        record.xattrs = None;
+        record.target = None;
+        if let Some(content) = dropped {
+            txn.discard(content, bytes);
+            self.evictor.lock().remove(ino.0);
+        }
+        let state = txn.state(ino)?;
+        state.validated = Some(Instant::now());
+        if !ours {
+            state.content = None;
+            state.residency = None;
+            state.page_cache_stale = true;
+            state.growth = Growth::default();
+        }
+        state.negative.clear();
+        note_object(txn, ino, stat);
+        Ok(())
+    }
+
+    /// The pool's copy of an inode became another version, seen under `link`. `false`: the answer came too late to be
+    /// believed.
+    ///
+    /// # Errors
+    /// `Stale` where the name now stands for another inode.
+    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        if record.file.is_dirty() {
+            return Ok(true);
+        }
+        if !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
+            return Ok(false);
+        }
+        if txn.record(ino)?.file.is_whole() && txn.state(ino)?.writers > 0 {
+            // What they write would be nobody's: the flush finds out, and keeps both.
+            return Ok(true);
+        }
+        let behind = txn.state(ino)?.version_behind.clone();
+        let record = txn.record(ino)?;
+        let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
+        // Of several names of an object one became another object's.
+        let parted = !same_object && record.pool_links.len() > 1;
+        let other_kind = record.kind != stat.kind;
+        let same_version = record.version.as_ref() == Some(&stat.version);
+        let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, behind.as_ref(), stat);
+        let in_use = other_bytes && txn.state(ino)?.is_open();
+        // It may be known under another name.
+        let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
+        // What is cached of a directory, and whom its rights let in, does not hold for another directory under its name.
+        let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
+        if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
+            drop(txn);
+            return self.replaced(ino, link, stat).map(|()| true);
+        }
+        self.take_news(&mut txn, ino, stat)?;
+        txn.commit()?;
+        if !(stat.kind == FileKind::Directory && self.is_answered_anyway(ino)) {
+            self.tell_kernel_inode(ino, true);
+        }
+        Ok(true)
+    }
+
+    /// Whether the kernel waits for attributes of an inode and will get the present ones. To be told to forget those
+    /// that it has would make it throw away that answer, and decide on permissions by what was before.
+    fn is_answered_anyway(&self, ino: Ino) -> bool {
+        let Some(node) = self.table.peek(ino) else { return false };
+        let mut state = node.state.lock();
+        state.news_withheld |= state.answering > 0;
+        state.answering > 0
+    }
+
+    /// The name of an inode now stands for another object, or for a version that those who have the old one
+    /// open must not see. They keep it.
+    fn replaced(&self, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
+        let Some((parent, name)) = link else { return Ok(()) };
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
+        let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
+        if in_place && record.kind == stat.kind {
+            // What was changed in place is changed under all of its names.
+            self.part_from_open(&mut txn, ino, &names, stat)?;
+        } else {
+            self.forget_pool_name(&mut txn, ino, *parent, name)?;
+            look_again(&mut txn, *parent)?;
+        }
+        txn.commit()?;
+        // Names that others took from a directory that went, too, lead nowhere.
+        if self.catalog.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
+            let mut txn = Txn::begin(self);
+            self.adopt_in(&mut txn, *parent, name, stat)?;
+            txn.commit()?;
+        }
+        for (parent, name) in &names {
+            self.tell_kernel_name(*parent, name);
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
+    }
+
+    /// All names of an inode go to another one, of the version that the pool has now. Who has the old one open keeps it.
+    fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat) -> Result<()> {
+        let heir = self.known_object(txn, identity(stat).as_deref(), stat)?.filter(|known| *known != ino);
+        let old = txn.record(ino)?;
+        let mut new = old.clone();
+        old.links.clear();
+        old.pool_links.clear();
+        old.unseen_links = 0;
+        old.dirty = Default::default();
+        old.dirty_xattrs.clear();
+        new.file = FileState::absent();
+        new.take_attrs(stat);
+        new.version = Some(stat.version.clone());
+        new.target = None;
+        new.xattrs = None;
+        let heir = match heir {
+            // Somebody came upon it under one of its other names before.
+            Some(known) => {
+                let record = txn.record(known)?;
+                record.links.extend(new.links);
+                record.pool_links.extend(new.pool_links);
+                record.count_links(stat);
+                known
+            }
+            None => {
+                let heir = txn.create(new)?;
+                if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+                    txn.put_object(identity, heir);
+                }
+                heir
+            }
+        };
+        for (parent, name) in names {
+            let mut record = txn.name(*parent, name)?;
+            record.here = record.here.map(|(i, kind)| (if i == ino { heir } else { i }, kind));
+            record.pool = record.pool.map(|i| if i == ino { heir } else { i });
+            txn.set_name(*parent, name, record)?;
+        }
+        txn.state(ino)?.superseded = true;
+        txn.reap(ino)
+    }
+
+    /// One of several names of an inode is nothing any more, or something else: `there`.
+    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        let same = there.is_some_and(|stat| record.is_object(stat));
+        if same || !record.pool_links.contains(link) || !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        match there {
+            Some(stat) => {
+                drop(txn);
+                self.replaced(ino, Some(link), stat)
+            }
+            None => {
+                self.forget_pool_name(&mut txn, ino, link.0, &link.1)?;
+                txn.commit()?;
+                self.tell_kernel_name(link.0, &link.1);
+                Ok(())
+            }
+        }
+    }
+
+    /// The pool does not have an inode where we know it: a flush whose answer was lost moved it, or somebody removed
+    /// it.
+    ///
+    /// # Errors
+    /// `Stale` where it is gone with its name.
+    pub(crate) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
+        match self.resolve_doubt(ino).await {
+            Ok(false) => self.vanished(ino, asked),
+            // The next look asks where it is known now.
+            Ok(true) => Ok(()),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The pool no longer has an inode under the name that we know.
+    pub(super) fn vanished(&self, ino: Ino, asked: Asked) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if !txn.believes(ino, asked)? || ino == Ino::ROOT {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let dirty = record.file.is_dirty();
+        // Of one with a single name the flush finds out.
+        if dirty && record.pool_links.len() < 2 || record.links.is_empty() {
+            return Ok(());
+        }
+        let Some((parent, name)) = record.pool_link().cloned() else { return Ok(()) };
+        let links = record.links.clone();
+        self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        let moved = !links.contains(&(parent, name.clone()));
+        let gone = txn.record(ino)?.links.is_empty();
+        if moved {
+            look_again(&mut txn, parent)?;
+        }
+        txn.commit()?;
+        self.tell_kernel_name(parent, &name);
+        if (moved || dirty) && !gone {
+            // What is here of it is made anew.
+            return Ok(());
+        }
+        for (parent, name) in &links {
+            self.tell_kernel_name(*parent, name);
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
+    }
+
+    /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
+    pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        let was = txn.name(parent, name)?;
+        let record = txn.record(ino)?;
+        if was.pool != Some(ino) || !was.sent.is_empty() || !record.sent_to.is_empty() {
+            return Ok(());
+        }
+        let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
+        let keep = record.file.is_dirty() || newer_below;
+        let is_here = was.here_ino() == Some(ino);
+        if record.kind == FileKind::Directory {
+            self.forget_below(txn, ino)?;
+        }
+        txn.state(parent)?.page_cache_stale = true;
+        txn.pool_has(parent, name, None)?;
+        if is_here && !keep {
+            txn.show(parent, name, None)?;
+            txn.unlink(ino, parent, name)?;
+            let nameless = txn.record(ino)?.links.is_empty();
+            txn.state(ino)?.superseded |= nameless;
+        } else if keep && !txn.record(ino)?.in_pool() {
+            // Ours is newer than the removal: it will be made again.
+            let record = txn.record(ino)?;
+            record.dirty.mode = true;
+            record.dirty.owner = true;
+        }
+        self.lost_in_pool(txn, ino)
+    }
+
+    /// What the pool had in a directory went with it.
+    pub(crate) fn forget_below(&self, txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+        let mut below = Vec::new();
+        self.catalog.names(dir, |name, record| {
+            if record.pool.is_some() || !record.sent.is_empty() {
+                below.push((Box::<[u8]>::from(name), record.pool));
+            }
+            Ok(true)
+        })?;
+        for (name, child) in below {
+            // Of what was sent there nothing is there, either.
+            txn.pool_has(dir, &name, child)?;
+            let Some(child) = child else { continue };
+            if txn.record(child)?.sent_to.is_empty() {
+                self.forget_pool_name(txn, child, dir, &name)?;
+            } else {
+                txn.pool_lacks(dir, &name, child)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a directory holds anything, at any depth, that the pool does not have.
+    fn has_newer_below(&self, dir: Ino) -> Result<bool> {
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            let mut found = false;
+            self.catalog.names(dir, |_, record| {
+                if let Some((ino, kind)) = record.here {
+                    let dirty = self.catalog.inode(ino)?.is_some_and(|r| r.file.is_dirty());
+                    found = record.pool != Some(ino) || dirty;
+                    if kind == FileKind::Directory {
+                        dirs.push(ino);
+                    }
+                }
+                Ok(!found)
+            })?;
+            if found {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether our own flush made this version, of the same bytes: it sent attributes, or changed one of the object's names,
+/// and the answer was lost. `behind`: `NodeState::version_behind`.
+fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool {
+    let Some(known) = &record.version else { return false };
+    (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
+}
+
+/// The key under which an object is found again that has several names.
+fn identity(stat: &Stat) -> Option<Vec<u8>> {
+    match &stat.version {
+        Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
+            Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
+        }
+        _ => None,
+    }
+}
+
+/// The pool has an inode under several names: whoever comes upon another one finds it.
+pub(crate) fn note_object(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) {
+    if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+        txn.put_object(identity, ino);
+    }
+}

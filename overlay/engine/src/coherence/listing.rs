@@ -1,0 +1,449 @@
+//! Whole directories of the pool, merged into the catalog.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use forebay_backends::{
+    DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
+};
+use forebay_catalog::{Link, Listing, NameRecord, append, decode_first, unmatched};
+use futures::TryStreamExt;
+
+use super::super::namespace::Arrivals;
+use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
+use super::watch::Watched;
+use super::{Age, may_enter};
+
+/// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
+const RACY: Duration = Duration::from_millis(50);
+/// Names that are taken over in one change: what a large directory has would be in memory twice over.
+const NAMES_AT_ONCE: u32 = 1_000;
+/// Contents that may come along with one listing: a share of the memory for fetches, which several listings have.
+const CONTENTS_BYTES: u64 = 2 << 20;
+/// How often a listing is begun anew because our own flushes moved directories meanwhile.
+const ATTEMPTS: u32 = 60;
+
+/// Bytes of what one listing may bring: of some ten million names. A server that goes on after that has no end.
+const LISTED_BYTES: u64 = 1 << 30;
+
+/// Encoded entries of a listing that are kept in one piece.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What a directory of the pool has, encoded: the entries of a large one are in memory all at once, and take a third of
+/// the room like that.
+#[derive(Debug, Default)]
+struct Entries(Vec<Vec<u8>>);
+
+impl Entries {
+    fn bytes(&self) -> u64 {
+        (self.0.len() * PIECE_BYTES) as u64
+    }
+
+    fn add(&mut self, name: &[u8], stat: &Stat) -> Result<()> {
+        let full = |piece: &Vec<u8>| piece.len() + PIECE_BYTES / 16 > PIECE_BYTES;
+        if self.0.last().is_none_or(full) {
+            self.0.push(Vec::with_capacity(PIECE_BYTES));
+        }
+        if let Some(piece) = self.0.last_mut() {
+            *piece = append(&(name, stat), std::mem::take(piece)).map_err(unencoded)?;
+        }
+        Ok(())
+    }
+
+    /// All of them, given up as they are taken.
+    fn take(self) -> impl Iterator<Item = Result<(Vec<u8>, Stat)>> {
+        self.0.into_iter().flat_map(|piece| {
+            let mut at = 0;
+            std::iter::from_fn(move || {
+                let left = piece.get(at..).filter(|left| !left.is_empty())?;
+                let first = decode_first(left).map_err(unencoded);
+                at = first.as_ref().map_or(piece.len(), |(_, rest)| piece.len() - rest.len());
+                Some(first.map(|(entry, _)| entry))
+            })
+        })
+    }
+}
+
+/// Names that a listing told and that are none, or are reserved: they do not get into the catalog, and the rest of the
+/// directory is shown without them.
+#[derive(Debug, Default)]
+struct Refused {
+    names: u64,
+    first: String,
+}
+
+impl Refused {
+    fn lets_in(&mut self, name: &[u8]) -> bool {
+        let good = may_enter(name);
+        if !good {
+            if self.names == 0 {
+                self.first = name[..name.len().min(NAME_MAX_BYTES)].escape_ascii().to_string();
+            }
+            self.names += 1;
+        }
+        good
+    }
+
+    /// One line for a directory, however many there are.
+    fn tell(&self, path: &PoolPath) {
+        if self.names > 0 {
+            let Self { names, first } = self;
+            tracing::warn!(%path, names, first, "not shown: the pool tells names that no directory can have");
+        }
+    }
+}
+
+fn unencoded(error: postcard::Error) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, "an entry of a listing").with_source(error)
+}
+
+/// Files of a directory that came along with its listing: name, version, all bytes.
+type Contents = Vec<(Vec<u8>, Version, Bytes)>;
+
+/// What a listing says of a file or directory that is known.
+type Child = (Ino, Link, Stat);
+
+impl Inner {
+    /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
+    pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
+        self.ensure(dir, Age::Metadata, None).await
+    }
+
+    /// The same as fresh as `age` asks.
+    pub async fn ensure_listed_since(&self, dir: Ino, age: Age) -> Result<()> {
+        self.ensure(dir, age, None).await
+    }
+
+    /// The same. Where the pool must be asked and small files come along for nothing, they are kept.
+    pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, age: Age, arrivals: &Arrivals) -> Result<()> {
+        let able = self.pool.capabilities().listed_contents;
+        let units = (CONTENTS_BYTES / MEMORY_UNIT_BYTES) as u32;
+        let Some(_memory) = able.then(|| self.memory.try_acquire_many(units).ok()).flatten() else {
+            return self.ensure_listed_since(dir, age).await;
+        };
+        let mut contents = Contents::new();
+        self.ensure(dir, age, Some(&mut contents)).await?;
+        for (name, version, content) in contents {
+            let Some(ino) = self.catalog.name(dir, &name)?.here_ino() else { continue };
+            let Ok(node) = self.node(ino) else { continue };
+            let bytes = content.len() as u64;
+            // What does not fit here now is fetched when it is its turn, or fails then.
+            if matches!(self.take_in(&node, version, content).await, Ok(true)) {
+                *arrivals.0.lock().entry(ino).or_default() += bytes;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ensure(&self, dir: Ino, age: Age, contents: Option<&mut Contents>) -> Result<()> {
+        let node = self.node(dir)?;
+        if node.state.lock().record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
+        }
+        let asked = self.asked(&node.state.lock());
+        self.revalidate(dir, age).await?;
+        let ttl = match age {
+            Age::Since(moment) => moment.elapsed(),
+            _ => self.policy_of(&node).metadata_ttl,
+        };
+        {
+            let state = node.state.lock();
+            if state.is_unlinked(dir) || (!state.record.in_pool() && dir != Ino::ROOT) {
+                return Ok(());
+            }
+            let complete = matches!(state.record.listing, Listing::Complete(_));
+            if complete && state.listed_at.is_some_and(|at| at.elapsed() < ttl) {
+                return Ok(());
+            }
+            if state.record.version.is_some() && self.lists_all(&state, asked, ttl) {
+                return Ok(());
+            }
+        }
+        match self.list(dir, contents).await {
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                // What is known is better than nothing where all of it was known once.
+                let complete = matches!(node.state.lock().record.listing, Listing::Complete(_));
+                if complete { Ok(()) } else { Err(e) }
+            }
+            other => other,
+        }
+    }
+
+    /// Reads a directory of the pool and merges it.
+    pub async fn list(&self, dir: Ino, mut contents: Option<&mut Contents>) -> Result<()> {
+        let node = self.node(dir)?;
+        let since = Instant::now();
+        let _listing = node.listing.lock().await;
+        if node.state.lock().listed_at.is_some_and(|at| at >= since) {
+            // Of several that wait one listed it for all.
+            return Ok(());
+        }
+        for attempt in 0..ATTEMPTS {
+            let began = Instant::now();
+            let asked = self.asked(&node.state.lock());
+            let watched = self.watch(dir);
+            let path = self.pool_path(dir)?;
+            let read = async {
+                let stat = self.pool.stat(&path).await?;
+                let mut listing = match contents {
+                    Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
+                    None => self.pool.list(&path).await?,
+                };
+                let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
+                let mut refused = Refused::default();
+                while let Some(page) = listing.try_next().await? {
+                    let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
+                    if bytes > LISTED_BYTES {
+                        let what = format!("a listing of more than {LISTED_BYTES} bytes");
+                        return Err(Error::new(ErrorKind::TooLarge, Side::Pool, what));
+                    }
+                    for DirEntry { name, stat, content } in page {
+                        if !refused.lets_in(&name) {
+                            continue;
+                        }
+                        entries.add(&name, &stat)?;
+                        if stat.nlink > 1 {
+                            linked.push(stat.clone());
+                        }
+                        let content = content.filter(|content| !content.is_empty());
+                        came.extend(content.map(|it| (name, stat.version, it)));
+                    }
+                }
+                refused.tell(&path);
+                Ok((stat, entries, linked, came))
+            };
+            let (stat, entries, linked, came) = match self.ask(read).await {
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    self.missing(dir, asked).await?;
+                    if !node.state.lock().record.in_pool() {
+                        return Ok(());
+                    }
+                    tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+                    continue;
+                }
+                other => other.map_err(|e| e.context(&path))?,
+            };
+            let mut changed = false;
+            for stat in linked {
+                changed |= self.resolve_doubt_of_object(&stat).await?;
+                self.grow_object(&stat).await?;
+            }
+            if changed {
+                continue;
+            }
+            if let Some(contents) = contents.as_deref_mut() {
+                *contents = came;
+            }
+            if let Some(children) = self.merge(dir, &stat, entries, &watched, began)? {
+                if self.children_changed(children, &watched).await? && !watched.looks_again() {
+                    let mut state = node.state.lock();
+                    // Unless what was found since is to be looked at again.
+                    if matches!(state.record.listing, Listing::Complete(_)) {
+                        state.listed_at = Some(began);
+                    }
+                }
+                // What is made here inherits its ACL: it is known then, whether the pool answers or not.
+                let _ = self.known_xattrs(dir).await;
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+        }
+        if matches!(node.state.lock().record.listing, Listing::Complete(_)) {
+            // The flusher is busy in this directory; all names of it were known once.
+            return Ok(());
+        }
+        let what = format!("{}: changes all the time while it is listed", self.display(dir));
+        Err(Error::new(ErrorKind::Busy, Side::Pool, what))
+    }
+
+    /// Brings the names and attributes of a listing into the catalog. What our own calls changed meanwhile stays as it is
+    /// here. Returns what it says of files that are known; `None` where it may be the listing of another directory.
+    fn merge(
+        &self,
+        dir: Ino,
+        stat: &Stat,
+        entries: Entries,
+        watched: &Watched<'_>,
+        began: Instant,
+    ) -> Result<Option<Vec<Child>>> {
+        self.note_names_in(dir)?;
+        let mut txn = Txn::begin(self);
+        if !watched.path_holds() {
+            return Ok(None);
+        }
+        let links_before = txn.record(dir)?.dir_nlink;
+        let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
+        // The kernel may have been told that a name which is new is not there.
+        let told_absent = was_complete || !txn.state(dir)?.negative.is_empty();
+        let mut names = Vec::new();
+        let mut known = HashMap::new();
+        self.catalog.names(dir, |name, record| {
+            known.insert(Box::<[u8]>::from(name), record);
+            Ok(true)
+        })?;
+        let mut changed = Vec::new();
+        let is_dir = |record: &NameRecord| record.here.is_some_and(|(_, kind)| kind == FileKind::Directory);
+        let mut subdirs = known.values().filter(|record| is_dir(record)).count() as u32;
+        // Ours may go before it is flushed: then theirs is to be seen.
+        let mut hides = false;
+        let mut adopted = 0;
+        for entry in entries.take() {
+            let (name, stat) = entry?;
+            match known.remove(name.as_slice()) {
+                None => {
+                    let now = txn.name(dir, &name)?;
+                    if !now.is_empty() {
+                        // Found, made or removed while others had their turn.
+                        let found = now.here_ino().is_some() && now.here_ino() == now.pool;
+                        subdirs += u32::from(found && is_dir(&now));
+                        hides |= !found;
+                        continue;
+                    }
+                    if !watched.holds(&name) {
+                        // Taken away by us since.
+                        continue;
+                    }
+                    subdirs += u32::from(stat.kind == FileKind::Directory);
+                    self.adopt_in(&mut txn, dir, &name, &stat)?;
+                    if told_absent {
+                        names.push(Box::<[u8]>::from(name));
+                    }
+                    adopted += 1;
+                    if adopted % NAMES_AT_ONCE == 0 {
+                        // Whoever makes or removes a name waits for this one.
+                        txn.commit()?;
+                        txn = Txn::begin(self);
+                        if !watched.path_holds() {
+                            return Ok(None);
+                        }
+                    }
+                }
+                Some(_) if !watched.holds(&name) => {}
+                Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
+                    changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
+                }
+                // Something of ours is under the name, or it was removed or moved here: the flush decides.
+                Some(record) => hides |= record.pool.is_none(),
+            }
+        }
+        for (name, record) in known {
+            if !watched.holds(&name) {
+                continue;
+            }
+            let now = txn.name(dir, &name)?;
+            if let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) {
+                self.forget_pool_name(&mut txn, ino, dir, &name)?;
+                if is_dir(&now) && !is_dir(&txn.name(dir, &name)?) {
+                    subdirs -= 1;
+                }
+                if record.here_ino() == Some(ino) {
+                    names.push(name);
+                }
+            }
+        }
+        // Of times in whole seconds the whole second is recent.
+        let tick = Duration::from_nanos(self.pool.capabilities().time_granularity_ns.into());
+        let recent = RACY + tick + began.elapsed();
+        let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
+        let made_meanwhile = txn.record(dir)?.dir_nlink.wrapping_sub(links_before);
+        let touched = watched.is_touched();
+        if !watched.has_changed(dir) {
+            txn.take_attrs(dir, stat)?;
+        }
+        let record = txn.record(dir)?;
+        // Some file systems count no directories and say 1.
+        record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
+        if !touched && record.version.as_ref() != Some(&stat.version) {
+            // Others may have changed its ACL, too.
+            record.xattrs = None;
+        }
+        if !touched {
+            record.version = Some(stat.version.clone());
+        }
+        let may_change_unseen = racy || hides || touched || !self.pool.capabilities().directory_versions;
+        record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
+        let state = txn.state(dir)?;
+        // What it says of files that are known does not hold for them before they have it.
+        state.listed_at = None;
+        if !touched {
+            state.validated = Some(Instant::now());
+        }
+        state.single_lookups = 0;
+        state.negative.clear();
+        txn.commit()?;
+        for name in names {
+            self.tell_kernel_name(dir, &name);
+        }
+        Ok(Some(changed))
+    }
+
+    /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
+    async fn children_changed(&self, children: Vec<Child>, watched: &Watched<'_>) -> Result<bool> {
+        let mut believed = true;
+        for (ino, link, stat) in children {
+            let same = match self.table.peek(ino) {
+                Some(node) => node.state.lock().record.version.as_ref() == Some(&stat.version),
+                None => self.catalog.inode(ino)?.is_some_and(|r| r.version.as_ref() == Some(&stat.version)),
+            };
+            if same {
+                continue;
+            }
+            let Ok(node) = self.node(ino) else { continue };
+            // Where directories have no versions, one is always another.
+            let tells = stat.kind != FileKind::Directory || self.pool.capabilities().directory_versions;
+            if !tells && node.state.lock().record.kind == FileKind::Directory {
+                continue;
+            }
+            let asked = self.asked(&node.state.lock());
+            // Our own call is changing it, or has since the pool was asked: what that told is newer.
+            if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
+                continue;
+            }
+            match self.take_change(&node, Some(&link), &stat, asked).await {
+                Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
+                Ok(false) => believed = false,
+                _ => {}
+            }
+        }
+        Ok(believed)
+    }
+}
+
+fn is_younger(time: Time, than: Duration) -> bool {
+    let time = SystemTime::from(time);
+    SystemTime::now().duration_since(time).map_or(true, |age| age < than)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_given_back_as_they_were() {
+        let entry = |at: u64| {
+            let version = Version::Tag { etag: format!("e{at}"), id: String::new(), size: at, mtime: Time::default() };
+            let stat = Stat {
+                kind: FileKind::File,
+                mode: 0o644,
+                uid: 1,
+                gid: 2,
+                nlink: 1,
+                rdev: 0,
+                size: at,
+                occupied: Some(at),
+                atime: Time::default(),
+                mtime: Time::default(),
+                ctime: Time::default(),
+                version,
+            };
+            // Names may be longer than what a piece keeps free.
+            (vec![b'x'; if at.is_multiple_of(100) { 10_000 } else { 200 }], stat)
+        };
+        let mut entries = Entries::default();
+        (0..1_000).for_each(|at| entries.add(&entry(at).0, &entry(at).1).unwrap());
+        assert!(entries.0.len() > 3);
+        assert!(entries.take().map(Result::unwrap).eq((0..1_000).map(entry)));
+    }
+}

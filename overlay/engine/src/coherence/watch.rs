@@ -1,0 +1,164 @@
+//! What our own calls make of a directory while the pool tells its names: of these names the answer is too old, and what
+//! the catalog has of them is newer. The rest of the answer holds.
+//!
+//! The version of a directory changes with our own calls as well as with those of other clients. So it is not believed
+//! while our own calls change the directory. When `metadata-ttl` is over then, the directory is listed again, or the
+//! pool is asked for the name.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_backends::Result;
+use parking_lot::Mutex;
+
+use super::super::{Inner, Ino, Txn};
+
+/// The questions about names that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Watches(Mutex<Vec<Arc<Watch>>>);
+
+#[derive(Debug)]
+struct Watch {
+    dir: Ino,
+    seen: Mutex<Seen>,
+}
+
+/// What changed since the question.
+#[derive(Debug, Default)]
+struct Seen {
+    names: HashSet<Box<[u8]>>,
+    inos: HashSet<Ino>,
+    look_again: bool,
+}
+
+impl Watches {
+    fn each(&self, dir: Ino, note: impl Fn(&mut Seen)) {
+        self.0.lock().iter().filter(|watch| watch.dir == dir).for_each(|watch| note(&mut watch.seen.lock()));
+    }
+
+    /// It is known what the pool has under a name now.
+    pub fn name_changed(&self, dir: Ino, name: &[u8]) {
+        self.each(dir, |seen| _ = seen.names.insert(name.into()));
+    }
+
+    /// The directory has more than is known of it.
+    pub fn look_again(&self, dir: Ino) {
+        self.each(dir, |seen| seen.look_again = true);
+    }
+
+    /// A call that changed these inodes, and names of the directories among them, ended.
+    pub fn call_ended(&self, inos: &[Ino]) {
+        for watch in self.0.lock().iter().filter(|watch| inos.contains(&watch.dir)) {
+            watch.seen.lock().inos.extend(inos);
+        }
+    }
+}
+
+/// A question about names of a directory. Begun before the pool is asked.
+pub(crate) struct Watched<'a> {
+    inner: &'a Inner,
+    watch: Arc<Watch>,
+    /// Moves of directories: begun and ended by then.
+    moves: (u64, u64),
+}
+
+impl Inner {
+    pub(super) fn watch(&self, dir: Ino) -> Watched<'_> {
+        let watch = Arc::new(Watch { dir, seen: Mutex::default() });
+        self.watches.0.lock().push(watch.clone());
+        Watched { inner: self, watch, moves: self.dir_moves() }
+    }
+
+    /// What ended is read first: what begins in between counts as under way.
+    pub(super) fn dir_moves(&self) -> (u64, u64) {
+        let moves = &self.flusher.dir_moves;
+        let ended = moves.1.load(Ordering::SeqCst);
+        (moves.0.load(Ordering::SeqCst), ended)
+    }
+}
+
+impl Watched<'_> {
+    /// Whether the path that the pool was asked by led to the directory all the time.
+    pub fn path_holds(&self) -> bool {
+        self.moves.0 == self.moves.1 && self.moves == self.inner.dir_moves()
+    }
+
+    /// Whether the answer tells how this name is now. Where something is under way there, the catalog has what was sent.
+    pub fn holds(&self, name: &[u8]) -> bool {
+        self.path_holds() && !self.watch.seen.lock().names.contains(name)
+    }
+
+    /// Whether a call that changed an inode ended meanwhile.
+    pub fn has_changed(&self, ino: Ino) -> bool {
+        self.watch.seen.lock().inos.contains(&ino)
+    }
+
+    /// Whether anything of the directory changed meanwhile.
+    pub fn is_touched(&self) -> bool {
+        let seen = self.watch.seen.lock();
+        seen.look_again || !seen.names.is_empty() || !seen.inos.is_empty()
+    }
+
+    /// Whether the directory is to be looked at again, whatever this answer says.
+    pub fn looks_again(&self) -> bool {
+        self.watch.seen.lock().look_again
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.inner.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
+    }
+}
+
+/// Brings a pool call that changes an inode's copy, or a directory's names, to everybody's notice while it
+/// runs.
+pub(crate) struct PoolChange<'a> {
+    inner: &'a Inner,
+    inos: Vec<Ino>,
+    moves_dir: bool,
+}
+
+impl<'a> PoolChange<'a> {
+    pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
+        Self::begin_any(inner, inos, false)
+    }
+
+    /// `moves_dir`: the paths of whatever is below a directory change.
+    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
+        let mut change = Self { inner, inos: Vec::new(), moves_dir };
+        if moves_dir {
+            inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
+        }
+        // Each counts as one call, however often it is named.
+        for ino in inos.iter().copied().collect::<HashSet<_>>() {
+            inner.node(ino)?.state.lock().pool_calls.0 += 1;
+            change.inos.push(ino);
+        }
+        Ok(change)
+    }
+}
+
+impl Drop for PoolChange<'_> {
+    fn drop(&mut self) {
+        if self.moves_dir {
+            self.inner.flusher.dir_moves.1.fetch_add(1, Ordering::SeqCst);
+        }
+        self.inner.watches.call_ended(&self.inos);
+        for ino in &self.inos {
+            let Ok(node) = self.inner.node(*ino) else { continue };
+            let unlinked = {
+                let mut state = node.state.lock();
+                state.pool_calls.1 += 1;
+                state.is_unlinked(*ino) && !state.deleted && !state.is_open()
+            };
+            if unlinked {
+                let mut txn = Txn::begin(self.inner);
+                if let Err(error) = txn.reap(*ino).and_then(|()| txn.commit()) {
+                    tracing::error!(%error, %ino, "an inode without names stays until the next start");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Clean content becomes durable by the epoch: all that was fetched or flushed since the last one is synced at once. Where
+//! that fails, what the device does not have is given up, and the pool is read again.
+//!
+//! Fetched bytes are not synced one by one: each content record names the epoch of its last bytes. Closing an epoch
+//! syncs the fast pool and then records that in the catalog. After a boot with another boot id, content of an epoch
+//! that was not closed counts as absent. This is checked when an inode is loaded, so no scan is needed.
+//!
+//! When the sync fails, the kernel does not say which file lost pages. A content file that has been open since it was
+//! made was told of every failure and is asked. All other content of the open epoch is read again from the device and
+//! compared with its checksums. Content that is not there is given up if the pool has it; leased content is fetched
+//! again at once. That this check is due is recorded in the catalog.
+//!
+//! Clean content of an open epoch is synced before it is changed: after a power cut dirty content is believed. If its
+//! descriptor is younger than its bytes, the whole fast pool is synced.
+
+use std::collections::HashMap;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId};
+use forebay_catalog::InodeRecord;
+use forebay_system::clock::unix_now;
+
+use super::{Inner, Ino, Txn};
+use crate::node::Node;
+
+/// Noted in the catalog while what a device may have lost was not looked at.
+const IN_DOUBT: &str = "in_doubt";
+
+impl Inner {
+    /// Syncs the fast pool, and closes the epoch that is open. What comes in meanwhile is of the next one. Blocks.
+    ///
+    /// # Errors
+    /// Those of the devices; the epoch is still open then.
+    pub(super) fn close_epoch(self: &Arc<Self>) -> Result<u64> {
+        let epoch = self.catalog.next_epoch()?;
+        if self.sync_store().is_err() {
+            // Was looked at; what is left is said now.
+            self.sync_store()?;
+        }
+        self.catalog.close_epoch(epoch)?;
+        Ok(epoch)
+    }
+
+    /// All content that came so far is on the device when this returns, and is known to be as long as the daemon lives.
+    pub(super) fn sync_content_so_far(self: &Arc<Self>) -> Result<()> {
+        let epoch = self.catalog.next_epoch()?;
+        self.sync_store()?;
+        self.synced_epoch.fetch_max(epoch, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Syncs the fast pool. The kernel tells of a failure once, and not of which file: it is looked for.
+    pub(super) fn sync_store(self: &Arc<Self>) -> Result<()> {
+        let synced = self.store.sync_all();
+        if synced.is_err() {
+            self.catalog.set_meta(IN_DOUBT, &true)?;
+        }
+        if self.catalog.meta(IN_DOUBT)?.unwrap_or(false) {
+            self.look_at_unsynced()?;
+            self.catalog.set_meta(IN_DOUBT, &false)?;
+        }
+        synced
+    }
+
+    /// Gives up the clean content of epochs that are not closed where it is not on the device.
+    fn look_at_unsynced(self: &Arc<Self>) -> Result<()> {
+        let mut unsynced = Vec::new();
+        self.catalog.contents(|id, record| {
+            if !self.catalog.is_closed(record.epoch)? {
+                unsynced.push((id, record.ino));
+            }
+            Ok(true)
+        })?;
+        let mut looked = Ok(());
+        for (id, ino) in unsynced {
+            match self.look_at(id, ino) {
+                // Removed since.
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                result => looked = looked.and(result),
+            }
+        }
+        looked
+    }
+
+    fn look_at(self: &Arc<Self>, id: ContentId, ino: Ino) -> Result<()> {
+        let Some(node) = self.node_unless_gone(ino)? else { return Ok(()) };
+        let (content, record) = {
+            let mut state = node.state.lock();
+            if state.record.file.content() != Some(id) {
+                return Ok(());
+            }
+            if !state.flights.is_empty() {
+                let what = format!("inode {ino} is just being fetched");
+                return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
+            }
+            (self.content(ino, &mut state), state.record.clone())
+        };
+        let on_device = match content {
+            // It was told of all that was not written back; a dirty one may not go, whatever it is told.
+            Ok(content) if self.catalog.check_written_back(&content).is_err() => false,
+            Ok(content) => content.since_made || self.is_on_device(&content, id, &record)?,
+            // Whoever opens it is told.
+            Err(_) if record.file.is_dirty() => return Ok(()),
+            Err(e) if e.is(ErrorKind::NotFound) => false,
+            Err(e) => return Err(e),
+        };
+        if !on_device {
+            self.give_up_unwritten(&node, id)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up content that the device does not have, where it is clean and the pool has it. Whether it did.
+    pub(super) fn give_up_unwritten(self: &Arc<Self>, node: &Arc<Node>, id: ContentId) -> Result<bool> {
+        let ino = node.ino;
+        let mut txn = Txn::begin(self);
+        let state = txn.state(ino)?;
+        let file = state.record.file;
+        let changes = file.content() != Some(id) || !state.flights.is_empty();
+        if changes || file.is_dirty() || !state.record.in_pool() || state.superseded {
+            return Ok(false);
+        }
+        let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
+        // It may have been read meanwhile.
+        state.page_cache_stale = true;
+        txn.give_up(ino)?;
+        self.evictor.lock().remove(ino.0);
+        txn.commit()?;
+        self.advisor().evicted(ino);
+        // The kernel holds the content file by its passthrough registration, and with it the space.
+        self.tell_kernel_inode(ino, true);
+        tracing::warn!(path = self.display(ino), "its content did not reach the device; it is fetched again");
+        if let (true, Ok(runtime)) = (is_leased, tokio::runtime::Handle::try_current()) {
+            let (inner, node) = (self.clone(), node.clone());
+            runtime.spawn(async move {
+                if let Err(error) = inner.fetch(&node, 0..size).await {
+                    tracing::warn!(%error, %ino, "leased content is not here any more");
+                }
+            });
+        }
+        Ok(true)
+    }
+
+    /// Whether the device has every byte that was fetched. Not known, so `false`, of what was written here.
+    fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
+        let Some(residency) = self.catalog.content(id)? else { return Ok(false) };
+        let checksums: HashMap<u32, u32> = self.catalog.checksums(id, &residency)?.into_iter().collect();
+        let whole = record.file.is_whole();
+        let meta = content.file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?;
+        if whole && (meta.size() != record.size || checksums.len() as u64 != record.size.div_ceil(CHUNK_BYTES)) {
+            return Ok(false);
+        }
+        // What is read from now on comes from the device.
+        rustix::fs::fadvise(&content.file, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "drop the pages of a content file"))?;
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        Ok(checksums.iter().all(|(chunk, checksum)| {
+            let start = u64::from(*chunk) * CHUNK_BYTES;
+            let bytes = &mut buffer[..CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize];
+            content.file.read_exact_at(bytes, start).is_ok() && crc32c::crc32c(bytes) == *checksum
+        }))
+    }
+}

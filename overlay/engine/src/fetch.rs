@@ -1,0 +1,429 @@
+//! Bytes of the pool, brought into content files: each chunk once however many ask, within one budget of
+//! memory and one of space.
+
+mod bandwidth_estimator;
+mod demand_priority;
+mod request;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use forebay_backends::decorators::Rate;
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
+use forebay_cache::Content;
+use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_catalog::ContentRecord;
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::watch;
+
+use super::coherence::OWN_CHANGES;
+use super::{Inner, Ino, Txn};
+use crate::node::{Flight, Node, NodeState};
+pub(crate) use bandwidth_estimator::Pace;
+pub(crate) use demand_priority::DemandPriority;
+use request::{Chunk, Request};
+
+/// Requests that one reader or stager may have under way.
+const REQUESTS_AT_ONCE: usize = 16;
+/// The same where a file is striped over more targets than that.
+const MOST_AT_ONCE: usize = 32;
+/// The longest request to a striped file.
+const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
+
+impl Inner {
+    /// Makes a range of a file valid in its content file, for a reader who waits for it.
+    ///
+    /// # Errors
+    /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is gone or another version by now,
+    /// and whatever else the pool says.
+    pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let _reading = self.turns.read();
+        self.fetch_now(node, range).await
+    }
+
+    /// The same before anybody asks: readers go first, between any two requests.
+    pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        self.fetch_paced(node, range, None).await
+    }
+
+    /// The same no faster than `rate`.
+    pub async fn fetch_paced(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>, rate: Option<&Rate>) -> Result<()> {
+        let stripe = self.stripe_of(node).await;
+        let mut at = range.start;
+        let pieces = std::iter::from_fn(|| {
+            let from = at;
+            at = range.end.min(self.request_end(stripe, from));
+            (from < at).then_some(from..at)
+        });
+        let bring = |piece: Range<u64>| async {
+            let missing = self.missing_bytes(node, piece.clone())?;
+            if missing == 0 {
+                return Ok(());
+            }
+            if let Some(rate) = rate {
+                rate.pass_in_turn(missing).await;
+            }
+            let _turn = self.turns.ahead().await;
+            self.fetch_now(node, piece).await
+        };
+        stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
+    }
+
+    async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let mut left = OWN_CHANGES;
+        loop {
+            let known = self.known(node);
+            match self.fetch_as_known(node, range.clone()).await {
+                Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
+                other => return other.map_err(|e| self.no_longer_there(node, e)),
+            }
+        }
+    }
+
+    /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
+    pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
+        let stripe = self.stripe_of(node).await;
+        let at_once = requests_at_once(stripe);
+        let mut under_way = VecDeque::new();
+        let mut at = range.start;
+        loop {
+            while at < range.end && under_way.len() < at_once {
+                let end = range.end.min(self.request_end(stripe, at));
+                let flights = self.begin_fetch(node, at..end)?;
+                if !flights.is_empty() {
+                    under_way.push_back(flights);
+                }
+                at = end;
+            }
+            let Some(flights) = under_way.pop_front() else { return Ok(()) };
+            for mut flight in flights {
+                let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
+                if let Some(Err(e)) = &*landed {
+                    return Err(Error::new(e.kind(), e.side(), e.to_string()));
+                }
+            }
+        }
+    }
+
+    async fn stripe_of(&self, node: &Node) -> Option<Stripe> {
+        self.layout_of(node).await?.stripe
+    }
+
+    /// Where a request ends that begins at `at`, in a file that is as long as need be.
+    fn request_end(&self, stripe: Option<Stripe>, at: u64) -> u64 {
+        let bytes = stripe.map_or_else(|| self.request_bytes(), in_stripe);
+        (at / bytes + 1).saturating_mul(bytes)
+    }
+
+    /// Makes a file whole of bytes that came without being asked for, where it has none yet. Whether they were of use.
+    pub async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
+        let path = self.pool_path(node.ino)?;
+        {
+            let state = node.state.lock();
+            let fits = state.record.kind == FileKind::File && state.record.size == content.len() as u64;
+            if !fits || !state.record.file.is_absent() || state.record.version.as_ref() != Some(&version) {
+                return Ok(false);
+            }
+        }
+        let (_, requests) = self.plan(node, 0..content.len() as u64, &path)?;
+        for request in requests {
+            // Of another version since that look, or some of it under way: as if nothing had come.
+            let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
+            let (inner, node) = (self.clone(), node.clone());
+            // Others may wait for it by now: it goes on to its end whatever becomes of who began it.
+            let answered = tokio::spawn(async move {
+                match came {
+                    Some(content) => inner.answer_with(&node, request, content).await,
+                    None => inner.answer(&node, request).await,
+                }
+            });
+            answered.await.map_err(|_| lost())?;
+        }
+        Ok(node.state.lock().record.file.is_whole())
+    }
+
+    /// Bytes that one request asks for: whole chunks.
+    pub fn request_bytes(&self) -> u64 {
+        if self.pool.capabilities().streams { self.pace.request_bytes() } else { CHUNK_BYTES }
+    }
+
+    /// Asks for the chunks of a range that are neither here nor under way. What is waited for then.
+    fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
+        // Asked for before the inode is locked: paths lock inodes too.
+        let path = match self.pool_path(node.ino) {
+            Ok(path) => path,
+            Err(_) if node.state.lock().record.file.is_whole() => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        };
+        let (flights, requests) = self.plan(node, range, &path)?;
+        for request in requests {
+            let (inner, node) = (self.clone(), node.clone());
+            tokio::spawn(async move { inner.answer(&node, request).await });
+        }
+        Ok(flights)
+    }
+
+    /// Which chunks are missing: those under way already, and those to ask for.
+    fn plan(&self, node: &Node, range: Range<u64>, path: &PoolPath) -> Result<(Vec<Flight>, Vec<Request>)> {
+        let mut state = node.state.lock();
+        let (mut flights, mut fresh) = (Vec::new(), Vec::new());
+        if state.record.file.is_whole() {
+            return Ok((flights, Vec::new()));
+        }
+        let size = state.record.size;
+        let Some(version) = state.record.version.clone() else {
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: no version", node.ino)));
+        };
+        let range = range.start..range.end.min(size);
+        let missing = match state.record.file.is_partial() {
+            true => self.residency(&mut state)?.extents().missing(range),
+            false if range.is_empty() => Vec::new(),
+            false => vec![range],
+        };
+        let mut next = 0;
+        for gap in missing {
+            for index in next.max(gap.start / CHUNK_BYTES)..=(gap.end - 1) / CHUNK_BYTES {
+                next = index + 1;
+                if let Some(flight) = state.flights.get(&index) {
+                    flights.push(flight.clone());
+                    continue;
+                }
+                let range = index * CHUNK_BYTES..size.min((index + 1) * CHUNK_BYTES);
+                let (waiting, receiver) = watch::channel(None);
+                state.flights.insert(index, receiver.clone());
+                flights.push(receiver);
+                fresh.push(Chunk { index, range, waiting });
+            }
+        }
+        Ok((flights, Request::of(path, &version, fresh)))
+    }
+
+    /// The content file that a version is fetched into; `None` where the inode is at another version by now.
+    fn content_for_fetch(&self, node: &Arc<Node>, version: &Version) -> Result<Option<(Arc<Content>, ContentId)>> {
+        {
+            let mut state = node.state.lock();
+            if state.record.version.as_ref() != Some(version) || state.record.file.is_whole() {
+                return Ok(None);
+            }
+            if let (true, Some(id)) = (state.record.file.is_partial(), state.record.file.content()) {
+                return Ok(Some((self.content(node.ino, &mut state)?, id)));
+            }
+        }
+        let content = self.spares.take()?;
+        let id = ContentId(content.id);
+        let mut txn = Txn::begin(self);
+        let record = txn.record(node.ino)?;
+        if record.version.as_ref() != Some(version) || !record.file.is_absent() {
+            let partial = record.file.is_partial() && record.version.as_ref() == Some(version);
+            drop(txn);
+            self.trash.discard(id, 0);
+            if !partial {
+                return Ok(None);
+            }
+            let mut state = node.state.lock();
+            let id = state.record.file.content();
+            return Ok(match id {
+                Some(id) if state.record.file.is_partial() => Some((self.content(node.ino, &mut state)?, id)),
+                _ => None,
+            });
+        }
+        record.file = record.file.begin_fetch(id)?;
+        let residency = ContentRecord::empty(node.ino, self.catalog.epoch());
+        txn.batch.put_content(id, &residency);
+        let state = txn.state(node.ino)?;
+        state.residency = Some(residency);
+        state.content = Some(content.clone());
+        txn.commit()?;
+        self.keep_open(node.ino);
+        Ok(Some((content, id)))
+    }
+
+    /// A chunk of a version is in the content file: the record says so from now on.
+    fn landed(
+        &self,
+        node: &Arc<Node>,
+        (path, version): (&PoolPath, &Version),
+        chunk: &Chunk,
+        id: ContentId,
+        content: &Content,
+        checksum: u32,
+    ) -> Result<()> {
+        let epoch = self.catalog.epoch();
+        let mut state = node.state.lock();
+        // Under the lock: of two chunks the one that is counted last has seen the other.
+        let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
+        let of_version = state.record.version.as_ref() == Some(version);
+        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+            return Err(changed(path));
+        }
+        let size = state.record.size;
+        let residency = self.residency(&mut state)?;
+        let before = residency.bytes;
+        residency.landed(chunk.index as u32, chunk.range.clone(), checksum);
+        residency.epoch = epoch;
+        residency.bytes = occupied;
+        let whole = residency.extents().contains(0..size);
+        self.store.budget.account(before, occupied);
+        let mut batch = self.catalog.batch();
+        batch.put_chunk(id, residency, chunk.index as u32);
+        if whole {
+            residency.completed();
+            state.record.file = state.record.file.complete()?;
+            crate::handles::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
+            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
+        }
+        self.catalog.write(batch)?;
+        drop(state);
+        self.fetched_epoch.store(epoch, Ordering::Relaxed);
+        let mut evictor = self.evictor.lock();
+        evictor.insert(node.ino.0, occupied);
+        Ok(())
+    }
+
+    /// An empty file needs no bytes to be whole.
+    pub fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
+        let version = node.state.lock().record.version.clone();
+        let Some(version) = version else { return Ok(()) };
+        let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
+        let mut state = node.state.lock();
+        if state.record.file.is_partial() && state.record.size == 0 {
+            state.record.file = state.record.file.complete()?;
+            crate::handles::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
+            let mut batch = self.catalog.batch();
+            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
+            self.catalog.write(batch)?;
+            drop(state);
+            self.evictor.lock().insert(node.ino.0, 0);
+        }
+        Ok(())
+    }
+
+    /// Reads a range of the pool's copy without keeping it: where the fast pool has no room.
+    pub async fn read_uncached(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+        let mut left = OWN_CHANGES;
+        loop {
+            let known = {
+                node.state.lock().growth.read_unkept = true;
+                self.known(node)
+            };
+            match self.read_as_known(node, range.clone()).await {
+                Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
+                other => return other.map_err(|e| self.no_longer_there(node, e)),
+            }
+        }
+    }
+
+    /// Bytes that were never fetched went with the pool's copy. Not "no such file" to who has it open, or to who opens
+    /// it by a name that may be another file's by now: that is asked for anew.
+    fn no_longer_there(&self, node: &Node, error: Error) -> Error {
+        if error.side() != Side::Pool || !error.is(ErrorKind::NotFound) {
+            return error;
+        }
+        let what = format!("{}: removed or replaced in the pool", self.display(node.ino));
+        Error::new(ErrorKind::Stale, Side::Pool, what).with_source(error)
+    }
+
+    async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+        let path = self.pool_path(node.ino)?;
+        let version = node.state.lock().record.version.clone();
+        let Some(version) = version else { return Ok(Bytes::new()) };
+        self.counters.pool_read_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
+        self.ask(self.pool.read(&path, &version, range)).await.map_err(|e| e.context(path))
+    }
+
+    /// What is valid of a content file, read from the catalog when it is first needed.
+    pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
+        if state.residency.is_none() {
+            let id = state.record.file.content();
+            let size = state.record.size;
+            let partial = state.record.file.is_partial();
+            let read = |id| if partial { self.catalog.partial_content(id, size) } else { self.catalog.content(id) };
+            state.residency = id.map(read).transpose()?.flatten();
+        }
+        state.residency.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")
+        })
+    }
+
+    /// The bytes that an inode's content is counted with in the budget: given back when it goes.
+    pub fn counted_bytes(&self, state: &mut NodeState) -> u64 {
+        self.residency(state).map_or(0, |r| r.bytes)
+    }
+
+    /// Counts an inode's content with what it occupies by now.
+    pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
+        let residency = self.residency(state)?;
+        let before = std::mem::replace(&mut residency.bytes, occupied);
+        let ino = residency.ino;
+        self.store.budget.account(before, occupied);
+        let dirty = state.record.file.is_dirty() && !state.deleted;
+        self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));
+        state.count_unsaved |= before != occupied;
+        Ok(())
+    }
+
+    /// Puts the count into the catalog, before the inode may leave the memory.
+    pub fn save_count(&self, state: &mut NodeState) -> Result<()> {
+        let (true, Some(id)) = (state.count_unsaved, state.record.file.content()) else { return Ok(()) };
+        let mut batch = self.catalog.batch();
+        batch.put_content(id, self.residency(state)?);
+        self.catalog.write(batch)?;
+        state.count_unsaved = false;
+        Ok(())
+    }
+
+    /// The content file of an inode, opened if it is not open yet.
+    pub fn content(&self, ino: Ino, state: &mut NodeState) -> Result<Arc<Content>> {
+        if let Some(content) = &state.content {
+            return Ok(content.clone());
+        }
+        let id =
+            state.record.file.content().ok_or_else(|| {
+                Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
+            })?;
+        let content = self.store.open_content(id).map_err(|e| match e.kind() {
+            ErrorKind::NotFound if state.record.file.is_dirty() => gone(ino, id),
+            _ => e,
+        })?;
+        state.content = Some(content.clone());
+        self.keep_open(ino);
+        Ok(content)
+    }
+}
+
+/// Requests for one file that are under way at the same time: to as many targets as have a part of it.
+fn requests_at_once(stripe: Option<Stripe>) -> usize {
+    stripe.map_or(REQUESTS_AT_ONCE, |s| (s.targets as usize).clamp(REQUESTS_AT_ONCE, MOST_AT_ONCE))
+}
+
+/// Bytes of one request to a striped file: whole chunks of ours in whole chunks of the pool, so that each asks as few
+/// targets as can be.
+fn in_stripe(stripe: Stripe) -> u64 {
+    stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
+}
+
+fn io_failed(error: std::io::Error) -> Error {
+    Error::io(error, Side::Cache, "content file")
+}
+
+/// Not "no such file" to programs: the name is there.
+fn gone(ino: Ino, id: ContentId) -> Error {
+    let what = format!(
+        "content file {:x} of inode {ino} is missing, and the pool does not have its bytes: remove the file or write \
+         it anew",
+        id.0
+    );
+    Error::new(ErrorKind::Corrupt, Side::Cache, what)
+}
+
+fn changed(path: &PoolPath) -> Error {
+    Error::new(ErrorKind::Stale, Side::Pool, format!("{path}: changed while it was fetched"))
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, Side::Cache, "the engine is shutting down")
+}

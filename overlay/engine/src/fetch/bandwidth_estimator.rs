@@ -1,0 +1,311 @@
+//! How fast a pool is, by what its answers took, and how long requests should be by that.
+//!
+//! A request costs the time until its first byte, whatever its length. One is long enough when that is a small share of
+//! the whole; longer ones only make the reader of the first byte wait behind the last.
+//!
+//! What a pool gives to all requests together is what came while any was under way. Of a pool that was asked for little
+//! that says little: unless enough was under way, it counts only where it is more than what was measured before. (In the
+//! words of congestion control: samples that the application limits count upward alone, as in BBR, ACM Queue 14(5), 2016.)
+
+use std::time::{Duration, Instant};
+
+use forebay_cache::CHUNK_BYTES;
+use parking_lot::Mutex;
+
+/// Requests of pools that hand on bytes as they come, while nothing is known of them: what most object stores advise.
+const FIRST_BYTES: u64 = 8 << 20;
+/// The longest request.
+pub(super) const MAX_BYTES: u64 = 16 << 20;
+/// The time until the first byte should be no more than this part of the time of a request.
+const LATENCY_SHARE: f64 = 0.1;
+/// How much one measurement weighs against those before it, at least: the first ones count alike.
+const WEIGHT: f64 = 0.125;
+/// Of a request that comes as a whole, up to this length, nearly all of its time goes by before its first byte.
+const SMALL_BYTES: u64 = 16 << 10;
+/// Time with requests under way that makes a measurement of what comes of them all.
+const WINDOW: Duration = Duration::from_millis(200);
+/// Enough is under way when it is so many times what comes until a first byte (requests that follow each other without a
+/// pause give three quarters of what the line can then), or half of what staging asks for at a time.
+const FILLING: f64 = 4.0;
+const FILLING_BYTES: f64 = (8 * CHUNK_BYTES) as f64;
+/// What a pool is taken for before its answers tell: a file server in the same building.
+const UNMEASURED: Speed = Speed { latency: Duration::from_millis(2), bytes_per_second: 100e6 };
+
+/// How fast a pool is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Speed {
+    /// Until the first byte.
+    pub latency: Duration,
+    /// Of all requests together; above 0.
+    pub bytes_per_second: f64,
+}
+
+/// What the requests so far took.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    measured: Mutex<Measured>,
+}
+
+#[derive(Debug, Default)]
+struct Measured {
+    latency_secs: Mean,
+    /// The shortest time until a first byte, or until all of what came as a whole.
+    soonest_secs: Option<f64>,
+    /// Of one request, after its first byte.
+    stream_bytes_per_sec: Mean,
+    /// Of all requests together.
+    bytes_per_sec: Mean,
+    line: Line,
+}
+
+/// Of measurements, where the last ones count.
+#[derive(Debug, Default)]
+struct Mean {
+    value: Option<f64>,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, measured: f64) {
+        self.count = self.count.saturating_add(1);
+        let weight = f64::from(self.count).recip().max(WEIGHT);
+        self.value = Some(self.value.map_or(measured, |before| before + (measured - before) * weight));
+    }
+}
+
+/// What is under way, and what came since the last measurement.
+#[derive(Debug, Default)]
+struct Line {
+    requests: usize,
+    bytes_under_way: u64,
+    looked: Option<Instant>,
+    /// With requests under way.
+    busy_secs: f64,
+    bytes_came: u64,
+    /// What was under way, summed up over that time.
+    byte_secs: f64,
+}
+
+/// A request that is under way.
+pub(super) struct UnderWay<'a> {
+    pace: &'a Pace,
+    is_stream: bool,
+    bytes: u64,
+    missing: u64,
+    asked: Instant,
+    first_byte: Option<Duration>,
+}
+
+impl Pace {
+    /// A request for so many bytes, which are handed on as they come or come as a whole, begins.
+    pub(super) fn begin(&self, bytes: u64, is_stream: bool, now: Instant) -> UnderWay<'_> {
+        let line = &mut self.measured.lock().line;
+        line.look(now);
+        line.requests += 1;
+        line.bytes_under_way += bytes;
+        UnderWay { pace: self, is_stream, bytes, missing: bytes, asked: now, first_byte: None }
+    }
+
+    pub fn speed(&self) -> Speed {
+        self.measured.lock().speed()
+    }
+
+    /// Bytes that one request should ask for: whole chunks.
+    pub fn request_bytes(&self) -> u64 {
+        let measured = self.measured.lock();
+        let (Some(latency), Some(rate)) = (measured.latency_secs.value, measured.stream_bytes_per_sec.value) else {
+            return FIRST_BYTES;
+        };
+        ((latency / LATENCY_SHARE * rate) as u64).clamp(CHUNK_BYTES, MAX_BYTES).next_multiple_of(CHUNK_BYTES)
+    }
+}
+
+impl UnderWay<'_> {
+    /// Some of it is here.
+    pub(super) fn came(&mut self, bytes: u64, now: Instant) {
+        // No more than was asked for, whatever comes.
+        let bytes = bytes.min(self.missing);
+        if bytes == 0 {
+            return;
+        }
+        self.missing -= bytes;
+        let took = now.duration_since(self.asked);
+        let first_byte = *self.first_byte.get_or_insert(took);
+        let measured = &mut *self.pace.measured.lock();
+        measured.line.look(now);
+        measured.line.bytes_came += bytes;
+        measured.line.leave(bytes, self.missing == 0);
+        if self.missing == 0 {
+            let soonest = measured.soonest_secs.unwrap_or(f64::INFINITY);
+            measured.soonest_secs = Some(soonest.min(first_byte.as_secs_f64()));
+            if self.is_stream {
+                measured.stream_bytes_per_sec.add(per_second(self.bytes, (took - first_byte).as_secs_f64()));
+            }
+            if self.is_stream || self.bytes <= SMALL_BYTES {
+                measured.latency_secs.add(first_byte.as_secs_f64());
+            }
+        }
+        measured.measure();
+    }
+}
+
+/// What does not come any more is not under way.
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.missing > 0 {
+            let line = &mut self.pace.measured.lock().line;
+            line.look(Instant::now());
+            line.leave(self.missing, true);
+        }
+    }
+}
+
+impl Line {
+    /// What is under way was so until now.
+    fn look(&mut self, now: Instant) {
+        let since = self.looked.map_or(Duration::ZERO, |looked| now.duration_since(looked)).as_secs_f64();
+        if self.requests > 0 {
+            self.busy_secs += since;
+            self.byte_secs += since * self.bytes_under_way as f64;
+        }
+        self.looked = self.looked.max(Some(now));
+    }
+
+    fn leave(&mut self, bytes: u64, is_last: bool) {
+        self.bytes_under_way -= bytes;
+        self.requests -= usize::from(is_last);
+    }
+}
+
+impl Measured {
+    fn speed(&self) -> Speed {
+        Speed {
+            latency: self.latency_secs.value.map_or(UNMEASURED.latency, Duration::from_secs_f64),
+            bytes_per_second: self.bytes_per_sec.value.unwrap_or(UNMEASURED.bytes_per_second).max(1.0),
+        }
+    }
+
+    /// Whenever the line was in use for long enough.
+    fn measure(&mut self) {
+        let Line { busy_secs, bytes_came, byte_secs, .. } = self.line;
+        if busy_secs < WINDOW.as_secs_f64() {
+            return;
+        }
+        let known = self.speed();
+        let latency_max = self.latency_secs.value.or(self.soonest_secs).unwrap_or(known.latency.as_secs_f64());
+        let enough = (FILLING * known.bytes_per_second * latency_max).min(FILLING_BYTES);
+        let fills = byte_secs / busy_secs >= enough;
+        let given = per_second(bytes_came, busy_secs);
+        if fills || given > known.bytes_per_second {
+            self.bytes_per_sec.add(given);
+        }
+        self.line = Line { busy_secs: 0.0, bytes_came: 0, byte_secs: 0.0, ..std::mem::take(&mut self.line) };
+    }
+}
+
+fn per_second(bytes: u64, secs: f64) -> f64 {
+    bytes as f64 / secs.max(1e-6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::collections::VecDeque;
+
+    const MIB: u64 = 1 << 20;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn after(latency_ms: u64, mib_per_sec: u64) -> u64 {
+        let (pace, begun) = (Pace::default(), Instant::now());
+        assert_eq!(pace.request_bytes(), FIRST_BYTES);
+        for _ in 0..50 {
+            let mut request = pace.begin(mib_per_sec * MIB, true, begun);
+            request.came(1, begun + ms(latency_ms));
+            request.came(mib_per_sec * MIB - 1, begun + ms(latency_ms + 1000));
+        }
+        pace.request_bytes() / MIB
+    }
+
+    #[test]
+    fn requests_are_long_where_they_are_slow_to_begin() {
+        assert_eq!(after(0, 1000), 1, "nothing to wait for");
+        assert_eq!(after(20, 80), 16, "an object store far away");
+        assert_eq!(after(10, 30), 3);
+        assert_eq!(after(1000, 1000), MAX_BYTES / MIB, "never longer than that");
+    }
+
+    /// So many requests at the same time, each followed by another. They come in bunches of `bunch`, `each` after the
+    /// one before.
+    fn requests(pace: &Pace, begun: Instant, [at_once, bunch]: [usize; 2], bytes: u64, each: Duration) -> Instant {
+        let mut now = begun;
+        let mut under_way: VecDeque<_> = (0..at_once).map(|_| pace.begin(bytes, false, now)).collect();
+        for _ in 0..1600 / bunch {
+            now += each;
+            for _ in 0..bunch {
+                under_way.pop_front().unwrap().came(bytes, now);
+                under_way.push_back(pace.begin(bytes, false, now));
+            }
+        }
+        now
+    }
+
+    fn mb_per_second(pace: &Pace) -> f64 {
+        (pace.speed().bytes_per_second / 1e6).round()
+    }
+
+    #[test]
+    fn a_pool_gives_what_came_of_all_requests_together() {
+        let pace = Pace::default();
+        assert_eq!(pace.speed(), UNMEASURED);
+        let now = requests(&pace, Instant::now(), [16, 1], MIB, ms(21));
+        assert_eq!(mb_per_second(&pace), 50.0);
+        let now = requests(&pace, now, [16, 16], MIB, ms(42));
+        assert!((300.0..450.0).contains(&mb_per_second(&pace)), "400 in bunches: {}", mb_per_second(&pace));
+        let now = requests(&pace, now, [16, 1], MIB, ms(84));
+        assert_eq!(mb_per_second(&pace), 12.0, "it is slower now");
+        assert_eq!(pace.speed().latency, UNMEASURED.latency, "nothing small came");
+        // What does not come any more is not under way, and time without requests does not count.
+        drop(pace.begin(MIB, false, now));
+        let later = now + ms(3_600_000);
+        pace.begin(MIB, false, later).came(MIB, later + ms(84));
+        assert_eq!(mb_per_second(&pace), 12.0);
+    }
+
+    #[test]
+    fn who_asks_for_little_learns_how_soon_and_not_how_much() {
+        let pace = Pace::default();
+        let now = requests(&pace, Instant::now(), [1, 1], 4096, ms(4));
+        assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 100.0));
+        let now = requests(&pace, now, [1, 1], 500_000, ms(10));
+        assert_eq!(mb_per_second(&pace), 100.0, "50, where the time until a first byte is nearly half");
+        requests(&pace, now, [8, 1], 500_000, ms(500));
+        assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 1.0), "a slow one");
+    }
+
+    /// As a line that lets a burst pass after a pause.
+    #[test]
+    fn the_first_measurement_weighs_no_more_than_the_next() {
+        let pace = Pace::default();
+        let mut now = Instant::now();
+        for mib_per_second in [400, 50, 50, 50, 50] {
+            let mut request = pace.begin(mib_per_second * MIB / 4, false, now);
+            now += ms(250);
+            request.came(mib_per_second * MIB / 4, now);
+        }
+        let mean = (400.0 + 4.0 * 50.0) / 5.0;
+        assert_eq!(mb_per_second(&pace), (mean * MIB as f64 / 1e6_f64).round());
+    }
+
+    #[test]
+    fn one_reader_of_a_pool_far_away_does_not_make_it_slow() {
+        let pace = Pace::default();
+        let now = requests(&pace, Instant::now(), [1, 1], MIB, ms(60));
+        assert_eq!(mb_per_second(&pace), 100.0, "50 ms until the first byte, for all that is known");
+        requests(&pace, now, [16, 1], MIB, ms(5));
+        assert!((205.0..215.0).contains(&mb_per_second(&pace)), "and more is given to more requests");
+    }
+}

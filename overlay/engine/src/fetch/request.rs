@@ -1,0 +1,201 @@
+//! One request to the pool: chunks of a file that follow each other, each there for its readers as soon as it has come.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
+use forebay_cache::{CHUNK_BYTES, Reservation};
+use futures::{StreamExt, TryStreamExt, future, stream};
+use rustix::fs::FallocateFlags;
+use tokio::sync::watch;
+
+use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
+use super::bandwidth_estimator::UnderWay;
+use super::{changed, lost};
+use crate::node::Node;
+
+/// What is written to a content file at once. The file system keeps what one call writes in one piece of memory, and goes
+/// through all of that piece at each later write into it: larger pieces make content that was fetched slow to overwrite.
+const WRITE_BYTES: usize = 128 << 10;
+
+/// One chunk to bring in, and who waits for it.
+pub(super) struct Chunk {
+    pub index: u64,
+    pub range: Range<u64>,
+    pub waiting: watch::Sender<Option<Result<(), Arc<Error>>>>,
+}
+
+/// What is asked for at once.
+pub(super) struct Request {
+    pub path: PoolPath,
+    pub version: Version,
+    /// They follow each other.
+    pub chunks: VecDeque<Chunk>,
+}
+
+impl Request {
+    pub fn is_all_of(&self, version: &Version, bytes: u64) -> bool {
+        let (first, last) = (self.chunks.front(), self.chunks.back());
+        self.version == *version
+            && first.is_some_and(|c| c.range.start == 0)
+            && last.is_some_and(|c| c.range.end == bytes)
+    }
+
+    /// Joins chunks that follow each other.
+    pub fn of(path: &PoolPath, version: &Version, chunks: Vec<Chunk>) -> Vec<Self> {
+        let mut requests: Vec<Self> = Vec::new();
+        for chunk in chunks {
+            let follows = |last: &&mut Self| last.chunks.back().is_some_and(|c| c.range.end == chunk.range.start);
+            match requests.last_mut().filter(follows) {
+                Some(last) => last.chunks.push_back(chunk),
+                None => {
+                    let (path, version) = (path.clone(), version.clone());
+                    requests.push(Self { path, version, chunks: VecDeque::from([chunk]) });
+                }
+            }
+        }
+        requests
+    }
+}
+
+/// A stream that is cut into chunks.
+struct Source<'a> {
+    stream: Content,
+    /// What came behind the end of the last chunk.
+    rest: Bytes,
+    /// `None`: it came without being asked for.
+    under_way: Option<UnderWay<'a>>,
+}
+
+impl Source<'_> {
+    /// The next `length` bytes; fewer where the object ends.
+    async fn next(&mut self, length: usize) -> Result<Bytes> {
+        let mut data = BytesMut::new();
+        loop {
+            if self.rest.is_empty() {
+                match self.stream.try_next().await? {
+                    Some(piece) => self.rest = piece,
+                    None => return Ok(data.freeze()),
+                }
+                if let Some(under_way) = &mut self.under_way {
+                    under_way.came(self.rest.len() as u64, Instant::now());
+                }
+            }
+            let missing = length - data.len();
+            if data.is_empty() && self.rest.len() >= length {
+                // A chunk that came in one piece is not copied.
+                return Ok(self.rest.split_to(length));
+            }
+            data.reserve(missing);
+            data.extend_from_slice(&self.rest.split_to(missing.min(self.rest.len())));
+            if data.len() == length {
+                return Ok(data.freeze());
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Brings in the chunks of a request, one after the other. Whoever waits for one is told.
+    pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: Request) {
+        let Err(error) = self.bring_in(node, &mut request).await else { return };
+        self.fail(node, request, error);
+    }
+
+    /// All that was asked for has come already.
+    pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: Request, content: Bytes) {
+        let stream = stream::once(future::ready(Ok(content))).boxed();
+        let mut source = Source { stream, rest: Bytes::new(), under_way: None };
+        let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
+        self.fail(node, request, error);
+    }
+
+    fn fail(&self, node: &Node, request: Request, error: Error) {
+        let error = Arc::new(error);
+        for chunk in request.chunks {
+            node.state.lock().flights.remove(&chunk.index);
+            chunk.waiting.send_replace(Some(Err(error.clone())));
+        }
+    }
+
+    async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut Request) -> Result<()> {
+        let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) else { return Ok(()) };
+        let range = first.range.start..last.range.end;
+        // What is no stream comes as a whole.
+        let streams = self.pool.capabilities().streams;
+        let held = if streams { CHUNK_BYTES } else { range.end - range.start };
+        let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
+        let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
+        let space = Some(self.reserve(first.range.end - first.range.start).await?);
+        let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
+        let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
+        let stream = stream.map_err(|e| e.context(&request.path))?;
+        self.pour(node, request, &mut Source { stream, rest: Bytes::new(), under_way }, space).await
+    }
+
+    /// Puts what comes into the chunks of a request; `space` is there for the first.
+    async fn pour(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        request: &mut Request,
+        source: &mut Source<'_>,
+        mut space: Option<Reservation>,
+    ) -> Result<()> {
+        while let Some(chunk) = request.chunks.front() {
+            let length = chunk.range.end - chunk.range.start;
+            let _space = match space.take() {
+                Some(space) => space,
+                None => self.reserve(length).await?,
+            };
+            let data = source.next(length as usize).await;
+            self.health.note(&data);
+            let data = data.map_err(|e| e.context(&request.path))?;
+            if data.len() as u64 != length {
+                let (came, at) = (data.len(), chunk.range.start);
+                let why = format!("{}: {came} of {length} bytes at {at}", request.path);
+                return Err(Error::new(ErrorKind::Stale, Side::Pool, why));
+            }
+            self.keep(node, request, chunk, data).await?;
+            if let Some(chunk) = request.chunks.pop_front() {
+                node.state.lock().flights.remove(&chunk.index);
+                chunk.waiting.send_replace(Some(Ok(())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a chunk into the content file, and writes down that it is there.
+    async fn keep(self: &Arc<Self>, node: &Arc<Node>, request: &Request, chunk: &Chunk, data: Bytes) -> Result<()> {
+        self.counters.fetches.fetch_add(1, Ordering::Relaxed);
+        self.counters.pool_read_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let Some((content, id)) = self.content_for_fetch(node, &request.version)? else {
+            return Err(changed(&request.path));
+        };
+        let checksum = crc32c::crc32c(&data);
+        // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
+        let zeros = data.iter().all(|byte| *byte == 0);
+        let skip = if zeros { data.len().saturating_sub(1) } else { 0 };
+        for from in (skip..data.len()).step_by(WRITE_BYTES) {
+            let until = data.len().min(from + WRITE_BYTES);
+            let at = chunk.range.start + from as u64;
+            self.io.write_at(content.file.clone(), at, data.slice(from..until)).await?;
+        }
+        if zeros {
+            let (file, start) = (content.file.clone(), chunk.range.start);
+            // The last byte takes no block, either; the length stays. Up to the end of the chunk, also where the file
+            // ends before it: part of a block is only made zero.
+            let _ = blocking(move || {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // A file system that cannot keeps the block.
+                let _ = rustix::fs::fallocate(&*file, flags, start, CHUNK_BYTES);
+                Ok(())
+            })
+            .await;
+        }
+        self.landed(node, (&request.path, &request.version), chunk, id, &content, checksum)
+    }
+}

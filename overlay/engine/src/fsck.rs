@@ -1,0 +1,191 @@
+//! Catalog and content files, compared.
+//!
+//! The mount is in use meanwhile: what looks wrong is looked at again while the namespace is locked, and counts only
+//! if it was not just being changed.
+
+use std::os::unix::fs::MetadataExt;
+
+use forebay_api::operator::FsckReport;
+use forebay_backends::{ErrorKind, FileKind, Result};
+use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_catalog::InodeRecord;
+
+use super::{Inner, Ino, Overlay};
+
+impl Overlay {
+    /// Checks that names, inodes and content files agree, and that clean content has the bytes that were
+    /// fetched. With `repair`, damaged clean content is given up: it is fetched again. Dirty content is never
+    /// touched.
+    pub async fn fsck(&self, repair: bool) -> Result<FsckReport> {
+        let inner = self.inner.clone();
+        let mut report = super::blocking(move || inner.fsck_now(repair)).await?;
+        self.inner.check_unfinished(repair && !self.inner.read_only, &mut report).await?;
+        Ok(report)
+    }
+}
+
+impl Inner {
+    fn fsck_now(&self, repair: bool) -> Result<FsckReport> {
+        let mut report = FsckReport::default();
+        let mut inodes = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            inodes.push((ino, record));
+            Ok(true)
+        })?;
+        for (ino, record) in &inodes {
+            self.check_links(*ino, record, &mut report)?;
+            if record.kind == FileKind::File {
+                report.checked_files += 1;
+                if let Some(content) = record.file.content() {
+                    self.check_content(*ino, record, content, repair, &mut report)?;
+                }
+            }
+        }
+        let mut dangling = Vec::new();
+        self.catalog.contents(|id, record| {
+            if !self.owns(record.ino, id)? {
+                dangling.push((id, record.bytes));
+            }
+            Ok(true)
+        })?;
+        for (id, bytes) in dangling {
+            let _namespace = self.namespace.lock();
+            if !self.is_dangling(id)? {
+                continue;
+            }
+            report.problems.push(format!("content {:x} belongs to no file", id.0));
+            if repair {
+                let mut batch = self.catalog.batch();
+                batch.delete_content(id);
+                self.catalog.write(batch)?;
+                self.trash.discard(id, bytes);
+                report.repaired += 1;
+            }
+        }
+        if repair {
+            report.orphans_removed = self.sweep_contents()?;
+            self.trash.drain();
+        }
+        Ok(report)
+    }
+
+    /// What daemons that ended long ago, on this node or others, left in the directories of the pool that are known. A pool
+    /// that does not answer is left alone.
+    async fn check_unfinished(&self, remove: bool, report: &mut FsckReport) -> Result<()> {
+        let mut dirs = Vec::new();
+        self.catalog.inodes(|ino, record| {
+            if record.kind == FileKind::Directory && (record.in_pool() || ino == Ino::ROOT) {
+                dirs.push(ino);
+            }
+            Ok(true)
+        })?;
+        for dir in dirs {
+            let Ok(path) = self.pool_path(dir) else { continue };
+            match self.ask(self.pool.abandoned(&path, remove)).await {
+                Ok(0) => {}
+                Ok(files) => {
+                    let what = "unfinished uploads of daemons that ended more than a day ago";
+                    report.problems.push(format!("{path}: {files} {what}"));
+                    report.repaired += if remove { files } else { 0 };
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => break,
+                // Removed by another client, or not for this user to read.
+                Err(error) => tracing::debug!(%path, %error, "unfinished uploads are not looked for"),
+            }
+        }
+        Ok(())
+    }
+
+    fn owns(&self, ino: Ino, id: ContentId) -> Result<bool> {
+        Ok(self.catalog.inode(ino)?.is_some_and(|r| r.file.content() == Some(id)))
+    }
+
+    fn is_dangling(&self, id: ContentId) -> Result<bool> {
+        Ok(match self.catalog.content(id)? {
+            Some(record) => !self.owns(record.ino, id)?,
+            None => false,
+        })
+    }
+
+    fn check_links(&self, ino: Ino, record: &InodeRecord, report: &mut FsckReport) -> Result<()> {
+        if self.broken_links(ino, record)?.is_empty() {
+            return Ok(());
+        }
+        let _namespace = self.namespace.lock();
+        if let Some(record) = self.catalog.inode(ino)? {
+            report.problems.extend(self.broken_links(ino, &record)?);
+        }
+        Ok(())
+    }
+
+    fn broken_links(&self, ino: Ino, record: &InodeRecord) -> Result<Vec<String>> {
+        let mut broken = Vec::new();
+        for (parent, name) in &record.links {
+            if self.catalog.name(*parent, name)?.here_ino() != Some(ino) {
+                broken.push(format!("{}: inode {ino} names it, the name does not", name.escape_ascii()));
+            }
+        }
+        for (parent, name) in &record.pool_links {
+            if self.catalog.name(*parent, name)?.pool != Some(ino) {
+                broken.push(format!("{}: inode {ino} is not what the pool has there", name.escape_ascii()));
+            }
+        }
+        Ok(broken)
+    }
+
+    fn check_content(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        id: ContentId,
+        repair: bool,
+        report: &mut FsckReport,
+    ) -> Result<()> {
+        let Some(problem) = self.content_problem(record, id, report)? else { return Ok(()) };
+        {
+            let _namespace = self.namespace.lock();
+            let same = |now: InodeRecord| (now.file, now.version) == (record.file, record.version.clone());
+            if !self.catalog.inode(ino)?.is_some_and(same) {
+                return Ok(());
+            }
+        }
+        report.problems.push(format!("{}: {problem}", self.display(ino)));
+        if repair
+            && !record.file.is_dirty()
+            && let Ok(Ok(_)) = self.evict_inode(ino)
+        {
+            self.evictor.lock().remove(ino.0);
+            report.repaired += 1;
+        }
+        Ok(())
+    }
+
+    fn content_problem(&self, record: &InodeRecord, id: ContentId, report: &mut FsckReport) -> Result<Option<String>> {
+        let Ok(content) = self.store.open_content(id) else {
+            return Ok(Some(format!("content file {:x} is missing", id.0)));
+        };
+        let size = content.file.metadata().map_or(0, |m| m.size());
+        if record.file.is_dirty() {
+            report.checked_bytes += size;
+            return Ok(None);
+        }
+        // What is behind the end was appended by a daemon that was killed, or is being appended: it is cut off before use.
+        if record.file.is_whole() && size < record.size {
+            return Ok(Some(format!("content file {:x} has {size} bytes instead of {}", id.0, record.size)));
+        }
+        let Some(residency) = self.catalog.content(id)? else {
+            return Ok(Some(format!("content file {:x} has no record", id.0)));
+        };
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        for (chunk, checksum) in self.catalog.checksums(id, &residency)? {
+            let start = u64::from(chunk) * CHUNK_BYTES;
+            let len = CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize;
+            let read = std::os::unix::fs::FileExt::read_exact_at(&*content.file, &mut buffer[..len], start);
+            report.checked_bytes += len as u64;
+            if read.is_err() || crc32c::crc32c(&buffer[..len]) != checksum {
+                return Ok(Some(format!("chunk {chunk} of content file {:x} is damaged", id.0)));
+            }
+        }
+        Ok(None)
+    }
+}

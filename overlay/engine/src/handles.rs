@@ -1,0 +1,325 @@
+//! Open files: what an open is given, and reads and writes that go through the daemon.
+
+mod inherited;
+mod modify;
+mod open;
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+use forebay_cache::Content;
+use forebay_cache::content_io;
+use forebay_cache::{CHUNK_BYTES, Reservation};
+use forebay_policy::Flush;
+use rustix::io::Errno;
+
+use super::{Inner, Ino, Overlay, Seek, blocking};
+use crate::node::{Node, Readahead};
+use crate::shares::Promise;
+
+/// Requests to the pool that a sequential reader is ahead at most.
+const READAHEAD_REQUESTS: u64 = 8;
+/// Two reads are of a sequential reader where the second begins no further than this from where the first ended.
+const READAHEAD_GAP_BYTES: u64 = 2 << 20;
+
+/// Tells the log what went wrong with a file that is still there. What lost its last name meanwhile has nothing to settle.
+fn tell_unless_gone(node: &Node, error: &Error, when: &str) {
+    let state = node.state.lock();
+    if !state.deleted && !state.is_unlinked(node.ino) {
+        tracing::error!(%error, ino = %node.ino, "{when}");
+    }
+}
+
+impl Overlay {
+    /// Reads up to `len` bytes; fewer only at the end of the file.
+    pub async fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        for _ in 0..3 {
+            let whole = {
+                let mut state = node.state.lock();
+                match state.record.file.is_whole() {
+                    true => Some(inner.content(ino, &mut state)?),
+                    false => None,
+                }
+            };
+            if let Some(content) = whole {
+                inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
+                return inner.read_content(&content, offset, len as usize).await;
+            }
+            let size = node.state.lock().record.size;
+            let end = size.min(offset.saturating_add(u64::from(len)));
+            if offset >= end {
+                return Ok(Bytes::new());
+            }
+            let ready = {
+                let mut state = node.state.lock();
+                let partial = state.record.file.is_partial();
+                partial && inner.residency(&mut state)?.extents().contains(offset..end)
+            };
+            inner.read_ahead(&node, offset, end);
+            if !ready {
+                inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                match inner.fetch(&node, offset..end).await {
+                    Err(e) if e.is(ErrorKind::NoSpace) => return inner.read_uncached(&node, offset..end).await,
+                    other => other?,
+                }
+            }
+            let content = {
+                let mut state = node.state.lock();
+                let valid = state.record.file.is_whole()
+                    || (state.record.file.is_partial() && inner.residency(&mut state)?.extents().contains(offset..end));
+                if valid { Some(inner.content(ino, &mut state)?) } else { None }
+            };
+            if let Some(content) = content {
+                return inner.read_content(&content, offset, (end - offset) as usize).await;
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is read", inner.display(ino))))
+    }
+
+    /// Writes all of `data`.
+    pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let _writing = inner.begin_writing(&node);
+        let content = inner.with_room(|| inner.make_writable(&node)).await?;
+        let len = data.len() as u32;
+        let _space = inner.with_room(|| inner.reserve_for_write(&node, &content, offset, data.len() as u64)).await?;
+        let file = content.file.clone();
+        let mut done = 0;
+        while done < data.len() {
+            match rustix::io::pwrite(&*file, &data[done..], offset + done as u64) {
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) if done == 0 => return Err(failed(e.into())),
+                Err(_) => break,
+            }
+        }
+        inner.account(&node, &content)?;
+        let mut state = node.state.lock();
+        state.changed();
+        Ok(if done < data.len() { done as u32 } else { len })
+    }
+
+    /// What `close` waits for: the flush, where the policy says so.
+    pub async fn close(&self, ino: Ino, writable: bool) -> Result<()> {
+        if !writable {
+            return Ok(());
+        }
+        let node = self.inner.node(ino)?;
+        self.inner.learn_storage_pool(&node).await;
+        if self.inner.policy_of(&node).flush == Flush::OnClose {
+            return self.inner.flush_inode_now(ino).await;
+        }
+        Ok(())
+    }
+
+    /// Content and names survive a power cut when this returns.
+    ///
+    /// # Errors
+    /// `EIO` where something of the content was lost on its way to the device, now or before.
+    pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        let node = self.inner.node(ino)?;
+        let content = {
+            let mut state = node.state.lock();
+            match state.record.file.is_dirty() {
+                true => Some(self.inner.content(ino, &mut state)?),
+                false => None,
+            }
+        };
+        let inner = self.inner.clone();
+        let _turn = self.inner.syncs.acquire().await;
+        blocking(move || {
+            let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
+            // That something was lost is to be known after a power cut, too.
+            inner.catalog.sync().and(kept)
+        })
+        .await
+        .map_err(|e| e.context(self.inner.display(ino)))
+    }
+
+    pub async fn fsync_dir(&self, _ino: Ino) -> Result<()> {
+        let inner = self.inner.clone();
+        blocking(move || inner.catalog.sync()).await
+    }
+
+    /// `fallocate(2)`: all modes that the fast pool's file system has.
+    pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let inner = self.inner.clone();
+        let node = inner.node(ino)?;
+        let _writing = inner.begin_writing(&node);
+        let content = inner.with_room(|| inner.make_writable(&node)).await?;
+        let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
+        let bytes = if takes_space { len } else { 0 };
+        let _share = inner.share_of_owner(&node, bytes).await?;
+        let _space = inner.with_room(|| inner.reserve(bytes)).await?;
+        let file = content.file.clone();
+        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
+        blocking(move || {
+            rustix::fs::fallocate(&*file, flags, offset, len)
+                .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
+        })
+        .await?;
+        node.state.lock().changed();
+        inner.account(&node, &content)
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE`. A file that has holes in the pool is brought in to find them. What is not here else
+    /// counts as data.
+    pub async fn seek(&self, ino: Ino, offset: u64, whence: Seek) -> Result<u64> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let sparse = {
+            let state = node.state.lock();
+            let record = &state.record;
+            let asked = offset < record.size && !record.file.is_whole();
+            (asked && record.clean_bytes() < record.size).then_some(record.size)
+        };
+        if let Some(size) = sparse {
+            // Where that fails all of it counts as data, which is never wrong.
+            let _ = inner.fetch(&node, 0..size).await;
+        }
+        let (content, size) = {
+            let mut state = node.state.lock();
+            match state.record.file.is_whole() {
+                true => (Some(inner.content(ino, &mut state)?), 0),
+                false => (None, state.record.size),
+            }
+        };
+        let beyond = || Error::os(libc::ENXIO, Side::Application, "seek beyond the end");
+        let Some(content) = content else {
+            return match whence {
+                _ if offset >= size => Err(beyond()),
+                Seek::Data => Ok(offset),
+                Seek::Hole => Ok(size),
+            };
+        };
+        let to = match whence {
+            Seek::Data => rustix::fs::SeekFrom::Data(offset),
+            Seek::Hole => rustix::fs::SeekFrom::Hole(offset),
+        };
+        rustix::fs::seek(&*content.file, to).map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
+    }
+
+    /// `copy_file_range(2)`, by reference where the fast pool's file system can.
+    pub async fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        let inner = self.inner.clone();
+        let (source, target) = (inner.node(from)?, inner.node(to)?);
+        let size = inner.attr_of(&source)?.size;
+        let len = len.min(size.saturating_sub(from_offset));
+        if len == 0 {
+            return Ok(0);
+        }
+        if !source.state.lock().record.file.is_whole() {
+            inner.fetch(&source, from_offset..from_offset + len).await?;
+        }
+        let source_content = inner.content(from, &mut source.state.lock())?;
+        let _writing = inner.begin_writing(&target);
+        let content = inner.with_room(|| inner.make_writable(&target)).await?;
+        let _space = inner.with_room(|| inner.reserve_for_write(&target, &content, to_offset, len)).await?;
+        let (input, output) = (source_content.file.clone(), content.file.clone());
+        let copied = blocking(move || {
+            let (mut input_at, mut output_at) = (from_offset, to_offset);
+            rustix::fs::copy_file_range(&*input, Some(&mut input_at), &*output, Some(&mut output_at), len as usize)
+                .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "copy_file_range"))
+        })
+        .await?;
+        target.state.lock().changed();
+        inner.account(&target, &content)?;
+        Ok(copied as u64)
+    }
+}
+
+impl Inner {
+    /// Reads from a content file: at once where the page cache has it, else by the content I/O.
+    async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
+        match content_io::read_now(&content.file, offset, len) {
+            Some(data) => Ok(data),
+            None => self.io.read_at(content.file.clone(), offset, len).await,
+        }
+    }
+
+    /// Brings in what a sequential reader of a partial file will ask for next.
+    fn read_ahead(self: &Arc<Self>, node: &Arc<Node>, offset: u64, end: u64) {
+        let most = READAHEAD_REQUESTS * self.request_bytes();
+        // Where the fast pool is small it is not emptied for what may never be read.
+        let most = most.min(self.store.budget.limit() / 16).max(CHUNK_BYTES);
+        let ahead = {
+            let mut state = node.state.lock();
+            let size = state.record.size;
+            let ahead = &mut state.readahead;
+            // The kernel's own readahead does not come in order.
+            if offset.abs_diff(ahead.end) > READAHEAD_GAP_BYTES {
+                *ahead = Readahead { end, ..Readahead::default() };
+                return;
+            }
+            ahead.end = ahead.end.max(end);
+            if ahead.until >= ahead.end + ahead.window_bytes / 2 && ahead.until > ahead.end {
+                return;
+            }
+            ahead.window_bytes = (ahead.window_bytes * 2).clamp(CHUNK_BYTES, most);
+            let from = ahead.until.max(ahead.end.next_multiple_of(CHUNK_BYTES));
+            let to = (ahead.end + ahead.window_bytes).next_multiple_of(CHUNK_BYTES).min(size);
+            if from >= to {
+                return;
+            }
+            ahead.until = to;
+            from..to
+        };
+        let (inner, node) = (self.clone(), node.clone());
+        tokio::spawn(async move {
+            // The reader will meet the same error when it comes here.
+            let _ = inner.fetch(&node, ahead).await;
+        });
+    }
+
+    /// Counts what a content file occupies by now.
+    pub fn account(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
+        let mut state = node.state.lock();
+        let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
+        self.count(&mut state, occupied)?;
+        // Of an open file the last close does it.
+        if state.is_open() { Ok(()) } else { self.save_count(&mut state) }
+    }
+
+    /// Space that a write may need: none where it only overwrites what is there.
+    async fn reserve_for_write(
+        self: &Arc<Self>,
+        node: &Node,
+        content: &Content,
+        offset: u64,
+        len: u64,
+    ) -> Result<(Promise, Reservation)> {
+        let meta = content.file.metadata().map_err(failed)?;
+        let dense = meta.blocks() * 512 >= meta.size();
+        let inside = offset.saturating_add(len) <= meta.size();
+        let bytes = if dense && inside { 0 } else { len };
+        Ok((self.share_of_owner(node, bytes).await?, self.reserve(bytes).await?))
+    }
+
+    /// A regular file's node.
+    pub fn file_node(&self, ino: Ino) -> Result<Arc<Node>> {
+        let node = self.node(ino)?;
+        let kind = node.state.lock().record.kind;
+        match kind {
+            FileKind::File => Ok(node),
+            FileKind::Directory => Err(Error::new(ErrorKind::IsDirectory, Side::Application, self.display(ino))),
+            _ => Err(Error::new(ErrorKind::InvalidInput, Side::Application, self.display(ino))),
+        }
+    }
+}
+
+/// Gives a content file its overlay times: while the content is dirty they are the truth.
+pub(super) fn set_mtime(file: &std::fs::File, atime: Time, mtime: Time) -> Result<()> {
+    let spec = |t: Time| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+    let times = rustix::fs::Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
+    rustix::fs::futimens(file, &times).map_err(|e| failed(e.into()))
+}
+
+pub(super) fn failed(error: std::io::Error) -> Error {
+    Error::io(error, Side::Cache, "content file")
+}

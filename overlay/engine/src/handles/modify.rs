@@ -1,0 +1,154 @@
+//! Changes of content: made writable, truncated, emptied.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::Content;
+use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_catalog::ContentRecord;
+use forebay_system::clock::{stamp_now, unix_now};
+
+use super::super::{Inner, Txn, blocking};
+use super::open::{check_current, is_given_up};
+use crate::node::Node;
+
+impl Inner {
+    /// The content file of a file that may be changed: complete, and durably marked dirty.
+    pub async fn make_writable(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
+        self.check_writable()?;
+        for _ in 0..5 {
+            {
+                let mut state = node.state.lock();
+                if state.record.file.is_dirty() && !state.mark_unsynced {
+                    return self.content(node.ino, &mut state);
+                }
+            }
+            let (whole, size) = {
+                let state = node.state.lock();
+                (state.record.file.is_whole(), state.record.size)
+            };
+            if !whole && size == 0 {
+                self.complete_empty(node)?;
+            } else if !whole {
+                self.fetch(node, 0..size).await?;
+            }
+            match self.mark_dirty(node).await {
+                // Evicted in between: fetch again.
+                Err(e) if is_given_up(node, &e) => {}
+                other => other?,
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
+    }
+
+    /// Empties a file without fetching what it had.
+    pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let was_open = node.state.lock().is_open();
+        let _writing = self.begin_writing(node);
+        check_current(&node.state.lock())?;
+        let mut missing = false;
+        if node.state.lock().record.file.is_dirty() {
+            let content = self.content(node.ino, &mut node.state.lock());
+            missing = content.as_ref().is_err_and(|e| e.is(ErrorKind::Corrupt));
+            // In place of one that is missing comes a new one.
+            if !missing {
+                let content = content?;
+                return self.empty(node, &content).await;
+            }
+        }
+        if was_open && !missing && node.state.lock().record.file.is_whole() {
+            // Who has the content file open goes on seeing this one.
+            match self.mark_dirty(node).await {
+                // Given up just then: nothing is there to be emptied.
+                Err(e) if is_given_up(node, &e) => {}
+                marked => {
+                    marked?;
+                    let content = self.content(node.ino, &mut node.state.lock())?;
+                    return self.empty(node, &content).await;
+                }
+            }
+        }
+        let content = self.spares.take()?;
+        let id = ContentId(content.id);
+        let mut txn = Txn::begin(self);
+        let old_bytes = self.counted_bytes(txn.state(node.ino)?);
+        let record = txn.record(node.ino)?;
+        let old = record.file.content();
+        record.file = record.file.replace(id, unix_now());
+        record.size = 0;
+        record.mtime = stamp_now();
+        record.ctime = record.mtime;
+        let residency = ContentRecord::empty(node.ino, 0);
+        txn.batch.put_content(id, &residency);
+        if let Some(old) = old {
+            txn.discard(old, old_bytes);
+        }
+        let state = txn.state(node.ino)?;
+        state.changed();
+        state.residency = Some(residency);
+        state.content = Some(content);
+        (state.clean_stamp, state.uploaded) = (None, None);
+        state.emptied = true;
+        state.page_cache_stale = true;
+        txn.commit()?;
+        self.evictor.lock().remove(node.ino.0);
+        self.keep_open(node.ino);
+        if old.is_some() {
+            // What the kernel keeps for the next open would pin the space of the old content.
+            self.tell_kernel_inode(node.ino, true);
+        }
+        self.flush_bell.notify_one();
+        Ok(())
+    }
+
+    /// Sets the size of a file.
+    pub async fn truncate(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<()> {
+        if size == 0 {
+            return self.truncate_to_zero(node).await;
+        }
+        let _writing = self.begin_writing(node);
+        let content = self.make_writable(node).await?;
+        let file = content.file.clone();
+        blocking(move || file.set_len(size).map_err(super::failed)).await?;
+        node.state.lock().changed();
+        self.account(node, &content)
+    }
+
+    /// Gives up clean content that turned out to be damaged.
+    pub fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        txn.give_up(node.ino)?;
+        txn.commit()?;
+        self.evictor.lock().remove(node.ino.0);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Empties content in place. What was lost of it is nothing to it any more.
+    async fn empty(&self, node: &Arc<Node>, content: &Arc<Content>) -> Result<()> {
+        // A loss that comes from now on may be of what is written next. Who is just syncing may be told of one, which is
+        // taken for one of those then.
+        let _ = self.catalog.glance_written_back(content);
+        let id = ContentId(content.id);
+        let lost = self.catalog.lost(id);
+        empty(content).await?;
+        if let Some(lost) = lost {
+            let mut batch = self.catalog.batch();
+            batch.forget_lost(id, &lost);
+            self.catalog.write(batch)?;
+        }
+        node.state.lock().changed();
+        self.account(node, content)
+    }
+}
+
+/// Truncates a content file to nothing. What has many blocks takes its time, in which others are served.
+async fn empty(content: &Content) -> Result<()> {
+    let file = content.file.clone();
+    if file.metadata().map_err(super::failed)?.blocks() * 512 <= CHUNK_BYTES {
+        return file.set_len(0).map_err(super::failed);
+    }
+    blocking(move || file.set_len(0).map_err(super::failed)).await
+}

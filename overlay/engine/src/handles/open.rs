@@ -1,0 +1,578 @@
+//! What an open is given, and what its end leaves.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::Content;
+use forebay_cache::{ContentId, Stamp, is_held};
+use forebay_policy::{Flush, PathPolicy};
+
+use super::super::coherence::Age;
+use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
+use super::tell_unless_gone;
+use crate::node::{Node, NodeState};
+
+/// Content files that the daemon keeps open when nobody uses them, at most.
+const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
+/// How many of them one more open may look at, to close them.
+const TRIM_TRIES: usize = 4;
+/// How often an open begins anew because the file changed under it.
+const ATTEMPTS: u32 = 5;
+
+pub(super) fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
+}
+
+/// Whether an open asks for all of the file's bytes anyway, of a pool that says then whether there is another version by
+/// now: it need not be asked before. What others asked for already may be older.
+fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
+    if !inner.pool.capabilities().reads_confirm {
+        return false;
+    }
+    let state = node.state.lock();
+    let fits = (1..=policy.whole_file_bytes).contains(&state.record.size);
+    fits && state.record.file.is_absent() && state.flights.is_empty()
+}
+
+impl Overlay {
+    /// Opens a regular file by the access mode and `O_TRUNC` of `flags`.
+    ///
+    /// # Errors
+    /// `Stale` where the name stands for another file by now: look it up again.
+    pub async fn open_file(&self, ino: Ino, flags: i32) -> Result<Opened> {
+        self.open_file_for(ino, flags, None).await
+    }
+
+    /// The same for a thread, by whose cached rights it was decided that it may.
+    ///
+    /// # Errors
+    /// `Stale`, too, where others changed those rights.
+    pub async fn open_file_for(&self, ino: Ino, flags: i32, thread: Option<u32>) -> Result<Opened> {
+        let inner = &self.inner;
+        let write = writes(flags);
+        if write {
+            inner.check_writable()?;
+        }
+        let node = inner.file_node(ino)?;
+        inner.learn_storage_pool(&node).await;
+        let policy = inner.policy_of(&node);
+        let truncates = flags & libc::O_TRUNC != 0;
+        if truncates || !is_fetched_whole(inner, &node, &policy) {
+            inner.revalidate(ino, Age::Open).await?;
+        }
+        if truncates {
+            if let Some(thread) = thread {
+                inner.check_rights(ino, thread).await?;
+            }
+            inner.truncate_to_zero(&node).await?;
+        }
+        let (mut missed, mut fetched_bytes) = (false, 0);
+        let no_flush = !write || policy.flush != Flush::OnClose;
+        for _ in 0..ATTEMPTS {
+            let (whole, size) = {
+                let state = node.state.lock();
+                (state.record.file.is_whole(), state.record.size)
+            };
+            missed |= !whole && !write;
+            let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
+            count.fetch_add(1, Ordering::Relaxed);
+            if !whole && size == 0 {
+                inner.complete_empty(&node)?;
+            } else if !whole && size <= policy.whole_file_bytes {
+                let missing = inner.missing_bytes(&node, 0..size)?;
+                match inner.fetch(&node, 0..size).await {
+                    Ok(()) => fetched_bytes += missing,
+                    Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
+                    Err(e) if e.is(ErrorKind::Stale) => {
+                        inner.revalidate(ino, Age::Now).await?;
+                        continue;
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
+                // What it was told before of one that is written past us would not move with the writes.
+                let past = write && opened.resident.is_some();
+                if let (true, Some(kernel)) = (past || !opened.keep_cache, inner.kernel.get()) {
+                    kernel.invalidate_attributes_now(ino);
+                }
+                if write
+                    && node.state.lock().record.file.is_whole()
+                    && let Err(e) = inner.mark_dirty(&node).await
+                {
+                    self.release(ino, flags);
+                    if is_given_up(&node, &e) {
+                        continue;
+                    }
+                    return Err(e);
+                }
+                if let Some(content) = &opened.resident {
+                    let file = node.state.lock().record.file;
+                    // Given up in between: what would be written to it would be nobody's.
+                    let changed = file.content() != Some(ContentId(content.id)) || (write && !file.is_dirty());
+                    if changed || (!file.is_dirty() && !inner.is_kept(content).await) {
+                        self.release(ino, flags);
+                        continue;
+                    }
+                }
+                if let Some(thread) = thread
+                    && let Err(e) = inner.check_rights(ino, thread).await
+                {
+                    self.release(ino, flags);
+                    return Err(e);
+                }
+                return Ok(Opened { missed, fetched_bytes, ..opened });
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
+    }
+
+    /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
+    pub fn release(&self, ino: Ino, flags: i32) {
+        self.inner.end_open(ino, writes(flags));
+    }
+}
+
+/// Somebody changes the content of a file: while this lives no flush takes it for clean.
+pub(super) struct Writing<'a> {
+    inner: &'a Arc<Inner>,
+    ino: Ino,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.inner.end_open(self.ino, true);
+    }
+}
+
+impl Inner {
+    /// A change of content that may come without an open: by path, or through one of a daemon that died.
+    pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
+        node.state.lock().writers += 1;
+        self.begin_counting(node.ino);
+        Writing { inner: self, ino: node.ino }
+    }
+
+    fn end_open(self: &Arc<Self>, ino: Ino, write: bool) {
+        let inner = self;
+        let Ok(node) = inner.node(ino) else { return };
+        let (last_writer, unlinked, idle) = {
+            let mut state = node.state.lock();
+            let count = if write { &mut state.writers } else { &mut state.readers };
+            *count = count.saturating_sub(1);
+            (write && state.writers == 0, state.is_unlinked(ino), !state.is_open())
+        };
+        let result = (|| {
+            if unlinked && idle {
+                inner.writing.lock().remove(&ino);
+                let mut txn = Txn::begin(inner);
+                txn.reap(ino)?;
+                return txn.commit();
+            }
+            if last_writer {
+                inner.settle(&node)?;
+            }
+            Ok(())
+        })();
+        if let Err(error) = result {
+            tell_unless_gone(&node, &error, "after the last close");
+        }
+        drop(node);
+        inner.table.drop_idle(ino);
+    }
+
+    /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
+    fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
+        let write = writes(flags);
+        let mut state = node.state.lock();
+        if state.deleted {
+            // Its last name was removed or replaced after the kernel looked it up, and its content with it.
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} is gone", node.ino)));
+        }
+        let resident = match state.record.file.is_whole() {
+            true => match self.content(node.ino, &mut state) {
+                Ok(content) => Some(content),
+                Err(e) if !state.record.file.is_dirty() && e.is(ErrorKind::NotFound) => {
+                    drop(state);
+                    tracing::warn!(error = %e, "a content file is gone; it will be fetched again");
+                    self.discard_clean(node)?;
+                    return Ok(None);
+                }
+                Err(e) => return Err(e),
+            },
+            false => None,
+        };
+        if let Some(content) = resident.as_ref().or(state.content.as_ref())
+            && !state.record.file.is_dirty()
+            && self.catalog.glance_written_back(content).is_err()
+        {
+            let id = ContentId(content.id);
+            drop(state);
+            if self.give_up_unwritten(node, id)? {
+                return Ok(None);
+            }
+            state = node.state.lock();
+            if state.record.file.content() != Some(id) {
+                return Ok(None);
+            }
+        }
+        if let Some(content) = &resident {
+            // Never less than what the record promises: a truncated content file must not be read as zeros.
+            let have = content.file.metadata().map_err(super::failed)?.size();
+            let size = state.record.size;
+            let clean = !state.record.file.is_dirty();
+            // What a killed daemon appended and did not get to put into the record is cut off.
+            let cut = clean && have > size && (state.growth.under_way || content.cut(size).is_ok());
+            if clean && have != size && !cut {
+                drop(state);
+                tracing::error!(ino = %node.ino, have, size, "content file has a wrong size; it will be fetched again");
+                self.discard_clean(node)?;
+                return Ok(None);
+            }
+        }
+        let keep_cache = !std::mem::take(&mut state.page_cache_stale);
+        let clean = !state.record.file.is_dirty();
+        let past = write && resident.is_some() && self.may_write_past(state.record.uid);
+        match write {
+            true => {
+                state.writers += 1;
+                state.may_be_written_past(past);
+                state.written_direct |= flags & libc::O_DIRECT != 0;
+                self.begin_counting(node.ino);
+            }
+            false => state.readers += 1,
+        }
+        drop(state);
+        let resident = resident.filter(|_| past || !write);
+        if clean && resident.is_some() {
+            self.evictor.lock().access(node.ino.0);
+        }
+        Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
+    }
+
+    /// Whether nothing of clean content was lost on its way to the device, as far as the kernel tells. It was glanced at
+    /// just before: here it is waited for who was just being told then.
+    async fn is_kept(&self, content: &Arc<Content>) -> bool {
+        if !content.is_asked() {
+            return self.catalog.check_kept(ContentId(content.id)).is_ok();
+        }
+        let (catalog, content) = (self.catalog.clone(), content.clone());
+        blocking(move || catalog.check_written_back(&content)).await.is_ok()
+    }
+
+    /// Durably marks whole content as newer than the pool's, before anybody can change it. The caller counts as a writer:
+    /// no mark is taken back meanwhile.
+    pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        {
+            let state = node.state.lock();
+            if state.record.file.is_dirty() && !state.mark_unsynced {
+                return Ok(());
+            }
+        }
+        let bytes = {
+            let mut state = node.state.lock();
+            if state.record.file.is_dirty() { 0 } else { self.counted_bytes(&mut state) }
+        };
+        let _share = self.share_of_owner(node, bytes).await?;
+        let (inner, node) = (self.clone(), node.clone());
+        blocking(move || {
+            let sync = || {
+                inner.catalog.sync()?;
+                node.state.lock().mark_unsynced = false;
+                Ok(())
+            };
+            if node.state.lock().record.file.is_dirty() {
+                // Somebody else's mark is on its way to the disk, or did not come there.
+                return sync();
+            }
+            inner.settle_content(&node)?;
+            let mut txn = Txn::begin(&inner);
+            check_current(txn.state(node.ino)?)?;
+            let record = txn.record(node.ino)?;
+            if record.file.is_dirty() {
+                // Somebody else was faster, and may have written since: that is no clean content.
+                drop(txn);
+                return sync();
+            }
+            let (atime, mtime) = (record.atime, record.mtime);
+            txn.modify(node.ino)?;
+            let state = txn.state(node.ino)?;
+            state.changed();
+            let content = inner.content(node.ino, state)?;
+            // From here on its times are the truth; the record's may have been set since it was fetched.
+            super::set_mtime(&content.file, atime, mtime)?;
+            state.clean_stamp = Some(Stamp::of(&content.file)?);
+            state.mark_unsynced = true;
+            state.page_cache_stale = true;
+            let mut residency = inner.residency(state)?.clone();
+            txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
+            txn.state(node.ino)?.residency = Some(residency);
+            txn.commit()?;
+            inner.evictor.lock().remove(node.ino.0);
+            sync()
+        })
+        .await
+    }
+
+    /// Clean content that is about to become the only copy is on the disk first: after a power cut dirty
+    /// content is believed, and what nobody wrote must still be what the pool had.
+    fn settle_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let content = {
+            let mut state = node.state.lock();
+            let epoch = self.residency(&mut state)?.epoch;
+            if epoch <= self.synced_epoch.load(Ordering::Acquire) || self.catalog.is_closed(epoch)? {
+                return Ok(());
+            }
+            self.content(node.ino, &mut state)?
+        };
+        let id = ContentId(content.id);
+        let synced = match self.catalog.sync_content(&content, true) {
+            // A descriptor that is younger than the bytes may not be told: of all content together it is known.
+            Ok(()) if !content.since_made => self.sync_content_so_far(),
+            Err(error) => self.give_up_unwritten(node, id).and(Err(error)),
+            Ok(()) => Ok(()),
+        };
+        let Err(error) = synced else { return Ok(()) };
+        let file = node.state.lock().record.file;
+        match file.content() == Some(id) {
+            true if file.is_dirty() => Ok(()),
+            true => Err(error),
+            false => Err(Error::new(ErrorKind::Busy, Side::Cache, "content was given up that was not on the device")),
+        }
+    }
+
+    /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
+    /// goes on being counted as written.
+    fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        self.take_set_id(node)?;
+        let unchanged = {
+            let mut state = node.state.lock();
+            if state.writers > 0 {
+                return Ok(());
+            }
+            state.written_direct = false;
+            if !state.record.file.is_dirty() {
+                state.written_past = None;
+                self.writing.lock().remove(&node.ino);
+                return Ok(());
+            }
+            state.generation += 1;
+            state.quiet_since = Some(Instant::now());
+            if std::mem::take(&mut state.held_off) {
+                self.hasten(node.ino);
+            }
+            // The page cache beside a passthrough open may have what was there before.
+            state.page_cache_stale = true;
+            let content = self.content(node.ino, &mut state)?;
+            let meta = content.file.metadata().map_err(super::failed)?;
+            let occupied = meta.blocks() * 512;
+            let held = state.written_past.is_some() && is_held(&content.file);
+            if !held {
+                state.written_past = None;
+                self.writing.lock().remove(&node.ino);
+                if state.throttled {
+                    state.throttled = !super::super::space::write_throttle::set_immutable(&content, false);
+                }
+            }
+            if std::mem::take(&mut state.emptied) {
+                self.catalog.sync_first(content.clone());
+            }
+            self.count(&mut state, occupied)?;
+            // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
+            if state.count_unsaved {
+                self.note_uncounted(node.ino);
+            }
+            match [state.clean_stamp, state.uploaded] {
+                [None, None] => None,
+                known => {
+                    let now = Stamp::of(&content.file)?;
+                    known.into_iter().flatten().find(|stamp| *stamp == now)
+                }
+            }
+        };
+        if let Some(stamp) = unchanged
+            && self.unmark_dirty(node, stamp)?
+        {
+            return Ok(());
+        }
+        self.flush_bell.notify_one();
+        if self.store.budget.above(self.policy.space.high_watermark) > 0 {
+            self.flush_bell.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Settles files that were still mapped when they were closed, and are not any more.
+    pub fn settle_unmapped(self: &Arc<Self>) {
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        for ino in writing {
+            let Ok(node) = self.node(ino) else {
+                self.writing.lock().remove(&ino);
+                continue;
+            };
+            let unmapped = {
+                let state = node.state.lock();
+                if state.deleted {
+                    self.writing.lock().remove(&ino);
+                    continue;
+                }
+                let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
+                state.writers == 0 && !held()
+            };
+            if unmapped && let Err(error) = self.settle(&node) {
+                // One that is damaged must not keep the others from being counted and stopped.
+                self.writing.lock().remove(&ino);
+                tell_unless_gone(&node, &error, "after the last mapping");
+            }
+        }
+    }
+
+    /// The content is as it was at `stamp`, when the pool's copy equalled it: it is clean, unless somebody can still
+    /// write it.
+    pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        let state = txn.state(node.ino)?;
+        let Some(content) = state.content.clone() else { return Ok(false) };
+        // Who holds it is asked first: what is stored until then shows in the times.
+        if state.writers > 0 || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
+            return Ok(false);
+        }
+        if !txn.record(node.ino)?.in_pool() {
+            // Others removed the pool's copy meanwhile: this is the only one.
+            return Ok(false);
+        }
+        let record = txn.record(node.ino)?;
+        if !record.file.is_dirty() {
+            // The last close and a flush came to it at the same time.
+            return Ok(true);
+        }
+        record.file = record.file.flushed()?;
+        record.size = stamp.size;
+        let state = txn.state(node.ino)?;
+        (state.clean_stamp, state.uploaded, state.written_past) = (None, None, None);
+        if self.catalog.glance_written_back(&content).is_err() {
+            // The device does not have it, and the pool does.
+            txn.give_up(node.ino)?;
+            txn.commit()?;
+            self.tell_kernel_inode(node.ino, true);
+            return Ok(true);
+        }
+        let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
+        let state = txn.state(node.ino)?;
+        self.count(state, occupied)?;
+        state.count_unsaved = false;
+        let mut residency = self.residency(state)?.clone();
+        residency.epoch = self.catalog.epoch();
+        let (bytes, epoch) = (residency.bytes, residency.epoch);
+        txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
+        txn.state(node.ino)?.residency = Some(residency);
+        self.fetched_epoch.store(epoch, Ordering::Relaxed);
+        txn.commit()?;
+        self.evictor.lock().insert(node.ino.0, bytes);
+        Ok(true)
+    }
+
+    /// How many content files stay open when nobody uses them.
+    fn idle_open_contents(&self) -> usize {
+        self.open_contents_max.min(IDLE_OPEN_CONTENTS_MAX)
+    }
+
+    /// Notes that a content file is open in the daemon, and closes those that were not used for longest.
+    pub fn keep_open(&self, ino: Ino) {
+        let mut open = self.open_contents.lock();
+        open.put(ino, ());
+        for _ in 0..TRIM_TRIES {
+            if open.len() <= self.idle_open_contents() {
+                return;
+            }
+            let Some((victim, ())) = open.pop_lru() else { return };
+            let Some(node) = self.table.peek(victim) else {
+                self.release_content(victim);
+                continue;
+            };
+            // The caller may hold the lock of a node, even of this one.
+            match node.state.try_lock() {
+                // Who closes it is not told any more that it was not written back.
+                Some(state) if state.record.file.is_dirty() && open.len() < self.open_contents_max => {
+                    open.put(victim, ());
+                }
+                Some(mut state) if !state.is_open() => {
+                    state.content = None;
+                    self.release_content(victim);
+                }
+                _ => _ = open.put(victim, ()),
+            }
+        }
+    }
+
+    /// Whether more content files are open than may stay so when they are idle.
+    pub fn has_many_open(&self) -> bool {
+        self.open_contents.lock().len() > self.idle_open_contents()
+    }
+
+    /// Syncs idle content files that the pool does not have, and closes them, where too many are open. Blocks.
+    pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
+        let idle = self.idle_dirty();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        // So that none of them takes long.
+        self.sync_store()?;
+        for (ino, content) in idle {
+            let was = Stamp::of(&content.file)?;
+            let synced = self.catalog.sync_content(&content, true);
+            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
+                continue;
+            }
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
+            if !same || state.is_open() || Stamp::of(&content.file)? != was {
+                continue;
+            }
+            state.content = None;
+            self.release_content(ino);
+            drop(state);
+            self.open_contents.lock().pop(&ino);
+            drop(node);
+            self.table.drop_idle(ino);
+        }
+        Ok(())
+    }
+
+    /// Those of them that were not used for longest, where there are more than may stay.
+    fn idle_dirty(&self) -> Vec<(Ino, Arc<Content>)> {
+        let least: Vec<Ino> = {
+            let open = self.open_contents.lock();
+            if open.len() <= self.idle_open_contents() {
+                return Vec::new();
+            }
+            let over = open.len() - self.idle_open_contents() / 4 * 3;
+            open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
+        };
+        let content = |ino: Ino| {
+            let node = self.table.peek(ino)?;
+            let state = node.state.try_lock()?;
+            let idle = state.record.file.is_dirty() && !state.is_open();
+            state.content.clone().filter(|_| idle).map(|content| (ino, content))
+        };
+        least.into_iter().filter_map(content).collect()
+    }
+}
+
+/// Whether the content is not there any more that was to be marked dirty: it is fetched again.
+pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
+    error.is(ErrorKind::Busy) || error.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole()
+}
+
+/// # Errors
+/// `Stale` for a file that others replaced while it was open: what is written to it would be lost with the close.
+pub(super) fn check_current(state: &NodeState) -> Result<()> {
+    match state.superseded {
+        true => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),
+        false => Ok(()),
+    }
+}

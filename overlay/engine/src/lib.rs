@@ -1,0 +1,422 @@
+//! The engine: catalog, content, fetch, flush, leases and policy behind one interface. It knows neither FUSE
+//! nor command lines, and runs without root, network or mount.
+//!
+//! | module | does |
+//! |---|---|
+//! | `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
+//! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
+//! | `paths` | inode → path in the overlay and in the pool, and back |
+//! | `attributes`, `xattrs`, `written_past` | attributes, extended attributes and ACLs, set-id bits |
+//! | `rights` | mode, owner or ACL that another client changed in the pool |
+//! | `handles` | open, read, write, truncate, fallocate, seek, copy |
+//! | `fetch` | pool → content file |
+//! | `writeback` | overlay → pool |
+//! | `coherence` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |
+//! | `layout` | stripes and storage pools, where the pool has them |
+//! | `ttl` | how long the kernel may cache an answer |
+//! | `space` | space in the fast pool: eviction, and writers that must stay below the limit |
+//! | `staging` | what operators ask for, and its progress: stage, flush, evict, leases |
+//! | `advisor`, `ahead` | what the engine asks of the part that knows jobs; what that part asks of the engine |
+//! | `durability_epochs` | the epochs after which fetched content survives a power cut |
+//! | `node`, `shares` | inodes in memory; shares of users |
+//! | `salvage` | unflushed content of a catalog that cannot be opened |
+//! | `background` | the tasks that run without a request |
+//! | `status`, `fsck` | what operators see and check |
+
+mod acl;
+mod advisor;
+mod ahead;
+mod attributes;
+mod background;
+mod coherence;
+mod durability_epochs;
+mod fetch;
+mod fsck;
+mod handles;
+mod layout;
+mod namespace;
+mod node;
+mod paths;
+pub(crate) mod rights;
+pub mod salvage;
+mod shares;
+mod space;
+mod staging;
+mod status;
+mod ttl;
+mod txn;
+mod types;
+mod writeback;
+mod written_past;
+mod xattrs;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
+use forebay_cache::content_io::ContentIo;
+use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
+use forebay_catalog::{Catalog, Durability, InodeRecord};
+use forebay_policy::PathPolicy;
+use forebay_prefetch::eviction::Evictor;
+use forebay_system::descriptors;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::node::{Node, Table};
+pub use advisor::{Advisor, Foreseen, Means};
+pub use ahead::{AHEAD_REQUESTS, requests_of};
+pub(crate) use coherence::Growth;
+pub use forebay_cache::{Content, content_io};
+pub use forebay_policy::Policy;
+pub(crate) use namespace::NamesState;
+pub use namespace::{DirOrder, Placed};
+pub use shares::{Shares, UserSlot};
+pub use staging::{parse_path, summary};
+pub(crate) use txn::Txn;
+pub use types::{
+    Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
+};
+pub(crate) use writeback::sync::NamesSync;
+
+/// What an overlay is made of.
+pub struct Options {
+    pub pool: Arc<dyn Pool>,
+    /// Directories on local NVMe, in the same order at every mount. The first holds the catalog.
+    pub fast: Vec<PathBuf>,
+    /// Bytes that the fast pool may use in all; `None`: nine tenths of its devices.
+    pub limit_bytes: Option<u64>,
+    pub policy: Policy,
+    /// Bytes of memory for all buffers of fetches and flushes.
+    pub memory_bytes: u64,
+    pub content_io: content_io::Choice,
+    pub read_only: bool,
+    /// The name of this node, for the names of conflicting copies.
+    pub node: String,
+    /// The mount is the one of a daemon that died: files that were unlinked while open may still be open.
+    pub reattached: bool,
+    /// Whether unsynced changes of the catalog are lost with the process: only for tests of power cuts.
+    pub lose_unsynced: bool,
+    /// Content files that the daemon may have open; `None`: what its descriptors allow. Set only by tests.
+    pub open_contents: Option<usize>,
+}
+
+/// Memory for buffers where nothing else is asked for.
+pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
+/// Syncs of content files that are under way at the same time.
+const SYNCS: usize = 48;
+/// The unit in which buffer memory is counted.
+const MEMORY_UNIT_BYTES: u64 = 4096;
+
+/// The engine. Clones are the same engine.
+#[derive(Clone)]
+pub struct Overlay {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub pool: Arc<dyn Pool>,
+    pub catalog: Arc<Catalog>,
+    pub store: Arc<ContentStore>,
+    /// Content files from this number on were made since the start: one that no record names is about to get one.
+    pub first_new_content: u64,
+    pub trash: Trash,
+    pub spares: Arc<Spares>,
+    pub io: Arc<dyn ContentIo>,
+    pub io_fallback: Option<String>,
+    pub policy: Policy,
+    pub read_only: bool,
+    pub node_name: String,
+    pub table: Table,
+    pub name_hash: namespace::NameHash,
+    pub deepest: namespace::Deepest,
+    /// Held while names change: by [`Txn`].
+    pub namespace: Arc<Mutex<()>>,
+    pub kernel: OnceLock<Arc<dyn KernelCache>>,
+    pub memory: Arc<Semaphore>,
+    /// DemandPriority to wait for the fast pool's devices: each takes a thread.
+    pub syncs: Semaphore,
+    pub pace: fetch::Pace,
+    pub turns: fetch::DemandPriority,
+    pub evictor: Mutex<Box<dyn Evictor>>,
+    /// Inodes whose content file is open in the daemon, least recently used first.
+    pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
+    /// How many of them there may be, though nobody uses them.
+    pub open_contents_max: usize,
+    pub health: coherence::Health,
+    pub watches: coherence::Watches,
+    pub layouts: layout::Layouts,
+    pub counters: status::Counts,
+    pub looks: status::Looks,
+    /// Inodes whose count is not in the catalog yet, though nobody writes them any more.
+    pub uncounted: Mutex<HashSet<Ino>>,
+    /// Files that are open for writing.
+    pub writing: Mutex<HashSet<Ino>>,
+    pub write_throttle: space::write_throttle::WriteThrottle,
+    pub room: space::room::Room,
+    pub shares: Arc<Shares>,
+    pub reattached: bool,
+    /// Files that the kernel holds open since before this daemon, until they are opened again.
+    pub inherited: Mutex<HashSet<Ino>>,
+    pub flusher: writeback::Flusher,
+    /// Rung when there may be something to flush.
+    pub flush_bell: Notify,
+    pub conflicts: Mutex<Vec<String>>,
+    pub mountpoint: Mutex<Option<String>>,
+    pub passthrough: OnceLock<bool>,
+    pub advisor: OnceLock<Arc<dyn Advisor>>,
+    pub stop: tokio_util::sync::CancellationToken,
+    /// The epoch in which something was fetched last.
+    pub fetched_epoch: AtomicU64,
+    /// The last epoch whose content is on the device, closed or not.
+    pub synced_epoch: AtomicU64,
+}
+
+impl Overlay {
+    /// Opens the fast pool and the catalog, and starts the background work. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Names what is wrong with the fast pool, the limit or the catalog, and the remedy; `Unavailable` where
+    /// the pool does not answer and the catalog is new.
+    pub async fn open(options: Options) -> Result<Self> {
+        let store = Arc::new(ContentStore::open(&options.fast, options.limit_bytes)?);
+        let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
+        crate::salvage::sound(&options.fast[0])?;
+        let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
+        store.identify(&identity(&catalog)?)?;
+        claim(&catalog, &options.pool.url(), &options.fast[0])?;
+        let evictor =
+            forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    Side::Application,
+                    format!(
+                        "policy: evictor = \"{}\" is not known: it is one of {}",
+                        options.policy.evictor,
+                        forebay_prefetch::eviction::names().collect::<Vec<_>>().join(", "),
+                    ),
+                )
+            })?;
+        let (io, io_fallback) = content_io::open(options.content_io);
+        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        let name_hash = namespace::NameHash::of(&catalog)?;
+        let deepest = namespace::Deepest::of(&catalog)?;
+        let used = catalog.meta("used_bytes")?.unwrap_or(0);
+        store.budget.account(0, used);
+        catalog.set_queue_delay(options.policy.shortest_idle());
+        let catalog = Arc::new(catalog);
+        let settle = catalog.clone();
+        let shares = Shares::new(options.policy.shares, store.budget.limit());
+        let inner = Arc::new(Inner {
+            pool: options.pool,
+            first_new_content: catalog.new_content()?.0,
+            spares: Spares::new(store.clone(), catalog.clone()),
+            catalog,
+            trash: Trash::start(store.clone(), move || settle.sync())?,
+            store,
+            io,
+            io_fallback,
+            policy: options.policy,
+            read_only: options.read_only,
+            node_name: options.node,
+            table: Table::default(),
+            name_hash,
+            deepest,
+            namespace: Arc::default(),
+            kernel: OnceLock::new(),
+            memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
+            syncs: Semaphore::new(SYNCS),
+            pace: fetch::Pace::default(),
+            turns: fetch::DemandPriority::default(),
+            evictor: Mutex::new(evictor),
+            open_contents: Mutex::new(lru::LruCache::unbounded()),
+            open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
+            health: coherence::Health::default(),
+            watches: coherence::Watches::default(),
+            layouts: layout::Layouts::default(),
+            counters: status::Counts::default(),
+            looks: status::Looks::default(),
+            uncounted: Mutex::default(),
+            writing: Mutex::default(),
+            write_throttle: space::write_throttle::WriteThrottle::default(),
+            room: space::room::Room::default(),
+            shares,
+            reattached: options.reattached,
+            inherited: Mutex::default(),
+            flusher: writeback::Flusher::default(),
+            flush_bell: Notify::new(),
+            conflicts: Mutex::new(conflicts),
+            mountpoint: Mutex::new(None),
+            passthrough: OnceLock::new(),
+            advisor: OnceLock::new(),
+            stop: tokio_util::sync::CancellationToken::new(),
+            fetched_epoch: AtomicU64::new(0),
+            synced_epoch: AtomicU64::new(0),
+        });
+        inner.ensure_root().await?;
+        background::start(&inner).await?;
+        Ok(Self { inner })
+    }
+
+    /// Stops the background work and syncs the catalog. Nothing is flushed: what is dirty stays in the fast
+    /// pool.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.inner.stop.cancel();
+        let inner = self.inner.clone();
+        blocking(move || {
+            inner.save_counts()?;
+            inner.spares.close();
+            inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
+            let closed = inner.close_epoch();
+            inner.catalog.sync()?;
+            closed.map(drop)
+        })
+        .await
+    }
+
+    /// Tells the engine whom to tell of what the kernel must forget.
+    pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        let _ = self.inner.kernel.set(kernel);
+    }
+
+    /// What `status` shows of the mount.
+    pub fn set_mount(&self, mountpoint: &str, passthrough: bool) {
+        *self.inner.mountpoint.lock() = Some(mountpoint.to_owned());
+        let _ = self.inner.passthrough.set(passthrough);
+    }
+
+    /// Shares of users in what the mount has.
+    pub fn shares(&self) -> &Arc<Shares> {
+        &self.inner.shares
+    }
+
+    /// Whether the kernel was told of an inode and has not forgotten it.
+    pub fn is_known_to_kernel(&self, ino: Ino) -> bool {
+        self.inner.table.is_known_to_kernel(ino)
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.inner.policy
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.inner.read_only
+    }
+}
+
+impl Inner {
+    /// The node of an inode.
+    ///
+    /// # Errors
+    /// `Stale` where there is no such inode.
+    pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        self.table
+            .get(&self.catalog, ino, |record| self.distrust(ino, record))?
+            .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
+    }
+
+    /// Of a file that was found a while ago. `None`: it was removed since.
+    pub fn node_unless_gone(&self, ino: Ino) -> Result<Option<Arc<Node>>> {
+        let node = match self.node(ino) {
+            Err(e) if e.is(ErrorKind::Stale) => return Ok(None),
+            node => node?,
+        };
+        let is_gone = {
+            let state = node.state.lock();
+            state.deleted || state.is_unlinked(ino)
+        };
+        Ok((!is_gone).then_some(node))
+    }
+
+    /// Gives up clean content whose last bytes were fetched in an epoch that ended in a power cut: they may
+    /// never have reached the disk.
+    fn distrust(&self, ino: Ino, record: &mut InodeRecord) -> Result<()> {
+        let (false, Some(id)) = (record.file.is_dirty(), record.file.content()) else { return Ok(()) };
+        if !self.catalog.has_dead_epochs() {
+            return Ok(());
+        }
+        let content = self.catalog.content(id)?;
+        if !content.as_ref().is_none_or(|c| self.catalog.is_dead(c.epoch)) {
+            return Ok(());
+        }
+        (record.file, _) = record.file.evict()?;
+        let mut batch = self.catalog.batch();
+        batch.put_inode(ino, record, record.is_dirty());
+        batch.delete_content(id);
+        self.catalog.write(batch)?;
+        self.trash.discard(id, content.map_or(0, |c| c.bytes));
+        Ok(())
+    }
+
+    async fn ensure_root(self: &Arc<Self>) -> Result<()> {
+        if self.catalog.inode(Ino::ROOT)?.is_some() {
+            return Ok(());
+        }
+        let stat = self.pool.stat(&PoolPath::root()).await.map_err(|e| e.context("the pool's root"))?;
+        if stat.kind != FileKind::Directory {
+            return Err(Error::new(
+                ErrorKind::NotDirectory,
+                Side::Pool,
+                format!("{} is not a directory", self.pool.url()),
+            ));
+        }
+        let mut batch = self.catalog.batch();
+        batch.put_inode(Ino::ROOT, &InodeRecord::from_pool(&stat, None), false);
+        self.catalog.write(batch)
+    }
+
+    pub fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, Side::Application, "the mount is read-only"));
+        }
+        Ok(())
+    }
+
+    /// What the policy says of an inode.
+    pub fn policy_of(&self, node: &Node) -> PathPolicy {
+        match self.policy.uniform() {
+            Some(policy) => policy,
+            None => {
+                let path = self.overlay_path(node.ino).unwrap_or_default();
+                let pool = self.policy.asks_storage_pool().then(|| self.known_storage_pool(node)).flatten();
+                self.policy.for_path(&path, pool.as_deref())
+            }
+        }
+    }
+}
+
+/// What the devices of this fast pool are marked with.
+fn identity(catalog: &Catalog) -> Result<String> {
+    if let Some(id) = catalog.meta::<String>("id")? {
+        return Ok(id);
+    }
+    let id = format!("{:016x}", rand::random::<u64>());
+    catalog.set_meta("id", &id)?;
+    // Before the devices are marked with it: else a power cut leaves marks that nobody made.
+    catalog.sync()?;
+    Ok(id)
+}
+
+/// A fast pool holds what belongs to one pool.
+fn claim(catalog: &Catalog, url: &str, fast: &std::path::Path) -> Result<()> {
+    match catalog.meta::<String>("pool")? {
+        None => catalog.set_meta("pool", &url),
+        Some(have) if have == url => Ok(()),
+        Some(have) => Err(Error::new(
+            ErrorKind::InvalidInput,
+            Side::Application,
+            format!("fast-pool directory {} caches {have}, not {url}: give another directory", fast.display()),
+        )),
+    }
+}
+
+/// Runs what blocks on the disk outside of the threads that must not wait.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(e) => Err(Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("a task ended early: {e}"))),
+    }
+}

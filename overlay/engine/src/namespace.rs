@@ -1,0 +1,166 @@
+//! Names: found, made, removed, moved. Every change is one batch: the new names, inodes and what the pool
+//! must be told.
+
+mod create;
+mod depth;
+mod directory;
+mod handles;
+mod order;
+mod remove;
+mod rename;
+
+use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
+use forebay_catalog::InodeRecord;
+use forebay_system::clock::stamp_now;
+
+use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
+pub(crate) use depth::Deepest;
+pub use directory::Arrivals;
+pub(crate) use directory::Ask;
+pub use order::{DirOrder, Placed};
+pub(crate) use order::{NameHash, NamesState};
+
+/// Names of this many bytes are the longest that Linux takes.
+const NAME_MAX: usize = 255;
+
+impl Overlay {
+    /// What a name of a directory stands for.
+    pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup> {
+        let inner = &self.inner;
+        for _ in 0..3 {
+            let Some(ino) = inner.find(parent, name).await? else {
+                let ttl = inner.ttl_of_absence(&*inner.node(parent)?, name);
+                return Ok(Lookup::Negative { ttl });
+            };
+            match inner.counted_entry(ino) {
+                // Removed between the two steps.
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => return other.map(Lookup::Found),
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Application, "the name changes all the time"))
+    }
+
+    /// Gives back lookups that were counted.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        self.inner.forget(ino, count);
+    }
+
+    /// The attributes of an inode that a listing named; counts one lookup.
+    pub async fn entry(&self, ino: Ino) -> Result<Entry> {
+        self.inner.counted_entry(ino)
+    }
+
+    /// The target of a symlink.
+    pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        {
+            let state = node.state.lock();
+            if state.record.kind != FileKind::Symlink {
+                return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "not a symlink"));
+            }
+            if let Some(target) = &state.record.target {
+                return Ok(target.to_vec());
+            }
+        }
+        let target = inner.ask_of(ino, |path| async move { inner.pool.readlink(&path).await }).await?;
+        let mut txn = Txn::begin(inner);
+        txn.record(ino)?.target = Some(target.as_slice().into());
+        txn.commit()?;
+        Ok(target)
+    }
+}
+
+impl Inner {
+    pub(super) fn counted_entry(&self, ino: Ino) -> Result<Entry> {
+        // Counted first: from here on it stays, or it is seen that it does not.
+        self.table.count_lookup(ino);
+        let entry = self.live_entry(ino);
+        if entry.is_err() {
+            self.forget(ino, 1);
+        }
+        entry
+    }
+
+    /// The kernel does not know an inode any more, or less often. One that stayed for it alone goes.
+    fn forget(&self, ino: Ino, count: u64) {
+        if !self.table.forget(ino, count) {
+            return;
+        }
+        let mut txn = Txn::begin(self);
+        match txn.reap(ino).and_then(|()| txn.commit()) {
+            // It is gone already.
+            Err(error) if error.is(ErrorKind::Stale) => {}
+            Err(error) => tracing::error!(%error, %ino, "an inode without names stays until the next start"),
+            Ok(()) => {}
+        }
+    }
+
+    fn live_entry(&self, ino: Ino) -> Result<Entry> {
+        let node = self.node(ino)?;
+        let ttl = self.ttl_of(&node);
+        let attr = self.attr_of(&node)?;
+        if node.state.lock().deleted {
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")));
+        }
+        Ok(Entry { attr, ttl })
+    }
+
+    /// A name that may be given to something new in a directory.
+    fn check_new_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        self.check_name(name)?;
+        let bad = |why: &str| {
+            Err(Error::new(ErrorKind::InvalidInput, Side::Application, format!("{}: {why}", name.escape_ascii())))
+        };
+        if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+            return bad("not a file name");
+        }
+        if name.len() > NAME_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, Side::Application, "a name of more than 255 bytes"));
+        }
+        if name.starts_with(RESERVED_PREFIX) {
+            return bad("names that start with .forebay~ are kept for unfinished uploads");
+        }
+        self.check_depth_in(parent, name)?;
+        if self.pool.capabilities().path_max.is_some()
+            && let Some(parent) = self.overlay_path(parent)
+        {
+            return self.pool.check_path(&parent.join(name));
+        }
+        Ok(())
+    }
+}
+
+impl Txn<'_> {
+    /// A directory that may be changed.
+    fn live_dir(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+        let record = self.record(ino)?;
+        if record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, Side::Application, format!("inode {ino}")));
+        }
+        if record.links.is_empty() && ino != Ino::ROOT {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the directory was removed"));
+        }
+        Ok(record)
+    }
+
+    /// A directory's names changed: its times say so, and `subdirs` more or fewer directories are in it.
+    fn touch_dir(&mut self, ino: Ino, subdirs: i32) -> Result<()> {
+        let record = self.record(ino)?;
+        let now = stamp_now();
+        (record.mtime, record.ctime) = (now, now);
+        record.dirty.times = true;
+        record.dir_nlink = record.dir_nlink.saturating_add_signed(subdirs);
+        Ok(())
+    }
+}
+
+pub(super) fn exists(name: &[u8]) -> Error {
+    Error::new(ErrorKind::Exists, Side::Application, name.escape_ascii().to_string())
+}
+
+pub(super) fn not_found(name: &[u8]) -> Error {
+    Error::new(ErrorKind::NotFound, Side::Application, name.escape_ascii().to_string())
+}

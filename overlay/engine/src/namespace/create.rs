@@ -1,0 +1,256 @@
+//! New files, directories, links and special files.
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_cache::ContentId;
+use forebay_catalog::FileState;
+use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
+use forebay_policy::Flush;
+use forebay_system::clock::{stamp_now, unix_now};
+
+use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
+use super::exists;
+use crate::acl::{self, Acl};
+
+/// What a new inode is.
+pub(super) struct New<'a> {
+    kind: FileKind,
+    mode: u32,
+    umask: u32,
+    rdev: u64,
+    target: Option<&'a [u8]>,
+    caller: Caller,
+}
+
+impl New<'_> {
+    /// What overlayfs takes for a name that is not there, whatever lies below: a device 0:0.
+    pub fn whiteout(caller: Caller) -> Self {
+        Self { kind: FileKind::CharDevice, mode: 0, umask: 0, rdev: 0, target: None, caller }
+    }
+}
+
+impl Overlay {
+    #[allow(clippy::too_many_arguments, reason = "they are what the kernel sends with the request")]
+    pub async fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        umask: u32,
+        rdev: u64,
+        caller: Caller,
+    ) -> Result<Entry> {
+        self.inner.check_writable()?;
+        if kind != FileKind::File && !self.inner.pool.capabilities().special_files {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
+        }
+        let ino = self.inner.make(parent, name, New { kind, mode, umask, rdev, target: None, caller }).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    pub async fn mkdir(&self, parent: Ino, name: &[u8], mode: u32, umask: u32, caller: Caller) -> Result<Entry> {
+        let new = New { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    pub async fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
+        self.inner.check_writable()?;
+        if !self.inner.pool.capabilities().symlinks {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold symlinks"));
+        }
+        if target.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "an empty symlink target"));
+        }
+        if target.len() >= libc::PATH_MAX as usize {
+            return Err(Error::new(
+                ErrorKind::NameTooLong,
+                Side::Application,
+                "a symlink target of 4096 bytes or more",
+            ));
+        }
+        let new = New { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.inner.counted_entry(ino)
+    }
+
+    /// Makes a regular file and opens it.
+    pub async fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        caller: Caller,
+    ) -> Result<(Entry, Opened)> {
+        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
+        let ino = self.inner.make(parent, name, new).await?;
+        self.inner.learn_storage_pool(&*self.inner.node(ino)?).await;
+        self.opened(ino, flags)
+    }
+
+    fn opened(&self, ino: Ino, flags: i32) -> Result<(Entry, Opened)> {
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let entry = inner.counted_entry(ino)?;
+        let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
+        let mut state = node.state.lock();
+        let content = match inner.content(ino, &mut state) {
+            Ok(content) => content,
+            Err(error) => {
+                drop(state);
+                inner.forget(ino, 1);
+                return Err(error);
+            }
+        };
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let past = !writes || inner.may_write_past(state.record.uid);
+        match writes {
+            true => {
+                state.writers += 1;
+                state.may_be_written_past(past);
+                state.written_direct |= flags & libc::O_DIRECT != 0;
+                inner.begin_counting(ino);
+            }
+            false => state.readers += 1,
+        }
+        drop(state);
+        let resident = past.then_some(content);
+        Ok((entry, Opened { resident, keep_cache: false, no_flush, missed: false, fetched_bytes: 0 }))
+    }
+
+    /// Gives an inode another name.
+    pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let inner = &self.inner;
+        inner.check_new_name(parent, name)?;
+        if !inner.pool.capabilities().hard_links {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold hard links"));
+        }
+        if inner.find(parent, name).await?.is_some() {
+            return Err(exists(name));
+        }
+        let mut txn = Txn::begin(inner);
+        txn.live_dir(parent)?;
+        if txn.name(parent, name)?.here.is_some() {
+            return Err(exists(name));
+        }
+        let temporary = txn.state(ino)?.is_open();
+        let record = txn.record(ino)?;
+        if record.kind == FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
+        }
+        if record.links.is_empty() && !(temporary && record.pool_links.is_empty()) {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the file was removed"));
+        }
+        record.links.push((parent, name.into()));
+        record.ctime = stamp_now();
+        let kind = record.kind;
+        txn.show(parent, name, Some((ino, kind)))?;
+        txn.touch_dir(parent, 0)?;
+        txn.commit()?;
+        inner.flush_bell.notify_one();
+        inner.counted_entry(ino)
+    }
+}
+
+impl Inner {
+    async fn make(&self, parent: Ino, name: &[u8], new: New<'_>) -> Result<Ino> {
+        self.check_new_name(parent, name)?;
+        if self.find(parent, name).await?.is_some() {
+            return Err(exists(name));
+        }
+        let defaults = self.default_acl(parent).await?;
+        let mut txn = Txn::begin(self);
+        txn.live_dir(parent)?;
+        if txn.name(parent, name)?.here.is_some() {
+            return Err(exists(name));
+        }
+        let mut record = self.new_record(&mut txn, parent, &new, defaults.as_deref())?;
+        record.links.push((parent, name.into()));
+        let opened = match new.kind {
+            FileKind::File => Some(self.spares.take()?),
+            _ => None,
+        };
+        let content = opened.as_ref().map(|content| ContentId(content.id));
+        if let Some(id) = content {
+            record.file = FileState::created(id, unix_now());
+        }
+        let ino = txn.create(record)?;
+        let residency = content.map(|_| ContentRecord::empty(ino, 0));
+        if let (Some(id), Some(residency)) = (content, &residency) {
+            txn.batch.put_content(id, residency);
+        }
+        txn.show(parent, name, Some((ino, new.kind)))?;
+        txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
+        txn.state(parent)?.negative.remove(name);
+        txn.commit()?;
+        if opened.is_some() {
+            let node = self.node(ino)?;
+            let mut state = node.state.lock();
+            (state.content, state.residency) = (opened, residency);
+            drop(state);
+            self.keep_open(ino);
+        }
+        self.flush_bell.notify_one();
+        Ok(ino)
+    }
+
+    /// The default ACL that a directory gives to what is made in it.
+    async fn default_acl(&self, parent: Ino) -> Result<Option<Box<[u8]>>> {
+        if !self.pool.capabilities().xattrs {
+            return Ok(None);
+        }
+        let xattrs = self.known_xattrs(parent).await?;
+        Ok(xattrs.into_iter().find(|(name, _)| **name == *acl::DEFAULT).map(|(_, value)| value))
+    }
+
+    pub(super) fn new_record(
+        &self,
+        txn: &mut Txn<'_>,
+        parent: Ino,
+        new: &New<'_>,
+        default_acl: Option<&[u8]>,
+    ) -> Result<InodeRecord> {
+        let dir = txn.live_dir(parent)?;
+        let inherits_group = dir.mode & libc::S_ISGID != 0;
+        let gid = if inherits_group { dir.gid } else { new.caller.gid };
+        let is_dir = new.kind == FileKind::Directory;
+        let default = default_acl.map(Acl::parse).transpose()?.flatten();
+        let inherited = acl::inherit(new.kind, new.mode & 0o7777, new.umask, default.as_ref());
+        let mut mode = inherited.mode;
+        let mut xattrs = Xattrs::new();
+        xattrs.extend(inherited.access.map(|acl| (acl::ACCESS.into(), acl.encode().into())));
+        xattrs.extend(inherited.default.map(|acl| (acl::DEFAULT.into(), acl.encode().into())));
+        if inherits_group && is_dir {
+            mode |= libc::S_ISGID;
+        }
+        let now = stamp_now();
+        Ok(InodeRecord {
+            kind: new.kind,
+            mode,
+            uid: new.caller.uid,
+            gid,
+            dir_nlink: if is_dir { 2 } else { 0 },
+            unseen_links: 0,
+            rdev: new.rdev,
+            size: new.target.map_or(0, |t| t.len() as u64),
+            occupied_in_pool: None,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            links: Default::default(),
+            pool_links: Default::default(),
+            sent_to: Default::default(),
+            version: None,
+            file: FileState::absent(),
+            listing: Listing::Complete(None),
+            target: new.target.map(Into::into),
+            dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
+            changed_since_removal: false,
+            xattrs: Some(xattrs),
+            // What is not in the pool is made there with its attributes; nothing differs beyond the name.
+            dirty: DirtyAttrs::default(),
+        })
+    }
+}

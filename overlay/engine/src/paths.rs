@@ -1,0 +1,132 @@
+//! From inodes to paths, in the overlay and in the pool, and back.
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
+use forebay_catalog::{InodeRecord, Link};
+
+use super::{Inner, Ino, Overlay};
+use crate::Lookup;
+
+/// Deeper trees than a path of `PATH_MAX` bytes can name exist; a loop would be damage.
+const MAX_DEPTH: usize = 65_536;
+
+impl Overlay {
+    /// The inode that a path of the mount names. No lookup is counted.
+    ///
+    /// # Errors
+    /// `NotFound` with the path.
+    pub async fn resolve(&self, path: &PoolPath) -> Result<Ino> {
+        let mut at = Ino::ROOT;
+        for name in path.components() {
+            match self.lookup(at, name).await.map_err(|e| e.context(path))? {
+                Lookup::Found(entry) => {
+                    self.forget(entry.attr.ino, 1);
+                    at = entry.attr.ino;
+                }
+                Lookup::Negative { .. } => {
+                    return Err(Error::new(ErrorKind::NotFound, Side::Application, path.to_string()));
+                }
+            }
+        }
+        Ok(at)
+    }
+}
+
+impl Inner {
+    /// The path of an inode in the mount: one of its names. `None` where it has none.
+    pub fn overlay_path(&self, ino: Ino) -> Option<PoolPath> {
+        self.walk_up(ino, |record| record.links.first().cloned())
+    }
+
+    /// The path under which the pool has an inode now, whatever was renamed here since.
+    ///
+    /// # Errors
+    /// `NotFound` where the pool has it nowhere.
+    pub fn pool_path(&self, ino: Ino) -> Result<PoolPath> {
+        self.walk_up(ino, |record| record.pool_link().cloned()).ok_or_else(|| not_in_pool(ino))
+    }
+
+    /// The pool's path of a name in a directory.
+    pub fn pool_path_of(&self, parent: Ino, name: &[u8]) -> Result<PoolPath> {
+        Ok(self.pool_path(parent)?.join(name))
+    }
+
+    fn walk_up(&self, ino: Ino, link: impl Fn(&InodeRecord) -> Option<Link>) -> Option<PoolPath> {
+        let mut names = Vec::new();
+        // Which directories the pool is to find there: the one that is named, and the one that holds what is named. Files
+        // are replaced by renames all the time; a call that changes one names it as well.
+        let (mut object, mut holder) = (None, None);
+        let mut at = ino;
+        while at != Ino::ROOT {
+            let node = self.node(at).ok()?;
+            let (identity, up) = {
+                let state = node.state.lock();
+                let record = &state.record;
+                let version = record.version.as_ref().filter(|_| record.kind == FileKind::Directory);
+                (version.and_then(Version::identity), link(record))
+            };
+            match names.len() {
+                0 => object = identity,
+                1 => holder = identity,
+                _ => {}
+            }
+            let (parent, name) = up?;
+            names.push(name);
+            at = parent;
+            if names.len() > MAX_DEPTH {
+                return None;
+            }
+        }
+        let path = PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))?;
+        Some(path.of_object(object).in_directory(holder))
+    }
+
+    /// How many directories are above an inode in the mount.
+    pub fn depth(&self, ino: Ino) -> usize {
+        self.count_up(ino, |record| record.links.first().map(|(parent, _)| *parent))
+    }
+
+    /// The same in the pool.
+    pub fn pool_depth(&self, ino: Ino) -> usize {
+        self.count_up(ino, |record| record.pool_link().map(|(parent, _)| *parent))
+    }
+
+    fn count_up(&self, ino: Ino, parent: impl Fn(&InodeRecord) -> Option<Ino>) -> usize {
+        let (mut at, mut depth) = (ino, 0);
+        while at != Ino::ROOT && depth <= MAX_DEPTH {
+            let Ok(node) = self.node(at) else { break };
+            let Some(next) = parent(&node.state.lock().record) else { break };
+            at = next;
+            depth += 1;
+        }
+        depth
+    }
+
+    /// Whether `ino` is `ancestor` or below it in the mount.
+    pub fn is_below(&self, ino: Ino, ancestor: Ino) -> bool {
+        let mut at = ino;
+        for _ in 0..MAX_DEPTH {
+            if at == ancestor {
+                return true;
+            }
+            if at == Ino::ROOT {
+                return false;
+            }
+            let Ok(node) = self.node(at) else { return false };
+            let parent = node.state.lock().record.links.first().map(|(p, _)| *p);
+            match parent {
+                Some(parent) => at = parent,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// How messages name an inode.
+    pub fn display(&self, ino: Ino) -> String {
+        self.overlay_path(ino).map_or_else(|| format!("(unlinked {ino})"), |p| p.to_string())
+    }
+}
+
+fn not_in_pool(ino: Ino) -> Error {
+    Error::new(ErrorKind::NotFound, Side::Pool, format!("inode {ino} is not in the pool"))
+}

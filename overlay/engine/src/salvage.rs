@@ -1,0 +1,222 @@
+//! What can be saved of a fast pool whose catalog cannot be opened any more.
+//!
+//! A catalog that was rebuilt from pieces may say of a file that it is clean, or gone, because the piece that knew
+//! better is lost. So nothing goes on from it: content that the pool may not have is set aside, under its name
+//! where one is known, and the next mount begins with an empty catalog. No content is removed unless its checksums
+//! prove that it was fetched from the pool.
+
+mod aside;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use forebay_cache::{CHUNK_BYTES, ContentId, ContentStore};
+use forebay_catalog::{Catalog, InodeRecord, Intent, Link, rebuild};
+use forebay_system::clock::unix_now;
+
+use crate::Ino;
+use aside::Aside;
+
+/// Deeper trees than this would be a loop.
+const MAX_DEPTH: usize = 65_536;
+
+/// What became of a damaged catalog.
+#[derive(Debug, Default)]
+pub struct Salvage {
+    /// What was kept where.
+    pub notes: Vec<String>,
+    /// What the pool was not told of and nobody will tell it.
+    pub lost: Vec<String>,
+}
+
+/// Sets aside what a damaged catalog and its content files hold. `None` where the catalog is sound.
+///
+/// # Errors
+/// `Busy` where a daemon uses the fast pool. After any error it can be repeated: what was set aside stays.
+pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
+    let store = ContentStore::open(fast, None)?;
+    let Some(first) = store.devices().first().map(|d| d.path.clone()) else { return Ok(None) };
+    let catalog = first.join("catalog");
+    match sound(&first).and_then(|()| rebuild::check(&catalog)) {
+        Ok(()) => return Ok(None),
+        Err(e) if !e.is(ErrorKind::Corrupt) => return Err(e),
+        Err(_) => {}
+    }
+    let rebuilt = first.join("catalog.rebuilt");
+    let read = rebuild::rebuild(&catalog, &rebuilt)?;
+    let mut work = Work { catalog: read, store: &store, told: Salvage::default() };
+    work.set_aside()?;
+    work.tell_changes()?;
+    let mut told = work.told;
+    drop(work.catalog);
+    let failed = |what: &Path, e| Error::io(e, Side::Cache, what.display().to_string());
+    fs::remove_dir_all(&rebuilt).map_err(|e| failed(&rebuilt, e))?;
+    for device in store.devices() {
+        // It names the catalog that it belongs to: the next one is another.
+        let mark = device.path.join("device");
+        match fs::remove_file(&mark) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&mark, e)),
+            _ => {}
+        }
+    }
+    let kept = first.join(format!("catalog.damaged-{}", unix_now()));
+    if catalog.exists() {
+        fs::rename(&catalog, &kept).map_err(|e| failed(&kept, e))?;
+        let note =
+            format!("the damaged catalog is kept as {}; the next mount begins with an empty one", kept.display());
+        told.notes.push(note);
+    }
+    Ok(Some(told))
+}
+
+/// Whether a fast directory that was used before still has its catalog: RocksDB would make an empty one.
+///
+/// # Errors
+/// `Corrupt` where it is gone.
+pub fn sound(fast: &Path) -> Result<()> {
+    let catalog = fast.join("catalog");
+    match fast.join("device").exists() && !catalog.join("CURRENT").exists() {
+        true => Err(forebay_catalog::damaged(&catalog)),
+        false => Ok(()),
+    }
+}
+
+struct Work<'a> {
+    catalog: Catalog,
+    store: &'a ContentStore,
+    told: Salvage,
+}
+
+impl Work<'_> {
+    /// Takes every content file out of the store.
+    fn set_aside(&mut self) -> Result<()> {
+        let mut aside = Aside::default();
+        let mut made_here = Vec::new();
+        let mut lost = Vec::new();
+        let catalog = &self.catalog;
+        let read = catalog.inodes(|ino, record| {
+            match (record.kind, record.file.content()) {
+                (FileKind::File, Some(id)) if record.file.is_dirty() && !record.links.is_empty() => {
+                    let paths: Vec<PoolPath> = record.links.iter().filter_map(|l| self.path(l)).collect();
+                    match self.store.path(id) {
+                        Ok(content) if content.exists() => {
+                            aside.file(&self.root(id)?, id, &content, &paths, &record)?
+                        }
+                        _ => lost.push(format!("{}: its content file is gone", self.shown(ino, &record))),
+                    }
+                }
+                (FileKind::File, Some(id)) if self.is_fetched(id, &record)? => self.store.remove(id)?,
+                (FileKind::Directory | FileKind::Symlink, _) if record.pool_links.is_empty() => {
+                    made_here.push((self.path_of(&record), record));
+                }
+                _ => {}
+            }
+            Ok(true)
+        });
+        if let Err(error) = read {
+            lost.push(format!("some inodes cannot be read: {error}"));
+        }
+        let root = self.store.devices().first().map(|d| d.path.clone()).unwrap_or_default();
+        for (path, record) in made_here {
+            if let Some(path) = path.filter(|p| !p.is_root()) {
+                aside.made_here(&root, &path, &record);
+            }
+        }
+        self.store.walk(|id, _| aside.unknown(&self.root(id)?, id, &self.store.path(id)?))?;
+        self.told.notes.extend(aside.told());
+        self.told.lost.extend(lost);
+        Ok(())
+    }
+
+    fn root(&self, id: ContentId) -> Result<PathBuf> {
+        let content = self.store.path(id)?;
+        let device = self.store.devices().iter().find(|d| content.starts_with(&d.path));
+        Ok(device.map(|d| d.path.clone()).unwrap_or_default())
+    }
+
+    /// Every byte is what was fetched from the pool.
+    fn is_fetched(&self, id: ContentId, record: &InodeRecord) -> Result<bool> {
+        let (Ok(content), Ok(Some(residency))) = (self.store.open_content(id), self.catalog.content(id)) else {
+            return Ok(false);
+        };
+        let size = content.file.metadata().map_or(u64::MAX, |m| m.len());
+        if record.file.is_dirty() || size != record.size {
+            return Ok(false);
+        }
+        let Ok(checksums) = self.catalog.checksums(id, &residency) else { return Ok(false) };
+        let checksums: std::collections::HashMap<_, _> = checksums.into_iter().collect();
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        for chunk in 0..size.div_ceil(CHUNK_BYTES) {
+            let start = chunk * CHUNK_BYTES;
+            let bytes = &mut buffer[..CHUNK_BYTES.min(size - start) as usize];
+            let read = std::os::unix::fs::FileExt::read_exact_at(&*content.file, bytes, start);
+            let known = u32::try_from(chunk).ok().and_then(|c| checksums.get(&c));
+            if read.is_err() || known != Some(&crc32c::crc32c(bytes)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Names the changes other than content that the pool was not told of yet: they are not done any more.
+    fn tell_changes(&mut self) -> Result<()> {
+        let mut lost = Vec::new();
+        let read = self.catalog.intents(|intent, _| {
+            match intent {
+                Intent::Name(parent, name) => {
+                    let Ok(record) = self.catalog.name(parent, &name) else { return Ok(true) };
+                    let path = self.path(&(parent, name.clone())).map_or_else(
+                        || format!("{} in directory #{}", name.escape_ascii(), parent.0),
+                        |p| p.to_string(),
+                    );
+                    let ino = record.here_ino();
+                    let moved = |ino| self.catalog.inode(ino).ok().flatten().is_some_and(|r| r.in_pool());
+                    match ino {
+                        None => lost.push(format!("{path}: was removed here; the pool still has it")),
+                        Some(ino) if moved(ino) => {
+                            lost.push(format!("{path}: was named here; the pool has it under its old name"));
+                        }
+                        Some(_) => {}
+                    }
+                }
+                Intent::Inode(ino) => {
+                    let Ok(Some(record)) = self.catalog.inode(ino) else { return Ok(true) };
+                    let attributes = record.dirty.mode || record.dirty.owner || !record.dirty_xattrs.is_empty();
+                    if attributes && !record.file.is_dirty() && record.in_pool() {
+                        lost.push(format!("{}: attributes were changed here", self.shown(ino, &record)));
+                    }
+                }
+            }
+            Ok(true)
+        });
+        if let Err(error) = read {
+            lost.push(format!("some changes cannot be read: {error}"));
+        }
+        self.told.lost.extend(lost);
+        Ok(())
+    }
+
+    fn shown(&self, ino: Ino, record: &InodeRecord) -> String {
+        self.path_of(record).map_or_else(|| format!("file #{}", ino.0), |p| p.to_string())
+    }
+
+    fn path_of(&self, record: &InodeRecord) -> Option<PoolPath> {
+        record.links.first().and_then(|link| self.path(link))
+    }
+
+    /// The path of a name, as far up as the root; `None` where a directory in between is lost.
+    fn path(&self, link: &Link) -> Option<PoolPath> {
+        let mut names = vec![link.1.clone()];
+        let mut at = link.0;
+        while at != Ino::ROOT {
+            let (parent, name) = self.catalog.inode(at).ok()??.links.first().cloned()?;
+            names.push(name);
+            at = parent;
+            if names.len() > MAX_DEPTH {
+                return None;
+            }
+        }
+        PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))
+    }
+}

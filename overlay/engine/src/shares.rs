@@ -1,0 +1,394 @@
+//! What each user of a mount takes from all others: dirty bytes, open files and requests that wait.
+//!
+//! A user may take a share of what the other users left. So one user alone gets the share of all there is, and however
+//! many users take as much as they may, there is something left for one more. Root and the user who mounted are counted
+//! among the others and have no share of their own: they are trusted.
+//!
+//! Dirty bytes belong to the owner of the file, as quotas do; open files and requests belong to the user who asks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_policy::SharePolicy;
+use forebay_system::descriptors;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::Ino;
+
+/// Requests of ordinary users that may wait for something at the same time.
+const REQUESTS: usize = 1024;
+/// Kept descriptors that trusted users' files do not take either, so that the control socket always answers.
+const DESCRIPTORS_LAST: u64 = 64;
+/// How often the log tells of one user's share.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+/// Users that an open file can name.
+const SLOTS: usize = 1 << 24;
+
+/// A user, as a file handle names one; 0 is one without a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UserSlot(pub u32);
+
+#[derive(Debug, Default)]
+struct Account {
+    dirty_bytes: u64,
+    /// Dirty bytes that are about to be written.
+    promised_bytes: u64,
+    files: u64,
+    requests: usize,
+    turn: Arc<Notify>,
+    told: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    users: HashMap<u32, Account>,
+    /// Dirty files: whose they are, and their bytes.
+    dirty: HashMap<Ino, (u32, u64)>,
+    /// Files that users have open, each with how often.
+    files: HashMap<(u32, Ino), u32>,
+    slots: HashMap<u32, UserSlot>,
+    of_slot: Vec<u32>,
+    dirty_bytes: u64,
+    open_files: u64,
+}
+
+/// The counts of one mount.
+#[derive(Debug)]
+pub struct Shares {
+    policy: SharePolicy,
+    dirty_max_bytes: u64,
+    descriptors: u64,
+    trusted: [u32; 2],
+    ledger: Mutex<Ledger>,
+    /// The same as in the ledger, to be looked at without it.
+    waiting: AtomicUsize,
+    charged: AtomicU64,
+}
+
+impl Shares {
+    /// Shares of a fast pool of `dirty_max_bytes`, and of as many descriptors as this process may have.
+    pub fn new(policy: SharePolicy, dirty_max_bytes: u64) -> Arc<Self> {
+        Self::with(policy, dirty_max_bytes, descriptors::allowed(), rustix::process::geteuid().as_raw())
+    }
+
+    fn with(policy: SharePolicy, dirty_max_bytes: u64, descriptors: u64, mounter: u32) -> Arc<Self> {
+        Arc::new(Self {
+            policy,
+            dirty_max_bytes,
+            descriptors,
+            trusted: [0, mounter],
+            ledger: Mutex::new(Ledger { of_slot: vec![0], ..Ledger::default() }),
+            waiting: AtomicUsize::new(0),
+            charged: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether what a user takes is bounded.
+    pub fn has_share(&self, user: u32) -> bool {
+        !self.is_trusted(user)
+    }
+
+    fn is_trusted(&self, user: u32) -> bool {
+        self.trusted.contains(&user)
+    }
+
+    /// A file of `user` is dirty with so many bytes; `None`: it is not dirty.
+    pub fn charge(&self, ino: Ino, dirty: Option<(u32, u64)>) {
+        let dirty = dirty.filter(|(user, _)| !self.is_trusted(*user));
+        if dirty.is_none() && self.charged.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut ledger = self.ledger.lock();
+        let was = match dirty {
+            Some(is) => ledger.dirty.insert(ino, is),
+            None => ledger.dirty.remove(&ino),
+        };
+        if was == dirty {
+            return;
+        }
+        if let Some((user, bytes)) = was {
+            ledger.user(user).dirty_bytes -= bytes;
+            ledger.dirty_bytes -= bytes;
+            ledger.forget_idle(user);
+        }
+        if let Some((user, bytes)) = dirty {
+            ledger.user(user).dirty_bytes += bytes;
+            ledger.dirty_bytes += bytes;
+        }
+        self.charged.store(ledger.dirty.len() as u64, Ordering::Release);
+    }
+
+    /// Dirty bytes that a user may still make.
+    pub fn room_bytes(&self, user: u32) -> u64 {
+        if self.is_trusted(user) { u64::MAX } else { self.ledger.lock().room_bytes(user, self) }
+    }
+
+    /// The least room of those who have dirty files.
+    pub fn least_room_bytes(&self) -> u64 {
+        if self.charged.load(Ordering::Acquire) == 0 {
+            return u64::MAX;
+        }
+        let ledger = self.ledger.lock();
+        let having = ledger.users.iter().filter(|(_, user)| user.dirty_bytes > 0);
+        having.map(|(user, _)| ledger.room_bytes(*user, self)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether a user's files go to the pool without waiting until they are old enough: nine tenths of the share are taken.
+    pub fn is_pressed(&self, user: u32) -> bool {
+        if self.is_trusted(user) || self.charged.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let ledger = self.ledger.lock();
+        ledger.users.get(&user).is_some_and(|u| u.dirty_bytes / 9 > ledger.room_bytes(user, self))
+    }
+
+    pub fn dirty_bytes(&self, user: u32) -> u64 {
+        self.ledger.lock().users.get(&user).map_or(0, |user| user.dirty_bytes)
+    }
+
+    /// Promises a user room for dirty bytes; `None` where it is not left of the share.
+    pub fn promise(self: &Arc<Self>, user: u32, bytes: u64) -> Option<Promise> {
+        if self.is_trusted(user) || bytes == 0 {
+            return Some(Promise { shares: self.clone(), user, bytes: 0 });
+        }
+        let mut ledger = self.ledger.lock();
+        if ledger.room_bytes(user, self) < bytes {
+            return None;
+        }
+        ledger.user(user).promised_bytes += bytes;
+        ledger.dirty_bytes += bytes;
+        Some(Promise { shares: self.clone(), user, bytes })
+    }
+
+    /// Why a promise was refused. Told to the log, too, now and then.
+    pub fn refused_bytes(&self, user: u32, bytes: u64) -> Error {
+        let mut ledger = self.ledger.lock();
+        let has = ledger.users.get(&user).map_or(0, |user| user.dirty_bytes);
+        let why = format!(
+            "{bytes} bytes do not fit: {has} bytes of user {user} are not in the pool yet, and {} more would pass the share \
+             of one user (shares.dirty = {} of {} bytes less what other users have)",
+            bytes, self.policy.dirty, self.dirty_max_bytes,
+        );
+        ledger.tell(user, &why);
+        Error::new(ErrorKind::Quota, Side::Cache, why)
+    }
+
+    /// Counts a file that a user opens. Given back by [`Self::close`].
+    ///
+    /// # Errors
+    /// `EMFILE` where the user has the share of open files, `ENFILE` where there are no more descriptors.
+    pub fn open(&self, user: u32, ino: Ino) -> Result<UserSlot> {
+        self.open_or_make(user, Some(ino))
+    }
+
+    /// The same for a file that is to be made, before it is: [`Self::made`] or [`Self::not_made`] follows.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_new(&self, user: u32) -> Result<UserSlot> {
+        self.open_or_make(user, None)
+    }
+
+    /// The file that was to be made is there and open.
+    pub fn made(&self, slot: UserSlot, ino: Ino) {
+        let mut ledger = self.ledger.lock();
+        let user = ledger.user_of(slot);
+        let times = ledger.files.entry((user, ino)).or_default();
+        *times += 1;
+        if *times > 1 {
+            // Another open of it came first, and is counted.
+            ledger.uncount_file(user);
+        }
+    }
+
+    pub fn not_made(&self, slot: UserSlot) {
+        let mut ledger = self.ledger.lock();
+        let user = ledger.user_of(slot);
+        ledger.uncount_file(user);
+    }
+
+    fn open_or_make(&self, user: u32, ino: Option<Ino>) -> Result<UserSlot> {
+        let kept = descriptors::kept_of(self.descriptors);
+        let mut ledger = self.ledger.lock();
+        if let Some(times) = ino.and_then(|ino| ledger.files.get_mut(&(user, ino))) {
+            *times += 1;
+            return Ok(ledger.slot(user));
+        }
+        let (max, errno) = match self.is_trusted(user) {
+            true => (self.descriptors.saturating_sub(kept.min(DESCRIPTORS_LAST)), libc::ENFILE),
+            false => {
+                let has = ledger.users.get(&user).map_or(0, |user| user.files);
+                let left = self.descriptors.saturating_sub(kept).saturating_sub(ledger.open_files - has);
+                (ledger.open_files - has + (left as f64 * self.policy.open_files) as u64, libc::EMFILE)
+            }
+        };
+        if ledger.open_files >= max {
+            let why = format!(
+                "user {user} has {} files open, all users {}, of {} descriptors that the daemon may have: no more of one \
+                 user (shares.open-files = {})",
+                ledger.users.get(&user).map_or(0, |user| user.files),
+                ledger.open_files,
+                self.descriptors,
+                self.policy.open_files,
+            );
+            ledger.tell(user, &why);
+            return Err(Error::os(errno, Side::Cache, why));
+        }
+        ledger.files.extend(ino.map(|ino| ((user, ino), 1)));
+        ledger.open_files += 1;
+        ledger.user(user).files += 1;
+        Ok(ledger.slot(user))
+    }
+
+    pub fn open_files(&self, user: u32) -> u64 {
+        self.ledger.lock().users.get(&user).map_or(0, |user| user.files)
+    }
+
+    /// Ends what [`Self::open`] began. One that is not known was another daemon's.
+    pub fn close(&self, slot: UserSlot, ino: Ino) {
+        let mut ledger = self.ledger.lock();
+        let user = ledger.user_of(slot);
+        let Some(times) = ledger.files.get_mut(&(user, ino)) else { return };
+        *times -= 1;
+        if *times > 0 {
+            return;
+        }
+        ledger.files.remove(&(user, ino));
+        ledger.uncount_file(user);
+    }
+
+    /// Whether a request of a user has to wait for an earlier one.
+    pub fn must_wait(&self, user: u32) -> bool {
+        let share = self.policy.requests;
+        let waiting = self.waiting.load(Ordering::Acquire);
+        // While so few wait, whoever they are of, nobody has the share.
+        if self.is_trusted(user) || (waiting as f64) < share * REQUESTS.saturating_sub(waiting) as f64 {
+            return false;
+        }
+        let ledger = self.ledger.lock();
+        let has = ledger.users.get(&user).map_or(0, |user| user.requests);
+        has > 0 && has as f64 >= share * REQUESTS.saturating_sub(waiting.saturating_sub(has)) as f64
+    }
+
+    /// Counts a request that waits, until the answer is dropped.
+    pub fn begin_request(self: &Arc<Self>, user: u32) -> WaitingRequest {
+        let counted = !self.is_trusted(user);
+        if counted {
+            self.ledger.lock().user(user).requests += 1;
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+        }
+        WaitingRequest { shares: self.clone(), user, counted }
+    }
+
+    /// The same, after those that went before.
+    pub async fn request_in_turn(self: Arc<Self>, user: u32) -> WaitingRequest {
+        loop {
+            let turn = self.ledger.lock().user(user).turn.clone();
+            let next = turn.notified();
+            if !self.must_wait(user) {
+                return self.begin_request(user);
+            }
+            next.await;
+        }
+    }
+}
+
+impl Ledger {
+    fn user(&mut self, user: u32) -> &mut Account {
+        self.users.entry(user).or_default()
+    }
+
+    fn room_bytes(&self, user: u32, shares: &Shares) -> u64 {
+        let has = self.users.get(&user).map_or(0, |user| user.dirty_bytes + user.promised_bytes);
+        let left = shares.dirty_max_bytes.saturating_sub(self.dirty_bytes - has);
+        ((left as f64 * shares.policy.dirty) as u64).saturating_sub(has)
+    }
+
+    fn slot(&mut self, user: u32) -> UserSlot {
+        if let Some(slot) = self.slots.get(&user) {
+            return *slot;
+        }
+        if self.of_slot.len() >= SLOTS {
+            return UserSlot::default();
+        }
+        let slot = UserSlot(self.of_slot.len() as u32);
+        self.of_slot.push(user);
+        self.slots.insert(user, slot);
+        slot
+    }
+
+    fn user_of(&self, slot: UserSlot) -> u32 {
+        self.of_slot.get(slot.0 as usize).copied().unwrap_or_default()
+    }
+
+    fn uncount_file(&mut self, user: u32) {
+        self.open_files = self.open_files.saturating_sub(1);
+        let account = self.user(user);
+        account.files = account.files.saturating_sub(1);
+        self.forget_idle(user);
+    }
+
+    fn tell(&mut self, user: u32, why: &str) {
+        let told = &mut self.user(user).told;
+        if told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!("{why}");
+        }
+    }
+
+    /// A user who has nothing is not remembered.
+    fn forget_idle(&mut self, user: u32) {
+        let idle = |u: &Account| u.dirty_bytes == 0 && u.promised_bytes == 0 && u.files == 0 && u.requests == 0;
+        // Who waits for a turn holds it, too.
+        if self.users.get(&user).is_some_and(|u| idle(u) && Arc::strong_count(&u.turn) == 1) {
+            self.users.remove(&user);
+        }
+    }
+}
+
+/// Room for dirty bytes, given back when dropped: by then they are charged to their file.
+#[derive(Debug)]
+pub struct Promise {
+    shares: Arc<Shares>,
+    user: u32,
+    bytes: u64,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let mut ledger = self.shares.ledger.lock();
+            ledger.user(self.user).promised_bytes -= self.bytes;
+            ledger.dirty_bytes -= self.bytes;
+            ledger.forget_idle(self.user);
+        }
+    }
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub struct WaitingRequest {
+    shares: Arc<Shares>,
+    user: u32,
+    counted: bool,
+}
+
+impl Drop for WaitingRequest {
+    fn drop(&mut self) {
+        if self.counted {
+            self.shares.waiting.fetch_sub(1, Ordering::AcqRel);
+            let mut ledger = self.shares.ledger.lock();
+            let user = ledger.user(self.user);
+            user.requests -= 1;
+            user.turn.notify_one();
+            ledger.forget_idle(self.user);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

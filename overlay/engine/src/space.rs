@@ -1,0 +1,11 @@
+//! Space in the fast pool.
+//!
+//! | module | does |
+//! |---|---|
+//! | `eviction` | reserves space, and evicts clean content by the policy |
+//! | `write_throttle` | keeps passthrough writers below the hard limit |
+//! | `room` | lets writers wait while the flush can make space |
+
+pub mod eviction;
+pub mod room;
+pub mod write_throttle;

@@ -1,0 +1,159 @@
+//! Room in the fast pool: clean, unleased, unused content goes when something else needs the space.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::Reservation;
+use forebay_system::clock::unix_now;
+
+use super::super::{Inner, Ino, Txn};
+use crate::node::NodeState;
+
+/// Why a file's bytes stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Dirty,
+    Leased,
+    Open,
+    Fetching,
+    /// There is nothing to give up.
+    Absent,
+}
+
+impl Kept {
+    /// What operators are told, with what helps.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Dirty => "not in the pool yet: flush first",
+            Self::Leased => "leased: --release-leases ends the leases",
+            Self::Open => "open: may go when closed",
+            Self::Fetching => "just being fetched",
+            Self::Absent => "not here",
+        }
+    }
+
+    /// What has to come first.
+    pub fn what_evicts(self) -> &'static str {
+        match self {
+            Self::Dirty => "stays until it is flushed",
+            Self::Leased => "stays until its leases end, or `forebay evict --release-leases`",
+            Self::Open => "stays while it is open",
+            Self::Fetching => "stays while it is being fetched",
+            Self::Absent => "there is nothing to evict",
+        }
+    }
+}
+
+impl Inner {
+    /// Promises space, evicting what may go where there is too little.
+    ///
+    /// # Errors
+    /// `NoSpace` with the numbers.
+    pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        self.advisor().fast_pool_grew();
+        if let Some(reservation) = self.store.budget.reserve(bytes)
+            && (bytes == 0 || self.store.free_bytes() >= bytes)
+        {
+            return Ok(reservation);
+        }
+        let inner = self.clone();
+        super::super::blocking(move || {
+            for _ in 0..2 {
+                inner.make_room(bytes)?;
+                inner.trash.drain();
+                if let Some(reservation) = inner.store.budget.reserve(bytes)
+                    && inner.store.free_bytes() >= bytes
+                {
+                    return Ok(reservation);
+                }
+            }
+            inner.flush_bell.notify_one();
+            let budget = &inner.store.budget;
+            Err(Error::new(
+                ErrorKind::NoSpace,
+                Side::Cache,
+                format!(
+                    "{bytes} bytes do not fit: {} of {} are used, {} promised, {} free on the device, and nothing \
+                     more may be evicted; flush, or give a larger --limit",
+                    budget.used(),
+                    budget.limit(),
+                    budget.reserved(),
+                    inner.store.free_bytes(),
+                ),
+            ))
+        })
+        .await
+    }
+
+    /// Evicts until `bytes` more fit below the high watermark, if it can. Blocks.
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        self.advisor().report_uses();
+        let budget = &self.store.budget;
+        let space = self.policy.space;
+        let short_on_disk = bytes.saturating_sub(self.store.free_bytes());
+        let mut wanted = (budget.above(space.high_watermark) + bytes).max(short_on_disk);
+        if budget.above(space.high_watermark) > 0 {
+            wanted = wanted.max(budget.above(space.low_watermark) + bytes);
+        }
+        let mut stayed = Vec::new();
+        while wanted > 0 {
+            let Some(victim) = self.victim() else { break };
+            match self.evict_inode(victim)? {
+                Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
+                Err(Kept::Absent) => {}
+                // It was wanted just then. The policy has given it up, and must know of it again.
+                Err(_) => stayed.push(victim),
+            }
+        }
+        for ino in stayed {
+            let Ok(node) = self.node(ino) else { continue };
+            let bytes = self.counted_bytes(&mut node.state.lock());
+            self.evictor.lock().insert(ino.0, bytes);
+        }
+        Ok(())
+    }
+
+    /// The next inode that the policy gives up and that may go: what was staged for a job that runs goes last.
+    fn victim(&self) -> Option<Ino> {
+        let now = unix_now();
+        let may_go = |key: u64| match self.table.peek(Ino(key)) {
+            // One that is locked is in use.
+            Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
+            None => self.catalog.leases_of(Ino(key)).is_ok_and(|leases| !leases.hold(now)),
+        };
+        let mut evictor = self.evictor.lock();
+        let unwanted = evictor.evict(&mut |key| !self.advisor().keeps(Ino(key)) && may_go(key));
+        unwanted.or_else(|| evictor.evict(&mut |key| may_go(key))).map(Ino)
+    }
+
+    /// Why the content of an inode may not be evicted; `None`: it may.
+    pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
+        let file = state.record.file;
+        match () {
+            () if file.is_absent() => Some(Kept::Absent),
+            () if file.is_dirty() => Some(Kept::Dirty),
+            () if state.leases.hold(now_unix) => Some(Kept::Leased),
+            () if state.is_open() => Some(Kept::Open),
+            () if !state.flights.is_empty() => Some(Kept::Fetching),
+            () => None,
+        }
+    }
+
+    /// Gives up the content of an inode. Returns the bytes that it occupied, or why it stays. The eviction policy is told
+    /// by the caller, where the choice was not its own: what it chose itself it goes on to remember.
+    pub(crate) fn evict_inode(&self, ino: Ino) -> Result<Result<u64, Kept>> {
+        let mut txn = Txn::begin(self);
+        if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
+            return Ok(Err(kept));
+        }
+        let bytes = txn.give_up(ino)?;
+        // What the page cache has of this version stays right.
+        txn.commit()?;
+        self.advisor().evicted(ino);
+        self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // The kernel holds the content file by its passthrough registration, and with it the space.
+        self.tell_kernel_inode(ino, true);
+        Ok(Ok(bytes))
+    }
+}

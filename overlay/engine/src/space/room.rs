@@ -1,0 +1,128 @@
+//! Writers that meet the limit while the flush is only behind wait until it has made room.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::{ErrorKind, Result, Side};
+use forebay_catalog::Intent;
+use forebay_policy::Flush;
+use parking_lot::Mutex;
+
+use super::super::{Inner, Ino, blocking};
+
+/// How long a writer waits in all,
+const WAIT_MAX: Duration = Duration::from_secs(600);
+/// and while nothing gets to the pool.
+const STALLED_MAX: Duration = Duration::from_secs(30);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How old the word that the flush can make room may be: many writers may ask.
+const KNOWN_FOR: Duration = Duration::from_millis(500);
+
+/// Who waits, and for what.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    writers: AtomicU64,
+    /// Whether the flush could make room, and when that was looked at.
+    coming: Mutex<Option<(Instant, bool)>>,
+}
+
+/// A writer that waits.
+struct Waiting<'a> {
+    room: &'a Room,
+    began: Instant,
+    progress: (u64, u64),
+    progressed: Instant,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.room.writers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    /// Repeats what does not fit into the fast pool, as long as flushing can make room.
+    ///
+    /// # Errors
+    /// `NoSpace` with the numbers, where it cannot, or does not within the bounds.
+    pub(crate) async fn with_room<T, F>(self: &Arc<Self>, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut waiting = None;
+        loop {
+            let before = self.progress();
+            let error = match attempt().await {
+                Err(e) if e.is(ErrorKind::NoSpace) && e.side() == Side::Cache => e,
+                other => return other,
+            };
+            let waiting = waiting.get_or_insert_with(|| self.wait_for_room());
+            let now = self.progress();
+            if now != waiting.progress {
+                (waiting.progress, waiting.progressed) = (now, Instant::now());
+            }
+            let coming = self.is_room_coming().await?;
+            // What was flushed during the attempt may be evicted now.
+            let hopeless = !coming && before == self.progress();
+            if hopeless || waiting.progressed.elapsed() > STALLED_MAX || waiting.began.elapsed() > WAIT_MAX {
+                return Err(error);
+            }
+            self.flush_bell.notify_one();
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Writers that wait for room now.
+    pub(crate) fn waiting_for_room(&self) -> u64 {
+        self.room.writers.load(Ordering::Relaxed)
+    }
+
+    fn wait_for_room(&self) -> Waiting<'_> {
+        self.room.writers.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        Waiting { room: &self.room, began: now, progress: self.progress(), progressed: now }
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (get(&self.counters.pool_written_bytes), get(&self.counters.flushed_files))
+    }
+
+    async fn is_room_coming(self: &Arc<Self>) -> Result<bool> {
+        if let Some((at, coming)) = *self.room.coming.lock()
+            && at.elapsed() < KNOWN_FOR
+        {
+            return Ok(coming);
+        }
+        let inner = self.clone();
+        blocking(move || {
+            let mut coming = false;
+            let is_up = inner.health.why_down().is_none();
+            inner.catalog.intents(|intent, _| {
+                coming = is_up && matches!(intent, Intent::Inode(ino) if inner.frees_room(ino));
+                Ok(is_up && !coming)
+            })?;
+            *inner.room.coming.lock() = Some((Instant::now(), coming));
+            Ok(coming)
+        })
+        .await
+    }
+
+    /// Whether a file may be evicted once the background flush has sent it, which is expected to.
+    fn frees_room(&self, ino: Ino) -> bool {
+        let Ok(node) = self.node(ino) else { return false };
+        if self.policy_of(&node).flush == Flush::Manual || self.flusher.errors.of(ino).is_some() {
+            return false;
+        }
+        {
+            let state = node.state.lock();
+            let is_dirty = state.record.file.is_dirty() && !state.is_unlinked(ino);
+            if !is_dirty || state.writers > 0 || state.written_past.is_some() {
+                return false;
+            }
+        }
+        self.attr_of(&node).is_ok_and(|attr| attr.blocks > 0)
+    }
+}

@@ -1,0 +1,232 @@
+//! The hard limit, where the kernel writes past the daemon.
+//!
+//! A writer with a passthrough file is not seen while it writes. So such a file is only given where there is
+//! room to spare, and some of it is free already; what it grows by is counted many times a second; and where the
+//! room runs out all the same, its content file is made immutable until there is room again: its next write fails,
+//! and nothing passes the limit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+use forebay_cache::Content;
+use parking_lot::Mutex;
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use tokio::sync::Notify;
+
+use super::super::{Inner, Ino};
+use crate::node::{Node, NodeState};
+use crate::shares::Promise;
+
+/// Room that must be left for a file to be written past the daemon.
+const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
+/// Room below which growth is counted as often as can be.
+const WATCHED_ROOM: u64 = 2 << 30;
+/// Room below which writers past the daemon are stopped: more than they can write between two counts, on a machine that
+/// is busy, too (2 GiB/s for 100 ms).
+const LAST_ROOM: u64 = 200 << 20;
+/// Counts while there is little room, and while there is plenty.
+const COUNT_OFTEN: Duration = Duration::from_millis(4);
+const COUNT_SELDOM: Duration = Duration::from_millis(100);
+
+/// How long a writer waits for its owner's share while the flush makes no room, and between looks. A file is looked at by
+/// the flush within a second.
+const SHARE_PATIENCE: Duration = Duration::from_secs(5);
+const SHARE_AGAIN: Duration = Duration::from_millis(20);
+
+/// How old the device's word of its free space may be for who opens a file: little is written meanwhile, beside the room
+/// that must be left.
+const FREE_KNOWN_FOR: Duration = Duration::from_millis(10);
+
+/// How old the count of what is not flushed may be for who asks for room in the pool: some programs ask at each open,
+/// and each dirty file is looked at.
+const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
+
+/// What is known between two counts.
+#[derive(Debug, Default)]
+pub(crate) struct WriteThrottle {
+    /// Somebody would write past the daemon if what may be evicted were evicted.
+    room_wanted: AtomicBool,
+    /// Told when files begin to be counted.
+    called: Notify,
+    /// Bytes that the devices had free, and when.
+    free: Mutex<Option<(Instant, u64)>>,
+    /// Bytes that were not flushed yet, and when.
+    dirty: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Inner {
+    /// Whether a file may be written past the daemon now. Where that needs room that is only to be evicted, the next count
+    /// makes it.
+    pub(crate) fn may_write_past(&self, owner: u32) -> bool {
+        // What one user may write is bounded in the same way.
+        if self.shares.room_bytes(owner) < ROOM_FOR_PASSTHROUGH {
+            return false;
+        }
+        let free = self.free_bytes_lately();
+        let evictable = self.evictor.lock().bytes();
+        if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
+            return false;
+        }
+        let spare = self.bare_room(free) >= LAST_ROOM;
+        if !spare {
+            self.write_throttle.room_wanted.store(true, Ordering::Relaxed);
+            self.write_throttle.called.notify_one();
+        }
+        spare
+    }
+
+    fn free_bytes_lately(&self) -> u64 {
+        let mut known = self.write_throttle.free.lock();
+        match *known {
+            Some((at, free)) if at.elapsed() < FREE_KNOWN_FOR => free,
+            _ => {
+                let free = self.store.free_bytes();
+                *known = Some((Instant::now(), free));
+                free
+            }
+        }
+    }
+
+    /// Bytes that are not flushed, as they were a moment ago. Blocks.
+    pub(crate) fn dirty_bytes_lately(&self) -> Result<u64> {
+        let mut known = self.write_throttle.dirty.lock();
+        match *known {
+            Some((at, bytes)) if at.elapsed() < DIRTY_KNOWN_FOR => Ok(bytes),
+            _ => {
+                let bytes = self.dirty_bytes()?;
+                *known = Some((Instant::now(), bytes));
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// How long until the growth of files is to be counted again.
+    pub(crate) fn count_again_in(&self) -> Duration {
+        let room = || self.bare_room(self.store.free_bytes()).min(self.shares.least_room_bytes());
+        let watched = self.is_counting() && room() < WATCHED_ROOM;
+        if watched { COUNT_OFTEN } else { COUNT_SELDOM }
+    }
+
+    /// A file may grow from now on.
+    pub(crate) fn begin_counting(&self, ino: Ino) {
+        self.writing.lock().insert(ino);
+        self.write_throttle.called.notify_one();
+    }
+
+    /// Waits until there may be something to count or to evict, if there is nothing now. For one task.
+    pub(crate) async fn until_counting(&self) {
+        // Both remember what they were told before they are waited for.
+        while !self.is_counting() && self.store.budget.above(self.policy.space.high_watermark) == 0 {
+            tokio::select! {
+                () = self.write_throttle.called.notified() => {}
+                () = self.store.budget.grown() => {}
+            }
+        }
+    }
+
+    /// Whether anything may grow, or somebody waits for room.
+    pub(crate) fn is_counting(&self) -> bool {
+        !self.writing.lock().is_empty() || self.write_throttle.room_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be written before anything is evicted, on devices with so many free ones.
+    fn bare_room(&self, free: u64) -> u64 {
+        let budget = &self.store.budget;
+        let used = budget.used().saturating_add(budget.reserved());
+        budget.limit().saturating_sub(used).min(free)
+    }
+
+    /// Stops or releases those who write past the daemon. Blocks.
+    pub(crate) fn throttle_writers(&self) -> Result<()> {
+        let wanted = self.write_throttle.room_wanted.swap(false, Ordering::Relaxed);
+        if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
+            return self.throttle_by_shares();
+        }
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
+        // Who writes through the daemon is given room when there is something to write; who was stopped waits for it.
+        let needs_room = |node: &Node| {
+            let state = node.state.lock();
+            state.written_past.is_some() || state.throttled
+        };
+        if !wanted && !nodes().any(|(_, node)| needs_room(&node)) {
+            return Ok(());
+        }
+        self.make_room(LAST_ROOM)?;
+        self.trash.drain();
+        if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
+            return self.throttle_by_shares();
+        }
+        self.flush_bell.notify_one();
+        for (ino, node) in nodes() {
+            let mut state = node.state.lock();
+            let Some(content) = state.content.clone() else { continue };
+            if state.written_past.is_some() && !state.throttled && set_immutable(&content, true) {
+                state.throttled = true;
+                tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
+            }
+        }
+        Ok(())
+    }
+
+    /// There is room: those are stopped whose owner has no more of it, and the others released.
+    fn throttle_by_shares(&self) -> Result<()> {
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        for ino in writing {
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            let Some(content) = state.content.clone() else { continue };
+            let owner = state.record.uid;
+            let full = state.written_past.is_some() && self.shares.room_bytes(owner) < LAST_ROOM;
+            if full && !state.throttled && set_immutable(&content, true) {
+                state.throttled = true;
+                self.flush_bell.notify_one();
+                tracing::warn!(path = self.pool.url(), %ino, "user {owner} has the share of dirty bytes: a writer was stopped");
+            } else if !full && state.throttled {
+                state.throttled = !set_immutable(&content, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Promises room to the owner of a file, where that has a share. Waits as long as the flush makes some.
+    ///
+    /// # Errors
+    /// `Quota` with the numbers.
+    pub(crate) async fn share_of_owner(&self, node: &Node, bytes: u64) -> Result<Promise> {
+        let owner = node.state.lock().record.uid;
+        let (mut least, mut since) = (u64::MAX, Instant::now());
+        loop {
+            if let Some(promise) = self.shares.promise(owner, bytes) {
+                return Ok(promise);
+            }
+            let has = self.shares.dirty_bytes(owner);
+            if has < least {
+                (least, since) = (has, Instant::now());
+            }
+            if since.elapsed() >= SHARE_PATIENCE {
+                return Err(self.shares.refused_bytes(owner, bytes));
+            }
+            self.flush_bell.notify_one();
+            tokio::time::sleep(SHARE_AGAIN).await;
+        }
+    }
+
+    /// Counts an inode with its owner, as it is by now.
+    pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
+        let dirty = state.record.file.is_dirty() && !state.deleted;
+        let owner = state.record.uid;
+        let bytes = if dirty && self.shares.has_share(owner) { self.counted_bytes(state) } else { 0 };
+        self.shares.charge(ino, dirty.then_some((owner, bytes)));
+    }
+}
+
+/// Sets or takes the immutable flag. `false` where the file system or the privileges do not allow it: then
+/// the device's size is the limit.
+pub(crate) fn set_immutable(content: &Arc<Content>, on: bool) -> bool {
+    let Ok(flags) = ioctl_getflags(&*content.file) else { return false };
+    let wanted = if on { flags | IFlags::IMMUTABLE } else { flags - IFlags::IMMUTABLE };
+    wanted == flags || ioctl_setflags(&*content.file, wanted).is_ok()
+}

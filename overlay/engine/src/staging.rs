@@ -1,0 +1,502 @@
+//! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
+
+pub mod leases;
+mod reporter;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_api::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
+use forebay_backends::decorators::Rate;
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use forebay_prefetch::plan::Refusal;
+use forebay_prefetch::signature::Invocation;
+use forebay_system::clock::unix_now;
+use futures::{Stream, StreamExt, stream};
+use globset::GlobBuilder;
+use tokio::task::coop::consume_budget;
+use tokio_util::sync::CancellationToken;
+
+use super::coherence::Age;
+use super::namespace::{Arrivals, Ask};
+use super::space::eviction::Kept;
+use super::writeback::Plan;
+use super::{Inner, Ino, Overlay};
+use crate::Means;
+use leases::Staging;
+use reporter::{Reporter, reported};
+
+/// Files that are staged at the same time.
+const CONCURRENCY: usize = 16;
+const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
+/// How often a file that changes in the pool while it is staged is begun anew.
+const ATTEMPTS: u32 = 3;
+
+/// What holds for all files that are staged at once.
+struct Terms<'a> {
+    /// What the pool has since then is brought in.
+    begun: Instant,
+    owner: &'a str,
+    /// The owner is the job in which it is done.
+    is_jobs: bool,
+    expires_unix: Option<u64>,
+    rate: Option<Rate>,
+}
+
+/// Does something until a moment, and no longer. `None`: it did not come to its end.
+async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match until {
+        Some(until) => tokio::time::timeout_at(until.into(), work).await.ok(),
+        None => Some(work.await),
+    }
+}
+
+impl Overlay {
+    /// Brings files in and leases them. `Done` with `failed == 0` means that every byte asked for is resident
+    /// and leased. Ends when nobody listens any more, or when its time is up: what is here whole by then stays, leased.
+    pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let (reporter, receiver) = Reporter::new();
+        let stop = CancellationToken::new();
+        let listened_to = stop.clone().drop_guard();
+        let overlay = self.clone();
+        tokio::spawn(async move {
+            match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
+                Some(result) => reporter.finish(result),
+                None => tracing::info!("staging ended early: nobody waits for it any more"),
+            }
+        });
+        receiver.map(move |progress| {
+            // Goes with the stream.
+            let _ = &listened_to;
+            progress
+        })
+    }
+
+    /// Writes what differs back to the pool.
+    pub fn flush(&self, request: FlushRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let (reporter, receiver) = Reporter::new();
+        let overlay = self.clone();
+        tokio::spawn(async move {
+            if !request.wait && !request.dry_run {
+                let only_planned = FlushRequest { dry_run: true, ..request.clone() };
+                let planned = overlay.flush_paths(&only_planned, &reporter).await;
+                let (background, _) = Reporter::new();
+                tokio::spawn(async move { overlay.flush_paths(&request, &background).await });
+                return reporter.finish(planned);
+            }
+            let result = overlay.flush_paths(&request, &reporter).await;
+            reporter.finish(result);
+        });
+        receiver
+    }
+
+    /// Gives up clean content, whatever the eviction policy thinks of it.
+    pub fn evict(&self, request: EvictRequest) -> impl Stream<Item = Progress> + Send + 'static {
+        let overlay = self.clone();
+        reported(|reporter| async move { overlay.evict_paths(&request, &reporter).await })
+    }
+
+    async fn stage_all(&self, request: &StageRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let begun = Instant::now();
+        let until = request.within_ms.and_then(|ms| begun.checked_add(Duration::from_millis(ms)));
+        let Some(found) = in_time(until, self.files_to_stage(request, begun, until, reporter)).await else {
+            reporter.unfinished(1);
+            reporter.done(Some("the time was up before all was found that is to be staged".into()));
+            return Ok(());
+        };
+        let (files, arrived, mut message) = found?;
+        let (mut missing, mut total) = (0, 0);
+        for ino in &files {
+            consume_budget().await;
+            let Some(node) = inner.node_unless_gone(*ino)? else { continue };
+            let size = inner.attr_of(&node)?.size;
+            total += size;
+            missing += size.saturating_sub(inner.resident_bytes(&node, size)?);
+        }
+        let came = files.iter().filter_map(|ino| arrived.get(ino)).sum::<u64>();
+        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing + came });
+        inner.check_fits(missing, total)?;
+        if request.dry_run {
+            reporter.planned(files.len() as u64, missing, message);
+            return Ok(());
+        }
+        let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
+        let terms = &Terms {
+            begun,
+            owner,
+            is_jobs,
+            expires_unix: request.lease_secs.map(|secs| unix_now().saturating_add(secs)),
+            rate: request.bytes_per_second.map(Rate::bandwidth),
+        };
+        let settled = &AtomicU64::new(0);
+        let arrived = &arrived;
+        let staging = stream::iter(files.iter().copied()).for_each_concurrent(CONCURRENCY, |ino| async move {
+            let staged = self.stage_file(ino, terms).await;
+            settled.fetch_add(1, Ordering::Relaxed);
+            match staged {
+                Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
+                Err(e) => reporter.failed(inner.display(ino), &e),
+            }
+        });
+        if in_time(until, staging).await.is_none() {
+            let unfinished = files.len() as u64 - settled.load(Ordering::Relaxed);
+            reporter.unfinished(unfinished);
+            let late = format!("the time was up before {unfinished} of {} files were here", files.len());
+            message = Some(message.map_or(late.clone(), |message| format!("{late}; {message}")));
+        }
+        // The leases are on the disk before anybody relies on them.
+        let again = inner.clone();
+        super::blocking(move || again.catalog.sync()).await?;
+        reporter.done(message);
+        Ok(())
+    }
+
+    /// The files to stage, bytes of those that came along when they were listed, and what there is to say of it.
+    async fn files_to_stage(
+        &self,
+        request: &StageRequest,
+        begun: Instant,
+        until: Option<Instant>,
+        reporter: &Reporter,
+    ) -> Result<(Vec<Ino>, HashMap<Ino, u64>, Option<String>)> {
+        let arrivals = Arrivals::default();
+        // What comes along with a listing comes as fast as it may.
+        let ask = match request.dry_run || request.bytes_per_second.is_some() {
+            true => Ask::Names(Age::Since(begun)),
+            false => Ask::Contents(Age::Since(begun), &arrivals),
+        };
+        let mut files = self.files_of(&request.paths, ask, reporter).await?;
+        let mut message = None;
+        if let Some(invocation) = &request.invocation {
+            message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;
+        }
+        Ok((files, arrivals.0.into_inner(), message))
+    }
+
+    /// Adds the files that a command will probably read, in the order in which it does, to those that were declared.
+    /// Returns what there is to say of it.
+    async fn add_foreseen(
+        &self,
+        files: &mut Vec<Ino>,
+        invocation: &Invocation,
+        until: Option<Instant>,
+        request: &StageRequest,
+        reporter: &Reporter,
+    ) -> Result<Option<String>> {
+        let inner = &self.inner;
+        let pool = self.pool_rate(request.bytes_per_second);
+        let (mut declared_bytes, mut declared_seconds) = (0, 0.0);
+        for ino in files.iter() {
+            let Some(node) = inner.node_unless_gone(*ino)? else { continue };
+            let size = inner.attr_of(&node)?.size;
+            declared_bytes += size;
+            declared_seconds += pool.busy_seconds(size.saturating_sub(inner.resident_bytes(&node, size)?));
+        }
+        let declared = Duration::try_from_secs_f64(declared_seconds).unwrap_or(Duration::MAX);
+        let left = |until: Instant| until.saturating_duration_since(Instant::now()).saturating_sub(declared);
+        let means = Means { declared_bytes, time: until.map(left), pool: Some(pool) };
+        let (inner_again, invocation_again) = (inner.clone(), invocation.clone());
+        let foreseen = super::blocking(move || inner_again.advisor().foresee(&invocation_again, means)).await?;
+        if foreseen.expected.is_empty() {
+            return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
+        }
+        let declared: HashSet<Ino> = files.iter().copied().collect();
+        let left_out = [(Refusal::NoRoom, "room"), (Refusal::NoTime, "time")]
+            .map(|(reason, lacks)| (foreseen.left_out(reason), lacks))
+            .into_iter()
+            .filter(|(files, _)| *files > 0)
+            .map(|(files, lacks)| format!("{files} files that may be read are left out: there is no {lacks} for them"))
+            .collect::<Vec<_>>();
+        let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
+            let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
+            // What is gone, or is no file by now, is not asked for.
+            inner.file_node(ino).is_ok().then_some((ino, expected))
+        });
+        let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
+        while let Some(found) = found.next().await {
+            let Some((ino, expected)) = found.filter(|(ino, _)| !declared.contains(ino)) else { continue };
+            if request.dry_run {
+                reporter.send(Progress::Wanted((&expected).into()));
+            }
+            files.push(ino);
+        }
+        Ok((!left_out.is_empty()).then(|| left_out.join("; ")))
+    }
+
+    /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
+    async fn stage_file(&self, ino: Ino, terms: &Terms<'_>) -> Result<u64> {
+        // Of files that the pool need not be asked for there are many at once.
+        consume_budget().await;
+        let inner = &self.inner;
+        let node = inner.node(ino)?;
+        let known = inner.attr_of(&node)?.size;
+        let here = inner.resident_bytes(&node, known)?;
+        let staging = Staging::begin(inner, &node, terms.owner, terms.is_jobs);
+        for _ in 0..ATTEMPTS {
+            inner.revalidate(ino, Age::Since(terms.begun)).await?;
+            let size = inner.attr_of(&node)?.size;
+            staging.lease(size, terms.expires_unix)?;
+            let fetched = match size {
+                0 => inner.complete_empty(&node),
+                _ => inner.fetch_paced(&node, 0..size, terms.rate.as_ref()).await,
+            };
+            match fetched {
+                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
+                Err(e) => return Err(e),
+                Ok(()) if node.state.lock().record.file.is_whole() => {
+                    // Whatever another staging of the same owner has made of it meanwhile.
+                    staging.lease(size, terms.expires_unix)?;
+                    return Ok(size.saturating_sub(here));
+                }
+                Ok(()) => {}
+            }
+        }
+        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
+    }
+
+    /// What a request names; `None` is everything.
+    async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
+        if request.paths.is_empty() {
+            return Ok(vec![None]);
+        }
+        let mut roots = Vec::new();
+        for path in &request.paths {
+            roots.push(Some(self.resolve(&parse_path(path)?).await?));
+        }
+        Ok(roots)
+    }
+
+    async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<Plan> {
+        let mut intents = Vec::new();
+        for root in roots {
+            intents.extend(self.inner.pending(*root).await?);
+        }
+        Ok(self.inner.plan_flush(intents))
+    }
+
+    async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let roots = self.roots_of(request).await?;
+        for round in 0..3 {
+            let plan = self.plan_below(&roots).await?;
+            if round == 0 {
+                reporter.send(Progress::Planned { files: plan.changes, bytes: plan.bytes });
+            }
+            if request.dry_run {
+                reporter.planned(plan.changes, plan.bytes, None);
+                return Ok(());
+            }
+            if plan.is_empty() {
+                break;
+            }
+            let flushing = inner.flush_all(plan, |bytes| reporter.advanced(bytes));
+            let failed = self.tell_of_long_work(reporter, flushing).await;
+            // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
+            let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+            if round < 2 && failed.iter().all(|failed| gone(&failed.error)) {
+                continue;
+            }
+            for failed in failed {
+                reporter.failed(failed.path, &failed.error);
+            }
+            break;
+        }
+        inner.sync_flushed().await?;
+        reporter.done(None);
+        Ok(())
+    }
+
+    /// Reports what takes long in the pool until `work` ends.
+    async fn tell_of_long_work<T>(&self, reporter: &Reporter, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            match tokio::time::timeout(LONG_WORK_TOLD_EVERY, &mut work).await {
+                Ok(done) => return done,
+                Err(_) => match self.inner.pool.under_way() {
+                    under_way if under_way.is_empty() => {}
+                    under_way => reporter.send(Progress::UnderWay(under_way)),
+                },
+            }
+        }
+    }
+
+    async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
+        let files = self.files_of(&request.paths, Ask::Nothing, reporter).await?;
+        let mut reasons = BTreeMap::new();
+        for ino in files {
+            consume_budget().await;
+            let Some(node) = inner.node_unless_gone(ino)? else { continue };
+            if request.release_leases && !request.dry_run {
+                inner.end_lease(ino, None)?;
+            }
+            let given_up = if request.dry_run {
+                let kept = inner.kept(&node.state.lock(), unix_now());
+                match kept.filter(|kept| *kept != Kept::Leased || !request.release_leases) {
+                    Some(kept) => Err(kept),
+                    None => Ok(inner.listed(ino)?.resident_bytes),
+                }
+            } else {
+                inner.evict_inode(ino)?
+            };
+            if !request.dry_run && given_up.is_ok() {
+                inner.evictor.lock().remove(ino.0);
+            }
+            match given_up {
+                Ok(bytes) => reporter.advanced(bytes),
+                Err(Kept::Absent) => {}
+                Err(kept) => {
+                    reporter.skipped.fetch_add(1, Ordering::Relaxed);
+                    *reasons.entry(kept.reason()).or_insert(0u64) += 1;
+                }
+            }
+        }
+        let again = inner.clone();
+        super::blocking(move || {
+            again.trash.drain();
+            Ok(())
+        })
+        .await?;
+        let reasons: Vec<String> = reasons.iter().map(|(why, files)| format!("{files} {why}")).collect();
+        reporter.done((!reasons.is_empty()).then(|| reasons.join("; ")));
+        Ok(())
+    }
+
+    /// The regular files that paths and globs name, each once. What cannot be found is reported as failed.
+    pub(super) async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
+        let mut seen = std::collections::HashSet::new();
+        let mut files = Vec::new();
+        for typed in paths {
+            match self.expand(typed, ask).await {
+                Ok(found) => files.extend(found.into_iter().filter(|ino| seen.insert(*ino))),
+                Err(e) => reporter.failed(typed.clone(), &e),
+            }
+        }
+        Ok(files)
+    }
+
+    /// The inode that a path names. Where names are to be fresh, one that is known not to be there is asked for again:
+    /// it may be what somebody has just made in the pool.
+    async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
+        let (Ask::Names(age) | Ask::Contents(age, _)) = ask else { return self.resolve(path).await };
+        let mut at = Ino::ROOT;
+        for name in path.components() {
+            let mut there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
+            if there.is_none() {
+                self.inner.forget_absence(at, name, age).await?;
+                there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
+                self.inner.tell_kernel_name(at, name);
+            }
+            at = there.ok_or_else(|| Error::new(ErrorKind::NotFound, Side::Application, path.to_string()))?;
+        }
+        Ok(at)
+    }
+
+    async fn expand(&self, typed: &str, ask: Ask<'_>) -> Result<Vec<Ino>> {
+        let inner = &self.inner;
+        let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+        let (root, glob) = match typed.split('/').position(is_glob) {
+            // A name that exists as it is typed is meant as it is typed.
+            Some(_) if self.resolve_as(&parse_path(typed)?, ask).await.is_ok() => (parse_path(typed)?, None),
+            Some(at) => {
+                let prefix: Vec<&str> = typed.split('/').take(at).collect();
+                let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
+                let glob =
+                    glob.map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
+                (parse_path(&prefix.join("/"))?, Some(glob.compile_matcher()))
+            }
+            None => (parse_path(typed)?, None),
+        };
+        let root = self.resolve_as(&root, ask).await?;
+        let ask = match ask {
+            // What a glob leaves out is not wanted.
+            Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
+            ask => ask,
+        };
+        let tree = inner.tree(root, ask).await?;
+        let mut files = Vec::new();
+        let mut matched_dirs = Vec::new();
+        for (ino, kind) in tree {
+            if let Some(glob) = &glob {
+                let Some(path) = inner.overlay_path(ino) else { continue };
+                let hit = glob.is_match(path.as_path()) || matched_dirs.iter().any(|d| path.starts_with(d));
+                if !hit {
+                    continue;
+                }
+                if kind == FileKind::Directory {
+                    matched_dirs.push(path);
+                }
+            }
+            if kind == FileKind::File {
+                files.push(ino);
+            }
+        }
+        if files.is_empty() && glob.is_some() && matched_dirs.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, format!("{typed}: nothing matches")));
+        }
+        Ok(files)
+    }
+}
+
+impl Inner {
+    /// Refuses what can never fit, before anything is fetched.
+    fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
+        let limit = self.store.budget.limit();
+        let dirty = self.dirty_bytes()?;
+        let leased = self.leased_bytes()?;
+        let protected = dirty.saturating_add(leased.saturating_sub(total.saturating_sub(missing)));
+        if missing.saturating_add(protected) > limit {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                Side::Cache,
+                format!(
+                    "{missing} bytes are to be staged, but of {limit} bytes {dirty} are not flushed yet and {leased} are \
+                     leased: flush, end leases (`forebay evict --release-leases`), or give a larger --limit"
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A path as operators type it: a leading or trailing `/` does not matter, `\xNN` is a byte.
+pub fn parse_path(typed: &str) -> Result<PoolPath> {
+    let bad = || Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: not a path in the mount"));
+    let mut bytes = Vec::with_capacity(typed.len());
+    let mut rest = typed.trim_matches('/').as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let hex = tail.get(1..3).and_then(|h| std::str::from_utf8(h).ok()).and_then(|h| u8::from_str_radix(h, 16).ok());
+        match (first, tail.first(), hex) {
+            (b'\\', Some(b'x'), Some(byte)) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            (b'\\', Some(b'\\'), _) => {
+                bytes.push(b'\\');
+                rest = &tail[1..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PoolPath::parse(bytes).ok_or_else(bad)
+}
+
+/// Collects a stream of progress into its summary and what failed.
+pub async fn summary(progress: impl Stream<Item = Progress>) -> (Summary, Vec<(String, String)>) {
+    let mut failures = Vec::new();
+    let mut last = Summary::default();
+    futures::pin_mut!(progress);
+    while let Some(step) = progress.next().await {
+        match step {
+            Progress::Failed { path, reason } => failures.push((path, reason)),
+            Progress::Done(summary) => last = summary,
+            _ => {}
+        }
+    }
+    (last, failures)
+}

@@ -1,0 +1,342 @@
+//! What operators are shown: from memory and the catalog, never from the pool or the mount.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_api::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
+use forebay_backends::{FileKind, PoolPath, Result};
+use forebay_catalog::{Intent, Listing};
+use forebay_system::clock::unix_now;
+use tokio::sync::Semaphore;
+
+use super::coherence::Age;
+use super::namespace::Ask;
+use super::{Inner, Ino, Overlay};
+
+/// Failed flushes that `status` names.
+const SHOWN_ERRORS: usize = 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub pool_read_bytes: AtomicU64,
+    pub pool_written_bytes: AtomicU64,
+    pub fetches: AtomicU64,
+    pub opens_resident: AtomicU64,
+    pub opens_absent: AtomicU64,
+    pub evicted_bytes: AtomicU64,
+    pub flushed_files: AtomicU64,
+    pub read_hits: AtomicU64,
+    pub read_misses: AtomicU64,
+    pub ahead_files: AtomicU64,
+    pub ahead_bytes: AtomicU64,
+    pub ahead_used_files: AtomicU64,
+}
+
+impl Counts {
+    fn read(&self, pool_retries: u64) -> Counters {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        Counters {
+            pool_read_bytes: get(&self.pool_read_bytes),
+            pool_written_bytes: get(&self.pool_written_bytes),
+            fetches: get(&self.fetches),
+            opens_resident: get(&self.opens_resident),
+            opens_absent: get(&self.opens_absent),
+            evicted_bytes: get(&self.evicted_bytes),
+            flushed_files: get(&self.flushed_files),
+            read_hits: get(&self.read_hits),
+            read_misses: get(&self.read_misses),
+            ahead_files: get(&self.ahead_files),
+            ahead_bytes: get(&self.ahead_bytes),
+            ahead_used_files: get(&self.ahead_used_files),
+            pool_retries,
+        }
+    }
+}
+
+/// Looks at all that is dirty. There is one at a time, since each takes memory for every file that it finds; one whose
+/// asker has left goes on to its end.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    turn: Arc<Semaphore>,
+    /// Intents looked at since the start.
+    seen: AtomicU64,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self { turn: Arc::new(Semaphore::new(1)), seen: AtomicU64::new(0) }
+    }
+}
+
+impl Overlay {
+    /// The state of everything. Always answers: it asks neither the pool nor the kernel.
+    pub async fn status(&self) -> Status {
+        match self.look(|inner| Ok(inner.status_now())).await {
+            Ok(status) => status,
+            Err(_) => self.inner.status_now(),
+        }
+    }
+
+    /// Everything that the pool does not have yet.
+    pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
+        self.look(Inner::dirty_files).await
+    }
+
+    /// Grows as long as [`Overlay::status`] or [`Overlay::dirty`] gets on, for whomever.
+    pub fn looked_at(&self) -> u64 {
+        self.inner.looks.seen.load(Ordering::Relaxed)
+    }
+
+    async fn look<T: Send + 'static>(&self, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+        let turn = self.inner.looks.turn.clone().acquire_owned().await;
+        let inner = self.inner.clone();
+        super::blocking(move || {
+            let _turn = turn;
+            work(&inner)
+        })
+        .await
+    }
+
+    /// What is listed below a path, with what of it is resident.
+    pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<Listed>> {
+        let root = self.resolve(path).await?;
+        let inner = &self.inner;
+        let is_dir = inner.node(root)?.state.lock().record.kind == FileKind::Directory;
+        let inos: Vec<Ino> = if !is_dir {
+            vec![root]
+        } else if recursive {
+            inner.tree(root, Ask::Names(Age::Metadata)).await?.into_iter().skip(1).map(|(ino, _)| ino).collect()
+        } else {
+            inner.ensure_listed(root).await?;
+            inner.entries(root)?.into_iter().map(|e| e.ino).collect()
+        };
+        let pools = inner.storage_pools(&inos).await;
+        let mut listed = Vec::with_capacity(inos.len());
+        for (ino, storage_pool) in inos.into_iter().zip(pools) {
+            match inner.listed(ino) {
+                Ok(entry) => listed.push(Listed { storage_pool, ..entry }),
+                Err(e) if !is_dir => return Err(e),
+                Err(_) => {}
+            }
+        }
+        Ok(listed)
+    }
+}
+
+impl Inner {
+    fn status_now(&self) -> Status {
+        let dirty = self.dirty_files().unwrap_or_default();
+        let now = unix_now();
+        let leased_bytes = self.leased_bytes().unwrap_or_default();
+        let mountpoint = self.mountpoint.lock().clone();
+        let conflicts = self.conflicts.lock().clone();
+        let resident_files = self.evictor.lock().len() as u64;
+        let mut open_files = 0;
+        self.table.for_each(|node| {
+            if let Some(state) = node.state.try_lock() {
+                open_files += u64::from(state.readers + state.writers);
+            }
+        });
+        let budget = &self.store.budget;
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            mountpoint,
+            pool: self.pool.url(),
+            under_way: self.pool.under_way(),
+            pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
+            fast: self.store.devices().iter().map(device_status).collect(),
+            limit_bytes: budget.limit(),
+            used_bytes: budget.used(),
+            reserved_bytes: budget.reserved(),
+            dirty_files: dirty.len() as u64,
+            dirty_bytes: dirty.iter().map(|d| d.bytes).sum(),
+            oldest_dirty_secs: dirty.iter().map(|d| now.saturating_sub(d.since_unix)).max(),
+            flush_errors: dirty
+                .iter()
+                .filter_map(|d| d.error.as_ref().map(|e| format!("{}: {e}", d.path)))
+                .take(SHOWN_ERRORS)
+                .collect(),
+            flush_stuck: self.stuck(),
+            waiting_for_room: self.waiting_for_room(),
+            conflicts,
+            leased_bytes,
+            resident_files,
+            inodes_in_memory: self.table.len() as u64,
+            open_files,
+            passthrough: self.passthrough.get().copied().unwrap_or(false),
+            no_passthrough: None,
+            content_io: match &self.io_fallback {
+                Some(why) => format!("{} ({why})", self.io.name()),
+                None => self.io.name().into(),
+            },
+            observer: self.advisor().observer_status(),
+            counters: self.counters.read(self.pool.retried_requests()),
+        }
+    }
+
+    pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
+        let mut intents = Vec::new();
+        let seen = || self.looks.seen.fetch_add(1, Ordering::Relaxed);
+        self.catalog.intents(|intent, since| {
+            seen();
+            intents.push((intent, since));
+            Ok(true)
+        })?;
+        let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
+        for (intent, since_unix) in intents {
+            seen();
+            let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
+            if !self.still_differs(&intent) {
+                continue;
+            }
+            let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
+            slot.since_unix = slot.since_unix.min(dirty.since_unix);
+            slot.bytes = slot.bytes.max(dirty.bytes);
+            if weight(&dirty.what) > weight(&slot.what) {
+                slot.what = dirty.what;
+            }
+            slot.error = slot.error.take().or(dirty.error);
+        }
+        Ok(found.into_values().collect())
+    }
+
+    /// Bytes of files that cannot be evicted, because the pool may not have them.
+    pub(crate) fn dirty_bytes(&self) -> Result<u64> {
+        let mut inos = Vec::new();
+        self.catalog.intents(|intent, _| {
+            inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
+            Ok(true)
+        })?;
+        let mut bytes = 0;
+        for ino in inos {
+            let Ok(node) = self.node(ino) else { continue };
+            let dirty = node.state.lock().record.file.is_dirty();
+            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.blocks * 512) } else { 0 };
+        }
+        Ok(bytes)
+    }
+
+    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
+        let (path, ino, mut what) = match intent {
+            Intent::Inode(ino) => (self.display(*ino), Some(*ino), "attributes"),
+            Intent::Name(parent, name) => {
+                let record = self.catalog.name(*parent, name)?;
+                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
+                let what = if record.here.is_some() { "name" } else { "removed" };
+                (dir.join(name).to_string(), record.here_ino(), what)
+            }
+        };
+        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what: String::new(), error: None };
+        if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
+            let (is_data, is_uploaded) = {
+                let state = node.state.lock();
+                (state.record.file.is_dirty(), state.is_uploaded())
+            };
+            if is_data && !is_uploaded {
+                what = "data";
+                dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
+            }
+            let state = node.state.lock();
+            let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
+            dirty.error = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
+            if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
+                return Ok(None);
+            }
+            // A directory's own times follow what is flushed into it.
+            let record = &state.record;
+            let has_attributes = record.dirty.any() || !record.dirty_xattrs.is_empty();
+            if matches!(intent, Intent::Inode(_)) && is_uploaded && !has_attributes {
+                // It only counts as dirty because somebody may still write it.
+                return Ok(None);
+            }
+            let only_times =
+                record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
+            if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
+                what = "times";
+            }
+        }
+        dirty.what = what.into();
+        Ok(Some(dirty))
+    }
+
+    /// How much of a file of `size` bytes is here.
+    pub(crate) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
+        let mut state = node.state.lock();
+        Ok(match state.record.file {
+            file if file.is_whole() => size,
+            file if file.is_partial() => self.residency(&mut state)?.extents().bytes(),
+            _ => 0,
+        })
+    }
+
+    /// Bytes of a range that are not here.
+    pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
+        let mut state = node.state.lock();
+        Ok(match state.record.file {
+            file if file.is_whole() => 0,
+            file if file.is_partial() => {
+                let missing = self.residency(&mut state)?.extents().missing(range);
+                missing.iter().map(|gap| gap.end - gap.start).sum()
+            }
+            _ => range.end - range.start,
+        })
+    }
+
+    pub(crate) fn listed(&self, ino: Ino) -> Result<Listed> {
+        let node = self.node(ino)?;
+        let attr = self.attr_of(&node)?;
+        let path = self.display(ino);
+        let resident_bytes = self.resident_bytes(&node, attr.size)?;
+        let state = node.state.lock();
+        let file = state.record.file;
+        let (kind, name) = match attr.kind {
+            FileKind::File => ("file", file.name()),
+            FileKind::Directory => match state.record.listing {
+                Listing::Complete(_) => ("directory", "resident"),
+                Listing::Partly => ("directory", "partial"),
+            },
+            FileKind::Symlink => ("symlink", "resident"),
+            _ => ("special", "resident"),
+        };
+        let now = unix_now();
+        let owners: Vec<&str> = state.leases.holding(now).map(|lease| lease.owner.as_str()).collect();
+        // Those that end by themselves end before those that do not.
+        let until = state.leases.holding(now).map(|lease| lease.expires_unix.unwrap_or(u64::MAX)).max();
+        Ok(Listed {
+            path,
+            kind: kind.into(),
+            size: attr.size,
+            resident_bytes,
+            state: name.into(),
+            leased_until_unix: until.filter(|until| *until < u64::MAX),
+            lease_owner: (!owners.is_empty()).then(|| owners.join(", ")),
+            mtime_unix: attr.mtime.secs,
+            mode: attr.mode,
+            storage_pool: None,
+        })
+    }
+}
+
+/// Of several things that differ at a path the weightiest is named.
+fn weight(what: &str) -> u32 {
+    match what {
+        "data" => 3,
+        "name" | "removed" => 2,
+        "attributes" => 1,
+        _ => 0,
+    }
+}
+
+fn device_status(device: &forebay_cache::Device) -> DeviceStatus {
+    let path = device.path.display().to_string();
+    match rustix::fs::statvfs(&device.path) {
+        Ok(s) => DeviceStatus {
+            path,
+            total_bytes: s.f_blocks * s.f_frsize,
+            free_bytes: s.f_bavail * s.f_frsize,
+            state: "healthy".into(),
+        },
+        Err(e) => DeviceStatus { path, total_bytes: 0, free_bytes: 0, state: format!("bad: {e}") },
+    }
+}

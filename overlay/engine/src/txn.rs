@@ -1,0 +1,385 @@
+//! One change of names and inodes: collected, written as one batch, then made visible in memory.
+
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use forebay_backends::{FileKind, Result, Stat};
+use forebay_cache::ContentId;
+use forebay_catalog::{Batch, InodeRecord, Leases, Link, NameRecord, Sent};
+use forebay_system::clock::unix_now;
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
+
+use super::{Inner, Ino};
+use crate::node::{Node, NodeState};
+
+/// What was sent to one name and not answered: older ones are forgotten.
+const SENT_REMEMBERED: usize = 16;
+
+type Guard<T> = ArcMutexGuard<RawMutex, T>;
+
+struct Edit {
+    guard: Guard<NodeState>,
+    node: Arc<Node>,
+    record: InodeRecord,
+    /// The record is to be deleted.
+    gone: bool,
+}
+
+impl Edit {
+    /// No name leads to it any more, so that nobody's lease of it is of use.
+    fn ends_leases(&self, ino: Ino) -> bool {
+        self.gone || (ino != Ino::ROOT && !self.record.has_names() && !self.guard.leases.is_empty())
+    }
+}
+
+/// A change in the making. Holds the namespace lock and the lock of every inode that it touched; dropped
+/// without [`Txn::commit`] it has changed nothing.
+pub(crate) struct Txn<'a> {
+    inner: &'a Inner,
+    edits: BTreeMap<Ino, Edit>,
+    new: Vec<(Ino, InodeRecord)>,
+    /// Names as they were and as they are to be.
+    names: HashMap<Link, (NameRecord, NameRecord)>,
+    /// The name that was looked at last: it is the one that is changed next.
+    looked_at: Mutex<Option<(Link, NameRecord)>>,
+    /// Objects of the pool with several names that are new here.
+    objects: HashMap<Vec<u8>, Ino>,
+    /// Content files to remove once the batch is written, with the bytes that they are counted with.
+    trash: Vec<(ContentId, u64)>,
+    pub batch: Batch<'a>,
+    _namespace: Guard<()>,
+}
+
+impl<'a> Txn<'a> {
+    pub fn begin(inner: &'a Inner) -> Self {
+        Self {
+            inner,
+            edits: BTreeMap::new(),
+            new: Vec::new(),
+            names: HashMap::new(),
+            looked_at: Mutex::default(),
+            objects: HashMap::new(),
+            trash: Vec::new(),
+            batch: inner.catalog.batch(),
+            _namespace: Mutex::lock_arc(&inner.namespace),
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &'a Inner {
+        self.inner
+    }
+
+    fn edit(&mut self, ino: Ino) -> Result<&mut Edit> {
+        match self.edits.entry(ino) {
+            Slot::Occupied(slot) => Ok(slot.into_mut()),
+            Slot::Vacant(slot) => {
+                let node = self.inner.node(ino)?;
+                let guard = Mutex::lock_arc(&node.state);
+                let record = guard.record.clone();
+                Ok(slot.insert(Edit { guard, node, record, gone: false }))
+            }
+        }
+    }
+
+    /// The record of an inode, to read or to change.
+    pub fn record(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+        Ok(&mut self.edit(ino)?.record)
+    }
+
+    /// What is known of an inode beside its record; takes effect at once.
+    pub fn state(&mut self, ino: Ino) -> Result<&mut NodeState> {
+        Ok(&mut self.edit(ino)?.guard)
+    }
+
+    pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
+        let link = (parent, name.into());
+        match self.names.get(&link) {
+            Some((_, is)) => Ok(is.clone()),
+            None => self.stored(&link),
+        }
+    }
+
+    /// What the catalog has: nobody else changes it meanwhile.
+    fn stored(&self, link: &Link) -> Result<NameRecord> {
+        let mut looked_at = self.looked_at.lock();
+        if let Some((_, record)) = looked_at.as_ref().filter(|(known, _)| known == link) {
+            return Ok(record.clone());
+        }
+        let record = self.inner.catalog.name(link.0, &link.1)?;
+        *looked_at = Some((link.clone(), record.clone()));
+        Ok(record)
+    }
+
+    pub fn set_name(&mut self, parent: Ino, name: &[u8], record: NameRecord) -> Result<()> {
+        let link = (parent, name.into());
+        match self.names.get_mut(&link) {
+            Some((_, is)) => *is = record,
+            None => {
+                let was = self.stored(&link)?;
+                self.names.insert(link, (was, record));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets what the mount shows under a name.
+    pub fn show(&mut self, parent: Ino, name: &[u8], here: Option<(Ino, FileKind)>) -> Result<()> {
+        let was = self.name(parent, name)?;
+        self.set_name(parent, name, was.showing(here))
+    }
+
+    /// Something is about to be sent to a name: until the answer is known the pool may have it or not.
+    pub fn send(&mut self, parent: Ino, name: &[u8], sent: Sent) -> Result<()> {
+        let mut record = self.name(parent, name)?;
+        if record.sent.contains(&sent) {
+            return Ok(());
+        }
+        if record.sent.len() >= SENT_REMEMBERED {
+            let oldest = record.sent.remove(0);
+            if !record.sent.iter().any(|s| s.ino == oldest.ino) {
+                self.record(oldest.ino)?.sent_to.retain(|(p, n)| *p != parent || **n != *name);
+            }
+        }
+        let sent_to = &mut self.record(sent.ino)?.sent_to;
+        let link = (parent, name.into());
+        if !sent_to.contains(&link) {
+            sent_to.push(link);
+        }
+        record.sent.push(sent);
+        self.set_name(parent, name, record)
+    }
+
+    /// It is known what the pool has under a name: nothing that was sent there is uncertain any more. The names of the
+    /// inodes follow, and one that nothing leads to any more goes.
+    pub fn pool_has(&mut self, parent: Ino, name: &[u8], ino: Option<Ino>) -> Result<()> {
+        let was = self.name(parent, name)?;
+        self.inner.watches.name_changed(parent, name);
+        let link: Link = (parent, name.into());
+        let mut touched: Vec<Ino> = was.sent.iter().map(|s| s.ino).collect();
+        for ino in &touched {
+            self.record(*ino)?.sent_to.retain(|l| *l != link);
+        }
+        if was.pool != ino {
+            touched.extend(was.pool);
+            self.occupy(&link, was.pool, ino)?;
+        }
+        self.set_name(parent, name, NameRecord { here: was.here, pool: ino, sent: Vec::new() })?;
+        touched.into_iter().try_for_each(|ino| self.left_by(ino))
+    }
+
+    /// The pool no longer has an inode under a name. What was sent there may be there, as before.
+    pub fn pool_lacks(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
+        let was = self.name(parent, name)?;
+        if was.pool != Some(ino) {
+            return Ok(());
+        }
+        self.inner.watches.name_changed(parent, name);
+        self.occupy(&(parent, name.into()), was.pool, None)?;
+        self.set_name(parent, name, NameRecord { pool: None, ..was })?;
+        self.left_by(ino)
+    }
+
+    fn occupy(&mut self, link: &Link, was: Option<Ino>, is: Option<Ino>) -> Result<()> {
+        if let Some(occupant) = was {
+            self.record(occupant)?.pool_links.retain(|l| l != link);
+        }
+        if let Some(ino) = is {
+            self.record(ino)?.pool_links.push(link.clone());
+        }
+        Ok(())
+    }
+
+    /// The pool may have fewer names of an inode than before.
+    fn left_by(&mut self, ino: Ino) -> Result<()> {
+        let record = self.record(ino)?;
+        if record.pool_links.is_empty() && !(record.links.is_empty() && record.unseen_links > 0) {
+            record.version = None;
+            record.unseen_links = 0;
+        }
+        if record.links.is_empty() { self.reap(ino) } else { Ok(()) }
+    }
+
+    /// Adds an inode; it is in the table after the commit.
+    pub fn create(&mut self, record: InodeRecord) -> Result<Ino> {
+        let ino = self.inner.catalog.new_ino()?;
+        self.batch.put_inode(ino, &record, false);
+        self.new.push((ino, record));
+        Ok(ino)
+    }
+
+    /// Remembers which object of the pool an inode is, to be found under its other names.
+    pub fn put_object(&mut self, identity: Vec<u8>, ino: Ino) {
+        self.batch.put_object(&identity, ino);
+        self.objects.insert(identity, ino);
+    }
+
+    /// Gives an inode that is new in this change another name that the pool has for the same object.
+    pub fn link_new(&mut self, identity: &[u8], link: &Link, stat: &Stat) -> Option<Ino> {
+        let ino = *self.objects.get(identity)?;
+        let (_, record) = self.new.iter_mut().rev().find(|(new, _)| *new == ino)?;
+        record.links.push(link.clone());
+        record.pool_links.push(link.clone());
+        record.count_links(stat);
+        self.batch.put_inode(ino, record, false);
+        Some(ino)
+    }
+
+    /// Takes a name from an inode. Where it was the last and nothing needs the inode any more, inode and
+    /// content go with the same batch.
+    pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
+        let edit = self.edit(ino)?;
+        let record = &mut edit.record;
+        record.changed_since_removal &= record.has_removed_names();
+        record.links.retain(|(p, n)| *p != parent || **n != *name);
+        if record.kind == FileKind::Directory {
+            record.dir_nlink = 0;
+        }
+        if record.links.is_empty() {
+            self.reap(ino)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes an inode that has no name here and in the pool and is not open. What the pool has under names that
+    /// nobody asked for yet stays, with what was written to it. While a flush of it is under way the pool may be
+    /// getting a name that must be taken back: the end of the flush reaps it.
+    pub fn reap(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        let edit = self.edit(ino)?;
+        let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
+        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.is_open() || flushing || edit.gone {
+            return Ok(());
+        }
+        if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
+            // The kernel may be about to open it, by a name that it looked up before: the end of that reaps it.
+            return Ok(());
+        }
+        let content = edit.record.file.content();
+        let bytes = inner.counted_bytes(&mut edit.guard);
+        if edit.record.pool_links.is_empty() && edit.record.sent_to.is_empty() {
+            edit.gone = true;
+        } else {
+            // Only the removal from the pool is left to do.
+            edit.record.file = forebay_catalog::FileState::absent();
+            edit.record.dirty = Default::default();
+            edit.record.dirty_xattrs.clear();
+        }
+        edit.guard.content = None;
+        edit.guard.residency = None;
+        if let Some(content) = content {
+            self.discard(content, bytes);
+        }
+        self.inner.evictor.lock().remove(ino.0);
+        Ok(())
+    }
+
+    /// Whole content is about to be newer than the pool's. What was appended to the content file and is not in the record
+    /// (`coherence/grown`) is cut off first: from now on the content file's own size counts.
+    pub fn modify(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        let edit = self.edit(ino)?;
+        if !edit.record.file.is_dirty() {
+            edit.guard.growth.under_way = false;
+            // One that is missing is told of when it is used.
+            if let Ok(content) = inner.content(ino, &mut edit.guard) {
+                content.cut(edit.record.size)?;
+            }
+        }
+        edit.record.file = edit.record.file.modify(unix_now())?;
+        Ok(())
+    }
+
+    /// Gives up the clean content of an inode. The bytes that it occupied. The eviction policy is told by the caller.
+    pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
+        let inner = self.inner;
+        let state = self.state(ino)?;
+        let bytes = inner.counted_bytes(state);
+        // Programs may have read bytes that cannot be compared any more.
+        state.growth.read_unkept |= state.is_open();
+        let record = self.record(ino)?;
+        let (file, content) = record.file.evict()?;
+        record.file = file;
+        self.discard(content, bytes);
+        let state = self.state(ino)?;
+        (state.content, state.residency) = (None, None);
+        state.count_unsaved = false;
+        Ok(bytes)
+    }
+
+    /// Gives up a content file with the same batch. `bytes`: what it is counted with.
+    pub fn discard(&mut self, content: ContentId, bytes: u64) {
+        self.batch.delete_content(content);
+        self.trash.push((content, bytes));
+    }
+
+    /// In whose turn a name is flushed: that of the owner of what it stands for here or, once removed, in the pool.
+    fn user_of(&self, parent: Ino, (was, is): &(NameRecord, NameRecord)) -> u32 {
+        if was.differs() || !is.differs() {
+            return 0;
+        }
+        let of = |ino: Ino| {
+            let edited = self.edits.get(&ino).map(|edit| edit.record.uid);
+            let made = || self.new.iter().find(|(new, _)| *new == ino).map(|(_, record)| record.uid);
+            // Not locked by this change, so by nobody who waits for it.
+            let known = || Some(self.inner.table.peek(ino)?.state.try_lock()?.record.uid);
+            edited.or_else(made).or_else(known)
+        };
+        is.here_ino().or(is.pool).and_then(of).or_else(|| of(parent)).unwrap_or(0)
+    }
+
+    /// Writes the batch and makes the change visible.
+    pub fn commit(mut self) -> Result<()> {
+        let users: Vec<u32> = self.names.iter().map(|((parent, _), records)| self.user_of(*parent, records)).collect();
+        let mut changed_dirs = HashSet::new();
+        for (((parent, name), (was, is)), user) in self.names.into_iter().zip(users) {
+            if was.here != is.here {
+                changed_dirs.insert(parent);
+            }
+            self.batch.put_name(parent, &name, &was, &is, user);
+        }
+        for (ino, edit) in &self.edits {
+            if edit.ends_leases(*ino) {
+                self.batch.delete_leases(*ino);
+            }
+            if edit.gone {
+                self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
+            } else if edit.record != edit.guard.record {
+                self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
+            }
+        }
+        if !self.batch.is_empty() {
+            self.inner.catalog.write(self.batch)?;
+        }
+        for dir in changed_dirs {
+            if let Some(node) = self.inner.table.peek(dir) {
+                node.names_state.changed();
+            }
+        }
+        let mut gone = Vec::new();
+        for (ino, mut edit) in self.edits {
+            if edit.ends_leases(ino) {
+                edit.guard.leases = Leases::default();
+            }
+            edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
+            edit.guard.record = edit.record;
+            if edit.gone {
+                edit.guard.deleted = true;
+                gone.push(ino);
+            }
+            self.inner.charge(ino, &mut edit.guard);
+            drop(edit.guard);
+            drop(edit.node);
+        }
+        for (ino, record) in self.new {
+            self.inner.table.insert(ino, record);
+        }
+        for ino in gone {
+            self.inner.table.drop_deleted(ino);
+        }
+        for (content, bytes) in self.trash {
+            self.inner.trash.discard(content, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+//! Back to the pool: what differs is made equal, in an order that respects what depends on what.
+//!
+//! The catalog holds, for every name, what the mount shows and what the pool has. A flush makes the second
+//! equal to the first, so what annihilates (a file made and removed before it was flushed) leaves nothing to
+//! do, and a flush that was cut short goes on from what the pool has by then: every step first looks whether
+//! it was done already.
+//!
+//! Locks: steps that move whole directories hold `moves` exclusively, all others shared, so that no upload
+//! lands under a path that became another directory's; steps on one inode hold its `flush` lock. Neither is
+//! held while a step waits for another one that it depends on.
+
+mod apply;
+mod attrs;
+pub(super) mod conflict;
+mod create;
+mod due;
+mod in_doubt;
+mod reconcile;
+mod refused;
+pub(super) mod rounds;
+pub(super) mod sweep;
+pub(crate) mod sync;
+mod upload;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result};
+use forebay_catalog::Intent;
+use futures::StreamExt;
+use parking_lot::Mutex;
+
+use super::{Inner, Ino};
+
+/// Steps that are under way at the same time.
+const CONCURRENCY: usize = 16;
+/// Failures that one flush tells to the log one by one.
+const LOGGED: usize = 20;
+
+/// What the flusher remembers beside the catalog.
+#[derive(Debug, Default)]
+pub(crate) struct Flusher {
+    /// Shared: steps that rely on paths. Exclusive: steps that move directories.
+    pub moves: tokio::sync::RwLock<()>,
+    /// Steps that move directories: begun and ended.
+    pub dir_moves: (AtomicU64, AtomicU64),
+    pub calls: Mutex<rounds::Calls>,
+    pub stuck: Mutex<rounds::Stuck>,
+    pub errors: rounds::Errors,
+    pub refused: refused::Refused,
+    pub uploading: sweep::Uploading,
+}
+
+/// What is to be flushed, in the order in which it goes.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    made: Vec<Intent>,
+    removed: Vec<Intent>,
+    files: Vec<Intent>,
+    dirs: Vec<Intent>,
+    /// What `made` names: it is counted there.
+    named: HashSet<Ino>,
+    /// What is counted: names, and files under names that the pool has. Not that names change their directories.
+    pub changes: u64,
+    /// Bytes of content to send.
+    pub bytes: u64,
+}
+
+impl Plan {
+    pub fn is_empty(&self) -> bool {
+        [&self.made, &self.removed, &self.files, &self.dirs].iter().all(|intents| intents.is_empty())
+    }
+}
+
+/// What was not flushed, and why.
+pub(crate) struct NotFlushed {
+    pub intent: Intent,
+    /// What people call it.
+    pub path: String,
+    pub error: Error,
+}
+
+pub(crate) type Failed = Vec<NotFlushed>;
+
+impl Inner {
+    /// Flushes one file with everything that it needs: `close` under `flush = "on-close"` waits for it.
+    pub async fn flush_inode_now(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let links = self.node(ino)?.state.lock().record.links.clone();
+        for (parent, name) in links {
+            self.place(parent, &name).await?;
+        }
+        self.flush_inode(ino).await?;
+        self.sync_flushed().await
+    }
+
+    /// What was flushed is not dirty again after a power cut: its content file may be older than the pool's
+    /// copy then, and would be taken for newer.
+    pub async fn sync_flushed(self: &Arc<Self>) -> Result<()> {
+        let inner = self.clone();
+        super::blocking(move || inner.catalog.sync()).await
+    }
+
+    /// Everything that differs below `root`, or everywhere.
+    pub async fn pending(&self, root: Option<Ino>) -> Result<Vec<Intent>> {
+        let mut intents = Vec::new();
+        self.catalog.intents(|intent, _| {
+            intents.push(intent);
+            Ok(true)
+        })?;
+        let Some(root) = root.filter(|r| *r != Ino::ROOT) else { return Ok(intents) };
+        let pool_root = self.pool_path(root).ok();
+        intents.retain(|intent| {
+            let at = match intent {
+                Intent::Inode(ino) => *ino,
+                Intent::Name(parent, name) => {
+                    let record = self.catalog.name(*parent, name).unwrap_or_default();
+                    if record.here_ino() == Some(root) || record.pool == Some(root) {
+                        return true;
+                    }
+                    *parent
+                }
+            };
+            self.is_below(at, root)
+                || match (&pool_root, self.pool_path(at)) {
+                    (Some(root), Ok(path)) => path.starts_with(root),
+                    _ => false,
+                }
+        });
+        Ok(intents)
+    }
+
+    /// Sorts out what is to be flushed.
+    pub fn plan_flush(&self, intents: Vec<Intent>) -> Plan {
+        let mut plan = Plan::default();
+        for intent in intents {
+            match &intent {
+                Intent::Name(parent, name) => {
+                    match self.catalog.name(*parent, name).ok().and_then(|record| record.here_ino()) {
+                        Some(ino) => {
+                            plan.named.insert(ino);
+                            plan.made.push(intent);
+                        }
+                        None => plan.removed.push(intent),
+                    }
+                }
+                Intent::Inode(ino) => {
+                    let node = self.node(*ino);
+                    let is_dir = node.is_ok_and(|n| n.state.lock().record.kind == FileKind::Directory);
+                    plan.bytes += self.bytes_of(*ino);
+                    if is_dir { &mut plan.dirs } else { &mut plan.files }.push(intent);
+                }
+            }
+        }
+        let unnamed = |intent: &&Intent| matches!(intent, Intent::Inode(ino) if !plan.named.contains(ino));
+        plan.changes = (plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count()) as u64;
+        plan
+    }
+
+    /// What a flush of an inode has to send.
+    fn bytes_of(&self, ino: Ino) -> u64 {
+        let Ok(node) = self.node(ino) else { return 0 };
+        let dirty = {
+            let state = node.state.lock();
+            state.record.file.is_dirty() && !state.is_uploaded()
+        };
+        if dirty { self.attr_of(&node).map_or(0, |a| a.size.min(a.blocks * 512)) } else { 0 }
+    }
+
+    /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.
+    pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
+        self.flush_some(plan, forebay_system::descriptors::for_flush(CONCURRENCY), progress).await
+    }
+
+    /// The same, with so many steps under way at most.
+    async fn flush_some(self: &Arc<Self>, plan: Plan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
+        let failed = Mutex::new(Failed::new());
+        let Plan { made, mut removed, files, mut dirs, named, .. } = plan;
+        // A directory goes after what was in it: in this order no name has to wait for long chains of others.
+        removed.sort_by_cached_key(|intent| match intent {
+            Intent::Name(parent, _) => std::cmp::Reverse(self.pool_depth(*parent)),
+            Intent::Inode(_) => std::cmp::Reverse(0),
+        });
+        for group in [made, removed, files] {
+            futures::stream::iter(group)
+                .for_each_concurrent(steps, async |intent| {
+                    let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
+                    if let (Some(bytes), true) = (self.step(intent, &failed).await, counted) {
+                        progress(bytes);
+                    }
+                })
+                .await;
+        }
+        // What is made in a directory changes its times: they are set last, the deepest first.
+        dirs.sort_by_cached_key(|intent| match intent {
+            Intent::Inode(ino) => std::cmp::Reverse(self.depth(*ino)),
+            Intent::Name(..) => std::cmp::Reverse(0),
+        });
+        for intent in dirs {
+            self.step(intent, &failed).await;
+        }
+        failed.into_inner()
+    }
+
+    /// What people call what an intent is about.
+    fn path_of(&self, intent: &Intent) -> String {
+        match intent {
+            Intent::Name(parent, name) => {
+                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok());
+                dir.unwrap_or_default().join(name).to_string()
+            }
+            Intent::Inode(ino) => self.display(*ino),
+        }
+    }
+
+    /// Flushes one thing. The bytes that it had to send, where it ended well.
+    async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
+        let subject = match &intent {
+            Intent::Inode(ino) => Some(*ino),
+            Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|r| r.here_ino()),
+        };
+        let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
+        let result = match &intent {
+            Intent::Inode(ino) => self.flush_inode(*ino).await,
+            Intent::Name(parent, name) => self.place(*parent, name).await,
+        };
+        let node = subject.and_then(|ino| self.table.peek(ino));
+        match result {
+            Ok(()) => {
+                if let Some(node) = node {
+                    self.flusher.errors.forget(node.ino);
+                    let ino = node.ino;
+                    drop(node);
+                    self.table.drop_idle(ino);
+                }
+                Some(bytes)
+            }
+            // Gone meanwhile, or somebody else's flush was faster: nothing to flush.
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) && !self.still_differs(&intent) => {
+                None
+            }
+            Err(e) => {
+                let path = self.path_of(&intent);
+                let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, e.to_string()));
+                let mut failed = failed.lock();
+                // The summary of the round tells of the others, and `dirty` why.
+                if is_news && failed.len() < LOGGED {
+                    tracing::warn!(path, error = %e, "not flushed; it stays in the fast pool");
+                }
+                failed.push(NotFlushed { intent, path, error: e });
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The steps that change names in the pool, each with its commit to the catalog.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Side, Stat};
+use forebay_catalog::{Link, NameRecord, SentWhat};
+use tokio::sync::MutexGuard;
+
+use super::super::coherence::PoolChange;
+use super::super::coherence::note_object;
+use super::super::{Inner, Ino, Txn};
+use super::conflict::look_again;
+use super::reconcile::{Next, Step, leads_to_unseen};
+use crate::node::Node;
+
+/// How names begin that something has in the pool while others take its place.
+pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
+
+/// What the pool has where something is to be moved.
+enum Target {
+    /// What we think is there, or nothing.
+    Ours,
+    Theirs,
+}
+
+impl Inner {
+    pub(super) async fn take_step(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        record: &NameRecord,
+        step: Step,
+    ) -> Result<()> {
+        let (subject, other) = match &step {
+            Step::Remove { occupant } => (*occupant, None),
+            Step::Rename { moved, occupant, .. } => (*moved, *occupant),
+            Step::Link { ino, .. } => (*ino, None),
+            Step::Create { ino, occupant } => (*ino, *occupant),
+        };
+        let moves_dir =
+            matches!(&step, Step::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
+        let (_exclusive, _shared) = match moves_dir {
+            true => (Some(self.flusher.moves.write().await), None),
+            false => (None, Some(self.flusher.moves.read().await)),
+        };
+        let nodes = self.nodes_in_order([subject].into_iter().chain(other))?;
+        let _locks = lock_all(&nodes).await;
+        if self.catalog.name(parent, name)? != *record {
+            // Somebody else was here first: look again.
+            return Ok(());
+        }
+        // A step on another name of the same inode may have come first, too.
+        if !matches!(self.next(parent, name, record)?, Next::Step(again) if again == step) {
+            return Ok(());
+        }
+        // And its answer may have been lost.
+        if self.is_in_doubt(parent) || self.is_in_doubt(subject) || other.is_some_and(|o| self.is_in_doubt(o)) {
+            return Ok(());
+        }
+        let mut touched = vec![parent, subject];
+        touched.extend(other);
+        if let Step::Rename { from, .. } = &step {
+            touched.push(from.0);
+        }
+        let at: Link = (parent, name.into());
+        // What is sent is what is written down as sent, whatever is changed here meanwhile.
+        let sent = self.record_of(subject)?;
+        let what = match &step {
+            Step::Remove { .. } => {
+                self.sync_written().await?;
+                None
+            }
+            Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
+            Step::Link { .. } => Some(SentWhat::Linked),
+            // Of a file the upload knows what is sent.
+            Step::Create { .. } if sent.kind == FileKind::File => None,
+            Step::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
+        };
+        if let Some(what) = what
+            && !self.about_to_send(&at, subject, what).await?
+        {
+            return Ok(());
+        }
+        let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
+        let path = self.pool_path_of(parent, name)?;
+        match step {
+            Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
+            Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
+            Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
+            Step::Create { ino, occupant } => self.create_at(parent, name, (ino, sent), occupant, &path).await,
+        }
+    }
+
+    pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
+        let mut inos: Vec<Ino> = inos.collect();
+        inos.sort();
+        inos.dedup();
+        inos.into_iter().map(|ino| self.node(ino)).collect()
+    }
+
+    async fn remove(self: &Arc<Self>, parent: Ino, name: &[u8], occupant: Ino, path: &PoolPath) -> Result<()> {
+        let record = self.record_of(occupant)?;
+        let mut is_gone = true;
+        let removed = match record.kind {
+            FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
+            _ => {
+                self.ready_to_go(occupant).await?;
+                self.expect_version_to_move(occupant)?;
+                match record.removed_version() {
+                    Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
+                    // Its upload was cut off, and what is there is not what was sent: it never arrived.
+                    None if record.kind == FileKind::File => {
+                        is_gone = false;
+                        Ok(())
+                    }
+                    None => self.ask(self.pool.remove(path, &Expected::Anything)).await,
+                }
+            }
+        };
+        match removed {
+            Ok(()) => {}
+            Err(e) if e.is(ErrorKind::NotFound) => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::Conflict | ErrorKind::NotEmpty | ErrorKind::IsDirectory | ErrorKind::NotDirectory
+                ) =>
+            {
+                self.report_conflict(format!(
+                    "{path}: removed here, but changed in the pool since: the pool's copy stays"
+                ));
+                is_gone = false;
+                let mut txn = Txn::begin(self);
+                look_again(&mut txn, parent)?;
+                txn.commit()?;
+                self.tell_kernel_name(parent, name);
+            }
+            Err(e) => return Err(e.context(path)),
+        }
+        self.sync_names(parent).await?;
+        self.commit_vacated(parent, name, occupant, is_gone)?;
+        self.refresh_version(occupant).await
+    }
+
+    /// The last name that the pool has of a file is about to go, which somebody may have open: what is only in the
+    /// pool is fetched before. What is written to an object that has names nobody asked for yet must get there by this
+    /// one.
+    pub(super) async fn ready_to_go(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let (missing, written) = {
+            let state = node.state.lock();
+            let record = &state.record;
+            let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
+            let missing = (last && state.is_open() && !record.file.is_whole()).then_some(record.size);
+            (missing, leads_to_unseen(record) && state.writers > 0)
+        };
+        if written {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                Side::Application,
+                "removed while it is open for writing; the pool's name goes when it is closed",
+            ));
+        }
+        let Some(size) = missing else { return Ok(()) };
+        match self.fetch_as_known(&node, 0..size).await {
+            Err(e) if e.is(ErrorKind::NoSpace) => Err(Error::new(
+                ErrorKind::Busy,
+                Side::Application,
+                "removed while it is open, and too large for the fast pool; the pool's name goes when it is closed",
+            )),
+            other => other,
+        }
+    }
+
+    /// The pool no longer has an inode under a name. `is_gone`: nor anything else.
+    fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino, is_gone: bool) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if txn.name(parent, name)?.pool == Some(occupant) {
+            txn.pool_has(parent, name, None)?;
+            if is_gone {
+                note_name_flushed(&mut txn, parent)?;
+                txn.state(parent)?.note_absent(name);
+            }
+        }
+        txn.commit()
+    }
+
+    /// Marks the version of an inode as one that a step of ours on its names changes. Called before the step: its answer,
+    /// or the answer in [`Inner::refresh_version`] after it, may be lost.
+    pub(super) fn expect_version_to_move(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let mut state = node.state.lock();
+        state.version_behind = state.record.version.clone();
+        Ok(())
+    }
+
+    /// A step on one of an inode's names moved its change time under the others.
+    pub(super) async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let Ok(node) = self.node(ino) else { return Ok(()) };
+        if !node.state.lock().record.in_pool() {
+            return Ok(());
+        }
+        let path = self.pool_path(ino)?;
+        match self.ask(self.pool.stat(&path)).await {
+            Ok(stat) => {
+                let mut txn = Txn::begin(self);
+                take_version(&mut txn, ino, &stat)?;
+                txn.commit()
+            }
+            // The next look at the name finds out.
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn move_to(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        from: &Link,
+        moved: Ino,
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let source = self.pool_path_of(from.0, &from.1)?;
+        let record = self.record_of(moved)?;
+        if let Some(occupant) = occupant {
+            self.ready_to_go(occupant).await?;
+            match self.at_target(occupant, path).await? {
+                Target::Ours => self.expect_version_to_move(occupant)?,
+                Target::Theirs => return self.keep_both(parent, name, moved, path).await,
+            }
+        }
+        let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
+        let there = match self.ask(self.pool.stat(&source)).await {
+            Ok(stat) if record.is_object(&stat) => self.ask(self.pool.rename(&source, path, mode)).await,
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match there {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::Exists) => return self.keep_both(parent, name, moved, path).await,
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
+            Err(e) => return Err(e.context(format!("{source} to {path}"))),
+        };
+        self.sync_names(parent).await?;
+        self.sync_names(from.0).await?;
+        self.commit_moved(parent, name, from, moved, &stat)?;
+        match occupant {
+            Some(occupant) => self.refresh_version(occupant).await,
+            None => Ok(()),
+        }
+    }
+
+    fn commit_moved(&self, parent: Ino, name: &[u8], from: &Link, moved: Ino, stat: &Stat) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        txn.pool_has(parent, name, Some(moved))?;
+        if txn.name(from.0, &from.1)?.pool == Some(moved) {
+            txn.pool_has(from.0, &from.1, None)?;
+            txn.state(from.0)?.note_absent(&from.1);
+        }
+        note_name_flushed(&mut txn, parent)?;
+        note_name_flushed(&mut txn, from.0)?;
+        take_version(&mut txn, moved, stat)?;
+        txn.commit()
+    }
+
+    /// What the pool has under a path that is to be taken from `occupant`.
+    async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<Target> {
+        let ours = self.record_of(occupant)?.removed_version();
+        match self.ask(self.pool.stat(path)).await {
+            Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(Target::Ours),
+            Ok(_) => Ok(Target::Theirs),
+            Err(e) if e.is(ErrorKind::NotFound) => Ok(Target::Ours),
+            Err(e) => Err(e.context(path)),
+        }
+    }
+
+    /// What we wanted to move is no longer in the pool: what is here of it is made anew.
+    pub(crate) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if txn.name(from.0, &from.1)?.pool == Some(ino) {
+            if txn.record(ino)?.kind == FileKind::Directory {
+                self.forget_below(&mut txn, ino)?;
+            }
+            txn.pool_lacks(from.0, &from.1, ino)?;
+            // Something of others may be there instead.
+            look_again(&mut txn, from.0)?;
+        }
+        self.lost_in_pool(&mut txn, ino)?;
+        txn.commit()
+    }
+
+    /// Others took the pool's copy of what the mount shows: what is here of it is made anew; of what nothing is here,
+    /// the names go.
+    pub(crate) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
+        let record = txn.record(ino)?;
+        if record.in_pool() || record.links.is_empty() || !record.sent_to.is_empty() {
+            return Ok(());
+        }
+        let known = match record.kind {
+            FileKind::File => record.file.is_whole(),
+            FileKind::Symlink => record.target.is_some(),
+            _ => true,
+        };
+        if record.file.is_whole() {
+            txn.modify(ino)?;
+            self.evictor.lock().remove(ino.0);
+        }
+        if known {
+            return Ok(());
+        }
+        for (parent, name) in txn.record(ino)?.links.clone() {
+            txn.show(parent, &name, None)?;
+            txn.unlink(ino, parent, &name)?;
+            self.report_conflict(format!(
+                "{}: removed in the pool, but renamed or linked here before its content was",
+                name.escape_ascii()
+            ));
+        }
+        Ok(())
+    }
+
+    async fn link_to(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        existing: &Link,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let source = self.pool_path_of(existing.0, &existing.1)?;
+        let record = self.record_of(ino)?;
+        let linked = match self.ask(self.pool.stat(&source)).await {
+            Ok(stat) if record.is_object(&stat) => self.ask(self.pool.link(&source, path)).await,
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, source.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match linked {
+            Ok(stat) if record.is_object(&stat) => stat,
+            // Others put something else there between the look and the link.
+            Ok(stat) => {
+                self.ask(self.pool.remove(path, &Expected::Version(stat.version)))
+                    .await
+                    .map_err(|e| e.context(path))?;
+                return self.source_lost(ino, existing);
+            }
+            Err(e) if e.is(ErrorKind::Exists) => match self.ask(self.pool.stat(path)).await {
+                Ok(stat) if record.is_object(&stat) => stat,
+                _ => return self.keep_both(parent, name, ino, path).await,
+            },
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),
+            Err(e) => return Err(e.context(format!("link {source} as {path}"))),
+        };
+        self.sync_names(parent).await?;
+        let mut txn = Txn::begin(self);
+        txn.pool_has(parent, name, Some(ino))?;
+        note_name_flushed(&mut txn, parent)?;
+        take_version(&mut txn, ino, &stat)?;
+        txn.commit()
+    }
+
+    /// Moves the pool's occupant of a name out of the way: names that wait for each other in a circle need one
+    /// free place. The mount never shows the name that it has meanwhile; other nodes do.
+    pub(super) async fn move_aside(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
+        let Some(occupant) = record.pool else {
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
+        };
+        let aside = self.name_aside(occupant);
+        let link: Link = (parent, name.into());
+        let _exclusive = self.flusher.moves.write().await;
+        let node = self.node(occupant)?;
+        let _lock = node.flush.lock().await;
+        if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent) || self.is_in_doubt(occupant) {
+            // Somebody else was here first: look again.
+            return Ok(());
+        }
+        let what = SentWhat::Moved { from: link.clone() };
+        if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
+            return Ok(());
+        }
+        let moves_dir = node.state.lock().record.kind == FileKind::Directory;
+        let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
+        let dir = self.pool_path(parent)?;
+        let (from, to) = (dir.join(name), dir.join(&aside));
+        let there = match self.ask(self.pool.stat(&from)).await {
+            Ok(stat) if self.record_of(occupant)?.is_object(&stat) => {
+                self.ask(self.pool.rename(&from, &to, RenameMode::NoReplace)).await
+            }
+            Ok(_) => Err(Error::new(ErrorKind::NotFound, Side::Pool, from.to_string())),
+            Err(e) => Err(e),
+        };
+        let stat = match there {
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
+            other => other.map_err(|e| e.context(&from))?,
+        };
+        self.sync_names(parent).await?;
+        self.commit_moved(parent, &aside, &link, occupant, &stat)
+    }
+
+    fn name_aside(&self, ino: Ino) -> Vec<u8> {
+        // Not a reserved name: those are the pool's own.
+        format!("{MOVED_ASIDE}{}-{}", self.node_name, ino.0).into_bytes()
+    }
+}
+
+/// A flush changed a name of a directory in the pool, which moved the directory's times there: those that the mount
+/// shows are sent again.
+pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    match txn.state(dir) {
+        // Another client removed the directory: it has no times to send.
+        Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+        state => state?.names_flushed += 1,
+    }
+    let record = txn.record(dir)?;
+    // One that was removed here has no times that anybody sees.
+    record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
+    Ok(())
+}
+
+/// After a change of names: the version moved by its change time alone, unless somebody else was there too.
+pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
+    let record = txn.record(ino)?;
+    if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
+        // Others put something else there: the next look finds out.
+        return Ok(());
+    }
+    match (&record.version, record.kind) {
+        (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
+        _ => {
+            record.version = Some(stat.version.clone());
+            txn.take_access(ino, stat)?;
+            // Not of a directory: that it was given another name says nothing of those in it.
+            if stat.kind != FileKind::Directory {
+                txn.state(ino)?.validated = Some(std::time::Instant::now());
+            }
+        }
+    }
+    txn.record(ino)?.count_links(stat);
+    note_object(txn, ino, stat);
+    Ok(())
+}
+
+pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
+    let mut guards = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        guards.push(node.flush.lock().await);
+    }
+    guards
+}

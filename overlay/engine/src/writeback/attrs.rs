@@ -1,0 +1,386 @@
+//! What differs of an inode that the pool has under the right names: content, attributes, extended attributes.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
+use forebay_cache::{Stamp, is_held};
+use forebay_catalog::{InodeRecord, SentWhat};
+
+use super::super::coherence::PoolChange;
+use super::super::{Inner, Ino, Txn};
+use super::apply::note_name_flushed;
+use super::conflict::look_again;
+use super::create::settle_attrs;
+use super::reconcile::is_news_of_parents;
+use super::refused::mode_without;
+use super::upload::Uploaded;
+use crate::node::Node;
+
+/// How often an upload is tried because others change the file meanwhile.
+const ATTEMPTS: u32 = 3;
+
+impl Inner {
+    /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
+    pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        self.take_set_id(&self.node(ino)?)?;
+        let mut looked = false;
+        for _ in 0..3 {
+            let record = self.record_of(ino)?;
+            if !record.is_dirty() {
+                return Ok(());
+            }
+            if !record.in_pool() && ino != Ino::ROOT {
+                let Some((parent, name)) = record.links.first().cloned() else { return Ok(()) };
+                if !self.catalog.name(parent, &name)?.differs() {
+                    return Err(Error::new(
+                        ErrorKind::Corrupt,
+                        Side::Cache,
+                        format!("inode {ino} has no way to the pool"),
+                    ));
+                }
+                self.place(parent, &name).await?;
+                continue;
+            }
+            if !record.has_names() && ino != Ino::ROOT {
+                // Unlinked: its removal is all that the pool must be told.
+                return Ok(());
+            }
+            if !self.resolve_doubt(ino).await? {
+                match self.flush_in_place(ino).await {
+                    Err(e) if is_news_of_parents(&e) && !looked => {
+                        looked = true;
+                        let Some((parent, _)) = record.links.first() else { return Err(e) };
+                        self.look_above(*parent).await?;
+                    }
+                    other => return other,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What others changed of the attributes of a file whose content is newer here: the new copy is to have it.
+    async fn learn_attrs(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let asked = self.asked(&node.state.lock());
+        if !self.record_of(ino)?.in_pool() {
+            return Ok(());
+        }
+        let stat = match self.ask_of(ino, |path| async move { self.pool.stat(&path).await }).await {
+            // The flush finds out what became of it.
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => return Ok(()),
+            answer => answer?,
+        };
+        let mut txn = Txn::begin(self);
+        if !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let known = record.version.as_ref();
+        if known.is_none_or(|known| *known == stat.version || !known.same_content(&stat.version)) {
+            return Ok(());
+        }
+        txn.take_access(ino, &stat)?;
+        let record = txn.record(ino)?;
+        record.xattrs = None;
+        record.version = Some(stat.version);
+        txn.commit()
+    }
+
+    pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        if self.record_of(ino)?.file.is_dirty() {
+            // A new copy has just the attributes that are sent with it. No lock may be held to ask.
+            self.learn_attrs(ino).await?;
+            self.known_xattrs(ino).await?;
+        }
+        let _moves = self.flusher.moves.read().await;
+        let _lock = node.flush.lock().await;
+        let record = self.record_of(ino)?;
+        if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino) {
+            return Ok(());
+        }
+        if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
+            // It became dirty just now: the next round knows more.
+            return Ok(());
+        }
+        if record.file.is_dirty() && !self.uploaded_already(&node).await? {
+            let mut touched = vec![ino];
+            touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+            let _change = PoolChange::begin(self, &touched)?;
+            self.replace_content(ino).await?;
+            // What the pool refused then is tried by itself, and reported.
+            let record = self.record_of(ino)?;
+            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino) {
+                return Ok(());
+            }
+        }
+        // The directories, too: a listing that was asked for before has the old attributes.
+        let mut touched = vec![ino];
+        touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+        let _change = PoolChange::begin(self, &touched)?;
+        loop {
+            let record = self.record_of(ino)?;
+            if !record.dirty.any() && record.dirty_xattrs.is_empty() {
+                return Ok(());
+            }
+            let object = record.version.as_ref().and_then(Version::identity);
+            match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
+                Err(e) if e.is(ErrorKind::NotFound) => {
+                    if !self.has_other_name(ino)? {
+                        // Removed by somebody else: there is nothing to give attributes to.
+                        let mut txn = Txn::begin(self);
+                        clear(txn.record(ino)?);
+                        return txn.commit();
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The pool does not have an inode under the name that it was asked for by: somebody removed that, or a removal of
+    /// ours was not answered. Whether there is another one to ask by.
+    fn has_other_name(&self, ino: Ino) -> Result<bool> {
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        let others = record.pool_links.len() > 1;
+        let (Some((parent, name)), true) = (record.pool_link().cloned(), others) else { return Ok(false) };
+        let newer = record.file.is_dirty();
+        txn.pool_has(parent, &name, None)?;
+        if !newer && txn.name(parent, &name)?.here_ino() == Some(ino) {
+            txn.show(parent, &name, None)?;
+            txn.unlink(ino, parent, &name)?;
+        }
+        look_again(&mut txn, parent)?;
+        txn.commit()?;
+        self.tell_kernel_name(parent, &name);
+        Ok(true)
+    }
+
+    /// Whether the pool has what is here, though it was not clean when it was sent: somebody had it open for writing, or
+    /// mapped. It is clean now where nobody has any more.
+    async fn uploaded_already(&self, node: &Arc<Node>) -> Result<bool> {
+        let stamp = {
+            let state = node.state.lock();
+            if !state.record.file.is_dirty() {
+                // Its last writer closed it just now.
+                return Ok(true);
+            }
+            match state.uploaded {
+                Some(stamp) => stamp,
+                None => return Ok(false),
+            }
+        };
+        self.write_back_mapped(node.ino).await?;
+        if self.unmark_dirty(node, stamp)? {
+            return Ok(true);
+        }
+        let mut state = node.state.lock();
+        if !state.record.file.is_dirty() {
+            return Ok(true);
+        }
+        let content = self.content(node.ino, &mut state)?;
+        let held = state.writers > 0 || is_held(&content.file);
+        Ok(held && Stamp::of(&content.file)? == stamp)
+    }
+
+    async fn replace_content(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        let mut expected = self.record_of(ino)?.version.map_or(Expected::Absent, Expected::Version);
+        let mut attempts = 0..ATTEMPTS;
+        while attempts.next().is_some() {
+            let record = self.record_of(ino)?;
+            let Some(link) = record.pool_link() else { return Ok(()) };
+            let path = self.pool_path(ino)?;
+            let moved = self.is_as_known(link.0).await.then_some(link.0);
+            match self.upload(ino, link, &path, &expected).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(uploaded)) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
+                Err(e) if e.is(ErrorKind::Conflict) => {}
+                Err(e) => return Err(e),
+            }
+            match self.ask(self.pool.stat(&path)).await {
+                Err(e) if e.is(ErrorKind::NotFound) && self.has_other_name(ino)? => attempts = 0..ATTEMPTS,
+                Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
+                Err(e) => return Err(e.context(path)),
+                // Only names or attributes were changed by others: ours are newer.
+                Ok(stat)
+                    if record.version.as_ref().is_some_and(|v| *v != stat.version && v.same_content(&stat.version)) =>
+                {
+                    expected = Expected::Version(stat.version);
+                }
+                Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
+                    // Another client's, whose are the times of the directory, too.
+                    Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
+                    // All names that the pool has it under are of the object that somebody changed.
+                    None => {
+                        for (parent, name) in &record.pool_links {
+                            let path = self.pool_path_of(*parent, name)?;
+                            self.keep_both(*parent, name, ino, &path).await?;
+                        }
+                        return Ok(());
+                    }
+                },
+            }
+        }
+        let path = self.pool_path(ino)?;
+        Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    /// `moved`: the directory, where the times that the mount shows of it are to be sent again. A pool replaces content
+    /// under its name, and that moves them.
+    async fn commit_replaced(&self, ino: Ino, dir: Ino, moved: Option<Ino>, uploaded: Uploaded) -> Result<()> {
+        self.sync_names(dir).await?;
+        let replaced = |txn: &mut Txn<'_>| moved.map_or(Ok(()), |dir| note_name_flushed(txn, dir));
+        self.commit_uploaded(ino, uploaded, &replaced).await
+    }
+
+    /// Whether the pool has a directory as the catalog knows it, but for what our own calls change there: another client's
+    /// newer times are not set back. The caller's call on it has begun.
+    async fn is_as_known(&self, dir: Ino) -> bool {
+        if !self.pool.capabilities().directory_versions {
+            return false;
+        }
+        let known = {
+            let Ok(node) = self.node(dir) else { return false };
+            let state = node.state.lock();
+            let (begun, ended) = state.pool_calls;
+            if state.record.dirty.times || begun - ended > 1 {
+                return true;
+            }
+            state.record.version.clone()
+        };
+        let Ok(path) = self.pool_path(dir) else { return false };
+        self.ask(self.pool.stat(&path)).await.is_ok_and(|stat| known == Some(stat.version))
+    }
+
+    /// Sends attributes to the pool. Returns also whether the pool refused the times: a daemon that does not run as root may
+    /// change names and content in a directory of another user, but may not set its times.
+    async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs, there: &Stat) -> Result<(Stat, bool)> {
+        let times = changes.atime.is_some() || changes.mtime.is_some();
+        let of_another = there.uid != rustix::process::geteuid().as_raw();
+        match self.ask(self.pool.set_attrs(path, changes)).await {
+            Err(e) if times && of_another && !self.pool.capabilities().owners && e.is(ErrorKind::NotPermitted) => {
+                let without = SetAttrs { atime: None, mtime: None, ..changes.clone() };
+                let stat = match without == SetAttrs::default() {
+                    true => self.ask(self.pool.stat(path)).await?,
+                    false => self.ask(self.pool.set_attrs(path, &without)).await?,
+                };
+                Ok((stat, true))
+            }
+            answer => Ok((answer?, false)),
+        }
+    }
+
+    /// # Errors
+    /// `NotFound` where the pool does not have it under this path.
+    async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
+        let owner = record.dirty.owner && self.pool.capabilities().owners;
+        let times = record.dirty.times;
+        let mut changes = SetAttrs {
+            // An owner that changes takes set-id bits away: the mode is sent after it.
+            mode: (record.dirty.mode || owner).then_some(record.mode).filter(|_| record.kind != FileKind::Symlink),
+            uid: owner.then_some(record.uid),
+            gid: owner.then_some(record.gid),
+            size: None,
+            atime: times.then_some(record.atime),
+            mtime: times.then_some(record.mtime),
+        };
+        let there = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
+        if there.kind != record.kind {
+            // What others put in its place is nothing that was given these attributes.
+            return Err(Error::new(ErrorKind::NotFound, Side::Pool, format!("{path}: replaced by others")));
+        }
+        // Where our times cover theirs, only this look tells whether somebody else wrote the content.
+        let content_is_ours = match (record.kind, times) {
+            (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
+            _ => true,
+        };
+        let moves_version = record.kind == FileKind::File && times && content_is_ours;
+        if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
+            // The version moves with them: it must be known again after a crash.
+            let size = record.version.as_ref().map_or(record.size, |v| v.size());
+            let what = SentWhat::Content { size, mtime: record.mtime };
+            if !self.about_to_send(&(*parent, name.clone()), ino, what).await? {
+                return Ok(());
+            }
+        } else {
+            self.sync_written().await?;
+        }
+        let (mut refused, mut why) = (Vec::new(), None);
+        for (name, value) in &record.dirty_xattrs {
+            let sent = match value {
+                Some(value) => self.ask(self.pool.set_xattr(path, name, value)).await,
+                None => self.ask(self.pool.remove_xattr(path, name)).await,
+            };
+            match sent {
+                Err(e) if e.is(ErrorKind::NoAttribute) => {}
+                // The others are not kept waiting.
+                Err(e) if e.attribute().is_some() => {
+                    self.flusher.refused.note(ino, &e);
+                    refused.push((name.clone(), value.clone().unwrap_or_default()));
+                    why = why.or(Some(e.context(path)));
+                    continue;
+                }
+                other => other.map_err(|e| e.context(path))?,
+            }
+            self.flusher.refused.take_back(ino, name);
+        }
+        changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
+        let names_flushed = self.node(ino)?.state.lock().names_flushed;
+        let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
+        // What the pool has of the rights that were not sent, and what was sent of the others.
+        let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
+        let rights = |stat: &Stat| {
+            let mode = if changes.mode.is_some() { record.mode } else { stat.mode };
+            let (uid, gid) = if owner_is_ours { (record.uid, record.gid) } else { (stat.uid, stat.gid) };
+            (mode, uid, gid)
+        };
+        let others_changed = record.version.as_ref() != Some(&there.version) || rights(&stat) != rights(&there);
+        let mut txn = Txn::begin(self);
+        // A name that another step changed meanwhile may have moved the directory's times after they were sent.
+        let names_changed = txn.state(ino)?.names_flushed != names_flushed;
+        let now = txn.record(ino)?;
+        let mut sent = record.clone();
+        sent.dirty_xattrs.retain(|(name, _)| refused.iter().all(|(refused, _)| refused != name));
+        settle_attrs(now, &sent);
+        if now.kind == FileKind::Directory {
+            now.dirty.times = names_changed || (now.atime, now.mtime) != (record.atime, record.mtime);
+        }
+        if keeps_times && !now.dirty.times {
+            (now.atime, now.mtime) = (stat.atime, stat.mtime);
+        }
+        let only_attrs = (times && !keeps_times) || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
+        let mut news = false;
+        if now.kind != FileKind::File || (content_is_ours && only_attrs) {
+            now.occupied_in_pool = stat.occupied;
+            now.version = Some(stat.version.clone());
+            // From now on the version tells nothing of what others changed beside the attributes that were sent.
+            news = others_changed;
+            if news {
+                // The version of a directory moves with its names: a listing finds out about its ACL.
+                if now.kind != FileKind::Directory {
+                    now.xattrs = None;
+                }
+                let (mode, uid, gid) = rights(&stat);
+                txn.take_access(ino, &Stat { mode, uid, gid, ..stat })?;
+            }
+        }
+        for (parent, name) in &record.pool_links {
+            if txn.name(*parent, name)?.pool == Some(ino) {
+                txn.pool_has(*parent, name, Some(ino))?;
+            }
+        }
+        txn.state(ino)?.validated = Some(std::time::Instant::now());
+        txn.commit()?;
+        if news || keeps_times {
+            self.tell_kernel_inode(ino, false);
+        }
+        why.map_or(Ok(()), Err)
+    }
+}
+
+fn clear(record: &mut InodeRecord) {
+    record.dirty = Default::default();
+    record.dirty_xattrs.clear();
+}

@@ -1,0 +1,99 @@
+//! The pool's copy changed under our newer one: both are kept, and it is reported.
+//!
+//! If the pool has another version than expected, the bytes are compared first (`same_bytes`): equal bytes are no
+//! conflict, whichever client wrote them.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
+use forebay_catalog::Listing;
+use forebay_system::clock::unix_now;
+
+use super::super::{Inner, Ino, Txn};
+
+/// Conflicts that are remembered for `status`.
+const REMEMBERED: usize = 1000;
+/// Names of this many bytes are the longest that Linux takes.
+const NAME_MAX: usize = 255;
+
+impl Inner {
+    /// Ours moves to a name of its own beside the pool's, which stays. The next round flushes it there.
+    pub(super) async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
+        let copy = self.free_name(parent, name).await?;
+        let mut txn = Txn::begin(self);
+        let was = txn.name(parent, name)?;
+        if was.here_ino() != Some(ino) {
+            return Ok(());
+        }
+        let record = txn.record(ino)?;
+        let kind = record.kind;
+        for link in &mut record.links {
+            if link.0 == parent && *link.1 == *name {
+                link.1 = copy.as_slice().into();
+            }
+        }
+        // The pool's object under this name is somebody else's by now: the next lookup brings it in.
+        txn.show(parent, name, None)?;
+        txn.pool_has(parent, name, None)?;
+        if txn.record(ino)?.file.is_whole() {
+            txn.modify(ino)?;
+            self.evictor.lock().remove(ino.0);
+        }
+        look_again(&mut txn, parent)?;
+        txn.show(parent, &copy, Some((ino, kind)))?;
+        txn.commit()?;
+        self.report_conflict(format!(
+            "{path}: changed in the pool and here; the pool's copy stays, ours is beside it as {}",
+            copy.escape_ascii()
+        ));
+        self.tell_kernel_name(parent, name);
+        self.tell_kernel_name(parent, &copy);
+        self.flush_bell.notify_one();
+        Ok(())
+    }
+
+    /// A name for our copy that neither the mount nor the pool has.
+    async fn free_name(&self, parent: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let now = unix_now();
+        for number in 0..1000u32 {
+            let mut suffix = format!(".conflict-{}-{now}", self.node_name);
+            if number > 0 {
+                suffix.push_str(&format!("-{number}"));
+            }
+            let keep = name.len().min(NAME_MAX - suffix.len().min(NAME_MAX));
+            let copy = [&name[..keep], suffix.as_bytes()].concat();
+            if !self.catalog.name(parent, &copy)?.is_empty() {
+                continue;
+            }
+            let path = self.pool_path_of(parent, &copy)?;
+            match self.ask(self.pool.stat(&path)).await {
+                Err(e) if e.is(ErrorKind::NotFound) => return Ok(copy),
+                Err(e) => return Err(e.context(path)),
+                Ok(_) => {}
+            }
+        }
+        Err(Error::new(ErrorKind::Exists, Side::Pool, format!("{}: too many conflicts", name.escape_ascii())))
+    }
+
+    pub(super) fn report_conflict(&self, text: String) {
+        tracing::warn!(conflict = text);
+        let mut conflicts = self.conflicts.lock();
+        if conflicts.len() >= REMEMBERED {
+            conflicts.remove(0);
+        }
+        conflicts.push(text);
+        if let Err(error) = self.catalog.set_meta("conflicts", &*conflicts) {
+            tracing::error!(%error, "the conflict is not in the catalog");
+        }
+    }
+}
+
+/// The pool has more in a directory than we knew: the next look at it asks, however fresh what we know is.
+pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    txn.record(dir)?.listing = Listing::Partly;
+    txn.inner().watches.look_again(dir);
+    let state = txn.state(dir)?;
+    state.listed_at = None;
+    state.negative.clear();
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! What the pool does not have, made there.
+
+use std::sync::Arc;
+
+use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Result, Side};
+use forebay_catalog::InodeRecord;
+
+use super::super::{Inner, Ino, Txn};
+use super::apply::note_name_flushed;
+use super::upload::Uploaded;
+
+impl Inner {
+    pub(super) async fn create_at(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        (ino, record): (Ino, InodeRecord),
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        if let Some(occupant) = occupant {
+            self.ready_to_go(occupant).await?;
+        }
+        if record.kind == FileKind::File {
+            return self.create_file(parent, name, ino, occupant, path).await;
+        }
+        let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&record));
+        let began = std::time::Instant::now();
+        let made = match record.kind {
+            FileKind::Directory => self.ask(self.pool.mkdir(path, &attrs)).await,
+            FileKind::Symlink => {
+                let target = record.target.as_deref().unwrap_or_default();
+                self.ask(self.pool.symlink(path, target, &attrs)).await
+            }
+            kind => self.ask(self.pool.mknod(path, kind, record.rdev, &attrs)).await,
+        };
+        let mut theirs = false;
+        let stat = match made {
+            Ok(stat) => stat,
+            Err(e) if e.is(ErrorKind::Exists) => {
+                // What somebody made to the same effect is shared.
+                let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
+                if !self.is_as_made(&record, &stat, path).await? {
+                    return self.keep_both(parent, name, ino, path).await;
+                }
+                theirs = true;
+                stat
+            }
+            // Made without it at the next attempt.
+            Err(e) if self.flusher.refused.note(ino, &e) => return Ok(()),
+            Err(e) => return Err(e.context(path)),
+        };
+        self.sync_names(parent).await?;
+        let mut txn = Txn::begin(self);
+        txn.pool_has(parent, name, Some(ino))?;
+        note_name_flushed(&mut txn, parent)?;
+        let now = txn.record(ino)?;
+        if theirs {
+            // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
+            settle_attrs(now, &InodeRecord { dirty_xattrs: Vec::new(), ..record });
+            txn.take_attrs(ino, &stat)?;
+            txn.record(ino)?.xattrs = None;
+        } else {
+            settle_attrs(now, &record);
+            still_to_tell(now, &refused);
+            if record.kind == FileKind::Directory && !self.pool.capabilities().directory_versions {
+                // It was empty: all names of it are known.
+                txn.state(ino)?.listed_at = Some(began);
+            }
+        }
+        txn.record(ino)?.version = Some(stat.version);
+        txn.commit()
+    }
+
+    async fn create_file(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        occupant: Option<Ino>,
+        path: &PoolPath,
+    ) -> Result<()> {
+        let mut expected = match occupant {
+            Some(occupant) => {
+                self.expect_version_to_move(occupant)?;
+                self.record_of(occupant)?.removed_version().map_or(Expected::Absent, Expected::Name)
+            }
+            None => Expected::Absent,
+        };
+        for _ in 0..3 {
+            match self.upload(ino, &(parent, name.into()), path, &expected).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(uploaded)) => {
+                    self.sync_names(parent).await?;
+                    self.commit_created(parent, name, ino, uploaded).await?;
+                    return match occupant {
+                        Some(occupant) => self.refresh_version(occupant).await,
+                        None => Ok(()),
+                    };
+                }
+                Err(e) if e.is(ErrorKind::Conflict) => {}
+                Err(e) => return Err(e),
+            }
+            match self.ask(self.pool.stat(path)).await {
+                // Removed by somebody else: nothing of theirs is lost by making ours.
+                Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
+                Err(e) => return Err(e.context(path)),
+                Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
+                    Some(uploaded) => {
+                        self.sync_names(parent).await?;
+                        return self.commit_created(parent, name, ino, uploaded).await;
+                    }
+                    None => return self.keep_both(parent, name, ino, path).await,
+                },
+            }
+        }
+        Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    async fn commit_created(&self, parent: Ino, name: &[u8], ino: Ino, uploaded: Uploaded) -> Result<()> {
+        let created = |txn: &mut Txn<'_>| {
+            txn.pool_has(parent, name, Some(ino))?;
+            note_name_flushed(txn, parent)
+        };
+        self.commit_uploaded(ino, uploaded, &created).await
+    }
+}
+
+/// The attributes that an inode is made with.
+pub(super) fn attrs_of(record: &InodeRecord) -> Attrs {
+    // Of what others removed from the pool nothing is known but what was changed here.
+    let changed = record.dirty_xattrs.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
+    let xattrs = record.xattrs.clone().unwrap_or_else(|| changed.collect());
+    Attrs {
+        mode: record.mode,
+        uid: record.uid,
+        gid: record.gid,
+        atime: record.atime,
+        mtime: record.mtime,
+        xattrs: xattrs.iter().map(|(n, v)| (n.to_vec(), v.to_vec())).collect(),
+    }
+}
+
+/// The pool has the attributes of `sent`: what was changed since is still to be told.
+pub(super) fn settle_attrs(record: &mut InodeRecord, sent: &InodeRecord) {
+    record.dirty.mode = record.mode != sent.mode;
+    record.dirty.owner = (record.uid, record.gid) != (sent.uid, sent.gid);
+    // Names made in a directory after this change its times again.
+    record.dirty.times = record.kind == FileKind::Directory || (record.atime, record.mtime) != (sent.atime, sent.mtime);
+    record.dirty_xattrs.retain(|change| !sent.dirty_xattrs.contains(change));
+}
+
+/// What the pool refused of the attributes that were sent: it stays to be told, and tells operators why.
+pub(super) fn still_to_tell(record: &mut InodeRecord, refused: &[(Vec<u8>, Vec<u8>)]) {
+    for (name, value) in refused {
+        if record.dirty_xattrs.iter().all(|(dirty, _)| **dirty != **name) {
+            record.dirty_xattrs.push((name.as_slice().into(), Some(value.as_slice().into())));
+        }
+    }
+}

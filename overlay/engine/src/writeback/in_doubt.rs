@@ -1,0 +1,282 @@
+//! What was sent to the pool and never answered, because the call failed or the daemon was killed: a look at the name
+//! tells what became of it, before anything else is done there.
+//!
+//! Before a call that gives a name of the pool something, the name's record gets what is sent (`sent`) and the inode
+//! gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
+//! power cut. The commit of the answer removes both. If the call fails or the daemon is killed, both stay. Then the
+//! object's identity, or its size and modification time, tells whether what was sent arrived. Until that is known, the
+//! name is not taken for one that another client made.
+
+use std::collections::{HashSet, VecDeque};
+
+use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
+use forebay_catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::super::{Inner, Ino, Txn, blocking};
+use super::apply::{lock_all, note_name_flushed, take_version};
+
+impl Inner {
+    /// Makes certain where the pool has an inode and the directories above it. Whether anything was uncertain.
+    ///
+    /// No lock of the flusher may be held.
+    ///
+    /// # Errors
+    /// Those of the pool: what is uncertain stays so.
+    pub async fn resolve_doubt(&self, ino: Ino) -> Result<bool> {
+        if !self.is_in_doubt(ino) {
+            return Ok(false);
+        }
+        self.resolve_doubt_once(ino, &mut HashSet::new()).await?;
+        Ok(true)
+    }
+
+    /// The same, and what the names have under which the pool had it: something else may have been sent there.
+    pub async fn resolve_doubt_of_names(&self, ino: Ino) -> Result<bool> {
+        let mut unsure = self.resolve_doubt(ino).await?;
+        for (parent, name) in self.record_of(ino)?.pool_links {
+            if !self.catalog.name(parent, &name)?.sent.is_empty() {
+                self.resolve_doubt_of_name(parent, &name).await?;
+                unsure = true;
+            }
+        }
+        Ok(unsure)
+    }
+
+    /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
+    pub(super) fn is_in_doubt(&self, ino: Ino) -> bool {
+        let mut unsure = false;
+        self.visit_above_in_pool(ino, |_, record| {
+            unsure |= !record.sent_to.is_empty();
+            !unsure
+        });
+        unsure
+    }
+
+    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` says `false`.
+    fn visit_above_in_pool(&self, ino: Ino, mut each: impl FnMut(Ino, &InodeRecord) -> bool) {
+        let mut next = VecDeque::from([ino]);
+        let mut seen = HashSet::from([ino]);
+        while let Some(at) = next.pop_front() {
+            // A directory that others removed is known no more.
+            let Ok(node) = self.node(at) else { continue };
+            let state = node.state.lock();
+            if !each(at, &state.record) {
+                return;
+            }
+            next.extend(state.record.pool_links.iter().map(|(parent, _)| *parent).filter(|p| seen.insert(*p)));
+        }
+    }
+
+    /// `begun`: the inodes whose doubt the caller is resolving.
+    fn resolve_doubt_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
+        async move {
+            // From the root down: the path of what is below depends on it.
+            let mut above = Vec::new();
+            self.visit_above_in_pool(ino, |at, _| {
+                above.push(at);
+                true
+            });
+            for at in above.into_iter().rev() {
+                if !begun.insert(at) {
+                    continue;
+                }
+                let Ok(record) = self.record_of(at) else { continue };
+                for (parent, name) in record.sent_to {
+                    self.resolve_doubt_once(parent, begun).await?;
+                    self.resolve_doubt_of_name(parent, &name).await?;
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    /// Finds out what the pool has under a name to which something was sent.
+    pub(super) async fn resolve_doubt_of_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let record = self.catalog.name(parent, name)?;
+        if record.sent.is_empty() {
+            return Ok(());
+        }
+        let _moves = self.flusher.moves.read().await;
+        let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
+            // What was there is gone since: whoever sent it got the answer meanwhile.
+            Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
+            nodes => nodes?,
+        };
+        let _locks = lock_all(&nodes).await;
+        if self.catalog.name(parent, name)?.sent != record.sent {
+            // Whoever sent it had the lock, and knows by now.
+            return Ok(());
+        }
+        let path = self.pool_path_of(parent, name);
+        let stat = match &path {
+            Ok(path) => match self.ask(self.pool.stat(path)).await {
+                Ok(stat) => Some(stat),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
+                Err(e) => return Err(e.context(path)),
+            },
+            // The directory itself never came to be.
+            Err(_) => None,
+        };
+        let (mut arrived, mut half) = (None, None);
+        if let (Some(stat), Ok(path)) = (&stat, &path) {
+            for sent in record.sent.iter().rev() {
+                if self.arrived(sent, &record, stat, path).await? {
+                    arrived = Some((sent, stat));
+                    break;
+                }
+                if self.is_half_written(sent, stat, path).await? {
+                    half = Some((sent.ino, stat));
+                }
+            }
+        }
+        let Some((sent, stat)) = arrived else {
+            let mut txn = Txn::begin(self);
+            let pool = txn.name(parent, name)?.pool;
+            txn.pool_has(parent, name, pool)?;
+            if let Some((ino, stat)) = half {
+                // What we left there is no change of somebody else's: it is what ours is written over.
+                txn.record(ino)?.version = Some(stat.version.clone());
+            }
+            // Of what others took away meanwhile this name was the last hope.
+            for sent in &record.sent {
+                self.lost_in_pool(&mut txn, sent.ino)?;
+            }
+            return txn.commit();
+        };
+        tracing::info!(path = %path.unwrap_or_default(), "what was cut off had reached the pool");
+        self.sync_names(parent).await?;
+        if let SentWhat::Moved { from } = &sent.what {
+            self.sync_names(from.0).await?;
+        }
+        let mut txn = Txn::begin(self);
+        // The new name first: an inode without any would not know its version any more.
+        txn.pool_has(parent, name, Some(sent.ino))?;
+        note_name_flushed(&mut txn, parent)?;
+        if let SentWhat::Moved { from } = &sent.what {
+            txn.pool_lacks(from.0, &from.1, sent.ino)?;
+            note_name_flushed(&mut txn, from.0)?;
+        }
+        match sent.what {
+            SentWhat::Content { .. } => {
+                let record = txn.record(sent.ino)?;
+                record.version = Some(stat.version.clone());
+                record.occupied_in_pool = stat.occupied;
+                record.count_links(stat);
+            }
+            // Only that it is there is certain, not that it was given all that it should have.
+            SentWhat::Made { .. } => {
+                let record = txn.record(sent.ino)?;
+                record.version = Some(stat.version.clone());
+                all_attrs_differ(record);
+            }
+            SentWhat::Moved { .. } | SentWhat::Linked => take_version(&mut txn, sent.ino, stat)?,
+        }
+        txn.commit()
+    }
+
+    /// Whether what the pool has under a name is what was sent there.
+    async fn arrived(&self, sent: &Sent, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        let record = self.record_of(sent.ino)?;
+        let before = match name.pool {
+            Some(before) => self.record_of(before)?.version.map(|version| (before, version)),
+            None => None,
+        };
+        let (mut is_before, mut is_unchanged) = (false, false);
+        if let Some((before, version)) = before {
+            is_before = version.same_object(&stat.version);
+            // A new file is another object; the same one, written anew, has another version. Sizes and times tell less:
+            // those of two files may well be the same.
+            is_unchanged = version == stat.version || (is_before && before != sent.ino);
+        }
+        Ok(match &sent.what {
+            SentWhat::Content { .. } if is_unchanged => false,
+            SentWhat::Content { size, mtime } => {
+                let granularity = self.pool.capabilities().time_granularity_ns;
+                stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
+            }
+            SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
+            SentWhat::Made { .. } if is_before || record.kind != stat.kind => false,
+            &SentWhat::Made { mode, uid, gid } => {
+                // What it was made with, and not what it was given here since.
+                self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
+            }
+        })
+    }
+
+    /// Whether the pool's file under a name is one of several names that was being written in place when the answer was
+    /// lost.
+    async fn is_half_written(&self, sent: &Sent, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
+        let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
+        if !same || stat.nlink < 2 || !self.pool.capabilities().xattrs {
+            return Ok(false);
+        }
+        let mark = (UNFINISHED_XATTR.to_vec(), unfinished_mark(size, mtime));
+        Ok(self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?.contains(&mark))
+    }
+
+    /// Whether an object of the pool is what making an inode there makes, but for attributes.
+    pub(super) async fn is_as_made(&self, record: &InodeRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        Ok(stat.kind == record.kind
+            && match stat.kind {
+                FileKind::Directory => !self.pool.capabilities().owners || lets_in_as_many(stat, record),
+                FileKind::Symlink => {
+                    let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
+                    record.target.as_deref() == Some(&target)
+                }
+                FileKind::File => false,
+                _ => stat.rdev == record.rdev,
+            })
+    }
+
+    /// Writes down what is about to be sent to a name; it survives a power cut when this returns. The caller holds
+    /// the flush lock of the inode. `false` where the name is another one's by now, or something else is on its way
+    /// there: nothing is to be sent.
+    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<bool> {
+        {
+            let mut txn = Txn::begin(self);
+            let name = txn.name(at.0, &at.1)?;
+            let anothers = name.here_ino().is_some_and(|here| here != ino) || name.sent.iter().any(|s| s.ino != ino);
+            if anothers && name.pool != Some(ino) {
+                return Ok(false);
+            }
+            txn.send(at.0, &at.1, Sent { ino, what })?;
+            txn.commit()?;
+        }
+        self.sync_written().await?;
+        Ok(true)
+    }
+
+    /// The pool must not be ahead of the catalog, after a power cut either: what it is told next is on the disk when
+    /// this returns.
+    pub(super) async fn sync_written(&self) -> Result<()> {
+        let catalog = self.catalog.clone();
+        blocking(move || catalog.sync_written()).await
+    }
+}
+
+fn same_tick(a: Time, b: Time, granularity_ns: u32) -> bool {
+    let ticks = |time: Time| (time.secs, time.nanos / granularity_ns.clamp(1, 1_000_000_000));
+    ticks(a) == ticks(b)
+}
+
+pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
+    record.dirty.mode = record.kind != FileKind::Symlink;
+    record.dirty.owner = true;
+    record.dirty.times = true;
+    record.all_xattrs_differ();
+}
+
+/// Whether a directory of the pool lets in all that may have written to ours: its owner, and those whom its mode lets
+/// write. What was made in ours is not for a directory that is closed to its makers.
+fn lets_in_as_many(theirs: &Stat, ours: &InodeRecord) -> bool {
+    const GROUP: u32 = 0o030;
+    const OTHERS: u32 = 0o003;
+    const WRITE: u32 = 0o022;
+    let grants = |bits: u32| theirs.mode & bits == bits;
+    let owner = theirs.uid == ours.uid || grants(OTHERS) || (theirs.gid == ours.gid && grants(GROUP));
+    owner && ours.mode & !theirs.mode & WRITE == 0
+}

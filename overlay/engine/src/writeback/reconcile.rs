@@ -1,0 +1,316 @@
+//! One name of the pool, made equal to the overlay's.
+//!
+//! The next step of a name is remove, rename, link or create, or the names that have to come first. Names that wait for
+//! each other in a circle are freed by parking one of them under a reserved name.
+
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_catalog::{InodeRecord, Link, NameRecord};
+
+use super::super::coherence::Age;
+use super::super::{Inner, Ino, Txn};
+use super::apply::MOVED_ASIDE;
+
+/// Steps that one name may take: more would be a loop.
+const MAX_STEPS: u32 = 100_000;
+
+/// Circles in which nothing can be freed, because somebody else frees it: more than that are no coincidence.
+const MAX_STUCK: u32 = 1000;
+
+/// What is to be done next for a name.
+pub(super) enum Next {
+    /// Other names come first.
+    First(Vec<Link>),
+    /// What was written to a file comes first: after this name is gone, none that is known leads to it.
+    Content(Ino),
+    Step(Step),
+}
+
+/// One call to the pool.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Remove what the pool has there.
+    Remove { occupant: Ino },
+    /// Move what is elsewhere in the pool to here; `occupant` is replaced.
+    Rename { from: Link, moved: Ino, occupant: Option<Ino> },
+    /// Give what is elsewhere in the pool this name too; `occupant` is removed first.
+    Link { ino: Ino, existing: Link },
+    /// Make what the pool does not have; `occupant`, a file, is replaced by a file.
+    Create { ino: Ino, occupant: Option<Ino> },
+}
+
+/// Of the names that wait for each other, the one that was freed.
+enum Freed {
+    /// It looks again by itself.
+    Last,
+    /// Those who wait look again from there on.
+    Another,
+    None,
+}
+
+/// A name that is being placed.
+struct Waiting {
+    link: Link,
+    /// The names that it waits for and that were not looked at yet.
+    first: std::vec::IntoIter<Link>,
+    looks: u32,
+}
+
+impl Waiting {
+    fn new(link: Link) -> Self {
+        Self { link, first: Vec::new().into_iter(), looks: 0 }
+    }
+}
+
+impl Inner {
+    /// Makes what the pool has under a name equal to what the mount shows, after the names that come first.
+    ///
+    /// Who waits for whom is kept in a list, not in calls of calls: a removed tree may be as deep as it likes.
+    pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
+        let mut chain = vec![Waiting::new((parent, name.into()))];
+        let (mut stuck, mut looked) = (0, false);
+        while let Some(last) = chain.last_mut() {
+            let (parent, name) = last.link.clone();
+            if let Some(link) = last.first.next() {
+                if chain.iter().all(|w| w.link != link) {
+                    chain.push(Waiting::new(link));
+                    continue;
+                }
+                match self.break_cycle(&link, &chain).await? {
+                    Freed::Last => {
+                        if let Some(last) = chain.last_mut() {
+                            last.first = Vec::new().into_iter();
+                        }
+                    }
+                    Freed::Another => _ = chain.pop(),
+                    // Somebody else was faster: those who wait may have nothing to wait for any more.
+                    Freed::None if stuck < MAX_STUCK => {
+                        stuck += 1;
+                        chain.pop();
+                        tokio::task::yield_now().await;
+                    }
+                    Freed::None => return Err(circle(&link)),
+                }
+                continue;
+            }
+            let record = self.catalog.name(parent, &name)?;
+            if !record.differs() {
+                chain.pop();
+                continue;
+            }
+            last.looks += 1;
+            if last.looks > MAX_STEPS {
+                let what = format!("{}: flushing does not end", name.escape_ascii());
+                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+            }
+            let next = match self.resolve_doubt_around(parent, &name, &record).await {
+                Ok(true) => continue,
+                Ok(false) => self.next(parent, &name, &record),
+                Err(e) => Err(e),
+            };
+            let step = match next {
+                Ok(Next::Content(ino)) => self.flush_last(ino).await,
+                Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
+                Ok(Next::First(names)) => {
+                    last.first = names.into_iter();
+                    Ok(())
+                }
+                Err(e) => Err(e),
+            };
+            match step {
+                // Somebody else was faster, and has gone on with the directory since: look again.
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
+                        && !self.catalog.name(parent, &name)?.is_as(&record) => {}
+                // Or others removed the directory: what is newer here is made anew, the directory first.
+                Err(e) if is_news_of_parents(&e) && !looked => {
+                    looked = true;
+                    self.look_above(parent).await?;
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the pool whether a directory and those above it are still there.
+    pub(super) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };
+            match self.revalidate(at, Age::Now).await {
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+            at = parent;
+        }
+        Ok(())
+    }
+
+    /// Names that wait for each other, from `link` down to the end of the chain: one that the pool has something
+    /// under is freed.
+    async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
+        let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
+        for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
+            let (parent, name) = &waiting.link;
+            let record = self.catalog.name(*parent, name)?;
+            // What stands aside already helps nobody by standing aside again.
+            if record.pool.is_some() && !name.starts_with(MOVED_ASIDE.as_bytes()) {
+                self.move_aside(&record, *parent, name).await?;
+                return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
+            }
+        }
+        Ok(Freed::None)
+    }
+
+    pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
+        let above = self.unplaced_above(parent)?;
+        if !above.is_empty() {
+            return Ok(Next::First(above));
+        }
+        let mut occupant = None;
+        if let Some(ino) = record.pool {
+            match self.way_out(ino, parent, name)? {
+                Some(names) => return Ok(Next::First(names)),
+                None => occupant = Some((ino, self.record_of(ino)?)),
+            }
+        }
+        if let Some((ino, record)) = &occupant
+            && leads_to_unseen(record)
+            && record.is_dirty()
+        {
+            return Ok(Next::Content(*ino));
+        }
+        let Some((ino, kind)) = record.here else {
+            let occupant = record.pool.ok_or_else(|| corrupt(name))?;
+            return Ok(Next::Step(Step::Remove { occupant }));
+        };
+        let mover = self.record_of(ino)?;
+        let occupant_is_dir = occupant.as_ref().is_some_and(|(_, r)| r.kind == FileKind::Directory);
+        let must_clear = occupant.is_some() && (occupant_is_dir || kind == FileKind::Directory);
+        let occupant = occupant.map(|(ino, _)| ino);
+        if let (true, Some(occupant)) = (must_clear, occupant) {
+            return Ok(Next::Step(Step::Remove { occupant }));
+        }
+        let mut elsewhere = None;
+        for (p, n) in &mover.pool_links {
+            if self.catalog.name(*p, n)?.here_ino() != Some(ino) {
+                elsewhere = Some((*p, n.clone()));
+                break;
+            }
+        }
+        if let Some(from) = elsewhere {
+            return Ok(Next::Step(Step::Rename { from, moved: ino, occupant }));
+        }
+        match (mover.pool_links.first(), occupant) {
+            (Some(_), Some(occupant)) => Ok(Next::Step(Step::Remove { occupant })),
+            (Some(existing), None) => Ok(Next::Step(Step::Link { ino, existing: existing.clone() })),
+            (None, Some(occupant)) if kind != FileKind::File => Ok(Next::Step(Step::Remove { occupant })),
+            (None, occupant) => Ok(Next::Step(Step::Create { ino, occupant })),
+        }
+    }
+
+    /// The names of the directories above that are not where the pool has them: they come first, from the top.
+    fn unplaced_above(&self, dir: Ino) -> Result<Vec<Link>> {
+        let mut unplaced = Vec::new();
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some((parent, name)) = self.record_of(at)?.links.first().cloned() else { break };
+            if self.catalog.name(parent, &name)?.differs() {
+                unplaced.push((parent, name));
+            }
+            at = parent;
+        }
+        unplaced.reverse();
+        Ok(unplaced)
+    }
+
+    /// What has to happen before the pool's occupant of a name can be removed from it; `None`: nothing.
+    fn way_out(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Option<Vec<Link>>> {
+        let occupant = self.record_of(ino)?;
+        if occupant.links.is_empty() {
+            if occupant.kind != FileKind::Directory {
+                return Ok(None);
+            }
+            let mut inside = Vec::new();
+            self.catalog.names(ino, |name, record| {
+                if record.pool.is_some() {
+                    inside.push((ino, name.into()));
+                }
+                Ok(true)
+            })?;
+            return Ok(Some(inside).filter(|i| !i.is_empty()));
+        }
+        let only_here = occupant.pool_links.iter().all(|(p, n)| (*p, &**n) == (parent, name));
+        if !only_here {
+            return Ok(None);
+        }
+        for (p, n) in &occupant.links {
+            if self.catalog.name(*p, n)?.pool != Some(ino) {
+                return Ok(Some(vec![(*p, n.clone())]));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Flushes what was written to a file before the last name that is known of it goes.
+    async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        self.ready_to_go(ino).await?;
+        // Content, then attributes that were set apart from it.
+        for _ in 0..2 {
+            self.flush_in_place(ino).await?;
+            self.resolve_doubt(ino).await?;
+            let record = self.record_of(ino)?;
+            if !record.is_dirty() || !leads_to_unseen(&record) {
+                return Ok(());
+            }
+        }
+        // Others changed it, too: it has no name here under which ours could stand beside theirs.
+        let mut txn = Txn::begin(self);
+        txn.record(ino)?.unseen_links = 0;
+        txn.reap(ino)?;
+        txn.commit()?;
+        self.report_conflict(format!(
+            "{}: removed here after it was written, and changed in the pool",
+            self.display(ino)
+        ));
+        Ok(())
+    }
+
+    /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
+    /// there was any.
+    async fn resolve_doubt_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
+        let mut settled = self.resolve_doubt(parent).await?;
+        for ino in [record.here_ino(), record.pool].into_iter().flatten() {
+            settled |= self.resolve_doubt(ino).await?;
+        }
+        if !record.sent.is_empty() {
+            self.resolve_doubt_of_name(parent, name).await?;
+            settled = true;
+        }
+        Ok(settled)
+    }
+
+    pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
+        Ok(self.node(ino)?.state.lock().record.clone())
+    }
+}
+
+/// The pool lacks a directory on the way to a name, or has something else there: others removed or replaced it.
+pub(super) fn is_news_of_parents(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory)
+}
+
+/// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.
+pub(super) fn leads_to_unseen(record: &InodeRecord) -> bool {
+    record.links.is_empty() && record.unseen_links > 0 && record.pool_links.len() == 1
+}
+
+fn circle(link: &Link) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: names wait for each other", link.1.escape_ascii()))
+}
+
+fn corrupt(name: &[u8]) -> Error {
+    Error::new(ErrorKind::Corrupt, Side::Cache, format!("name {}", name.escape_ascii()))
+}

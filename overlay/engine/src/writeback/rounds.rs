@@ -1,0 +1,472 @@
+//! The flush by policy: rounds over what is due in the queue.
+//!
+//! Each lane of each user has its own round, so that what fails, or takes long, of one user holds up nobody else, and no
+//! first attempt waits for repeated ones. Users begin in turn. At most `ROUNDS` rounds of `ROUND` intents are in memory.
+//!
+//! If a round gets nothing done, the log and `status` say so, with the reason for each of up to `STUCK_NAMED` files.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+use forebay_catalog::{Intent, Lane, Queued, Slot, Wait};
+use forebay_policy::Flush;
+use forebay_system::descriptors::for_flush;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::due::{Due, LOOK_AGAIN};
+use super::{CONCURRENCY, Failed};
+use crate::Ino;
+use crate::{Inner, Txn, blocking};
+
+/// Rounds that are under way at the same time.
+const ROUNDS: usize = 8;
+/// Intents of one round at first attempts,
+const ROUND: usize = 4096;
+/// and of one at repeated ones.
+const ROUND_AGAIN: usize = 512;
+/// Steps that a round has under way at least, however many users there are.
+const STEPS_LEAST: usize = 2;
+/// How often what is due is looked for while there is something,
+const FLUSH_EVERY: Duration = Duration::from_millis(250);
+/// and while the first is not due yet: the fast pool may be full before.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A flush that failed is tried again after this long, twice as long each time,
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// and at least this often.
+const RETRY_LAST: Duration = Duration::from_secs(60);
+/// Entries that get another place with one batch.
+const PLACES: usize = 256;
+/// How often manual entries may be looked at anew because names moved.
+const MANUAL_EVERY: Duration = Duration::from_secs(10);
+/// Files that a round without progress names, in all.
+const STUCK_NAMED: usize = 20;
+/// How often a round without progress is told to the log while it goes on.
+const STUCK_TOLD_EVERY: Duration = Duration::from_secs(60);
+/// Users whose place in the queue is remembered; it is found again, only slower.
+const CURSORS: usize = 4096;
+/// and not longer than this.
+const CURSORS_EVERY: Duration = Duration::from_secs(20);
+/// Files closed last whose next look is to come earlier; more of them wait for it.
+const HASTENED: usize = 64 << 10;
+
+/// What the queue is told by others.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    /// Files whose last writer closed them while they waited for just that.
+    hastened: HashSet<Ino>,
+    /// Names moved: another rule may hold for what is below them.
+    moved: bool,
+}
+
+/// Lanes whose last round got nothing done, with the reasons.
+#[derive(Debug, Default)]
+pub(crate) struct Stuck {
+    lanes: BTreeMap<(u32, Lane), Vec<String>>,
+    told: Option<Instant>,
+}
+
+type LaneOf = (u32, Lane);
+
+/// How a round ended.
+struct End {
+    lane: LaneOf,
+    /// All before this is done with.
+    until_us: u64,
+    tried: usize,
+    done: usize,
+    stuck: Vec<String>,
+}
+
+#[derive(Default)]
+struct Rounds {
+    /// How far each lane was emptied: what was deleted before that is not gone through at each look. Forgotten now and
+    /// then, since an entry may come to the disk later than its time.
+    cursors: HashMap<LaneOf, u64>,
+    cursors_since: Option<Instant>,
+    running: HashSet<LaneOf>,
+    last: u32,
+    /// Where the look at manual entries goes on, user by user.
+    manual: Option<BTreeMap<u32, u64>>,
+    manual_looked: Option<Instant>,
+}
+
+impl Inner {
+    /// The last writer closed a file that the queue holds off for that.
+    pub(crate) fn hasten(&self, ino: Ino) {
+        let mut calls = self.flusher.calls.lock();
+        if calls.hastened.len() < HASTENED {
+            calls.hastened.insert(ino);
+        }
+    }
+
+    /// A name moved: what no rule flushed before, another one may.
+    pub(crate) fn rules_may_differ(&self) {
+        if self.policy.uniform().is_none() {
+            self.flusher.calls.lock().moved = true;
+        }
+    }
+
+    /// Why rounds got nothing done, file by file.
+    pub(crate) fn stuck(&self) -> Vec<String> {
+        let stuck = self.flusher.stuck.lock();
+        stuck.lanes.values().flatten().take(STUCK_NAMED).cloned().collect()
+    }
+}
+
+/// Flushes by policy until the engine stops.
+pub(crate) async fn flush_loop(inner: Arc<Inner>) {
+    if inner.policy.uniform().is_some_and(|policy| policy.flush == Flush::Manual) {
+        return std::future::pending().await;
+    }
+    let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
+    let mut running = JoinSet::new();
+    loop {
+        let wait = match rounds.begin(&inner, &mut running).await {
+            Ok(wait) => wait,
+            Err(error) => {
+                tracing::error!(%error, "what is to be flushed cannot be read");
+                Some(LOOK_EVERY)
+            }
+        };
+        let something = wait.is_some();
+        tokio::select! {
+            Some(ended) = running.join_next() => match ended {
+                Ok(Ok(end)) => {
+                    rounds.end(&inner, end);
+                    // What is due yet is not kept waiting.
+                    continue;
+                }
+                Ok(Err((lane, error))) => {
+                    rounds.running.remove(&lane);
+                    let error: forebay_backends::Error = error;
+                    tracing::error!(%error, user = lane.0, "a flush round ended early");
+                }
+                Err(error) => {
+                    // Which one is not told: those that run are met again when they end.
+                    rounds.running.clear();
+                    tracing::error!(%error, "a flush round ended early");
+                }
+            },
+            () = inner.flush_bell.notified() => {}
+            () = inner.catalog.queued(), if !something => {}
+            () = tokio::time::sleep(wait.unwrap_or(LOOK_EVERY)), if something => {}
+        }
+        tokio::time::sleep(FLUSH_EVERY).await;
+    }
+}
+
+impl Rounds {
+    /// Begins what is due. How long until something may be due again; `None`: nothing waits.
+    async fn begin(
+        &mut self,
+        inner: &Arc<Inner>,
+        running: &mut JoinSet<Result<End, (LaneOf, forebay_backends::Error)>>,
+    ) -> Result<Option<Duration>> {
+        let calls = std::mem::take(&mut *inner.flusher.calls.lock());
+        if !calls.hastened.is_empty() {
+            let again = inner.clone();
+            blocking(move || again.hasten_all(calls.hastened)).await?;
+        }
+        if calls.moved && self.manual.is_none() {
+            self.manual = Some(BTreeMap::new());
+        }
+        if self.cursors_since.is_none_or(|since| since.elapsed() >= CURSORS_EVERY) {
+            self.cursors.clear();
+            self.cursors_since = Some(Instant::now());
+        }
+        let (again, cursors) = (inner.clone(), self.cursors.clone());
+        let heads =
+            blocking(move || again.catalog.queue_heads(|user, lane| cursors.get(&(user, lane)).copied().unwrap_or(0)))
+                .await?;
+        inner.flusher.stuck.lock().lanes.retain(|lane, _| heads.iter().any(|head| (head.user, head.lane) == *lane));
+        let manual_left = self.look_at_manual(inner, &heads).await?;
+        let now = inner.catalog.queue_now();
+        let full = inner.store.budget.above(inner.policy.space.high_watermark) > 0;
+        let pressed = full || inner.waiting_for_room() > 0;
+        let mut wait = manual_left.then_some(FLUSH_EVERY);
+        // After the user whose round began last.
+        let split = heads.partition_point(|head| head.user <= self.last);
+        let turns = heads[split..].iter().chain(&heads[..split]);
+        let users = heads.iter().filter(|head| head.lane != Lane::Manual).map(|head| head.user).collect::<HashSet<_>>();
+        for head in turns.filter(|head| head.lane != Lane::Manual) {
+            let lane = (head.user, head.lane);
+            let pressed = pressed || inner.shares.is_pressed(head.user);
+            let left = match pressed && head.lane == Lane::Fresh {
+                true => Duration::ZERO,
+                false => Duration::from_micros(head.at_us.saturating_sub(now)),
+            };
+            let busy = self.running.contains(&lane) || self.running.len() >= ROUNDS;
+            if left.is_zero() && !busy {
+                self.running.insert(lane);
+                self.last = head.user;
+                let from_us = self.cursors.get(&lane).copied().unwrap_or(0);
+                let steps = (for_flush(CONCURRENCY) / users.len().max(1)).max(STEPS_LEAST);
+                let inner = inner.clone();
+                running.spawn(async move {
+                    inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error))
+                });
+            }
+            wait = Some(wait.unwrap_or(LOOK_EVERY).min(left.clamp(FLUSH_EVERY, LOOK_EVERY)));
+        }
+        Ok(wait)
+    }
+
+    fn end(&mut self, inner: &Inner, end: End) {
+        self.running.remove(&end.lane);
+        if self.cursors.len() >= CURSORS {
+            self.cursors.clear();
+        }
+        self.cursors.insert(end.lane, end.until_us);
+        let mut stuck = inner.flusher.stuck.lock();
+        if end.done > 0 || end.tried == 0 {
+            if end.done > 0 {
+                stuck.lanes.remove(&end.lane);
+            }
+            return;
+        }
+        let news = stuck.lanes.insert(end.lane, end.stuck.clone()).is_none();
+        if news || stuck.told.is_none_or(|told| told.elapsed() >= STUCK_TOLD_EVERY) {
+            stuck.told = Some(Instant::now());
+            drop(stuck);
+            tracing::error!(
+                user = end.lane.0,
+                tried = end.tried,
+                why = end.stuck.join("; "),
+                "a flush round got nothing done; what is due stays in the fast pool"
+            );
+        }
+    }
+
+    /// Goes through some of the manual entries, where names moved or the policy may be another one since the start.
+    /// Whether there are more.
+    async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[Slot]) -> Result<bool> {
+        let Some(looked) = &mut self.manual else { return Ok(false) };
+        if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
+            return Ok(true);
+        }
+        let end = inner.catalog.queue_now();
+        let manual = heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user);
+        let next = manual.map(|user| (user, looked.get(&user).copied().unwrap_or(0))).find(|(_, from)| *from <= end);
+        let Some((user, from)) = next else {
+            self.manual = None;
+            self.manual_looked = Some(Instant::now());
+            return Ok(false);
+        };
+        let again = inner.clone();
+        let until = blocking(move || again.look_at_manual(user, from)).await?;
+        looked.insert(user, until.unwrap_or(u64::MAX));
+        Ok(true)
+    }
+}
+
+impl Inner {
+    /// One round: takes what is due of a lane, flushes it, and gives what still differs another place.
+    async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<End> {
+        let now = self.catalog.queue_now();
+        let again = self.clone();
+        let (due, until_us) = blocking(move || {
+            let until = if pressed && lane.1 == Lane::Fresh { u64::MAX } else { now };
+            let most = if lane.1 == Lane::Fresh { ROUND } else { ROUND_AGAIN };
+            let taken = again.catalog.queue_take(lane.0, lane.1, from_us, until, most)?;
+            // Whatever comes into the lane from now on is later than now.
+            let until_us = taken.last().map_or(from_us, |entry| entry.slot.at_us.min(now));
+            let (mut due, mut places) = (Vec::new(), Vec::new());
+            for entry in taken {
+                match again.is_due(&entry, pressed) {
+                    Ok(Due::Now) => due.push(entry),
+                    Ok(other) => places.push((entry, other)),
+                    Err(error) => {
+                        tracing::error!(%error, "what is to be flushed cannot be read");
+                        places.push((entry, Due::In(Lane::Later, RETRY_LAST)));
+                    }
+                }
+            }
+            again.give_places(places)?;
+            Ok((due, until_us))
+        })
+        .await?;
+        if due.is_empty() {
+            return Ok(End { lane, until_us, tried: 0, done: 0, stuck: Vec::new() });
+        }
+        let plan = self.plan_flush(due.iter().map(|entry| entry.intent.clone()).collect());
+        let failed = self.flush_some(plan, steps, |_| {}).await;
+        let (tried, again) = (due.len(), self.clone());
+        let (done, stuck) = blocking(move || again.put_back(due, &failed)).await?;
+        Ok(End { lane, until_us, tried, done, stuck })
+    }
+
+    /// After a round: what differs no more leaves the queue, the rest waits. How much was done, and why the rest was not.
+    fn put_back(&self, tried: Vec<Queued>, failed: &Failed) -> Result<(usize, Vec<String>)> {
+        let failed: HashMap<&Intent, String> =
+            failed.iter().map(|f| (&f.intent, format!("{}: {}", f.path, f.error))).collect();
+        let (mut done, mut stuck, mut places) = (0, Vec::new(), Vec::new());
+        for entry in tried {
+            let held = matches!(&entry.intent, Intent::Inode(ino) if self.may_be_written(*ino));
+            let why = failed.get(&entry.intent);
+            let place = if !self.still_differs(&entry.intent) {
+                done += 1;
+                Place::Leave
+            } else if why.is_none() && held {
+                done += 1;
+                Place::Held
+            } else {
+                if stuck.len() < STUCK_NAMED {
+                    stuck.push(why.cloned().unwrap_or_else(|| {
+                        format!(
+                            "{}: it changed while it was flushed, or waits for another name",
+                            self.path_of(&entry.intent)
+                        )
+                    }));
+                }
+                Place::Failed
+            };
+            places.push((entry, place));
+        }
+        self.place_all(places)?;
+        Ok((done, stuck))
+    }
+
+    fn give_places(&self, places: Vec<(Queued, Due)>) -> Result<()> {
+        let placed = places.into_iter().map(|(entry, due)| {
+            let place = match due {
+                Due::In(lane, wait) => Place::In(lane, wait),
+                Due::Manual => Place::Manual,
+                Due::Gone | Due::Now => Place::Leave,
+            };
+            (entry, place)
+        });
+        self.place_all(placed.collect())
+    }
+
+    fn place_all(&self, places: Vec<(Queued, Place)>) -> Result<()> {
+        let mut places = places.into_iter().peekable();
+        while places.peek().is_some() {
+            let mut txn = Txn::begin(self);
+            for (entry, place) in places.by_ref().take(PLACES) {
+                self.place_one(&mut txn, &entry, place)?;
+            }
+            txn.commit()?;
+        }
+        Ok(())
+    }
+
+    fn place_one(&self, txn: &mut Txn<'_>, entry: &Queued, place: Place) -> Result<()> {
+        // What was settled and differs again since has a new entry.
+        if !self.catalog.is_queued_as(entry)? {
+            txn.batch.leave_queue(entry);
+            return Ok(());
+        }
+        let now = self.catalog.queue_unique();
+        let (lane, wait, next) = match place {
+            Place::Leave => {
+                let is_gone = match &entry.intent {
+                    Intent::Inode(ino) => self.catalog.inode(*ino)?.is_none_or(|record| !record.is_dirty()),
+                    Intent::Name(parent, name) => !self.catalog.name(*parent, name)?.differs(),
+                };
+                if is_gone {
+                    txn.batch.forget_intent(entry);
+                    return Ok(());
+                }
+                // It differs, and what it is about cannot be found.
+                (Lane::Later, RETRY_LAST, entry.wait)
+            }
+            Place::In(lane, wait) => (lane, wait, Wait { failures: 0, ..entry.wait }),
+            Place::Manual => (Lane::Manual, Duration::ZERO, Wait { failures: 0, ..entry.wait }),
+            Place::Held => (Lane::Later, LOOK_AGAIN, Wait { since_us: now, failures: 0 }),
+            Place::Failed => {
+                let wait = RETRY_FIRST.saturating_mul(1 << entry.wait.failures.min(16)).min(RETRY_LAST);
+                (Lane::Later, wait, Wait { failures: entry.wait.failures.saturating_add(1), ..entry.wait })
+            }
+        };
+        let at_us = now + wait.as_micros() as u64;
+        let subject = match &entry.intent {
+            Intent::Inode(ino) => Some(*ino),
+            Intent::Name(parent, name) => self.catalog.name(*parent, name)?.here_ino(),
+        };
+        let mut user = entry.slot.user;
+        if let Some(node) = subject.and_then(|ino| self.table.peek(ino))
+            && let Some(mut state) = node.state.try_lock()
+        {
+            state.held_off |= lane == Lane::Later;
+            user = state.record.uid;
+        }
+        txn.batch.requeue(entry, Slot { user, lane, at_us }, next)
+    }
+
+    /// Files whose last writer closed them are looked at as if they had just been queued.
+    fn hasten_all(&self, inos: HashSet<Ino>) -> Result<()> {
+        let mut places = Vec::new();
+        for ino in inos {
+            let Ok(node) = self.node(ino) else { continue };
+            let Flush::Idle(idle) = self.policy_of(&node).flush else { continue };
+            let links = node.state.lock().record.links.clone();
+            let names = links.into_iter().map(|(parent, name)| Intent::Name(parent, name));
+            for intent in names.chain([Intent::Inode(ino)]) {
+                if let Some(entry) = self.catalog.queued_as(&intent)?
+                    && entry.slot.lane == Lane::Later
+                {
+                    places.push((entry, Place::In(Lane::Fresh, idle)));
+                }
+            }
+        }
+        self.place_all(places)
+    }
+
+    /// Gives some manual entries of a user back to the queue, where the policy does not say so any more. Where to go on.
+    fn look_at_manual(&self, user: u32, from_us: u64) -> Result<Option<u64>> {
+        let taken = self.catalog.queue_take(user, Lane::Manual, from_us, u64::MAX, ROUND)?;
+        let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us + 1);
+        let mut places = Vec::new();
+        for entry in taken {
+            match self.is_due(&entry, false) {
+                Ok(Due::Manual) | Err(_) => {}
+                Ok(Due::Now) => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
+                Ok(other) => places.push((entry, other)),
+            }
+        }
+        self.give_places(places)?;
+        Ok(next)
+    }
+}
+
+/// Where an entry of the queue goes.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Leave,
+    In(Lane, Duration),
+    Manual,
+    /// The pool has it; a program may still change it.
+    Held,
+    Failed,
+}
+
+/// Reasons of the last failed attempts, for operators: of the files that failed last.
+#[derive(Debug)]
+pub(crate) struct Errors(Mutex<lru::LruCache<Ino, String>>);
+
+impl Default for Errors {
+    fn default() -> Self {
+        Self(Mutex::new(lru::LruCache::new(Self::REMEMBERED)))
+    }
+}
+
+impl Errors {
+    const REMEMBERED: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(4095);
+
+    /// Whether it is another one than before.
+    pub fn note(&self, ino: Ino, error: String) -> bool {
+        let mut errors = self.0.lock();
+        errors.put(ino, error.clone()).is_none_or(|before| before != error)
+    }
+
+    pub fn forget(&self, ino: Ino) {
+        self.0.lock().pop(&ino);
+    }
+
+    pub fn of(&self, ino: Ino) -> Option<String> {
+        self.0.lock().peek(&ino).cloned()
+    }
+}

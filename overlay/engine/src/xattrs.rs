@@ -1,0 +1,182 @@
+//! Extended attributes and ACLs.
+//!
+//! The extended attributes of an inode are known as a whole or not at all. Changes that are not flushed yet are kept
+//! beside them with their values. So when another client changes attributes, the engine reads all of them again and
+//! applies the unflushed changes on top.
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, XATTRS_MAX_BYTES};
+use forebay_catalog::{InodeRecord, Xattrs};
+use forebay_system::clock::stamp_now;
+
+use super::{Caller, Inner, Ino, Overlay, Txn};
+use crate::acl::{self, Acl};
+
+/// The largest value that Linux takes, in bytes.
+const VALUE_MAX: usize = 65_536;
+/// Bytes of the names that were removed and which the pool may still have.
+const REMOVED_MAX: usize = 64 << 10;
+
+impl Overlay {
+    /// # Errors
+    /// `NoAttribute` where there is none of this name.
+    pub async fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        match self.inner.xattr(ino, name).await? {
+            Some(value) => Ok(value.into()),
+            None => Err(no_attribute(name)),
+        }
+    }
+
+    pub async fn list_xattrs(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        Ok(self.inner.known_xattrs(ino).await?.into_iter().map(|(name, _)| name.into()).collect())
+    }
+
+    /// `flags`: `XATTR_CREATE`, `XATTR_REPLACE` or 0.
+    pub async fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: i32, caller: Caller) -> Result<()> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        inner.check_xattrs(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "an attribute value above 64 KiB"));
+        }
+        let known = inner.xattr(ino, name).await?.is_some();
+        if known && flags & libc::XATTR_CREATE != 0 {
+            return Err(Error::new(ErrorKind::Exists, Side::Application, name.escape_ascii().to_string()));
+        }
+        if !known && flags & libc::XATTR_REPLACE != 0 {
+            return Err(no_attribute(name));
+        }
+        inner.check_pool_takes(ino, name, value).await?;
+        let mut txn = Txn::begin(inner);
+        let record = txn.record(ino)?;
+        let mut kept = Some(value);
+        if name == acl::ACCESS {
+            let (mode, stored) = acl::set_access(record.mode, Acl::parse(value)?);
+            if record.kind == FileKind::Symlink {
+                return Err(Error::new(ErrorKind::Unsupported, Side::Application, "an ACL of a symlink"));
+            }
+            record.mode = mode;
+            if caller.uid != 0 && caller.gid != record.gid {
+                record.mode &= !libc::S_ISGID;
+            }
+            record.dirty.mode = true;
+            if stored.is_none() {
+                kept = None;
+            }
+        } else if name == acl::DEFAULT && record.kind != FileKind::Directory {
+            return Err(Error::new(ErrorKind::PermissionDenied, Side::Application, "a default ACL of a file"));
+        }
+        record.set_xattr(name, kept);
+        check_room(record, true)?;
+        record.ctime = stamp_now();
+        txn.commit()?;
+        inner.flusher.refused.take_back(ino, name);
+        Ok(())
+    }
+
+    pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        inner.check_xattrs(name)?;
+        if inner.xattr(ino, name).await?.is_none() {
+            return Err(no_attribute(name));
+        }
+        let mut txn = Txn::begin(inner);
+        let record = txn.record(ino)?;
+        record.set_xattr(name, None);
+        check_room(record, false)?;
+        record.ctime = stamp_now();
+        txn.commit()?;
+        inner.flusher.refused.take_back(ino, name);
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub(super) async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
+        {
+            // The common case without a copy of the rest.
+            let node = self.node(ino)?;
+            let state = node.state.lock();
+            if let Some(xattrs) = &state.record.xattrs {
+                return Ok(xattrs.iter().find(|(n, _)| **n == *name).map(|(_, v)| v.clone()));
+            }
+        }
+        Ok(self.known_xattrs(ino).await?.into_iter().find(|(n, _)| **n == *name).map(|(_, v)| v))
+    }
+
+    /// All extended attributes, read from the pool when they are first asked for.
+    pub(super) async fn known_xattrs(&self, ino: Ino) -> Result<Xattrs> {
+        let node = self.node(ino)?;
+        if let Some(xattrs) = &node.state.lock().record.xattrs {
+            return Ok(xattrs.clone());
+        }
+        if !self.pool.capabilities().xattrs {
+            return Ok(Xattrs::new());
+        }
+        let in_pool = ino == Ino::ROOT || node.state.lock().record.in_pool();
+        if !in_pool {
+            // Somebody removed them with the pool's copy.
+            return Ok(Xattrs::new());
+        }
+        let read = match self.ask_of(ino, |path| async move { self.pool.xattrs(&path).await }).await {
+            Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
+            read => read?,
+        };
+        // All are in the inode's record, which is in memory while it is used.
+        if read.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > XATTRS_MAX_BYTES {
+            return Err(Error::os(libc::E2BIG, Side::Pool, "extended attributes of more than 128 KiB"));
+        }
+        // Of the pool's own work.
+        let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        if let Some(known) = &record.xattrs {
+            return Ok(known.clone());
+        }
+        let xattrs = record.learn_xattrs(read.map(|(n, v)| (n.into(), v.into())).collect()).clone();
+        txn.commit()?;
+        Ok(xattrs)
+    }
+
+    /// What the pool would refuse later is refused now. While it does not answer, the flush finds out.
+    async fn check_pool_takes(&self, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
+        let kind = self.node(ino)?.state.lock().record.kind;
+        let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        for (other, value) in self.known_xattrs(ino).await? {
+            if *other != *name {
+                all.push((other.into(), value.into()));
+            }
+        }
+        all.push((name.to_vec(), value.to_vec()));
+        match self.ask(self.pool.check_xattrs(kind, &all)).await {
+            Err(e) if e.attribute().is_some() => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_xattrs(&self, name: &[u8]) -> Result<()> {
+        if !self.pool.capabilities().xattrs {
+            return Err(Error::new(ErrorKind::Unsupported, Side::Pool, "the pool cannot hold extended attributes"));
+        }
+        if name.len() > 255 {
+            return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "an attribute name above 255 bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// Of a change that was not committed yet: what is refused is as it was.
+fn check_room(record: &InodeRecord, added: bool) -> Result<()> {
+    let all: usize = record.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
+    let removed = record.dirty_xattrs.iter().filter(|(_, value)| value.is_none());
+    let removed: usize = removed.map(|(name, _)| name.len()).sum();
+    if added && all > XATTRS_MAX_BYTES || !added && removed > REMOVED_MAX {
+        let what = "extended attributes of one file above 128 KiB, or many that were removed and not flushed yet";
+        return Err(Error::new(ErrorKind::NoSpace, Side::Application, what));
+    }
+    Ok(())
+}
+
+fn no_attribute(name: &[u8]) -> Error {
+    Error::new(ErrorKind::NoAttribute, Side::Application, name.escape_ascii().to_string())
+}

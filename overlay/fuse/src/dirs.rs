@@ -1,0 +1,201 @@
+//! Open directories.
+//!
+//! All handles that read the same state of a directory share one snapshot of its names. The snapshots of all
+//! directories have one bound in bytes.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forebay_backends::Result;
+use forebay_engine::{DirOrder, Ino, Overlay};
+use fuser::{FileHandle, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use super::convert;
+
+/// Directories that may be open with a snapshot of their own, which is taken at the first read: of most opens
+/// the kernel answers every read from its cache. More of them can be open; those are read anew for
+/// each part of the listing.
+const OPEN_MAX: usize = 64 << 10;
+/// All snapshots together. A larger one is kept alone. What does not stay is collected anew for the next part: cookies
+/// are of names, not of snapshots.
+const SNAPSHOTS_BYTES: usize = 8 << 20;
+const EPOCH_SHIFT: u32 = 32;
+
+/// The cookies of `.` and `..`; those of entries are above. A cookie names where to go on, after.
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+
+/// The open directories, by the handle that the kernel was given, and the snapshots that they are read from. All handles
+/// of one state of a directory share one.
+pub struct Dirs {
+    epoch: u32,
+    open: Mutex<OpenDirs>,
+}
+
+struct OpenDirs {
+    next: u32,
+    by_handle: HashMap<u64, OpenDir>,
+    /// By directory and state.
+    snapshots: LruCache<(Ino, u64), Arc<DirOrder>>,
+    bytes: usize,
+}
+
+#[derive(Default)]
+struct OpenDir {
+    snapshot: Weak<DirOrder>,
+    /// Reading from the start a second time is `rewinddir`, which must show what is there now.
+    started: bool,
+}
+
+impl OpenDirs {
+    fn drop_snapshot(&mut self, key: &(Ino, u64)) {
+        if let Some(order) = self.snapshots.pop(key) {
+            self.bytes -= order.bytes();
+        }
+    }
+
+    /// Keeps a snapshot, and drops those that were used longest ago where all are too large.
+    fn keep(&mut self, order: &Arc<DirOrder>) {
+        let key = (order.dir, order.state());
+        if self.snapshots.get(&key).is_some() {
+            return;
+        }
+        self.bytes += order.bytes();
+        self.snapshots.put(key, order.clone());
+        while self.bytes > SNAPSHOTS_BYTES && self.snapshots.len() > 1 {
+            let Some((_, oldest)) = self.snapshots.pop_lru() else { return };
+            self.bytes -= oldest.bytes();
+        }
+    }
+}
+
+impl Dirs {
+    pub fn new(epoch: u32) -> Self {
+        let open = OpenDirs { next: 0, by_handle: HashMap::new(), snapshots: LruCache::unbounded(), bytes: 0 };
+        Self { epoch, open: Mutex::new(open) }
+    }
+
+    /// A handle for a directory that was opened.
+    pub fn insert(&self) -> FileHandle {
+        let mut open = self.open.lock();
+        let epoch = u64::from(self.epoch) << EPOCH_SHIFT;
+        if open.by_handle.len() >= OPEN_MAX {
+            return FileHandle(epoch);
+        }
+        loop {
+            open.next = open.next.wrapping_add(1);
+            let handle = epoch | u64::from(open.next);
+            if open.next != 0 && !open.by_handle.contains_key(&handle) {
+                open.by_handle.insert(handle, OpenDir::default());
+                return FileHandle(handle);
+            }
+        }
+    }
+
+    pub fn remove(&self, handle: FileHandle) {
+        let mut open = self.open.lock();
+        let Some(snapshot) = open.by_handle.remove(&handle.0).and_then(|dir| dir.snapshot.upgrade()) else { return };
+        let key = (snapshot.dir, snapshot.state());
+        // The weak ones are the handles'.
+        if Arc::weak_count(&snapshot) == 0 {
+            open.drop_snapshot(&key);
+        }
+    }
+
+    /// The snapshot to read `ino` from, at `offset`.
+    async fn snapshot(&self, overlay: &Overlay, ino: Ino, handle: FileHandle, offset: u64) -> Result<Arc<DirOrder>> {
+        if let Some(snapshot) = self.known(handle, offset) {
+            return Ok(snapshot);
+        }
+        let shared = |state| self.open.lock().snapshots.get(&(ino, state)).cloned();
+        let snapshot = overlay.dir_order(ino, shared).await?;
+        let mut open = self.open.lock();
+        if let Some(dir) = open.by_handle.get_mut(&handle.0) {
+            dir.snapshot = Arc::downgrade(&snapshot);
+            open.keep(&snapshot);
+        }
+        Ok(snapshot)
+    }
+
+    fn known(&self, handle: FileHandle, offset: u64) -> Option<Arc<DirOrder>> {
+        let mut open = self.open.lock();
+        if handle.0 as u32 != 0 && open.by_handle.len() < OPEN_MAX {
+            // Another process gave it: its reader goes on, and closes it in the end.
+            open.by_handle.entry(handle.0).or_default();
+        }
+        let dir = open.by_handle.get_mut(&handle.0)?;
+        let again = std::mem::replace(&mut dir.started, true) && offset == 0;
+        let snapshot = dir.snapshot.upgrade().filter(|_| !again)?;
+        open.snapshots.promote(&(snapshot.dir, snapshot.state()));
+        Some(snapshot)
+    }
+
+    /// Fills `reply` with names.
+    pub async fn read(
+        &self,
+        overlay: &Overlay,
+        ino: Ino,
+        handle: FileHandle,
+        offset: u64,
+        reply: &mut ReplyDirectory,
+    ) -> Result<()> {
+        let snapshot = self.snapshot(overlay, ino, handle, offset).await?;
+        for (cookie, dot, name) in dots(&snapshot).into_iter().filter(|(cookie, ..)| *cookie > offset) {
+            if reply.add(INodeNo(dot.0), cookie, FileType::Directory, name) {
+                return Ok(());
+            }
+        }
+        for placed in snapshot.after(offset) {
+            let (kind, name) = (convert::file_type(placed.kind), OsStr::from_bytes(placed.name));
+            if reply.add(INodeNo(placed.ino.0), placed.cookie, kind, name) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `reply` with names and attributes. Each entry in it counts as a lookup, `.` and `..` don't.
+    pub async fn read_plus(
+        &self,
+        overlay: &Overlay,
+        ino: Ino,
+        handle: FileHandle,
+        offset: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<()> {
+        let snapshot = self.snapshot(overlay, ino, handle, offset).await?;
+        for (cookie, dot, name) in dots(&snapshot).into_iter().filter(|(cookie, ..)| *cookie > offset) {
+            // The kernel takes only the number and the kind of these two.
+            if reply.add(INodeNo(dot.0), cookie, name, &Duration::ZERO, &convert::directory(dot), Generation(0)) {
+                return Ok(());
+            }
+        }
+        let mut filled = offset < DOT_DOT;
+        for placed in snapshot.after(offset) {
+            let entry = match overlay.placed_entry(&snapshot, placed).await {
+                Ok(Some(entry)) => entry,
+                Ok(None) => continue,
+                // What is there already is good; the error comes back with the next part.
+                Err(_) if filled => break,
+                Err(error) => return Err(error),
+            };
+            let (attr, name) = (convert::attr(&entry.attr), OsStr::from_bytes(placed.name));
+            let generation = Generation(overlay.generation(entry.attr.ino));
+            if reply.add(attr.ino, placed.cookie, name, &entry.ttl, &attr, generation) {
+                overlay.forget(entry.attr.ino, 1);
+                break;
+            }
+            filled = true;
+        }
+        Ok(())
+    }
+}
+
+fn dots(snapshot: &DirOrder) -> [(u64, Ino, &'static str); 2] {
+    [(DOT, snapshot.dir, "."), (DOT_DOT, snapshot.parent, "..")]
+}

@@ -1,0 +1,100 @@
+//! Changes of names that are on the disk before they are answered (`dirsync`).
+
+use forebay_backends::Result;
+use forebay_engine::{Entry, Opened, Overlay, UserSlot};
+
+/// What is `done`, once `sync` made it durable. If that fails the kernel is told an error, and of nothing that it would
+/// forget or close: `uncount` takes back what was counted for the answer.
+pub async fn once_durable<T>(
+    overlay: &Overlay,
+    done: T,
+    sync: impl Future<Output = Result<()>>,
+    uncount: impl FnOnce(&Overlay, T),
+) -> Result<T> {
+    match sync.await {
+        Ok(()) => Ok(done),
+        Err(error) => {
+            uncount(overlay, done);
+            Err(error)
+        }
+    }
+}
+
+/// Nothing was counted.
+pub fn nothing(_: &Overlay, (): ()) {}
+
+/// A name was looked up or made.
+pub fn entry(overlay: &Overlay, entry: Entry) {
+    overlay.forget(entry.attr.ino, 1);
+}
+
+/// A file was made and opened with these flags.
+pub fn created(flags: i32) -> impl FnOnce(&Overlay, (Entry, Opened, UserSlot)) + Send + 'static {
+    move |overlay, (made, _, user)| {
+        overlay.release(made.attr.ino, flags);
+        overlay.shares().close(user, made.attr.ino);
+        entry(overlay, made);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_backends::memory::MemoryPool;
+    use forebay_backends::{Error, Side};
+
+    use super::*;
+    use forebay_engine::{Caller, Ino, Options, Policy, content_io};
+
+    const USER: u32 = 1000;
+    const CALLER: Caller = Caller { uid: USER, gid: USER, pid: 1 };
+
+    async fn overlay(fast: &tempfile::TempDir) -> Overlay {
+        let options = Options {
+            pool: Arc::new(MemoryPool::new()),
+            fast: vec![fast.path().to_owned()],
+            limit_bytes: Some(64 << 20),
+            policy: Policy::parse("[default]\nflush = \"manual\"\n").unwrap(),
+            memory_bytes: 8 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            lose_unsynced: false,
+            open_contents: None,
+        };
+        Overlay::open(options).await.unwrap()
+    }
+
+    async fn fails() -> Result<()> {
+        Err(Error::os(libc::EIO, Side::Cache, "sync"))
+    }
+
+    #[tokio::test]
+    async fn what_is_answered_with_an_error_is_neither_open_nor_known_to_the_kernel() {
+        let fast = tempfile::tempdir().unwrap();
+        let overlay = overlay(&fast).await;
+        let user = overlay.shares().open_new(USER).unwrap();
+        let (made, opened) = overlay.create(Ino::ROOT, b"file", 0o644, 0, libc::O_RDWR, CALLER).await.unwrap();
+        let file = made.attr.ino;
+        overlay.shares().made(user, file);
+        let answer = once_durable(&overlay, (made, opened, user), fails(), created(libc::O_RDWR)).await;
+        assert_eq!(answer.unwrap_err().errno(), libc::EIO);
+        let dir = overlay.mkdir(Ino::ROOT, b"dir", 0o755, 0, CALLER).await.unwrap();
+        let dir_ino = dir.attr.ino;
+        assert!(once_durable(&overlay, dir, fails(), entry).await.is_err());
+        assert_eq!(overlay.status().await.open_files, 0);
+        assert_eq!(overlay.shares().open_files(USER), 0);
+        assert!(!overlay.is_known_to_kernel(file) && !overlay.is_known_to_kernel(dir_ino));
+    }
+
+    #[tokio::test]
+    async fn what_is_answered_stays_counted() {
+        let fast = tempfile::tempdir().unwrap();
+        let overlay = overlay(&fast).await;
+        let dir = overlay.mkdir(Ino::ROOT, b"dir", 0o755, 0, CALLER).await.unwrap();
+        let dir = once_durable(&overlay, dir, async { Ok(()) }, entry).await.unwrap();
+        assert!(overlay.is_known_to_kernel(dir.attr.ino));
+    }
+}

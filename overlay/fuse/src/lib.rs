@@ -1,0 +1,49 @@
+//! The front end that the kernel talks to: a FUSE mount.
+//!
+//! | module | is |
+//! |---|---|
+//! | `mount` | options, and serving a mount |
+//! | `mountpoint` | mounting and unmounting, apart from serving: the mount outlives the daemon |
+//! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
+//! | `filesystem`, `front` | each request, turned into one call of the engine |
+//! | `dispatch` | the one way from a request to its answer |
+//! | `dirsync` | changes that are on the disk before they are answered |
+//! | `cpu_affinity`, `pm_qos` | on which processor a request is answered, and how fast processors wake up for it |
+//! | `iomode`, `handle` | how the kernel does the I/O of each open |
+//! | `dirs` | open directories |
+//! | `notifier` | telling the kernel what to forget |
+//! | `reopen`, `resend` | what a dead process leaves: open files, unanswered requests |
+//! | `setid` | set-id bits and capabilities, which writes take away |
+//! | `device`, `convert` | ioctls and notifications; types |
+
+mod attach;
+mod convert;
+mod cpu_affinity;
+mod decided;
+mod device;
+mod dirs;
+mod dirsync;
+mod dispatch;
+mod filesystem;
+mod front;
+mod handle;
+mod init;
+mod iomode;
+mod mount;
+mod mountpoint;
+mod notifier;
+mod panics;
+mod pm_qos;
+mod rename;
+mod reopen;
+mod resend;
+mod setid;
+mod text_busy;
+
+pub use attach::Attach;
+pub use init::Handshake;
+pub use iomode::PassthroughState;
+pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
+pub use mountpoint::{mount_device, unmount};
+pub use panics::end_on_panic;
+pub use pm_qos::DEVICE as WAKEUP_DEVICE;

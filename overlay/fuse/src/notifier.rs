@@ -1,0 +1,249 @@
+//! Tells the kernel what to forget.
+//!
+//! The kernel takes locks for it which it may hold while it waits for an answer of ours. So nothing is sent from
+//! a thread that answers requests: two threads of their own do it, one for names and attributes, one for bytes
+//! (which may have to wait for pages that are being read). The engine puts notes into bounded sets. Only the attributes of
+//! what is being opened are forgotten at once: the kernel takes no lock for that, and after the answer it would be too
+//! late, for it reads no further than the size that it knows.
+
+use std::collections::{HashSet, VecDeque};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::thread;
+
+use forebay_engine::{Ino, KernelCache};
+use fuser::{INodeNo, Notifier};
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+
+use super::device::Device;
+use super::iomode::IoModes;
+
+/// Notes that may wait in one lane. Equal ones are one note. Beyond that the kernel is told to forget all names,
+/// and notes about single inodes are dropped: what they meant stays cached until its time to live is over.
+const WAITING_MAX: usize = 64 << 10;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Note {
+    Name(Ino, Box<[u8]>),
+    Attributes(Ino),
+    Bytes(Ino),
+    /// Those from this offset on.
+    Tail(Ino, i64),
+    AllNames,
+}
+
+/// One thread and what it has still to send.
+#[derive(Default)]
+struct Lane {
+    waiting: Mutex<Waiting>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    order: VecDeque<Note>,
+    known: HashSet<Note>,
+    /// Who is told when a note was sent.
+    told: Vec<(Note, oneshot::Sender<()>)>,
+    closed: bool,
+}
+
+impl Waiting {
+    /// Adds a note, unless an equal one waits. False where the lane is full.
+    fn push(&mut self, note: Note) -> bool {
+        if self.order.len() >= WAITING_MAX && note != Note::AllNames {
+            return false;
+        }
+        if self.known.insert(note.clone()) {
+            self.order.push_back(note);
+        }
+        true
+    }
+
+    /// The next note, and who is told when it was sent.
+    fn pop(&mut self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
+        let note = self.order.pop_front()?;
+        self.known.remove(&note);
+        let told = self.told.extract_if(.., |(of, _)| *of == note).map(|(_, told)| told).collect();
+        Some((note, told))
+    }
+
+    /// All notes about names become one about all of them.
+    fn collapse_names(&mut self) {
+        self.order.retain(|note| !matches!(note, Note::Name(..)));
+        self.known.retain(|note| !matches!(note, Note::Name(..)));
+        self.push(Note::AllNames);
+    }
+}
+
+impl Lane {
+    fn push(&self, note: Note) {
+        let mut waiting = self.waiting.lock();
+        let is_name = matches!(note, Note::Name(..));
+        if !waiting.push(note) {
+            if is_name {
+                waiting.collapse_names();
+            } else {
+                tracing::warn!("too many invalidations wait: an inode stays cached until its time to live is over");
+            }
+        }
+        self.filled.notify_one();
+    }
+
+    /// The same; the receiver is told when the note was sent. A lane that is full drops what would tell it.
+    fn push_and_tell(&self, note: Note) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        let mut waiting = self.waiting.lock();
+        if waiting.push(note.clone()) {
+            waiting.told.push((note, tell));
+        }
+        self.filled.notify_one();
+        told
+    }
+
+    /// The next note, and who is told when it was sent; waits for one. `None` once the lane is closed.
+    fn next(&self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if waiting.closed {
+                waiting.told.clear();
+                return None;
+            }
+            if let Some(note) = waiting.pop() {
+                return Some(note);
+            }
+            self.filled.wait(&mut waiting);
+        }
+    }
+
+    fn close(&self) {
+        self.waiting.lock().closed = true;
+        self.filled.notify_all();
+    }
+}
+
+/// [`KernelCache`] of a mount. Dropping it ends its threads, without waiting for them.
+pub struct KernelNotifier {
+    names: Arc<Lane>,
+    bytes: Arc<Lane>,
+    modes: Arc<IoModes>,
+    notifier: Notifier,
+    device: Device,
+}
+
+impl KernelNotifier {
+    pub fn new(notifier: Notifier, device: &Device, modes: Arc<IoModes>) -> io::Result<Self> {
+        let (names, bytes) = (Arc::default(), Arc::default());
+        let this = Self { names, bytes, modes, notifier: notifier.clone(), device: device.try_clone()? };
+        for (name, lane) in [("forebay-names", &this.names), ("forebay-bytes", &this.bytes)] {
+            let (lane, notifier, device) = (Arc::clone(lane), notifier.clone(), device.try_clone()?);
+            thread::Builder::new().name(name.to_owned()).spawn(move || {
+                while let Some((note, told)) = lane.next() {
+                    send(&notifier, &device, &note);
+                    told.into_iter().for_each(|told| _ = told.send(()));
+                }
+            })?;
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for KernelNotifier {
+    fn drop(&mut self) {
+        self.names.close();
+        self.bytes.close();
+    }
+}
+
+impl KernelCache for KernelNotifier {
+    fn invalidate_inode(&self, ino: Ino, data: bool) {
+        if data {
+            self.modes.drop_backing(ino);
+            self.bytes.push(Note::Bytes(ino));
+        } else {
+            self.names.push(Note::Attributes(ino));
+        }
+    }
+
+    fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()> {
+        // A range that begins within a page takes the whole page.
+        self.bytes.push_and_tell(Note::Tail(ino, i64::try_from(offset).unwrap_or(i64::MAX)))
+    }
+
+    fn release_content(&self, ino: Ino) {
+        self.modes.drop_idle_backing(ino);
+    }
+
+    fn invalidate_attributes_now(&self, ino: Ino) {
+        send(&self.notifier, &self.device, &Note::Attributes(ino));
+    }
+
+    fn invalidate_name(&self, parent: Ino, name: &[u8]) {
+        self.names.push(Note::Name(parent, name.into()));
+    }
+}
+
+/// A range that starts below zero stands for "attributes only", one of length 0 for "to the end".
+fn send(notifier: &Notifier, device: &Device, note: &Note) {
+    let sent = match note {
+        Note::Name(parent, name) => notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)),
+        Note::Attributes(ino) => notifier.inval_inode(INodeNo(ino.0), -1, 0),
+        Note::Bytes(ino) => notifier.inval_inode(INodeNo(ino.0), 0, 0),
+        Note::Tail(ino, from) => notifier.inval_inode(INodeNo(ino.0), *from, 0),
+        Note::AllNames => device.forget_all_names(),
+    };
+    match sent {
+        Ok(()) => {}
+        // Neither is a fault: a directory that is not cached, a mount that ends.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENODEV | libc::ENOTCONN)) => {}
+        Err(error) => tracing::warn!(?note, %error, "the kernel did not take an invalidation"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(lane: &Lane) -> Option<Note> {
+        lane.next().map(|(note, _)| note)
+    }
+
+    #[test]
+    fn whoever_waits_for_a_note_is_told_of_that_one() {
+        let lane = Lane::default();
+        let [mut first, mut second] = [1, 2].map(|ino| lane.push_and_tell(Note::Tail(Ino(ino), 5)));
+        let (_, told) = lane.next().unwrap();
+        told.into_iter().for_each(|told| told.send(()).unwrap());
+        assert!(first.try_recv().is_ok() && second.try_recv().is_err());
+    }
+
+    #[test]
+    fn equal_notes_are_sent_once() {
+        let lane = Lane::default();
+        for _ in 0..3 {
+            lane.push(Note::Attributes(Ino(1)));
+            lane.push(Note::Name(Ino(1), b"a"[..].into()));
+        }
+        assert_eq!(next(&lane), Some(Note::Attributes(Ino(1))));
+        lane.push(Note::Attributes(Ino(1)));
+        assert_eq!(next(&lane), Some(Note::Name(Ino(1), b"a"[..].into())));
+        assert_eq!(next(&lane), Some(Note::Attributes(Ino(1))), "what was sent may be needed again");
+    }
+
+    #[test]
+    fn too_many_names_become_all_names() {
+        let lane = Lane::default();
+        lane.push(Note::Bytes(Ino(9)));
+        for at in 0..WAITING_MAX as u64 {
+            lane.push(Note::Name(Ino(at), b"a"[..].into()));
+        }
+        assert_eq!(next(&lane), Some(Note::Bytes(Ino(9))));
+        assert_eq!(next(&lane), Some(Note::AllNames));
+        assert!(lane.waiting.lock().order.is_empty());
+        lane.close();
+        assert_eq!(next(&lane), None);
+    }
+}

@@ -1,0 +1,284 @@
+//! What one job uses: its files, in the order of their first uses.
+//!
+//! The order is that of the monotonic clock: the kernel stamps first touches by it, and the front end stamps opens.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use forebay_api::jobs::{JobFile, Parts, Traffic};
+use forebay_api::operator::TypedPath;
+use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
+use forebay_engine::Ino;
+
+/// Files of one job that are told of. Each takes some 300 bytes: ten megabytes for a job that reads everything.
+pub const FILES_MAX: usize = 32_768;
+/// Files beyond those that are counted.
+const OMITTED_MAX: usize = 262_144;
+
+/// A file that a job uses.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum FileId {
+    Overlay(Ino),
+    /// In the pool's own directory, by its path there.
+    Pool(TypedPath),
+}
+
+/// Which parts of a file were used, at a grain that may become coarser.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PartMap {
+    /// A part has `1 << shift` bytes. 0: nothing is known.
+    shift: u32,
+    read: [u64; MAP_WORDS],
+    written: [u64; MAP_WORDS],
+}
+
+const BITS: usize = MAP_WORDS * 64;
+
+/// A file that a job used, as it is when the job has ended.
+#[derive(Debug, Clone)]
+pub struct UsedFile {
+    pub id: FileId,
+    pub shown: JobFile,
+    pub parts: PartMap,
+}
+
+impl UsedFile {
+    pub fn is_read(&self) -> bool {
+        self.shown.traffic.read_bytes > 0
+    }
+
+    /// Whether something was read that the job had not written itself, as far as is known.
+    pub fn reads_unwritten(&self) -> bool {
+        self.is_read() && (self.shown.traffic.written_bytes == 0 || self.parts.reads_unwritten())
+    }
+}
+
+impl PartMap {
+    fn reads_unwritten(&self) -> bool {
+        self.shift > 0 && self.read.iter().zip(self.written).any(|(read, written)| read & !written != 0)
+    }
+
+    /// Bytes of a part, and which of them were read. `None`: that is not known.
+    pub fn read_parts(&self) -> Option<(u64, [u64; MAP_WORDS])> {
+        (self.shift > 0).then(|| (1 << self.shift, self.read))
+    }
+
+    pub fn new(shift: u32, read: [u64; MAP_WORDS], written: [u64; MAP_WORDS]) -> Self {
+        Self { shift, read, written }
+    }
+
+    /// The parts that these bytes lie in, at the finest grain that they allow.
+    pub fn of_read(bytes: Range<u64>) -> Self {
+        let (shift, read) = of_bytes(bytes);
+        Self::new(shift, read, [0; MAP_WORDS])
+    }
+
+    pub fn of_write(bytes: Range<u64>) -> Self {
+        let (shift, written) = of_bytes(bytes);
+        Self::new(shift, [0; MAP_WORDS], written)
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        if other.shift == 0 {
+            return;
+        }
+        if self.shift == 0 {
+            *self = *other;
+            return;
+        }
+        let shift = self.shift.max(other.shift);
+        let (mine, theirs) = (self.at(shift), other.at(shift));
+        *self = mine;
+        self.read.iter_mut().zip(theirs.read).for_each(|(to, from)| *to |= from);
+        self.written.iter_mut().zip(theirs.written).for_each(|(to, from)| *to |= from);
+    }
+
+    /// The same at a coarser grain.
+    fn at(&self, shift: u32) -> Self {
+        let coarse = |words: &[u64; MAP_WORDS]| {
+            let mut out = [0; MAP_WORDS];
+            for part in (0..BITS).filter(|part| is_set(words, *part)) {
+                let to = part >> (shift - self.shift);
+                out[to / 64] |= 1 << (to % 64);
+            }
+            out
+        };
+        if shift == self.shift { *self } else { Self::new(shift, coarse(&self.read), coarse(&self.written)) }
+    }
+
+    pub fn parts(&self) -> Option<Parts> {
+        (self.shift > 0).then(|| Parts {
+            part_bytes: 1 << self.shift,
+            read: ranges(&self.read),
+            written: ranges(&self.written),
+        })
+    }
+}
+
+fn of_bytes(bytes: Range<u64>) -> (u32, [u64; MAP_WORDS]) {
+    let mut words = [0; MAP_WORDS];
+    if bytes.is_empty() {
+        return (0, words);
+    }
+    let mut shift = FINEST_SHIFT;
+    while shift < 63 && bytes.end > (BITS as u64) << shift {
+        shift += 1;
+    }
+    for part in bytes.start >> shift..=(bytes.end - 1) >> shift {
+        words[(part / 64) as usize] |= 1 << (part % 64);
+    }
+    (shift, words)
+}
+
+fn is_set(words: &[u64; MAP_WORDS], part: usize) -> bool {
+    words[part / 64] >> (part % 64) & 1 == 1
+}
+
+fn ranges(words: &[u64; MAP_WORDS]) -> String {
+    let mut out = Vec::new();
+    let mut part = 0;
+    while part < BITS {
+        let first = part;
+        while part < BITS && is_set(words, part) {
+            part += 1;
+        }
+        match part - first {
+            0 => part += 1,
+            1 => out.push(first.to_string()),
+            _ => out.push(format!("{first}-{}", part - 1)),
+        }
+    }
+    out.join(",")
+}
+
+/// A job's use of one file.
+#[derive(Debug)]
+pub struct Use {
+    /// Monotonic clock, ns.
+    pub first_ns: u64,
+    /// What it was called then.
+    pub path: TypedPath,
+    pub traffic: Traffic,
+    pub parts: PartMap,
+}
+
+/// The uses of one job.
+#[derive(Debug, Default)]
+pub struct Accounting {
+    files: HashMap<FileId, Use>,
+    /// By their hashes.
+    omitted: HashSet<u64>,
+    sum: Traffic,
+}
+
+impl Accounting {
+    pub fn knows(&self, file: &FileId) -> bool {
+        self.files.contains_key(file) || self.files.len() >= FILES_MAX
+    }
+
+    /// Counts `new` for what was counted as `old` before. `path` is what the file is called now, where it may be new.
+    pub fn count(
+        &mut self,
+        file: &FileId,
+        first_ns: u64,
+        path: Option<TypedPath>,
+        old: &Traffic,
+        new: &Traffic,
+        parts: &PartMap,
+    ) {
+        self.sum.replace(old, new);
+        if !self.files.contains_key(file) && self.files.len() >= FILES_MAX {
+            if self.omitted.len() < OMITTED_MAX {
+                let mut hasher = DefaultHasher::new();
+                file.hash(&mut hasher);
+                self.omitted.insert(hasher.finish());
+            }
+            return;
+        }
+        let known = self.files.entry(file.clone()).or_insert_with(|| Use {
+            first_ns,
+            path: path.unwrap_or_default(),
+            traffic: Traffic::default(),
+            parts: PartMap::default(),
+        });
+        known.first_ns = known.first_ns.min(first_ns);
+        known.traffic.replace(old, new);
+        known.parts.add(parts);
+    }
+
+    pub fn sum(&self) -> Traffic {
+        self.sum
+    }
+
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    pub fn omitted(&self) -> usize {
+        self.omitted.len()
+    }
+
+    /// All files, that of the first use first.
+    pub fn ranked(&self) -> Vec<(&FileId, &Use)> {
+        let mut all: Vec<_> = self.files.iter().collect();
+        all.sort_by(|(_, a), (_, b)| (a.first_ns, &a.path).cmp(&(b.first_ns, &b.path)));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(shift: u32, parts: &[usize]) -> PartMap {
+        let mut read = [0; MAP_WORDS];
+        parts.iter().for_each(|part| read[part / 64] |= 1 << (part % 64));
+        PartMap::new(shift, read, [0; MAP_WORDS])
+    }
+
+    #[test]
+    fn parts_are_shown_as_ranges() {
+        let parts = map(16, &[0, 1, 2, 7, 63, 64, 255]).parts().unwrap();
+        assert_eq!((parts.part_bytes, parts.read.as_str(), parts.written.as_str()), (65_536, "0-2,7,63-64,255", ""));
+        assert_eq!(PartMap::default().parts(), None);
+    }
+
+    #[test]
+    fn bytes_have_their_parts() {
+        assert_eq!(PartMap::of_read(0..1), map(16, &[0]));
+        assert_eq!(PartMap::of_read(65_535..65_537), map(16, &[0, 1]));
+        assert_eq!(PartMap::of_read((16 << 20) - 1..16 << 20), map(16, &[255]));
+        assert_eq!(PartMap::of_read((16 << 20) - 1..(16 << 20) + 1), map(17, &[127, 128]));
+        assert_eq!(PartMap::of_read(5..5), PartMap::default());
+        assert_eq!(PartMap::of_write(0..1).parts().unwrap().written, "0");
+    }
+
+    #[test]
+    fn maps_of_two_grains_are_added_at_the_coarser_one() {
+        let mut sum = PartMap::default();
+        sum.add(&map(16, &[0, 5]));
+        sum.add(&map(18, &[3]));
+        assert_eq!(sum, map(18, &[0, 1, 3]));
+        sum.add(&map(16, &[255]));
+        assert_eq!(sum, map(18, &[0, 1, 3, 63]));
+    }
+
+    #[test]
+    fn files_are_ranked_by_first_use_and_more_than_the_bound_are_only_counted() {
+        let mut uses = Accounting::default();
+        let read = Traffic { read_bytes: 10, ..Traffic::default() };
+        let none = Traffic::default();
+        for at in 0..FILES_MAX as u64 + 3 {
+            let ino = Ino(1_000_000 - at);
+            uses.count(&FileId::Overlay(ino), at + 5, Some(format!("{at}")), &none, &read, &PartMap::default());
+        }
+        // An earlier use than the one that was told first.
+        uses.count(&FileId::Overlay(Ino(1_000_000 - 7)), 1, None, &none, &none, &PartMap::default());
+        let ranked = uses.ranked();
+        assert_eq!(ranked.len(), FILES_MAX);
+        assert_eq!((ranked[0].1.path.as_str(), ranked[1].1.path.as_str()), ("7", "0"));
+        assert_eq!(uses.omitted(), 3);
+        assert_eq!(uses.sum().read_bytes, 10 * (FILES_MAX as u64 + 3), "the sum has them all");
+    }
+}

@@ -1,0 +1,521 @@
+//! Readers are followed: what they will open next is told from what they open, and brought in before they do.
+//!
+//! Only opens that find something missing are looked at, and those of what was brought in for them: where everything is
+//! here nothing is to be done, and nothing is.
+//!
+//! A reader is a job, or else a session (one terminal, one service). If the names of a directory are not known, the
+//! pool is asked for them behind the readers. Suggestions go through the planner. Files that came in and were not
+//! opened yet take at most `POOL_SHARE` of the fast pool; one counts as wasted when it is evicted, or after `PATIENCE`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_backends::FileKind;
+use forebay_engine::{AHEAD_REQUESTS, Ino, Opened, blocking, requests_of};
+use forebay_prefetch::online::{Online, Sibling, Suggestion, Touch};
+use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, mpsc};
+
+use super::directory_prefetch::{NextDirectory, Walks};
+use crate::Inner;
+use crate::Jobs;
+
+/// Opens that wait to be looked at; more are passed over: a busy daemon has no time for guesses.
+const WAITING_MAX: usize = 4096;
+/// Opens that are looked at in one go.
+const BATCH: usize = 64;
+/// The most of one file that is brought in: its reader is ahead of itself from then on.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// The share of the fast pool that what nobody has opened yet may take.
+pub(super) const POOL_SHARE: f64 = 0.25;
+/// Who has not opened a file by then will not.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How often that is looked at.
+const LOOKS: Duration = Duration::from_secs(10);
+/// Files of a directory whose order is looked at, at most.
+const SIBLINGS_MAX: usize = 1 << 17;
+/// Files that are awaited, at most: some 150 bytes each.
+const AWAITED_MAX: usize = 1 << 16;
+/// The share of the time that listings may take.
+const LISTING_SHARE: f64 = 0.05;
+/// What they may take at once.
+const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
+/// Set in the number of a reader that is a job.
+const JOB: u64 = 1 << 32;
+/// Set in the number of a reader, whoever it is, as one that enters directories.
+pub(super) const WALK: u64 = 1 << 33;
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Opened {
+        reader: u64,
+        ino: Ino,
+    },
+    Gone(Ino),
+    /// It could not be brought in.
+    Failed(Ino),
+    Ended(u64),
+}
+
+/// The job that a reader is, if it is one.
+fn job_of(reader: u64) -> Option<u32> {
+    reader.checked_sub(JOB).and_then(|job| job.try_into().ok())
+}
+
+/// A file that was brought in, or was here, and is expected to be opened.
+#[derive(Debug)]
+struct Awaited {
+    reader: u64,
+    since: Instant,
+    /// What was asked of the pool for it.
+    bytes: u64,
+    why: String,
+}
+
+impl Awaited {
+    fn is_kept(&self) -> bool {
+        self.bytes > 0 && self.since.elapsed() < PATIENCE
+    }
+}
+
+/// Files that are awaited, and the bytes of them all.
+#[derive(Debug, Default)]
+struct AwaitedFiles {
+    files: HashMap<Ino, Awaited>,
+    bytes: u64,
+}
+
+impl AwaitedFiles {
+    fn insert(&mut self, ino: Ino, awaited: Awaited) {
+        self.bytes += awaited.bytes;
+        if let Some(before) = self.files.insert(ino, awaited) {
+            self.bytes -= before.bytes;
+        }
+    }
+
+    fn remove(&mut self, ino: Ino) -> Option<Awaited> {
+        let removed = self.files.remove(&ino);
+        self.bytes -= removed.as_ref().map_or(0, |awaited| awaited.bytes);
+        removed
+    }
+
+    /// Takes out those of which something holds.
+    fn take(&mut self, holds: impl Fn(&Awaited) -> bool) -> Vec<(Ino, Awaited)> {
+        let taken: Vec<(Ino, Awaited)> = self.files.extract_if(|_, awaited| holds(awaited)).collect();
+        self.bytes -= taken.iter().map(|(_, awaited)| awaited.bytes).sum::<u64>();
+        taken
+    }
+}
+
+/// A file that a reader will probably open.
+pub(super) struct Wanted {
+    pub ino: Ino,
+    pub probability: f64,
+    pub why: String,
+}
+
+/// A file that is to be brought in.
+pub(super) struct Admitted {
+    ino: Ino,
+    bytes: u64,
+    /// Since when it is awaited.
+    since: Instant,
+}
+
+/// What follows from opens.
+#[derive(Default)]
+pub(super) struct Next {
+    files: Vec<Admitted>,
+    pub directories: Vec<NextDirectory>,
+    /// Directories whose names are not known.
+    pub unlisted: HashSet<Ino>,
+}
+
+/// The time that listings took, less what they may take since.
+#[derive(Debug)]
+struct ListingTime {
+    spent: Duration,
+    at: Instant,
+}
+
+impl ListingTime {
+    fn is_spent(&mut self) -> bool {
+        let now = Instant::now();
+        self.spent = self.spent.saturating_sub(now.duration_since(self.at).mul_f64(LISTING_SHARE));
+        self.at = now;
+        self.spent > LISTING_AT_ONCE
+    }
+}
+
+/// What the fast pool can take beside what is dirty, leased or staged for jobs, as it was at some moment.
+#[derive(Debug, Default)]
+struct Room {
+    at: Option<Instant>,
+    bytes: u64,
+}
+
+/// Who is followed, and what is expected of them.
+pub(crate) struct AccessPredictor {
+    events: mpsc::Sender<Event>,
+    queue: Mutex<Option<mpsc::Receiver<Event>>>,
+    awaited: Mutex<AwaitedFiles>,
+    /// How many of these there are, to be looked at without the lock.
+    awaited_count: AtomicUsize,
+    /// Rung when there are some again.
+    awaiting: Notify,
+    online: Mutex<Online>,
+    pub(super) walks: Mutex<Walks>,
+    room: Mutex<Room>,
+    listing: Mutex<ListingTime>,
+    since: Instant,
+}
+
+impl Default for AccessPredictor {
+    fn default() -> Self {
+        let (events, queue) = mpsc::channel(WAITING_MAX);
+        Self {
+            events,
+            queue: Mutex::new(Some(queue)),
+            awaited: Mutex::default(),
+            awaited_count: AtomicUsize::new(0),
+            awaiting: Notify::new(),
+            online: Mutex::default(),
+            walks: Mutex::default(),
+            room: Mutex::default(),
+            listing: Mutex::new(ListingTime { spent: Duration::ZERO, at: Instant::now() }),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl AccessPredictor {
+    fn awaits(&self, ino: Ino) -> bool {
+        self.awaited_count.load(Ordering::Relaxed) > 0 && self.awaited.lock().files.contains_key(&ino)
+    }
+
+    /// Whether a file was brought in a short while ago for somebody who has not come to it yet.
+    pub fn keeps(&self, ino: Ino) -> bool {
+        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(Awaited::is_kept)
+    }
+
+    /// Why a file was brought in that nobody has opened yet.
+    pub fn why(&self, ino: Ino) -> Option<String> {
+        let awaited = self.awaited.lock();
+        awaited.files.get(&ino).filter(|awaited| awaited.is_kept()).map(|awaited| awaited.why.clone())
+    }
+
+    /// The content of a file is given up.
+    pub fn evicted(&self, ino: Ino) {
+        if self.awaits(ino) {
+            self.tell(Event::Gone(ino));
+        }
+    }
+
+    pub fn job_ended(&self, number: u32) {
+        self.tell(Event::Ended(JOB | u64::from(number)));
+    }
+
+    pub(super) fn not_brought_in(&self, ino: Ino) {
+        self.tell(Event::Failed(ino));
+    }
+
+    fn tell(&self, event: Event) {
+        // Full: it is passed over.
+        let _ = self.events.try_send(event);
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut AwaitedFiles) -> T) -> T {
+        let mut awaited = self.awaited.lock();
+        let changed = change(&mut awaited);
+        let before = self.awaited_count.swap(awaited.files.len(), Ordering::Relaxed);
+        if before == 0 && !awaited.files.is_empty() {
+            self.awaiting.notify_one();
+        }
+        changed
+    }
+}
+
+impl Jobs {
+    /// Somebody opened a file to read it. `thread`: who asked.
+    pub fn follow(&self, job: Option<u32>, thread: u32, ino: Ino, opened: &Opened) {
+        let following = &self.inner.foresight.following;
+        if !self.inner.engine.policy().prefetch.online || !(opened.missed || following.awaits(ino)) {
+            return;
+        }
+        let reader = match job {
+            Some(job) => JOB | u64::from(job),
+            // What is typed at one terminal, or what one service does.
+            None => {
+                let session = rustix::process::Pid::from_raw(thread.cast_signed());
+                let session = session.and_then(|thread| rustix::process::getsid(Some(thread)).ok());
+                session.map_or(0, |session| u64::from(session.as_raw_nonzero().get().cast_unsigned()))
+            }
+        };
+        following.tell(Event::Opened { reader, ino });
+    }
+}
+
+impl Inner {
+    /// Follows readers until the mount ends.
+    pub(crate) async fn follow_readers(self: Arc<Self>) {
+        let Some(mut queue) = self.foresight.following.queue.lock().take() else { return };
+        let turns = Arc::new(Semaphore::new(AHEAD_REQUESTS));
+        let mut events = Vec::new();
+        let mut looked = Instant::now();
+        // The sender lives as long as the engine; this is ended from outside.
+        loop {
+            let following = &self.foresight.following;
+            let awaits_any = following.awaited_count.load(Ordering::Relaxed) > 0;
+            tokio::select! {
+                _ = queue.recv_many(&mut events, BATCH) => {}
+                () = following.awaiting.notified(), if !awaits_any => continue,
+                // To give up what no reader comes for.
+                () = tokio::time::sleep(LOOKS), if awaits_any => {}
+            }
+            let (inner, batch) = (self.clone(), std::mem::take(&mut events));
+            let look = looked.elapsed() >= LOOKS;
+            if look {
+                looked = Instant::now();
+            }
+            let next = blocking(move || {
+                if look {
+                    inner.give_up_waiting();
+                }
+                Ok(inner.next_files(&batch))
+            })
+            .await;
+            let Ok(next) = next else { continue };
+            for dir in next.unlisted {
+                let inner = self.clone();
+                self.foresight.runtime.spawn(async move { inner.engine.list_ahead(dir).await.map_err(drop) });
+            }
+            self.bring_in_files(next.files, &turns);
+            for directory in next.directories {
+                let (inner, turns) = (self.clone(), turns.clone());
+                self.foresight.runtime.spawn(async move {
+                    let stop = inner.engine.stop().clone();
+                    stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
+                });
+            }
+        }
+    }
+
+    /// Begins to bring in what was admitted.
+    pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
+        for file in files {
+            let (inner, turns) = (self.clone(), turns.clone());
+            self.foresight.runtime.spawn(async move {
+                let stop = inner.engine.stop().clone();
+                stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
+            });
+        }
+    }
+
+    async fn bring_in_next(self: &Arc<Self>, file: Admitted, turns: &Semaphore) {
+        let Admitted { ino, bytes, since } = file;
+        let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
+        let following = &self.foresight.following;
+        // Its reader may have come to it meanwhile, or have ended.
+        let is_awaited = |awaited: &AwaitedFiles| awaited.files.get(&ino).is_some_and(|awaited| awaited.since == since);
+        if !is_awaited(&following.awaited.lock()) {
+            return;
+        }
+        match self.engine.fetch_ahead(ino, 0..bytes).await {
+            Ok(()) => self.engine.count_ahead(bytes),
+            Err(error) => {
+                tracing::debug!(%error, %ino, "not fetched ahead");
+                if following.change(|awaited| is_awaited(awaited).then(|| awaited.remove(ino))).is_some() {
+                    following.not_brought_in(ino);
+                }
+            }
+        }
+    }
+
+    /// What follows from opens.
+    fn next_files(&self, events: &[Event]) -> Next {
+        let following = &self.foresight.following;
+        let mut online = following.online.lock();
+        let mut next = Next::default();
+        for event in events {
+            match *event {
+                Event::Gone(ino) => {
+                    following.change(|awaited| awaited.remove(ino));
+                    online.wasted(ino.0);
+                }
+                Event::Failed(ino) => online.not_staged(ino.0),
+                Event::Ended(reader) => {
+                    following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
+                    online.ended(reader);
+                    online.ended(reader | WALK);
+                    following.walks.lock().end(reader);
+                }
+                Event::Opened { reader, ino } => {
+                    let was_awaited = following.change(|awaited| awaited.remove(ino));
+                    if was_awaited.is_some_and(|awaited| awaited.bytes > 0) {
+                        self.engine.count_ahead_used();
+                    }
+                    if !self.registry.may_be_helped(job_of(reader)) {
+                        online.not_staged(ino.0);
+                        continue;
+                    }
+                    let Some(directory) = self.engine.directory_of(ino) else { continue };
+                    let at = following.since.elapsed();
+                    let touch = Touch { reader, directory: directory.0, file: ino.0, at };
+                    let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
+                    next.files.extend(self.choose(reader, suggestions, &mut online));
+                    self.walk_on(&touch, &mut online, &mut next);
+                }
+            }
+        }
+        next
+    }
+
+    /// Of what will probably be opened next, what is worth to be brought in now.
+    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
+        let wanted = suggestions.into_iter().map(|suggestion| Wanted {
+            ino: Ino(suggestion.file),
+            probability: suggestion.probability,
+            why: suggestion.why.to_string(),
+        });
+        self.admit(reader, wanted.collect(), POOL_SHARE, |ino, is_taken| match is_taken {
+            true => online.staged(ino.0),
+            false => online.not_staged(ino.0),
+        })
+    }
+
+    /// Of files that a reader will probably open, in that order, those for which there is room in a share of the fast
+    /// pool, and that are worth it. They are awaited from now on. `tell` is told of each whether it is one of them, or was
+    /// before.
+    pub(super) fn admit(
+        &self,
+        reader: u64,
+        wanted: Vec<Wanted>,
+        pool_share: f64,
+        mut tell: impl FnMut(Ino, bool),
+    ) -> Vec<Admitted> {
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let following = &self.foresight.following;
+        let now = Instant::now();
+        let mut candidates = Vec::new();
+        let mut seen = HashSet::new();
+        for (at, wanted) in wanted.iter().enumerate() {
+            // A file may have two names.
+            if !seen.insert(wanted.ino) {
+                continue;
+            }
+            // Who awaits it already may be nearer to it.
+            if following.awaits(wanted.ino) {
+                tell(wanted.ino, true);
+                continue;
+            }
+            match self.engine.missing_of(wanted.ino, FILE_BYTES_MAX) {
+                None => tell(wanted.ino, false),
+                Some(bytes) => candidates.push(Candidate {
+                    file: at as u64,
+                    bytes,
+                    missing_bytes: bytes,
+                    probability: wanted.probability.max(PROBABILITY_MIN),
+                    rank: at as u32,
+                }),
+            }
+        }
+        let limit = (self.engine.fast_pool().budget.limit() as f64
+            * self.engine.policy().space.low_watermark
+            * pool_share) as u64;
+        let room = self.room_for_followed().min(limit);
+        let of = |candidate: &Candidate| &wanted[candidate.file as usize];
+        following.change(|awaited| {
+            if awaited.files.len() + candidates.len() > AWAITED_MAX {
+                candidates.iter().for_each(|candidate| tell(of(candidate).ino, false));
+                return Vec::new();
+            }
+            let room_bytes = room.saturating_sub(awaited.bytes);
+            let plan = plan(
+                candidates,
+                &self.engine.pool_rate(None),
+                &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
+            );
+            // What is here already is awaited as well: its open says where the reader is.
+            for candidate in &plan.chosen {
+                let Wanted { ino, why, .. } = of(candidate);
+                awaited.insert(*ino, Awaited { reader, since: now, bytes: candidate.bytes, why: why.clone() });
+                tell(*ino, true);
+            }
+            plan.refused.iter().for_each(|(candidate, _)| tell(of(candidate).ino, false));
+            let missing = plan.chosen.iter().filter(|candidate| candidate.bytes > 0);
+            missing.map(|one| Admitted { ino: of(one).ino, bytes: one.bytes, since: now }).collect()
+        })
+    }
+
+    /// Bytes that what is brought in for readers who are followed may take, as of a short while ago.
+    pub(super) fn room_for_followed(&self) -> u64 {
+        let mut room = self.foresight.following.room.lock();
+        if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
+            *room = Room { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
+        }
+        room.bytes
+    }
+
+    /// The files of a directory, where all its names are known; else it is added to those that are to be listed.
+    pub(super) fn siblings(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+        self.names_of(dir, FileKind::File, unlisted)
+    }
+
+    /// The same of directories, which count as one byte each.
+    pub(super) fn subdirectories(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+        self.names_of(dir, FileKind::Directory, unlisted)
+    }
+
+    fn names_of(&self, dir: Ino, kind: FileKind, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
+        if !self.engine.is_listed(dir)? {
+            unlisted.insert(dir);
+            return None;
+        }
+        let (began, following) = (Instant::now(), &self.foresight.following);
+        if following.listing.lock().is_spent() {
+            return None;
+        }
+        let (mut entries, mut seen) = (Vec::new(), 0);
+        let listed = self.engine.catalog().names(dir, |name, record| {
+            seen += 1;
+            if let Some((ino, found)) = record.here
+                && found == kind
+                && let Some(bytes) = if kind == FileKind::File { self.engine.size_of(ino) } else { Some(1) }
+            {
+                let name = String::from_utf8_lossy(name).into();
+                entries.push(Sibling { name, file: ino.0, bytes });
+            }
+            Ok(seen < SIBLINGS_MAX)
+        });
+        following.listing.lock().spent += began.elapsed();
+        listed.is_ok().then_some(entries)
+    }
+
+    /// How many of the first names of a directory, `most` of them, are files. `None`: its names are not known.
+    pub(super) fn count_files(&self, dir: Ino, most: usize) -> Option<usize> {
+        self.engine.is_listed(dir)?.then_some(())?;
+        let (mut files, mut seen) = (0, 0);
+        let counted = self.engine.catalog().names(dir, |_, record| {
+            seen += 1;
+            files += usize::from(record.here.is_some_and(|(_, kind)| kind == FileKind::File));
+            Ok(seen < most)
+        });
+        counted.ok().map(|()| files)
+    }
+
+    /// What nobody came for in all this time was brought in for nothing.
+    fn give_up_waiting(&self) {
+        let following = &self.foresight.following;
+        let late = following.change(|awaited| awaited.take(|awaited| awaited.since.elapsed() > PATIENCE));
+        let mut online = following.online.lock();
+        for (ino, awaited) in late {
+            // What was here anyway cost nothing.
+            if awaited.bytes > 0 { online.wasted(ino.0) } else { online.not_staged(ino.0) }
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Readers that go through a tree: which directories come next, and what is in them.
+//!
+//! What a reader opens tells of the other files of its directory. Where directories have a few files each that is too
+//! late: the reader is through with one before anything is known of it. So directories are told as files are: to enter one
+//! is to open it, in the directory above. Those that come next are listed, and their files are brought in.
+//!
+//! A directory is listed because it comes next, behind the readers, and never only because it was left. The probability
+//! of a file follows from the share of a directory's files that the reader opened so far.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use forebay_engine::{Ino, blocking};
+use forebay_prefetch::online::{Online, Touch};
+use forebay_prefetch::plan::PROBABILITY_MIN;
+use lru::LruCache;
+use tokio::sync::Semaphore;
+
+use super::access_predictor::{Next, POOL_SHARE, WALK, Wanted};
+use crate::Inner;
+
+/// Set in the number of a directory of which the directories are meant, not the files. No inode has such a number.
+const DIRECTORIES: u64 = 1 << 63;
+/// Readers whose way is known.
+const WALKS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
+/// Directories that a reader may be in at the same time, as several processes of one job are.
+const RECENT_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
+/// Directories on the way to a file, at most: who goes deeper is not followed.
+const DEPTH_MAX: usize = 64;
+/// Files that are brought in because one directory comes next: more than that take long enough to go through.
+const FILES_MAX: usize = 128;
+/// Directories that are listed because one comes next: itself, and what is below it.
+const LISTINGS_MAX: usize = 16;
+/// How much the last directory says of the share of the files that a reader opens, at least.
+const SHARE_WEIGHT: f64 = 0.25;
+/// What is brought in like that leaves as much of the fast pool to what is told from files.
+const WALKS_SHARE: f64 = POOL_SHARE / 2.0;
+
+/// A directory that a reader will probably enter.
+#[derive(Debug)]
+pub(super) struct NextDirectory {
+    reader: u64,
+    directory: Ino,
+    /// That one of its files is opened.
+    probability: f64,
+    why: String,
+}
+
+/// Where a reader is.
+#[derive(Debug)]
+struct Walk {
+    /// The directories on its way, from the root on.
+    way: Vec<Ino>,
+    /// How many files it has opened where it was last.
+    recent: LruCache<Ino, usize>,
+    /// Of the files of a directory that it enters, those that it opens, and how many directories say so.
+    share: f64,
+    noted: u32,
+    /// Directories that are being brought in for it.
+    expected: HashSet<Ino>,
+}
+
+/// The ways of all readers.
+#[derive(Debug)]
+pub(super) struct Walks(LruCache<u64, Walk>);
+
+impl Default for Walks {
+    fn default() -> Self {
+        Self(LruCache::new(WALKS_MAX))
+    }
+}
+
+impl Walks {
+    pub fn end(&mut self, reader: u64) {
+        self.0.pop(&reader);
+    }
+
+    fn of(&mut self, reader: u64) -> &mut Walk {
+        self.0.get_or_insert_mut(reader, Walk::default)
+    }
+
+    fn is_expected(&self, next: &NextDirectory) -> bool {
+        self.0.peek(&next.reader).is_some_and(|walk| walk.expected.contains(&next.directory))
+    }
+
+    fn is_through(&mut self, next: &NextDirectory) {
+        if let Some(walk) = self.0.peek_mut(&next.reader) {
+            walk.expected.remove(&next.directory);
+        }
+    }
+}
+
+impl Default for Walk {
+    fn default() -> Self {
+        let recent = LruCache::new(RECENT_MAX);
+        Self { way: Vec::new(), recent, share: 1.0, noted: 0, expected: HashSet::new() }
+    }
+}
+
+impl Walk {
+    fn is_in(&self, directory: Ino) -> bool {
+        self.way.last() == Some(&directory)
+    }
+
+    /// It goes to the directory at the end of a way. Which ones it enters, each with the one above it.
+    fn go(&mut self, way: Vec<Ino>) -> Vec<(Ino, Ino)> {
+        let known = self.way.iter().zip(&way).take_while(|(before, now)| before == now).count();
+        let steps = way.windows(2).skip(known.saturating_sub(1)).map(|step| (step[0], step[1]));
+        let entered: Vec<(Ino, Ino)> = steps.collect();
+        entered.iter().for_each(|(_, directory)| _ = self.expected.remove(directory));
+        self.way = way;
+        entered
+    }
+
+    /// It opens a file. The directory that it has left for good by that, with what it has opened there.
+    fn opens(&mut self, directory: Ino) -> Option<(Ino, usize)> {
+        if let Some(opened) = self.recent.get_mut(&directory) {
+            *opened += 1;
+            return None;
+        }
+        self.recent.push(directory, 1)
+    }
+
+    /// It has opened so many of the files of a directory. The first directories say as much as what was taken for granted.
+    fn note(&mut self, opened: usize, of: usize) {
+        if of > 0 {
+            self.noted += 1;
+            let weight = f64::from(self.noted + 1).recip().max(SHARE_WEIGHT);
+            self.share += ((opened as f64 / of as f64).min(1.0) - self.share) * weight;
+        }
+    }
+}
+
+impl Inner {
+    /// A reader opened a file: what follows from it for the directories that it goes through.
+    pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
+        let (reader, directory) = (touch.reader, Ino(touch.directory));
+        // Never locked while something is looked up.
+        let walks = &self.foresight.following.walks;
+        let left = walks.lock().of(reader).opens(directory);
+        let of = left.and_then(|(left, opened)| Some((opened, self.count_files(left, FILES_MAX)?)));
+        if let Some((opened, files)) = of {
+            walks.lock().of(reader).note(opened, files);
+        }
+        if walks.lock().of(reader).is_in(directory) {
+            return;
+        }
+        let way = self.way_to(directory);
+        let (entered, share) = {
+            let mut walks = walks.lock();
+            let walk = walks.of(reader);
+            (walk.go(way), walk.share)
+        };
+        for (above, entered) in entered {
+            let touch =
+                Touch { reader: reader | WALK, directory: above.0 | DIRECTORIES, file: entered.0, at: touch.at };
+            let suggestions = online
+                .touched(&touch, &mut |number| self.subdirectories(Ino(number & !DIRECTORIES), &mut next.unlisted));
+            for suggestion in suggestions {
+                let probability = suggestion.probability * share;
+                if probability < PROBABILITY_MIN {
+                    online.not_staged(suggestion.file);
+                    continue;
+                }
+                online.staged(suggestion.file);
+                let directory = Ino(suggestion.file);
+                walks.lock().of(reader).expected.insert(directory);
+                let why = format!("of a directory that comes next: {}", suggestion.why);
+                next.directories.push(NextDirectory { reader, directory, probability, why });
+            }
+        }
+    }
+
+    /// The directories from the root to this one; none where these are too many, or it is nowhere any more.
+    fn way_to(&self, directory: Ino) -> Vec<Ino> {
+        let mut way = vec![directory];
+        let mut last = directory;
+        while last != Ino::ROOT {
+            match self.engine.directory_of(last).filter(|_| way.len() < DEPTH_MAX) {
+                Some(parent) => last = parent,
+                None => return Vec::new(),
+            }
+            way.push(last);
+        }
+        way.reverse();
+        way
+    }
+
+    /// Brings in the files of a directory and of what is below it, as far as a reader will come soon.
+    pub(super) async fn bring_in_directory(self: Arc<Self>, next: NextDirectory, turns: &Arc<Semaphore>) {
+        let following = &self.foresight.following;
+        if !self.bring_in_below(&next, turns).await {
+            following.not_brought_in(next.directory);
+        }
+        following.walks.lock().is_through(&next);
+    }
+
+    /// Whether any file is brought in, or was here.
+    async fn bring_in_below(self: &Arc<Self>, next: &NextDirectory, turns: &Arc<Semaphore>) -> bool {
+        let (mut left, mut room, mut is_any) = (vec![next.directory], FILES_MAX, false);
+        for _ in 0..LISTINGS_MAX {
+            let Some(directory) = left.pop() else { break };
+            {
+                let Ok(_turn) = turns.acquire().await else { break };
+                // The reader may be there by now, or have ended.
+                if !self.foresight.following.walks.lock().is_expected(next) {
+                    break;
+                }
+                let inner = self.clone();
+                if !matches!(blocking(move || Ok(inner.room_for_followed())).await, Ok(1..)) {
+                    break;
+                }
+                if let Err(error) = self.engine.behind_readers(self.engine.list_ahead(directory)).await {
+                    tracing::debug!(%error, %directory, "not listed ahead of its reader");
+                    continue;
+                }
+            }
+            let inner = self.clone();
+            let (reader, probability, why) = (next.reader, next.probability, next.why.clone());
+            let found = blocking(move || {
+                let unlisted = &mut HashSet::new();
+                let files = inner.siblings(directory, unlisted).unwrap_or_default();
+                let files = files.into_iter().filter(|file| file.bytes > 0).take(room);
+                let wanted: Vec<Wanted> =
+                    files.map(|file| Wanted { ino: Ino(file.file), probability, why: why.clone() }).collect();
+                let (wanted_count, mut taken) = (wanted.len(), 0);
+                let admitted = inner.admit(reader, wanted, WALKS_SHARE, |_, is_taken| taken += usize::from(is_taken));
+                let below = inner.subdirectories(directory, unlisted).unwrap_or_default();
+                let below: Vec<Ino> = below.iter().take(LISTINGS_MAX).map(|below| Ino(below.file)).collect();
+                Ok((admitted, wanted_count, taken, below))
+            });
+            let Ok((admitted, wanted, taken, below)) = found.await else { break };
+            self.bring_in_files(admitted, turns);
+            is_any |= taken > 0;
+            room = room.saturating_sub(taken);
+            if room == 0 || (wanted > 0 && taken == 0) {
+                break;
+            }
+            left.extend(below.into_iter().rev());
+        }
+        is_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(numbers: &[u64]) -> Vec<Ino> {
+        numbers.iter().copied().map(Ino).collect()
+    }
+
+    fn pairs(pairs: &[(u64, u64)]) -> Vec<(Ino, Ino)> {
+        pairs.iter().map(|(above, below)| (Ino(*above), Ino(*below))).collect()
+    }
+
+    #[test]
+    fn a_reader_enters_directories_and_comes_back() {
+        let mut walk = Walk::default();
+        assert_eq!(walk.go(way(&[1, 2, 3])), pairs(&[(1, 2), (2, 3)]));
+        assert!(walk.is_in(Ino(3)));
+        walk.expected.extend(way(&[4, 6]));
+        assert_eq!(walk.go(way(&[1, 2, 4, 5])), pairs(&[(2, 4), (4, 5)]));
+        assert_eq!(walk.expected, HashSet::from([Ino(6)]), "it has come there by itself");
+        assert_eq!(walk.go(way(&[1, 2])), []);
+        assert_eq!(walk.go(way(&[1])), []);
+        assert_eq!(walk.go(vec![]), [], "nobody knows where it is");
+    }
+
+    #[test]
+    fn a_directory_is_left_when_others_have_been_read_since() {
+        let mut walk = Walk::default();
+        // Several processes of one job.
+        for _ in 0..10 {
+            (0..8).for_each(|directory| assert_eq!(walk.opens(Ino(directory)), None));
+        }
+        assert_eq!(walk.opens(Ino(8)), Some((Ino(0), 10)));
+        assert_eq!(walk.opens(Ino(8)), None);
+    }
+
+    #[test]
+    fn who_opens_one_of_many_is_not_given_them_all() {
+        let mut walk = Walk::default();
+        (0..5).for_each(|_| walk.note(1, 20));
+        assert!(walk.share < PROBABILITY_MIN, "{}", walk.share);
+        walk.note(3, 0);
+        (0..8).for_each(|_| walk.note(9, 9));
+        assert!(walk.share > 0.85, "{}", walk.share);
+    }
+
+    #[test]
+    fn what_a_reader_expects_ends_with_it() {
+        let mut walks = Walks::default();
+        let next = NextDirectory { reader: 7, directory: Ino(3), probability: 1.0, why: String::new() };
+        walks.of(7).expected.insert(Ino(3));
+        assert!(walks.is_expected(&next));
+        walks.end(7);
+        assert!(!walks.is_expected(&next));
+        walks.of(7).expected.insert(Ino(3));
+        walks.is_through(&next);
+        assert!(!walks.is_expected(&next));
+    }
+}

@@ -1,0 +1,74 @@
+//! Why a file is here, how probable its use is, and what would evict it.
+
+use forebay_api::foresight::{Explanation, Reader};
+use forebay_api::operator::TypedPath;
+use forebay_api::paths;
+use forebay_backends::{PoolPath, Result};
+use forebay_engine::{Ino, blocking};
+
+use crate::Inner;
+use crate::Jobs;
+
+/// Profiles that are looked through, those that were seen last: each is read from the catalog for it.
+const PROFILES_MAX: usize = 256;
+
+impl Jobs {
+    /// Explains a file.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` where it is no regular file.
+    pub async fn explain(&self, path: &PoolPath) -> Result<Explanation> {
+        let ino = self.inner.engine.resolve(path).await?;
+        self.inner.engine.check_is_file(ino)?;
+        let inner = self.inner.clone();
+        blocking(move || inner.explain(ino)).await
+    }
+}
+
+impl Inner {
+    fn explain(&self, ino: Ino) -> Result<Explanation> {
+        let (file, kept) = self.engine.describe(ino)?;
+        let ahead = self.foresight.staged_for(ino);
+        let next = self.foresight.following.why(ino);
+        let why = match (&file.lease_owner, &ahead) {
+            (Some(owner), _) => format!("staged for {owner}"),
+            (None, Some(why)) => format!("brought in ahead of a job that runs: {why}"),
+            (None, None) if next.is_some() => format!("brought in ahead of its reader: {}", next.unwrap_or_default()),
+            (None, None) if file.state == "dirty" => "written here, and not in the pool yet".into(),
+            (None, None) if file.resident_bytes > 0 => "somebody read it, or wrote it".into(),
+            (None, None) => "not here: nobody has read it since it was evicted, or ever".into(),
+        };
+        let goes = match kept {
+            Some(kept) => kept.to_owned(),
+            None if ahead.is_some() => "goes last of what is clean, until the job ends".into(),
+            None => format!("goes when room is needed and the policy `{}` comes to it", self.engine.policy().evictor),
+        };
+        let path = self.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
+        let read_by = path.map_or_else(|| Ok(Vec::new()), |path| self.readers(&path))?;
+        Ok(Explanation { file, why, goes, read_by })
+    }
+
+    fn readers(&self, path: &TypedPath) -> Result<Vec<Reader>> {
+        let mut heads = Vec::new();
+        self.engine.catalog().profiles(|head| {
+            heads.push(head);
+            Ok(true)
+        })?;
+        heads.sort_unstable_by_key(|head| std::cmp::Reverse(head.last_seen_unix));
+        let mut readers = Vec::new();
+        for head in heads.into_iter().take(PROFILES_MAX) {
+            let Some(profile) = self.engine.catalog().profile(&head.signature)? else { continue };
+            let Some(file) = profile.files().find(|file| file.path == path) else { continue };
+            readers.push(Reader {
+                profile: head.signature.id(),
+                signature: head.signature.as_str().to_owned(),
+                used: file.used,
+                seen: file.seen,
+                probability: file.probability,
+                last_seen_unix: file.last_seen_unix,
+            });
+        }
+        readers.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        Ok(readers)
+    }
+}

@@ -1,0 +1,97 @@
+//! What a job that has ended teaches.
+//!
+//! Learned are files that the pool has, and that the job read and had not written itself. Interrupted runs are left
+//! out. Without eBPF, or if hooks are missing that tell of reads, it is not known how much of a resident file was read:
+//! a job that opens it and writes nothing counts as a reader of all of it.
+//!
+//! A job is not learned from if its command is not known, as with `observe` without a command, or if `observe` was told
+//! to leave it alone before its end.
+
+use forebay_backends::Result;
+use forebay_catalog::{JobHead, ProfileHead};
+use forebay_prefetch::profile::{Parts, Profile, Use};
+
+use super::AheadReport;
+use super::job_prefetch::JobPrefetch;
+use crate::Inner;
+use crate::{FileId, UsedFile};
+
+/// How much each run before weighs against the one after it.
+const DECAY: f64 = 0.5;
+
+impl Inner {
+    /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
+    pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
+        let summary = &head.summary;
+        let unseen = |what: &String| forebay_ebpf::unseen_reads().any(|unseen| unseen == what);
+        let tells_all = summary.observer != "requests" && !summary.missing.iter().any(unseen);
+        let report = self.report_ahead(used, ahead, tells_all);
+        let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
+            return Ok(report);
+        };
+        let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
+        if uses.is_empty() {
+            return Ok(report);
+        }
+        let signature = invocation.signature();
+        let _learning = self.foresight.learning.lock();
+        let mut profile = self.engine.catalog().profile(&signature)?.unwrap_or_else(|| Profile::new(invocation));
+        let ended_unix = head.summary.ended_unix.unwrap_or_default();
+        profile.fold(invocation, ended_unix, uses);
+        let before = self.engine.catalog().profile_head(&signature)?;
+        let of = |field: fn(&ProfileHead) -> f64| before.as_ref().map_or(0.0, field);
+        let mut after = ProfileHead {
+            runs: before.as_ref().map_or(0, |before| before.runs) + 1,
+            files: profile.files().count() as u64,
+            encoded_bytes: 0,
+            last_seen_unix: ended_unix,
+            staged_bytes: of(|head| head.staged_bytes) * DECAY + report.bytes as f64,
+            used_bytes: of(|head| head.used_bytes) * DECAY + report.used_bytes as f64,
+            signature,
+        };
+        self.engine.catalog().put_profile(&mut after, &profile)?;
+        Ok(report)
+    }
+
+    /// What a run read of a file that the pool has; `None` where it read nothing of it. `tells_all`: nothing of what is read
+    /// goes unseen.
+    fn use_of(&self, file: &UsedFile, tells_all: bool) -> Option<Use> {
+        let FileId::Overlay(ino) = file.id else { return None };
+        let size_bytes = self.engine.size_in_pool(ino)?;
+        let parts = file.parts.read_parts();
+        (file.reads_unwritten() || is_taken_for_read(file, tells_all)).then(|| Use {
+            path: file.shown.path.clone(),
+            size_bytes,
+            rank: u32::try_from(file.shown.first_use_rank).unwrap_or(u32::MAX),
+            parts: parts.filter(|_| tells_all).map(|(part_bytes, bits)| Parts { part_bytes, bits }),
+        })
+    }
+
+    fn report_ahead(&self, used: &[UsedFile], ahead: Option<&JobPrefetch>, tells_all: bool) -> AheadReport {
+        let mut report = AheadReport::default();
+        let Some(ahead) = ahead else { return report };
+        // No file is locked while these are.
+        let (staged, foreseen) = (ahead.staged.lock().clone(), ahead.foreseen.lock().clone());
+        let counted = staged.iter().filter(|(_, bytes)| **bytes > 0);
+        (report.files, report.bytes) = counted.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more));
+        for file in used {
+            let FileId::Overlay(ino) = file.id else { continue };
+            let is_read = file.is_read() || is_taken_for_read(file, tells_all);
+            let Some(size) = self.engine.size_in_pool(ino).filter(|_| is_read) else { continue };
+            report.wanted_bytes += size;
+            if foreseen.contains_key(&ino) {
+                report.covered_bytes += size;
+            }
+            if let Some(bytes) = staged.get(&ino).filter(|bytes| **bytes > 0) {
+                report.used_files += 1;
+                report.used_bytes += bytes;
+            }
+        }
+        report
+    }
+}
+
+/// Where something of what is read goes unseen, who opens a file and does not write it reads all of it.
+fn is_taken_for_read(file: &UsedFile, tells_all: bool) -> bool {
+    !tells_all && file.shown.traffic.written_bytes == 0
+}

@@ -1,0 +1,446 @@
+//! Jobs: which job used what, what is learned from it, and what is fetched ahead of the next run.
+//!
+//! Two sources feed one record of each job: the requests that reach the daemon, which tell of opens and of what is read
+//! and written through it; and, where this process may load eBPF programs, the observer, which sees what the kernel serves
+//! by itself. Reads through the page cache of the mount are seen by both, and counted from the observer alone.
+//!
+//! * requests: opens; what is written through the daemon, and in which part of the file; what is read past the page
+//!   cache; without an observer, all that is read through the daemon
+//! * observer: every touch of a page: the process, the kind of access, the part of the file, and whether the page had
+//!   to be filled
+//!
+//! | module | does |
+//! |---|---|
+//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as one of the processes that asked for it |
+//! | `attribution` | thread → job: by the observer's tasks, else by the parents in /proc, else by the cgroup |
+//! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
+//! | `accounting` | the files of one job, at most `FILES_MAX`; further ones count in the sums alone |
+//! | `observer_activation` | when the observer works |
+//! | `collector` | the thread of all jobs |
+//! | `shown` | reports for operators |
+//! | `foresight` | profiles, and what is fetched ahead of a job or a reader |
+//!
+//! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
+//! gets what is known at that moment. Eviction asks before it chooses, at most once in `EVICTION_LOOKS`: a file whose
+//! counts grew was used.
+//!
+//! Of two commands that run at the same time under one job name, the second counts as part of the first, and is told
+//! so.
+
+mod accounting;
+mod attribution;
+mod collector;
+mod foresight;
+mod lifecycle;
+mod observer_activation;
+mod shown;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_api::operator::TypedPath;
+use forebay_api::paths;
+use forebay_backends::Result;
+use forebay_cache::ContentId;
+use forebay_catalog::{JobHead, JobSerial};
+use forebay_ebpf::NO_JOB;
+use forebay_engine::{Advisor, Foreseen, Ino, Means, Opened, Overlay, blocking};
+use forebay_system::process::Process;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use accounting::{Accounting, PartMap};
+use accounting::{FileId, UsedFile};
+use attribution::Attribution;
+pub use collector::Collector;
+pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
+pub use forebay_api::jobs::{
+    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
+};
+use foresight::{Foresight, Invocation};
+pub use watch::Observe;
+use watch::{Counted, Watch};
+
+/// Content files that were opened last: whose they were, though they may be gone when their use is told.
+const CONTENTS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add((16 << 10) - 1);
+/// Who asks again sooner is told what was seen then.
+const FRESH: Duration = Duration::from_millis(100);
+/// Eviction looks at what was used no more often than this.
+const EVICTION_LOOKS: Duration = Duration::from_secs(1);
+
+/// What only requests tell: what is not seen then.
+const MISSING: &str = "what the kernel reads and writes without the daemon: resident files, and the page cache";
+const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable mount by itself";
+
+/// The jobs of a mount.
+struct Registry {
+    /// How many run: what a request looks at first.
+    running: AtomicU32,
+    table: Mutex<Table>,
+    attribution: Attribution,
+    contents: Mutex<LruCache<ContentId, Ino>>,
+    /// Bytes that opens of a job brought from the pool, and that the observer has not seen read yet.
+    fetched: Mutex<LruCache<(u32, Ino), u64>>,
+    /// Somebody is about to set `watch`, and then `settled`.
+    starting: AtomicBool,
+    /// The observer, or why there is none.
+    watch: OnceLock<std::result::Result<Watch, String>>,
+    /// The thread that looks after jobs.
+    collector: OnceLock<std::thread::Thread>,
+    /// Jobs of an earlier daemon are taken up.
+    settled: OnceLock<()>,
+    /// The kernel does not tell of opens.
+    opens_unseen: AtomicBool,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct Table {
+    running: BTreeMap<u32, Running>,
+    last_number: u32,
+    last_serial: JobSerial,
+    /// What no job used.
+    others: Traffic,
+}
+
+struct Running {
+    serial: JobSerial,
+    head: JobHead,
+    uses: Accounting,
+    /// One of those who began it has said that it is over.
+    is_over: bool,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self {
+            running: AtomicU32::new(0),
+            table: Mutex::default(),
+            attribution: Attribution::default(),
+            contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
+            fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
+            starting: AtomicBool::new(false),
+            watch: OnceLock::new(),
+            collector: OnceLock::new(),
+            settled: OnceLock::new(),
+            opens_unseen: AtomicBool::new(false),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl Registry {
+    fn watch(&self) -> Option<&Watch> {
+        self.watch.get()?.as_ref().ok()
+    }
+
+    /// Waits until jobs can begin and end. Blocks for some tenths of a second at the start of a daemon.
+    fn wait_until_settled(&self) {
+        if self.starting.load(Ordering::Acquire) {
+            self.settled.wait();
+        }
+    }
+
+    /// Whether a job of this name runs.
+    pub fn runs(&self, id: &str) -> bool {
+        self.table.lock().running.values().any(|running| running.head.summary.id == id)
+    }
+
+    fn any(&self) -> bool {
+        self.running.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whose content file this was when it was opened last.
+    fn content_of(&self, id: ContentId) -> Option<Ino> {
+        self.contents.lock().get(&id).copied()
+    }
+
+    /// Takes up to `bytes` of what a job's opens of a file brought from the pool.
+    fn take_fetched(&self, job: u32, ino: Ino, bytes: u64) -> u64 {
+        let mut fetched = self.fetched.lock();
+        let Some(left) = fetched.get_mut(&(job, ino)) else { return 0 };
+        let taken = bytes.min(*left);
+        *left -= taken;
+        if *left == 0 {
+            fetched.pop(&(job, ino));
+        }
+        taken
+    }
+
+    /// The job of a thread whose request is answered.
+    fn job_of(&self, thread: u32) -> Option<u32> {
+        let observed = |process| self.watch().and_then(|watch| watch.observer.job_of(process));
+        let claims = |pid| {
+            let is_member = |running: &Running| {
+                let members = &running.head.summary.processes;
+                members.iter().any(|member| member.pid == pid && *member == Process::of(pid))
+            };
+            let member = || self.table.lock().running.iter().find(|(_, r)| is_member(r)).map(|(number, _)| *number);
+            observed(pid).or_else(member)
+        };
+        let claims_cgroup = |cgroup: &str| {
+            let holds = |running: &Running| {
+                running.head.summary.cgroups.iter().any(|ancestor| attribution::is_within(cgroup, ancestor))
+            };
+            self.table.lock().running.iter().find(|(_, running)| holds(running)).map(|(number, _)| *number)
+        };
+        self.attribution.job_of(thread, claims, claims_cgroup)
+    }
+
+    /// Whether something may be brought in ahead of a reader: unless it is a job that was begun without that.
+    pub fn may_be_helped(&self, job: Option<u32>) -> bool {
+        let table = self.table.lock();
+        let head = job.and_then(|job| table.running.get(&job)).map(|running| &running.head);
+        head.is_none_or(|head| head.prefetch || head.invocation.is_none())
+    }
+
+    pub fn status(&self) -> ObserverStatus {
+        let requests = |why: &str| ObserverStatus {
+            kind: "requests".into(),
+            why: Some(why.to_owned()),
+            missing: self.unseen(),
+            ..ObserverStatus::default()
+        };
+        match self.watch.get() {
+            None if self.starting.load(Ordering::Acquire) => requests("the observer is being started"),
+            None => requests("no observer was asked for"),
+            Some(Err(why)) => requests(why),
+            Some(Ok(watch)) => {
+                if let Some(why) = watch.failure() {
+                    return requests(&why);
+                }
+                let dropped = watch.observer.dropped();
+                ObserverStatus {
+                    kind: "ebpf".into(),
+                    why: None,
+                    rests: !watch.observer.is_at_work(),
+                    missing: self.unseen(),
+                    dropped_uses: dropped.touches,
+                    dropped_paths: dropped.paths,
+                    dropped_processes: dropped.processes,
+                }
+            }
+        }
+    }
+
+    fn unseen(&self) -> Vec<String> {
+        let mut missing = self.seeing().map_or_else(|| vec![MISSING.to_owned()], Watch::missing);
+        if self.opens_unseen.load(Ordering::Relaxed) {
+            missing.push(MISSING_OPENS.to_owned());
+        }
+        missing
+    }
+}
+
+/// The jobs of a mount. Clones are the same jobs.
+#[derive(Clone)]
+pub struct Jobs {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Overlay,
+    registry: Registry,
+    foresight: Foresight,
+}
+
+/// What the engine asks. The engine does not keep jobs alive.
+struct Advice(Weak<Inner>);
+
+impl Advisor for Advice {
+    fn report_uses(&self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.collect_uses(EVICTION_LOOKS);
+        }
+    }
+
+    fn fast_pool_grew(&self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.note_filling();
+        }
+    }
+
+    fn keeps(&self, ino: Ino) -> bool {
+        self.0.upgrade().is_some_and(|inner| inner.foresight.keeps(ino))
+    }
+
+    fn evicted(&self, ino: Ino) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.foresight.following.evicted(ino);
+        }
+    }
+
+    fn is_running(&self, job: &str) -> bool {
+        self.0.upgrade().is_some_and(|inner| inner.registry.runs(job))
+    }
+
+    fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
+        self.0.upgrade().map_or_else(|| Ok(Foreseen::default()), |inner| inner.foresee(invocation, means))
+    }
+
+    fn observer_status(&self) -> ObserverStatus {
+        self.0.upgrade().map(|inner| inner.registry.status()).unwrap_or_default()
+    }
+}
+
+impl Jobs {
+    /// Begins to keep the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
+    pub fn start(engine: Overlay) -> Self {
+        let inner = Arc::new(Inner { engine, registry: Registry::default(), foresight: Foresight::new() });
+        inner.engine.set_advisor(Arc::new(Advice(Arc::downgrade(&inner))));
+        if inner.engine.policy().prefetch.online {
+            let stop = inner.engine.stop().clone();
+            let follow = inner.clone().follow_readers();
+            tokio::spawn(async move { stop.run_until_cancelled(follow).await });
+        }
+        Self { inner }
+    }
+
+    /// Ends all jobs, keeps what they used until now, and shuts the engine down: for a daemon that ends.
+    pub async fn shutdown(&self) -> Result<()> {
+        let inner = self.inner.clone();
+        inner.engine.stop().cancel();
+        let ended = blocking(move || {
+            inner.end_jobs();
+            Ok(())
+        })
+        .await;
+        self.inner.engine.shutdown().await.and(ended)
+    }
+
+    /// Registers a job, or joins one that runs. It runs as long as one of those who asked for it does.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it cannot be called so; `NotFound` where a process is not there; `Busy` where too many
+    /// run.
+    pub async fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+        let inner = self.inner.clone();
+        blocking(move || inner.begin_job(request, client, uid)).await
+    }
+
+    /// Ends a job for one who asked for it: with the last one it is over, or is not looked at any more if it `goes_on`.
+    /// `None`: no such job runs.
+    pub async fn end_job(&self, id: String, client: Process, goes_on: bool) -> Result<Option<JobSummary>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.end_job(&id, client, goes_on)).await
+    }
+
+    /// All jobs that are known, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.all_jobs()).await
+    }
+
+    /// The newest job of a name, with its files. `None`: there is none.
+    pub async fn job(&self, id: String) -> Result<Option<(JobSummary, Vec<JobFile>)>> {
+        let inner = self.inner.clone();
+        blocking(move || inner.job(&id)).await
+    }
+
+    /// All that was counted so far, for one who will ask again after this time.
+    pub async fn sample_jobs(&self, interval: Duration) -> Result<Sample> {
+        let inner = self.inner.clone();
+        blocking(move || Ok(inner.sample_jobs(interval))).await
+    }
+
+    /// The job of a thread. Where none runs this is one load.
+    pub fn job_of(&self, thread: u32) -> Option<u32> {
+        let jobs = &self.inner.registry;
+        if jobs.any() { jobs.job_of(thread) } else { None }
+    }
+
+    /// A job opened a file.
+    pub fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        if let (true, Some(content)) = (self.inner.registry.any(), &opened.resident) {
+            self.inner.registry.contents.lock().put(ContentId(content.id), ino);
+            if let (Some(job), true) = (job, opened.fetched_bytes > 0) {
+                let mut fetched = self.inner.registry.fetched.lock();
+                *fetched.get_or_insert_mut((job, ino), || 0) += opened.fetched_bytes;
+            }
+        }
+        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
+    }
+
+    /// A job read a file through the daemon. `cached`: by way of the page cache, where the observer sees it.
+    pub fn note_read(&self, job: Option<u32>, ino: Ino, read: Range<u64>, cached: bool) {
+        if !(cached && self.inner.registry.watch().is_some_and(|watch| watch.observer.is_at_work())) {
+            let bytes = read.end - read.start;
+            let traffic = Traffic { read_bytes: bytes, pool_bytes: bytes, ..Traffic::default() };
+            self.note(job, ino, traffic, PartMap::of_read(read));
+        }
+    }
+
+    /// A job wrote to a file through the daemon.
+    pub fn note_write(&self, job: Option<u32>, ino: Ino, written: Range<u64>) {
+        let traffic = Traffic { written_bytes: written.end - written.start, ..Traffic::default() };
+        self.note(job, ino, traffic, PartMap::of_write(written));
+    }
+
+    /// A job had the daemon copy from one content file to another.
+    pub fn note_copy(&self, job: Option<u32>, (from, read): (Ino, Range<u64>), (to, written): (Ino, Range<u64>)) {
+        let bytes = read.end - read.start;
+        let traffic = Traffic { read_bytes: bytes, fast_bytes: bytes, ..Traffic::default() };
+        self.note(job, from, traffic, PartMap::of_read(read));
+        self.note_write(job, to, written);
+    }
+
+    fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
+        let Some(job) = job else { return };
+        let counted = Counted {
+            job,
+            file: FileId::Overlay(ino),
+            path: None,
+            first_ns: monotonic_ns(),
+            old: Traffic::default(),
+            new: traffic,
+            parts,
+        };
+        self.inner.count_use(counted);
+    }
+}
+
+impl Inner {
+    /// Takes over what the observer saw, unless that was done less than `age` ago: into the records of jobs, and into the
+    /// order of eviction.
+    fn collect_uses(&self, age: Duration) {
+        let Some(watch) = self.registry.watch() else { return };
+        let mut read = Vec::new();
+        watch.collect(self, age, |counted| {
+            if let (FileId::Overlay(ino), true) = (&counted.file, counted.new.read_bytes > counted.old.read_bytes) {
+                read.push(*ino);
+            }
+            self.count_use(counted);
+        });
+        self.engine.note_uses(read);
+    }
+
+    fn count_use(&self, Counted { job, file, path, first_ns, old, new, parts }: Counted) {
+        if job == NO_JOB {
+            return self.registry.table.lock().others.replace(&old, &new);
+        }
+        let known = self.registry.table.lock().running.get(&job).is_none_or(|running| running.uses.knows(&file));
+        let path = if known { None } else { self.path_now(&file).or(path) };
+        if let Some(running) = self.registry.table.lock().running.get_mut(&job) {
+            running.uses.count(&file, first_ns, path, &old, &new, &parts);
+        }
+    }
+
+    /// What a file is called. `None`: it has no name any more.
+    fn path_now(&self, file: &FileId) -> Option<TypedPath> {
+        match file {
+            FileId::Overlay(ino) => self.engine.path_of(*ino).map(|path| paths::encode(path.as_bytes())),
+            FileId::Pool(path) => Some(path.clone()),
+        }
+    }
+}
+
+/// As the observer stamps first touches.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,258 @@
+//! A job from its beginning to its end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_catalog::{JobHead, JobSerial};
+use forebay_system::clock::unix_now;
+use forebay_system::process::{self, Process};
+
+use super::accounting::Accounting;
+use super::{Jobs, Running, Table};
+use crate::Inner;
+
+/// Jobs that run at a time.
+const RUNNING_MAX: usize = 256;
+/// Processes that are forked while a tree of processes is added are found by looking again, so often.
+const TREE_LOOKS: usize = 4;
+
+/// How a job ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Whoever began it says so.
+    Told,
+    /// Whoever began it is gone.
+    Orphaned,
+    /// It goes on, and is not looked at any more.
+    Unseen,
+}
+
+impl Inner {
+    pub(super) fn begin_job(self: &Arc<Self>, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+        let jobs = &self.registry;
+        check_id(&request.id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
+        jobs.wait_until_settled();
+        let roots = match &request.members {
+            Members::Caller => vec![client.pid],
+            Members::Processes(pids) => pids.clone(),
+            Members::Cgroup { .. } => Vec::new(),
+        };
+        if let Some(gone) = roots.iter().find(|pid| process::tree(&[**pid]).is_empty()) {
+            let what = format!("process {gone} does not exist");
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
+        }
+        // What it can see is told of the job from the start.
+        self.observer_at_work(Duration::ZERO);
+        let (number, is_told) = self.enter_job(&request, client, uid)?;
+        self.add_processes(number, &roots);
+        if let Members::Cgroup { id, path } = request.members {
+            self.add_cgroup(number, id, path);
+        }
+        let begun = self.keep_running(number)?;
+        if is_told {
+            self.go_ahead_of(number);
+        }
+        Ok(begun)
+    }
+
+    /// Begins to bring in what a job will read, where that is wanted.
+    pub(super) fn go_ahead_of(self: &Arc<Self>, number: u32) {
+        let wanted = |running: &Running| {
+            let invocation = running.head.invocation.clone().filter(|_| running.head.prefetch);
+            invocation.map(|invocation| (running.serial, invocation))
+        };
+        let found = self.registry.table.lock().running.get(&number).and_then(wanted);
+        if let (Some((serial, invocation)), true) = (found, self.engine.policy().prefetch.jobs) {
+            Jobs { inner: self.clone() }.stage_ahead(serial, invocation);
+        }
+    }
+
+    /// A job's place in the table, a new one or one that is there; and whether this is how one learns what it is a run
+    /// of: of a job that is joined, the first who knows says so.
+    fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<(u32, bool)> {
+        let mut table = self.registry.table.lock();
+        let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
+        if let Some((number, running)) = known {
+            let head = &mut running.head;
+            head.clients.push(client);
+            head.ends_leases |= request.ends_leases;
+            let is_told = head.invocation.is_none() && request.invocation.is_some();
+            if is_told {
+                head.invocation = request.invocation.clone();
+                head.prefetch = request.prefetch;
+                head.summary.command = request.command.clone();
+            }
+            return Ok((*number, is_told));
+        }
+        if table.running.len() >= RUNNING_MAX {
+            let what = format!("{RUNNING_MAX} jobs run already");
+            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        }
+        let summary = JobSummary {
+            id: request.id.clone(),
+            uid,
+            command: request.command.clone(),
+            begun_unix: unix_now(),
+            ended_unix: None,
+            processes: Vec::new(),
+            cgroups: Vec::new(),
+            observer: self.registry.status().kind,
+            missing: self.registry.unseen(),
+            interrupted: false,
+            file_count: 0,
+            omitted_files: 0,
+            ahead: None,
+            traffic: Traffic::default(),
+        };
+        let head = JobHead {
+            summary,
+            clients: vec![client],
+            cgroup_ids: Vec::new(),
+            files_bytes: 0,
+            invocation: request.invocation.clone(),
+            prefetch: request.prefetch,
+            ends_leases: request.ends_leases,
+        };
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
+        let serial = micros.max(table.last_serial + 1);
+        Ok((self.run_job(&mut table, serial, head), true))
+    }
+
+    pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
+        table.last_number += 1;
+        table.last_serial = table.last_serial.max(serial);
+        table.running.insert(table.last_number, Running { serial, head, uses: Accounting::default(), is_over: false });
+        self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
+        self.registry.wake_keeper();
+        table.last_number
+    }
+
+    /// Adds processes with their descendants to a job.
+    pub(super) fn add_processes(&self, number: u32, roots: &[u32]) {
+        let mut known = Vec::new();
+        let observer = self.observer_at_work(Duration::ZERO).map(|watch| &watch.observer);
+        for _ in 0..TREE_LOOKS {
+            let tree = process::tree(roots);
+            let new: Vec<Process> = tree.into_iter().filter(|process| !known.contains(process)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for process in &new {
+                if let Some(Err(error)) = observer.map(|observer| observer.add_process(process.pid, number)) {
+                    tracing::warn!("process {} is not observed: {error}", process.pid);
+                }
+            }
+            if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
+                running.head.summary.processes.extend(&new);
+            }
+            known.extend(new);
+        }
+        self.registry.attribution.forget();
+    }
+
+    pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
+        if let Some(Err(error)) =
+            self.observer_at_work(Duration::ZERO).map(|watch| watch.observer.add_cgroup(id, number))
+        {
+            tracing::warn!("cgroup {path} is not observed: {error}");
+        }
+        if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
+            running.head.summary.cgroups.push(path);
+            running.head.cgroup_ids.push(id);
+        }
+        self.registry.attribution.forget();
+    }
+
+    /// Writes down that a job runs, for the next daemon.
+    pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
+        let known = self.registry.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
+        let Some((serial, mut head, summary)) = known else {
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the job has ended"));
+        };
+        self.engine.catalog().put_job(serial, &mut head, None)?;
+        Ok(summary)
+    }
+
+    pub(super) fn end_job(&self, id: &str, client: Process, goes_on: bool) -> Result<Option<JobSummary>> {
+        self.registry.wait_until_settled();
+        let (number, is_over) = {
+            let mut table = self.registry.table.lock();
+            let found = table.running.iter_mut().find(|(_, running)| running.head.summary.id == id);
+            let Some((number, running)) = found else {
+                drop(table);
+                if !goes_on {
+                    self.end_leases_left_by(|head| head.summary.id == id)?;
+                }
+                return Ok(None);
+            };
+            running.is_over |= !goes_on;
+            if let Some(at) = running.head.clients.iter().position(|known| *known == client) {
+                running.head.clients.remove(at);
+            }
+            running.head.clients.retain(Process::is_alive);
+            if !running.head.clients.is_empty() {
+                return Ok(Some(running.summary()));
+            }
+            (*number, running.is_over)
+        };
+        self.finish_job(number, if is_over { End::Told } else { End::Unseen })
+    }
+
+    /// Looks for the last time, and keeps what was seen.
+    pub(super) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
+        if let Some(Err(error)) = self.registry.watch().map(|watch| watch.observer.end(number)) {
+            tracing::warn!("a job that has ended is still observed: {error}");
+        }
+        self.collect_uses(Duration::ZERO);
+        let ended = {
+            let mut table = self.registry.table.lock();
+            let ended = table.running.remove(&number);
+            self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
+            ended
+        };
+        self.foresight.following.job_ended(number);
+        self.registry.attribution.forget();
+        if let Some(watch) = self.registry.watch() {
+            watch.forget(number);
+        }
+        let Some(mut ended) = ended else { return Ok(None) };
+        ended.head.summary.ended_unix = Some(unix_now());
+        ended.head.summary.interrupted |= end != End::Told;
+        let used = self.used_files(&ended.uses);
+        ended.head.summary = ended.summary();
+        let ahead = self.end_ahead(ended.serial);
+        match self.learn(&ended.head, &used, ahead.as_deref()) {
+            Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
+            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
+        }
+        let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
+        let id = &ended.head.summary.id;
+        // They are another one's by now if one of the same name has begun.
+        if end != End::Unseen && ended.head.ends_leases && !self.registry.runs(id) {
+            self.engine.end_leases_of(id)?;
+            ended.head.ends_leases = false;
+        }
+        self.engine.catalog().put_job(ended.serial, &mut ended.head, Some(&files))?;
+        Ok(Some(ended.head.summary))
+    }
+
+    /// Ends the leases of jobs that were not seen to their end.
+    pub(super) fn end_leases_left_by(&self, is_over: impl Fn(&JobHead) -> bool) -> Result<()> {
+        let mut left = Vec::new();
+        self.engine.catalog().jobs(|serial, head| {
+            if head.ends_leases && head.summary.ended_unix.is_some() && is_over(&head) {
+                left.push((serial, head));
+            }
+            Ok(true)
+        })?;
+        for (serial, mut head) in left {
+            self.engine.end_leases_of(&head.summary.id)?;
+            head.ends_leases = false;
+            self.engine.catalog().put_job(serial, &mut head, None)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! What operators are told of jobs.
+
+use std::time::Duration;
+
+use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
+use forebay_backends::Result;
+
+use super::accounting::{Accounting, FileId, PartMap, Use, UsedFile};
+use super::{FRESH, Running};
+use crate::Inner;
+
+impl Inner {
+    pub(super) fn all_jobs(&self) -> Result<Vec<JobSummary>> {
+        self.collect_uses(FRESH);
+        let mut all = Vec::new();
+        self.engine.catalog().jobs(|serial, head| {
+            all.push((serial, head.summary));
+            Ok(true)
+        })?;
+        let table = self.registry.table.lock();
+        for (serial, summary) in &mut all {
+            if let Some(running) = table.running.values().find(|running| running.serial == *serial) {
+                *summary = running.summary();
+            }
+        }
+        Ok(all.into_iter().map(|(_, summary)| summary).collect())
+    }
+
+    pub(super) fn job(&self, id: &str) -> Result<Option<(JobSummary, Vec<JobFile>)>> {
+        self.collect_uses(FRESH);
+        let running = {
+            let table = self.registry.table.lock();
+            let found = table.running.values().find(|running| running.head.summary.id == id);
+            found.map(|running| (running.summary(), self.ranked(&running.uses)))
+        };
+        if let Some((summary, ranked)) = running {
+            return Ok(Some((summary, self.named(ranked))));
+        }
+        let mut newest = None;
+        self.engine.catalog().jobs(|serial, head| {
+            if head.summary.id == id {
+                newest = Some((serial, head.summary));
+            }
+            Ok(true)
+        })?;
+        newest.map(|(serial, summary)| Ok((summary, self.engine.catalog().job_files(serial)?))).transpose()
+    }
+
+    pub(super) fn sample_jobs(&self, interval: Duration) -> Sample {
+        self.observer_at_work(interval);
+        self.collect_uses(FRESH);
+        let observer = self.registry.status();
+        let table = self.registry.table.lock();
+        let jobs = table.running.values().map(|running| JobSample {
+            id: running.head.summary.id.clone(),
+            uid: running.head.summary.uid,
+            files: (running.uses.len() + running.uses.omitted()) as u64,
+            traffic: running.uses.sum(),
+        });
+        let at_ms = self.registry.since.elapsed().as_millis() as u64;
+        Sample { at_ms, jobs: jobs.collect(), others: table.others, observer }
+    }
+
+    /// The files of a job that has ended, in the order of their first uses.
+    pub(super) fn used_files(&self, uses: &Accounting) -> Vec<UsedFile> {
+        let ranked = self.ranked(uses);
+        let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
+        let used = |((id, shown), parts): ((FileId, JobFile), PartMap)| {
+            let path = self.path_now(&id).unwrap_or_else(|| shown.path.clone());
+            UsedFile { id, parts, shown: JobFile { path, ..shown } }
+        };
+        ranked.into_iter().zip(parts).map(used).collect()
+    }
+
+    /// The files of a job, by the names that they had when they were used first.
+    fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
+        let file = |(at, (file, used)): (usize, (&FileId, &Use))| {
+            let shown = JobFile {
+                path: used.path.clone(),
+                first_use_rank: at as u64 + 1,
+                traffic: used.traffic,
+                in_pool: matches!(file, FileId::Pool(_)),
+                parts: used.parts.parts(),
+            };
+            (file.clone(), shown)
+        };
+        uses.ranked().into_iter().enumerate().map(file).collect()
+    }
+
+    /// The same by the names that they have now, where they have one.
+    fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
+        let named = |(file, shown): (FileId, JobFile)| match self.path_now(&file) {
+            Some(path) => JobFile { path, ..shown },
+            None => shown,
+        };
+        ranked.into_iter().map(named).collect()
+    }
+}
+
+impl Running {
+    pub(super) fn summary(&self) -> JobSummary {
+        JobSummary {
+            file_count: self.uses.len() as u64,
+            omitted_files: self.uses.omitted() as u64,
+            traffic: self.uses.sum(),
+            ..self.head.summary.clone()
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The observer at work: what it watches for a mount, and what its records say of the overlay's files.
+//!
+//! Three kinds of places are watched. In the mount, inode numbers are those of the overlay. In the content directory of
+//! each fast device, a first touch tells the path, the path tells the number of the content file, and the catalog its
+//! inode. The pool's own directory, if the pool is one, is watched for jobs alone: reads there bypass the mount. There
+//! is room for `MAX_PLACES` places, and the pool is left out first.
+//!
+//! The source of the bytes follows from the pages that had to be filled: on a content file from the fast pool, on the
+//! mount through the daemon. Bytes that were read without filling a page came from memory. Pages that readahead filled
+//! and no program asked for do not count as read. Records of no job that rest are given up beyond `RESTING_MAX`. If the
+//! path of a record was lost, the record is given up, so that the next touch tells the path.
+
+use std::collections::{HashMap, HashSet};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use forebay_api::jobs::Traffic;
+use forebay_api::operator::TypedPath;
+use forebay_api::paths;
+use forebay_cache::ContentId;
+use forebay_ebpf::layout::MAX_PLACES;
+use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Way};
+use forebay_engine::Ino;
+use parking_lot::Mutex;
+
+use super::accounting::{FileId, PartMap};
+use super::observer_activation::ObserverActivation;
+use crate::Inner;
+
+/// Records of no job that are kept where nothing was added to them since the last look. Beyond that they are given up:
+/// the kernel's table has room for a quarter of a million.
+const RESTING_MAX: usize = 4096;
+
+/// Records between two looks at the ring.
+const NAMED_EVERY: usize = 1024;
+
+/// What is watched of a mount.
+#[derive(Debug, Clone)]
+pub struct Observe {
+    pub mountpoint: PathBuf,
+    /// The pool's own directory, where it is one.
+    pub pool: Option<PathBuf>,
+    /// Hooks that are not used, by the names of their tracepoints; `all`: none is.
+    pub masked: Vec<String>,
+}
+
+/// An inode of a watched file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Inode {
+    device: u32,
+    ino: u64,
+    generation: u32,
+}
+
+impl Inode {
+    fn of(key: &Key) -> Self {
+        Self { device: key.device, ino: key.ino, generation: key.generation }
+    }
+}
+
+/// What is known so far.
+#[derive(Default)]
+struct Known {
+    /// When records were looked at last.
+    at: Option<Instant>,
+    /// The files that inodes of fast pool and pool are, and what they were called at first.
+    files: HashMap<Inode, (FileId, TypedPath)>,
+    counted: HashMap<Key, Traffic>,
+    /// Records of files that are not known, at the last look.
+    unnamed: HashSet<Key>,
+}
+
+pub struct Watch {
+    pub observer: Observer,
+    mount: u32,
+    contents: HashSet<u32>,
+    pool: Option<u32>,
+    /// Why the pool's own directory is not watched.
+    left_out: Option<String>,
+    known: Mutex<Known>,
+    pub(super) rest: Mutex<ObserverActivation>,
+}
+
+/// New counts of a file.
+pub struct Counted {
+    pub job: u32,
+    pub file: FileId,
+    /// What it is called, where it may be new.
+    pub path: Option<TypedPath>,
+    pub first_ns: u64,
+    pub old: Traffic,
+    pub new: Traffic,
+    pub parts: PartMap,
+}
+
+impl Watch {
+    /// Begins to watch. Takes some tenths of a second.
+    ///
+    /// # Errors
+    /// Why this process, or this kernel, cannot.
+    pub fn start(inner: &Inner, wanted: &Observe) -> Result<Self, String> {
+        let mount = device_of(&wanted.mountpoint)?;
+        let mount = Place::file_system(mount, true);
+        let mut places = vec![mount];
+        for device in inner.engine.fast_pool().devices() {
+            let dir = device.path.join("content");
+            places.push(Place::below(&dir, true).map_err(|e| format!("{}: {e}", dir.display()))?);
+        }
+        if places.len() > MAX_PLACES {
+            return Err(format!("{} devices: at most {} can be watched", places.len() - 1, MAX_PLACES - 1));
+        }
+        let contents = places[1..].iter().map(|place| place.device).collect();
+        let (mut pool, mut left_out) = (None, None);
+        if let Some(dir) = &wanted.pool {
+            match Place::below(dir, false) {
+                Ok(_) if places.len() == MAX_PLACES => left_out = Some("there are too many fast devices".into()),
+                Ok(place) => {
+                    pool = Some(place.device);
+                    places.push(place);
+                }
+                Err(error) => left_out = Some(error.to_string()),
+            }
+        }
+        let every_hook = || forebay_ebpf::probe(&[]).into_iter().map(|state| state.hook.name.to_owned()).collect();
+        let masked = if wanted.masked == ["all"] { every_hook() } else { wanted.masked.clone() };
+        let scratch = inner.engine.fast_pool().devices().first().map(|device| device.path.clone());
+        let options = Options { places, ignored: std::process::id(), scratch, masked };
+        let observer = Observer::start(&options).map_err(|e| e.to_string())?;
+        let (mount, known, rest) = (mount.device, Mutex::default(), Mutex::default());
+        Ok(Self { observer, mount, contents, pool, left_out, known, rest })
+    }
+
+    /// What it cannot show.
+    pub fn missing(&self) -> Vec<String> {
+        let lacking = self.observer.hooks().iter().filter(|state| state.lacking.is_some());
+        let mut missing: Vec<String> = lacking.map(|state| state.hook.without.to_owned()).collect();
+        missing.extend(self.left_out.iter().map(|why| format!("what is read in the pool's own directory: {why}")));
+        missing
+    }
+
+    /// Takes what the ring has, so that it does not run full.
+    pub fn take_touches(&self, inner: &Inner) {
+        self.name(inner, &mut self.known.lock());
+    }
+
+    /// Tells `each` what was added since the last time, unless that is less than `age` ago.
+    pub fn collect(&self, inner: &Inner, age: Duration, mut each: impl FnMut(Counted)) {
+        let mut known = self.known.lock();
+        if known.at.is_some_and(|at| at.elapsed() < age) {
+            return;
+        }
+        // The inodes that records tell of, or will tell of the next time.
+        let mut used: HashSet<Inode> = self.name(inner, &mut known).into_iter().collect();
+        let (mut resting, mut unnamed, mut told) = (Vec::new(), HashSet::new(), 0);
+        let all = self.observer.records(|key, record| {
+            used.insert(Inode::of(key));
+            told += 1;
+            // The ring has the path of whatever has a record, if it had room for it.
+            if told % NAMED_EVERY == 0 || self.file(key, &known).is_none() {
+                used.extend(self.name(inner, &mut known));
+            }
+            let Some((file, path)) = self.file(key, &known) else {
+                unnamed.insert(*key);
+                return;
+            };
+            let is_content = key.device != self.mount && matches!(file, FileId::Overlay(_));
+            let old = known.counted.get(key).copied();
+            let mut new = traffic(record, is_content);
+            if let (true, FileId::Overlay(ino)) = (is_content, &file) {
+                // The daemon wrote what the open waited for: it was in the page cache, but came from the pool.
+                let before = old.map_or(0, |old| old.pool_bytes);
+                let more = inner.registry.take_fetched(key.job, *ino, new.read_bytes.saturating_sub(before));
+                new = from_pool(new, before + more);
+            }
+            let path = path.filter(|_| old.is_none()).cloned();
+            if old != Some(new) {
+                known.counted.insert(*key, new);
+                each(Counted {
+                    job: key.job,
+                    file,
+                    path,
+                    first_ns: record.first_ns,
+                    old: old.unwrap_or_default(),
+                    new,
+                    parts: PartMap::new(record.shift, record.read, record.written),
+                });
+            } else if key.job == NO_JOB {
+                resting.push(*key);
+            }
+        });
+        if let Err(error) = all {
+            return tracing::warn!("the observer's records: {error}");
+        }
+        if resting.len() > RESTING_MAX {
+            for key in &resting {
+                known.counted.remove(key);
+            }
+            self.observer.forget(resting);
+        }
+        // Their paths were lost: the next touch tells them.
+        let lost: Vec<Key> = unnamed.intersection(&known.unnamed).copied().collect();
+        unnamed.retain(|key| !known.unnamed.contains(key));
+        self.observer.forget(lost);
+        known.unnamed = unnamed;
+        known.files.retain(|inode, _| used.contains(inode));
+        known.at = Some(Instant::now());
+    }
+
+    /// Gives up what is recorded of a job that has ended.
+    pub fn forget(&self, job: u32) {
+        let mut known = self.known.lock();
+        let of_job = |key: &&Key| key.job == job;
+        let of_job: Vec<Key> = known.counted.keys().chain(&known.unnamed).filter(of_job).copied().collect();
+        for key in &of_job {
+            known.counted.remove(key);
+        }
+        self.observer.forget(of_job);
+    }
+
+    fn file<'a>(&self, key: &Key, known: &'a Known) -> Option<(FileId, Option<&'a TypedPath>)> {
+        match known.files.get(&Inode::of(key)) {
+            Some((file, path)) => Some((file.clone(), Some(path))),
+            None if key.device == self.mount => Some((FileId::Overlay(Ino(key.ino)), None)),
+            None => None,
+        }
+    }
+
+    /// Empties the ring, and returns whose paths it had.
+    fn name(&self, inner: &Inner, known: &mut Known) -> Vec<Inode> {
+        let mut all = Vec::new();
+        for touch in self.observer.first_touches() {
+            if let Some(named) = self.identify(inner, &touch) {
+                let inode = Inode::of(&touch.key);
+                known.files.entry(inode).or_insert(named);
+                all.push(inode);
+            }
+        }
+        all
+    }
+
+    /// Which file was touched.
+    fn identify(&self, inner: &Inner, touch: &FirstTouch) -> Option<(FileId, TypedPath)> {
+        let path = paths::encode(touch.path.as_os_str().as_bytes());
+        if touch.key.device == self.mount {
+            return Some((FileId::Overlay(Ino(touch.key.ino)), path));
+        }
+        if self.contents.contains(&touch.key.device)
+            && let Some(id) = content_id(&touch.path)
+            && let Some(ino) =
+                inner.registry.content_of(id).or_else(|| Some(inner.engine.catalog().content(id).ok()??.ino))
+        {
+            // Where the pool lies on the same file system, it may have a file that is called so. A content file that was
+            // removed meanwhile was ours.
+            let is_content = |stat: std::fs::Metadata| stat.ino() == touch.key.ino;
+            if self.pool != Some(touch.key.device) || inner.engine.fast_pool().stat(id).map_or(true, is_content) {
+                let path = inner.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
+                return Some((FileId::Overlay(ino), path.unwrap_or_default()));
+            }
+        }
+        (self.pool == Some(touch.key.device)).then(|| (FileId::Pool(path.clone()), path))
+    }
+}
+
+/// What a record says, in bytes. `is_content`: of a content file.
+fn traffic(record: &Record, is_content: bool) -> Traffic {
+    let direct = record.way(Way::DirectRead).bytes;
+    let cached = record.way(Way::Read).bytes + record.way(Way::Map).bytes;
+    // What is read ahead and never asked for is not read.
+    let filled = record.way(Way::Fill).bytes.min(cached);
+    let below = direct + filled;
+    let (fast_bytes, pool_bytes) = if is_content { (below, 0) } else { (0, below) };
+    Traffic {
+        opens: 0,
+        read_bytes: cached + direct,
+        written_bytes: record.written_bytes(),
+        cache_bytes: cached - filled,
+        fast_bytes,
+        pool_bytes,
+    }
+}
+
+/// The same where the first `bytes` came from the pool for this very reader.
+fn from_pool(traffic: Traffic, bytes: u64) -> Traffic {
+    let cached = traffic.cache_bytes.min(bytes);
+    let fast = traffic.fast_bytes.min(bytes - cached);
+    Traffic {
+        cache_bytes: traffic.cache_bytes - cached,
+        fast_bytes: traffic.fast_bytes - fast,
+        pool_bytes: traffic.pool_bytes + cached + fast,
+        ..traffic
+    }
+}
+
+/// The number of the file system that is mounted at a place, which is not asked.
+fn device_of(mountpoint: &Path) -> Result<u64, String> {
+    let found = forebay_system::mounts::at(mountpoint).map_err(|e| e.to_string())?;
+    let number = found.as_ref().and_then(|mount| mount.device.split_once(':'));
+    let number = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let (major, minor) = number.ok_or_else(|| format!("{} is not among the mounts", mountpoint.display()))?;
+    Ok(rustix::fs::makedev(major, minor))
+}
+
+/// The content file that a path below the directory of all of them names.
+fn content_id(path: &Path) -> Option<ContentId> {
+    let mut parts = path.iter();
+    let (_, name) = (parts.next()?, parts.next()?.to_str()?);
+    u64::from_str_radix(name, 16).ok().filter(|_| parts.next().is_none()).map(ContentId)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_ebpf::Count;
+
+    use super::*;
+
+    #[test]
+    fn content_files_are_known_by_their_path() {
+        assert_eq!(content_id(Path::new("0/1f")), Some(ContentId(31)));
+        assert_eq!(content_id(Path::new("1f")), None);
+        assert_eq!(content_id(Path::new("a/b/1f")), None);
+        assert_eq!(content_id(Path::new("0/readme")), None);
+    }
+
+    #[test]
+    fn bytes_come_from_somewhere() {
+        // SAFETY: a record is plain numbers.
+        let mut record: Record = unsafe { std::mem::zeroed() };
+        let count = |bytes| Count { calls: 1, bytes };
+        record.ways[Way::Read as usize] = count(100);
+        record.ways[Way::Map as usize] = count(20);
+        record.ways[Way::DirectRead as usize] = count(7);
+        record.ways[Way::Fill as usize] = count(30);
+        record.ways[Way::Write as usize] = count(5);
+        let content = traffic(&record, true);
+        assert_eq!((content.read_bytes, content.written_bytes), (127, 5));
+        assert_eq!((content.cache_bytes, content.fast_bytes, content.pool_bytes), (90, 37, 0));
+        assert_eq!(traffic(&record, false).pool_bytes, 37);
+        let fetched = from_pool(content, 100);
+        assert_eq!(
+            (fetched.read_bytes, fetched.cache_bytes, fetched.fast_bytes, fetched.pool_bytes),
+            (127, 0, 27, 100)
+        );
+        record.ways[Way::Fill as usize] = count(1000);
+        let ahead = traffic(&record, true);
+        assert_eq!((ahead.cache_bytes, ahead.fast_bytes), (0, 127), "what is read ahead is not read");
+    }
+}

@@ -1,0 +1,257 @@
+//! What the kernel knows of mounts, read without touching any of them.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::MountFlags;
+
+/// The file system type of our mounts, as `/proc/self/mountinfo` shows it.
+pub const FS_TYPE: &str = "fuse.forebay";
+
+/// One line of mountinfo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub mountpoint: PathBuf,
+    pub fs_type: String,
+    pub source: String,
+    /// `major:minor` of the superblock.
+    pub device: String,
+    pub read_only: bool,
+    /// Its own, and those of its file system.
+    pub flags: MountFlags,
+}
+
+/// All mounts of this process' namespace, in the order in which they were made.
+pub fn list() -> io::Result<Vec<Mount>> {
+    parse(io::BufReader::new(std::fs::File::open("/proc/self/mountinfo")?))
+}
+
+fn parse(lines: impl BufRead) -> io::Result<Vec<Mount>> {
+    let mut mounts = Vec::new();
+    for line in lines.split(b'\n') {
+        let line = line?;
+        let mut fields = line.split(|b| *b == b' ');
+        let device = fields.nth(2);
+        let mountpoint = fields.nth(1);
+        let own = fields.next().unwrap_or_default();
+        let mut tail = fields.skip_while(|f| *f != b"-").skip(1);
+        let (Some(device), Some(mountpoint), Some(fs_type), Some(source)) =
+            (device, mountpoint, tail.next(), tail.next())
+        else {
+            continue;
+        };
+        let shared = tail.next().unwrap_or_default();
+        let own = shown_flags(own);
+        mounts.push(Mount {
+            mountpoint: decode_octal(mountpoint),
+            fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+            source: decode_octal(source).to_string_lossy().into_owned(),
+            device: String::from_utf8_lossy(device).into_owned(),
+            read_only: own.contains(MountFlags::RDONLY),
+            flags: own | shown_flags(shared),
+        });
+    }
+    Ok(mounts)
+}
+
+fn shown_flags(options: &[u8]) -> MountFlags {
+    let flag = |shown: &[u8]| OPTIONS.iter().find(|(name, _)| name.as_bytes() == shown).map(|(_, flag)| *flag);
+    options.split(|b| *b == b',').filter_map(flag).collect()
+}
+
+/// What is mounted at exactly this place, the topmost if there are several.
+pub fn at(mountpoint: &Path) -> io::Result<Option<Mount>> {
+    Ok(list()?.into_iter().rev().find(|m| m.mountpoint == mountpoint))
+}
+
+/// Whether a mount of ours is at this place.
+pub fn is_ours(mountpoint: &Path) -> bool {
+    at(mountpoint).ok().flatten().is_some_and(|m| m.fs_type == FS_TYPE)
+}
+
+/// The same as a process sees it, which may have mounts of its own.
+pub fn is_ours_for(pid: u32, mountpoint: &Path) -> bool {
+    let mounts = std::fs::File::open(format!("/proc/{pid}/mountinfo")).and_then(|file| parse(io::BufReader::new(file)));
+    let at = mounts.ok().and_then(|mounts| mounts.into_iter().rev().find(|m| m.mountpoint == mountpoint));
+    at.is_some_and(|m| m.fs_type == FS_TYPE)
+}
+
+/// The options that a mount can be given, beside those of its file system.
+const OPTIONS: [(&str, MountFlags); 10] = [
+    ("ro", MountFlags::RDONLY),
+    ("nosuid", MountFlags::NOSUID),
+    ("nodev", MountFlags::NODEV),
+    ("noexec", MountFlags::NOEXEC),
+    ("noatime", MountFlags::NOATIME),
+    ("nodiratime", MountFlags::NODIRATIME),
+    ("relatime", MountFlags::RELATIME),
+    ("sync", MountFlags::SYNCHRONOUS),
+    ("dirsync", MountFlags::DIRSYNC),
+    ("lazytime", MountFlags::LAZYTIME),
+];
+
+/// The options that lift one of them. mount(8) keeps `suid` and `dev` to itself: what it does not know it hands over.
+const LIFTING: [(&str, MountFlags); 11] = [
+    ("rw", MountFlags::RDONLY),
+    ("suid", MountFlags::NOSUID),
+    ("allow_suid", MountFlags::NOSUID),
+    ("dev", MountFlags::NODEV),
+    ("allow_dev", MountFlags::NODEV),
+    ("exec", MountFlags::NOEXEC),
+    ("atime", MountFlags::NOATIME),
+    ("relatime", MountFlags::NOATIME),
+    ("diratime", MountFlags::NODIRATIME),
+    ("async", MountFlags::SYNCHRONOUS),
+    ("nolazytime", MountFlags::LAZYTIME),
+];
+
+/// Whether a mount can be given this option.
+pub fn is_option(name: &str) -> bool {
+    OPTIONS.iter().chain(&LIFTING).any(|(n, _)| *n == name)
+}
+
+/// What mount(2) is told for these options. Set-id programs and device files come from a pool that others write, so they
+/// work only where the mount asks for them.
+pub fn flags(options: &[String]) -> MountFlags {
+    changed(MountFlags::NOSUID | MountFlags::NODEV, options)
+}
+
+/// These flags with the options put on top. Of two that contradict each other the later wins, as for mount(8).
+pub fn changed(mut flags: MountFlags, options: &[String]) -> MountFlags {
+    for option in options {
+        for (_, flag) in LIFTING.iter().filter(|(name, _)| name == option) {
+            flags -= *flag;
+        }
+        for (_, flag) in OPTIONS.iter().filter(|(name, _)| name == option) {
+            flags |= *flag;
+        }
+    }
+    flags
+}
+
+/// What the file system of a directory forbids: a mount in front of it does not allow it either.
+pub fn flags_below(directory: &Path) -> MountFlags {
+    use rustix::fs::StatVfsMountFlags as Below;
+    let below = rustix::fs::statvfs(directory).map_or(Below::empty(), |stat| stat.f_flag);
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::NOSUID, below.contains(Below::NOSUID));
+    flags.set(MountFlags::NODEV, below.contains(Below::NODEV));
+    flags.set(MountFlags::NOEXEC, below.contains(Below::NOEXEC));
+    flags.set(MountFlags::RDONLY, below.contains(Below::RDONLY));
+    flags
+}
+
+/// A process that keeps a mount busy, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    pub pid: u32,
+    pub command: String,
+    pub by: PathBuf,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (pid {}) by {}", self.command, self.pid, self.by.display())
+    }
+}
+
+/// At most `limit` processes that have something open below `mountpoint`, as far as this user may see. Reads the
+/// names that the kernel keeps in /proc, and no file below the mount.
+pub fn holders(mountpoint: &Path, limit: usize) -> Vec<Holder> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut found = Vec::new();
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        if let Some(by) = held_by(&process.path(), mountpoint) {
+            let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            found.push(Holder { pid, command: command.trim().to_string(), by });
+            if found.len() == limit {
+                break;
+            }
+        }
+    }
+    found
+}
+
+fn held_by(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
+    let inside = |link: PathBuf| std::fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint));
+    let fixed = ["cwd", "root", "exe"].into_iter().find_map(|name| inside(process.join(name)));
+    fixed
+        .or_else(|| std::fs::read_dir(process.join("fd")).ok()?.flatten().find_map(|fd| inside(fd.path())))
+        .or_else(|| mapped(process, mountpoint))
+}
+
+/// A file below the mount that is mapped but no longer open.
+fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
+    let maps = std::fs::read(process.join("maps")).ok()?;
+    maps.split(|b| *b == b'\n').find_map(|line| {
+        let start = line.iter().position(|b| *b == b'/')?;
+        let path = Path::new(std::ffi::OsStr::from_bytes(&line[start..]));
+        path.starts_with(mountpoint).then(|| path.to_path_buf())
+    })
+}
+
+/// Undoes the escapes of `/proc/self/mountinfo`: a backslash and three octal digits.
+fn decode_octal(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let digits = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        let value = digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match value {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_parsed_with_and_without_optional_fields() {
+        let text = b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw,sync\n\
+                     37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
+        let mounts = parse(&text[..]).unwrap();
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[0].mountpoint, Path::new("/mnt/a b"));
+        assert_eq!((mounts[0].fs_type.as_str(), mounts[0].source.as_str()), ("fuse.forebay", "/po ol"));
+        assert_eq!((mounts[0].read_only, mounts[1].read_only), (false, true));
+        assert_eq!(mounts[0].flags, MountFlags::NOATIME | MountFlags::SYNCHRONOUS);
+        assert_eq!((mounts[1].fs_type.as_str(), mounts[1].device.as_str()), ("tmpfs", "0:44"));
+    }
+
+    #[test]
+    fn mountinfo_escapes_are_undone() {
+        assert_eq!(decode_octal(br"/mnt/a\040b\134"), Path::new(r"/mnt/a b\"));
+        assert_eq!(decode_octal(br"/plain\04"), Path::new(r"/plain\04"));
+    }
+
+    #[test]
+    fn of_options_that_contradict_each_other_the_later_wins() {
+        let of = |options: &str| flags(&options.split(',').map(str::to_owned).collect::<Vec<_>>());
+        let usual = MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(of("rw,async,exec"), usual);
+        assert_eq!(of("suid,nosuid,noexec,exec,ro,rw"), usual);
+        assert_eq!(of("suid,allow_dev,noatime,relatime,sync"), MountFlags::RELATIME | MountFlags::SYNCHRONOUS);
+    }
+
+    #[test]
+    fn holders_names_a_process_with_an_open_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let _open = std::fs::File::create(root.join("f")).unwrap();
+        let holders = holders(&root, 8);
+        assert!(holders.iter().any(|h| h.pid == std::process::id() && h.by == root.join("f")), "{holders:?}");
+    }
+}
