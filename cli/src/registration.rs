@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use forebay_api::jobs::{JobRequest, JobSummary};
+use forebay_api::jobs::{JobRequest, JobSummary, ObserverKind};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::{self, Entry};
 use forebay_daemon::{Failure, FailureKind, client, paths};
@@ -89,7 +89,7 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
         return serde_json::json!({ "mountpoint": mountpoint, "job": job }).to_string();
     }
     let JobSummary { traffic, .. } = job;
-    let seen = if job.observer == "ebpf" { "" } else { " (without eBPF: what the daemon was asked for)" };
+    let seen = if job.observer == ObserverKind::Ebpf { "" } else { " (without eBPF: what the daemon was asked for)" };
     let ahead = match &job.ahead {
         Some(ahead) if ahead.files > 0 => {
             format!(

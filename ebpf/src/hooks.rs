@@ -86,10 +86,11 @@ pub(crate) const HOOKS: [Hook; 8] = [
     },
 ];
 
-/// Without which hooks something that is read goes unseen: what they say of that.
-pub fn unseen_reads() -> impl Iterator<Item = &'static str> {
-    let of_reads = |hook: &&Hook| matches!(hook.program, "get_pages" | "map_pages" | "fault" | "direct");
-    HOOKS.iter().filter(of_reads).map(|hook| hook.without)
+impl Hook {
+    /// Whether reads go unseen without it.
+    pub fn tells_reads(&self) -> bool {
+        matches!(self.program, "get_pages" | "map_pages" | "fault" | "direct")
+    }
 }
 
 /// The hooks that the running kernel has, without those that are named in `masked`. Needs no privilege.

@@ -63,7 +63,7 @@ mod programs;
 mod records;
 mod touches;
 
-pub use hooks::{Hook, HookState, probe, unseen_reads};
+pub use hooks::{Hook, HookState, probe};
 pub use layout::{Count, Key, NO_JOB, Record, Way};
 pub use observer::{Dropped, Observer, Options, Ring};
 pub use places::Place;

@@ -48,15 +48,36 @@ pub const SUGGESTIONS_MAX: usize = 64;
 /// goes on as in the directory before needs it at once.
 const LISTING_TOUCHES: usize = 3;
 
-/// A file that was opened for reading by somebody; or a directory that somebody entered, where the caller keeps these
-/// apart by numbers of their own for reader and directory.
+/// Whose opens are one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Who {
+    /// By its number while it runs.
+    Job(u32),
+    /// A session (one terminal, one service) outside of jobs, by its process number; 0 if that is not known.
+    Session(u32),
+}
+
+/// What is opened. To enter a directory is to open it, in the directory above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Opens {
+    Files,
+    Directories,
+}
+
+/// A reader of files, or of directories: each has patterns of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReaderId {
+    pub who: Who,
+    pub opens: Opens,
+}
+
+/// A file that was opened for reading, or a directory that was entered.
 #[derive(Debug, Clone, Copy)]
 pub struct Touch {
-    /// A job, or a process group where there is none.
-    pub reader: u64,
-    /// The directory that the file was opened in, any number that is its own.
+    pub reader: ReaderId,
+    /// The inode number of the directory that it was opened in.
     pub directory: u64,
-    /// The inode number.
+    /// The inode number of the file, or of the directory that was entered.
     pub file: u64,
     /// Since any fixed moment.
     pub at: Duration,
@@ -86,12 +107,12 @@ pub struct Suggestion {
 /// suggestions. The caller locks. Only to forget a reader, which [`Online::ended`] does, takes longer the more there is.
 #[derive(Debug)]
 pub struct Online {
-    readers: LruCache<u64, Reader>,
+    readers: LruCache<ReaderId, Reader>,
     readers_made: u64,
     /// Opens that the readers remember.
     logged: usize,
     /// By reader and directory.
-    tracks: LruCache<(u64, u64), Track>,
+    tracks: LruCache<(ReaderId, u64), Track>,
     /// Files that the tracks remember.
     touched: usize,
     listings: Listings,
@@ -132,7 +153,7 @@ impl Online {
     /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this epoch, or
     /// this pass over the directory. What goes with the file may be one that it has opened before, if not just now.
     ///
-    /// `listing` gives the files of a directory, in any order. It is called at most once, for the directory of the open,
+    /// `listing` gives the files of a directory, or the directories in it if these are what is opened, in any order. It is called at most once, for the directory of the open,
     /// and only if the reader has opened some files there and what was listed before is not known or lacks the file.
     /// `None`: not known; then only what goes without it is suggested.
     ///
@@ -178,10 +199,13 @@ impl Online {
         self.settle(file, false);
     }
 
-    /// The reader will open nothing more. What was brought in for it and not used was wasted.
-    pub fn ended(&mut self, reader: u64) {
-        if let Some(known) = self.readers.pop(&reader) {
-            self.forget(reader, known, true);
+    /// They will open nothing more. What was brought in for them and not used was wasted.
+    pub fn ended(&mut self, who: Who) {
+        for opens in [Opens::Files, Opens::Directories] {
+            let reader = ReaderId { who, opens };
+            if let Some(known) = self.readers.pop(&reader) {
+                self.forget(reader, known, true);
+            }
         }
     }
 
@@ -205,7 +229,7 @@ impl Online {
     }
 
     /// So many suggestions were used, and so many wasted.
-    fn note(&mut self, reader: u64, predictor: Predictor, outcomes: (usize, usize)) {
+    fn note(&mut self, reader: ReaderId, predictor: Predictor, outcomes: (usize, usize)) {
         self.accuracy[predictor.index()].note(outcomes.0, outcomes.1);
         if let Some(reader) = self.readers.peek_mut(&reader) {
             reader.note(predictor, outcomes);
@@ -213,7 +237,7 @@ impl Online {
     }
 
     /// Lets go of what a reader has left behind.
-    fn forget(&mut self, number: u64, reader: Reader, has_ended: bool) {
+    fn forget(&mut self, id: ReaderId, reader: Reader, has_ended: bool) {
         self.logged -= reader.epochs.log_len();
         let (mut used_siblings, mut wasted) = (0, [0; 5]);
         for (file, suggestion) in reader.into_awaited() {
@@ -224,7 +248,7 @@ impl Online {
                 wasted[asked.predictor.index()] += 1;
             }
         }
-        let tracks: Vec<(u64, u64)> = self.tracks.iter().map(|(key, _)| *key).filter(|key| key.0 == number).collect();
+        let tracks: Vec<(ReaderId, u64)> = self.tracks.iter().map(|(key, _)| *key).filter(|key| key.0 == id).collect();
         for key in tracks {
             let Some(track) = self.tracks.pop(&key) else { continue };
             self.touched -= track.touched_count();
@@ -241,8 +265,8 @@ impl Online {
         if self.readers.len() < 2 {
             return false;
         }
-        let Some((number, reader)) = self.readers.pop_lru() else { return false };
-        self.forget(number, reader, false);
+        let Some((id, reader)) = self.readers.pop_lru() else { return false };
+        self.forget(id, reader, false);
         true
     }
 
@@ -272,7 +296,7 @@ impl Online {
             track.enter(file, habit);
         }
         let is_known = touched + usize::from(!track.is_touched(file)) >= LISTING_TOUCHES || track.is_entered();
-        let listing = if is_known { self.listings.get(touch.directory, file, ask) } else { None };
+        let listing = if is_known { self.listings.get((touch.directory, touch.reader.opens), file, ask) } else { None };
         let follows = track.touch(file, listing.as_deref(), touches);
         if let (Some(reader), Some(listing)) = (self.readers.peek_mut(&touch.reader), &listing) {
             reader.habit = track.sequence.habit(listing).filter(|_| follows);

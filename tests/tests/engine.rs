@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use forebay_api::operator::{ContentState, Difference};
 use forebay_backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
 use forebay_backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
@@ -264,17 +265,17 @@ async fn eviction_respects_leases_and_what_is_not_flushed() {
     }
     evict(&overlay, false).await;
     let state = |listed: &[forebay_api::operator::Listed], name: &str| {
-        listed.iter().find(|f| f.path == name).map(|f| f.state.clone()).unwrap()
+        listed.iter().find(|f| f.path == name).map(|f| f.state).unwrap()
     };
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
-    assert_eq!(state(&listed, "/a"), "resident");
-    assert_eq!(state(&listed, "/b"), "absent");
-    assert_eq!(state(&listed, "/d"), "dirty");
+    assert_eq!(state(&listed, "/a"), ContentState::Resident);
+    assert_eq!(state(&listed, "/b"), ContentState::Absent);
+    assert_eq!(state(&listed, "/d"), ContentState::Dirty);
     assert!(overlay.status().await.used_bytes <= 4 << 20);
     evict(&overlay, true).await;
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
-    assert_eq!(state(&listed, "/a"), "absent");
-    assert_eq!(state(&listed, "/d"), "dirty");
+    assert_eq!(state(&listed, "/a"), ContentState::Absent);
+    assert_eq!(state(&listed, "/d"), ContentState::Dirty);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -301,7 +302,7 @@ async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     overlay.release(ino, libc::O_RDWR);
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
-    assert_eq!(listed.iter().find(|file| file.path == "/a").unwrap().state, "resident");
+    assert_eq!(listed.iter().find(|file| file.path == "/a").unwrap().state, ContentState::Resident);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -476,7 +477,7 @@ async fn what_was_uploaded_while_it_was_written_is_clean_with_the_last_close() {
     let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
     write(&overlay, "a", "x").await.unwrap();
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
-    assert_eq!(listed[0].state, "resident");
+    assert_eq!(listed[0].state, ContentState::Resident);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -488,7 +489,7 @@ async fn dirty_is_what_the_pool_lacks_and_not_what_somebody_has_open() {
     flushed(&overlay).await;
     assert_eq!(overlay.status().await.dirty_files, 0);
     overlay.write(ino, 1, Bytes::from_static(b"y")).await.unwrap();
-    assert_eq!(overlay.dirty().await.unwrap()[0].what, "data");
+    assert_eq!(overlay.dirty().await.unwrap()[0].what, Difference::Data);
     overlay.release(ino, RDWR);
     flushed(&overlay).await;
     assert_eq!(fixture.pooled(), pairs(&[("/a", "xy")]));

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use forebay_api::jobs::ObserverKind;
 use forebay_daemon::mounts;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content, program_as};
 use forebay_tests::process::{Answer, Running, forebay, run, wait, wait_until};
@@ -146,7 +147,7 @@ fn without_ebpf_requests_tell_what_they_can_and_say_what_is_missing() {
     mount.forebay(["stage"], &[&mount.path("a")]).ok();
     wait_until("it is found out", || mount.status().observer.why.is_some_and(|why| why.contains("masked")));
     let status = mount.status().observer;
-    assert_eq!((status.kind.as_str(), status.missing.len()), ("requests", 1), "{status:?}");
+    assert_eq!((status.kind, status.missing.len()), (ObserverKind::Requests, 1), "{status:?}");
     let shown = mount.forebay(["status"], &[&mount.place.mnt()]).ok();
     assert!(shown.out.contains("seen by requests alone"), "{shown}");
     // A thread opens, and an orphan reads.
@@ -165,7 +166,7 @@ fn without_ebpf_requests_tell_what_they_can_and_say_what_is_missing() {
 #[test]
 fn a_hook_that_the_kernel_lacks_is_named_and_the_others_are_used() {
     let mount = mount(Some("writeback_dirty_folio:sched_process_fork:sched_process_exit"));
-    wait_until("the observer starts", || mount.status().observer.kind == "ebpf");
+    wait_until("the observer starts", || mount.status().observer.kind == ObserverKind::Ebpf);
     run(&mut job(&mount, "masked", "cat a >/dev/null"), COMMAND).ok();
     let report = report(&mount, "masked");
     let missing: Vec<_> = report["missing"].as_array().unwrap().iter().map(|what| what.as_str().unwrap()).collect();
@@ -177,7 +178,7 @@ fn a_hook_that_the_kernel_lacks_is_named_and_the_others_are_used() {
 #[test]
 fn where_reads_are_not_told_what_comes_into_memory_is() {
     let mount = mount(Some("mm_filemap_get_pages:mm_filemap_map_pages:mm_filemap_fault"));
-    wait_until("the observer starts", || mount.status().observer.kind == "ebpf");
+    wait_until("the observer starts", || mount.status().observer.kind == ObserverKind::Ebpf);
     run(&mut job(&mount, "first", "cat a >/dev/null; head -c 300000 large >/dev/null"), COMMAND).ok();
     let report = report(&mount, "first");
     assert_eq!(report["missing"].as_array().unwrap().len(), 3, "{report}");
@@ -271,7 +272,7 @@ const NOT_NEEDED: u64 = 1 << 16 | 1 << 12 | 1 << 22 | 1 << 25 | 1 << 38 | 1 << 3
 #[test]
 fn a_worker_keeps_no_capability_that_it_does_not_need() {
     let mount = mount(None);
-    wait_until("the observer", || mount.status().observer.kind == "ebpf");
+    wait_until("the observer", || mount.status().observer.kind == ObserverKind::Ebpf);
     let worker = mount.worker().pid;
     wait_until("the observer's thread gives up", || capabilities(worker) & NOT_NEEDED == 0);
     assert!(capabilities(worker) & SYS_ADMIN != 0, "passthrough takes it");
@@ -286,7 +287,7 @@ fn a_user_observes_by_two_capabilities_and_the_worker_keeps_neither() {
     let lent = place.lend(&forebay());
     run(Command::new("setcap").arg("cap_bpf,cap_perfmon+ep").arg(&lent), COMMAND).ok();
     let mount = Mount::on(place, Options { user: Some(NOBODY), ..Options::default() });
-    wait_until("the observer", || mount.status().observer.kind == "ebpf");
+    wait_until("the observer", || mount.status().observer.kind == ObserverKind::Ebpf);
     let mut job = program_as(&mount.place, Some(NOBODY));
     job.args(["run", "--job", "user", "--mount"]).arg(mount.place.mnt()).args(["--", "cat"]).arg(mount.path("a"));
     run(&mut job, COMMAND).ok();

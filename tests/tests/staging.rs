@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_api::operator::ContentState;
 use forebay_api::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Answer, Around, Call, CallKind, Decorated};
 use forebay_backends::memory::MemoryPool;
@@ -293,7 +294,7 @@ async fn each_owner_has_a_lease_of_his_own() {
     );
     assert_eq!((release(&overlay, &[], "one").await, release(&overlay, &[], "three").await), (1, 1));
     let after = listed(&overlay, "a").await;
-    assert_eq!((after.state.as_str(), after.lease_owner), ("resident", None), "it stays until its room is needed");
+    assert_eq!((after.state, after.lease_owner), (ContentState::Resident, None), "it stays until its room is needed");
     assert_eq!(overlay.status().await.leased_bytes, 0);
     assert_eq!(evict(&overlay, false).await.files, 2);
 }
@@ -338,7 +339,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
     until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_some()).await;
     // What is whole stays leased though nobody waits for the rest.
     let both = overlay.stage(StageRequest { paths: vec!["a-small".into(), "large".into()], ..slow("job") });
-    until(minute, async || listed(&overlay, "a-small").await.state == "resident").await;
+    until(minute, async || listed(&overlay, "a-small").await.state == ContentState::Resident).await;
     drop(both);
     until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_some()).await;
     assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
@@ -357,7 +358,7 @@ async fn a_lease_that_is_over_keeps_no_room_though_nobody_looks_at_its_file() {
     let overlay = fixture.limited(5 << 20).await;
     until(Duration::from_secs(60), async || overlay.status().await.leased_bytes == 0).await;
     assert_eq!(stage(&overlay, "b").await.1, Vec::new());
-    assert_eq!(listed(&overlay, "b").await.state, "resident");
+    assert_eq!(listed(&overlay, "b").await.state, ContentState::Resident);
 }
 
 /// SEMANTICS 17: "or the file is removed"

@@ -86,7 +86,7 @@ fn present(entry: &Entry, job: &JobSummary, all: &[JobFile], output: &Output) {
     );
     line("written", bytes(traffic.written_bytes));
     line("used", format!("{}, {}", files(job.file_count + job.omitted_files), counted(traffic.opens, "open")));
-    line("seen by", job.observer.clone());
+    line("seen by", job.observer.name().into());
     job.missing.iter().for_each(|what| line("NOT SEEN", shown(what)));
     if job.interrupted {
         line("NOT SEEN", "some of the time: the daemon, or who began the job, died".into());

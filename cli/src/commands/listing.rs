@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_api::operator::Listed;
+use forebay_api::operator::{ContentState, Listed, ObjectKind};
 use forebay_daemon::multi_mount::Place;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::{Failure, client};
@@ -31,7 +31,7 @@ fn not_in_pool(Place { entry, inner, prefix }: &Place, output: &Output) -> Resul
             .map(|f| {
                 let error = f.error.as_ref().map_or(String::new(), |e| format!("  NOT FLUSHED: {}", shown(e)));
                 let path = f.path.trim_start_matches('/');
-                vec![bytes(f.bytes), f.what.clone(), moment(f.since_unix), format!("{}{error}", shown(path))]
+                vec![bytes(f.bytes), f.what.name().into(), moment(f.since_unix), format!("{}{error}", shown(path))]
             })
             .collect();
         output.table(&rows);
@@ -50,14 +50,14 @@ pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure
             .map(|f| {
                 let lease = f.lease_owner.as_ref().map_or(String::new(), |o| format!("  leased by {}", shown(o)));
                 let pool = f.storage_pool.as_ref().map_or(String::new(), |p| format!("  in storage pool {}", shown(p)));
-                let (size, resident) = if f.kind == "directory" {
+                let (size, resident) = if f.kind == ObjectKind::Directory {
                     ("-".into(), String::new())
                 } else {
                     (bytes(f.size), share(f.resident_bytes, f.size))
                 };
                 let when = moment(u64::try_from(f.mtime_unix).unwrap_or(0));
                 vec![
-                    f.state.clone(),
+                    f.state.name().into(),
                     resident,
                     size,
                     when,
@@ -83,7 +83,7 @@ impl Sum {
         self.files += 1;
         self.bytes += file.size;
         self.resident_bytes += file.resident_bytes;
-        if matches!(file.state.as_str(), "dirty" | "flushing") {
+        if file.state == ContentState::Dirty {
             self.dirty_bytes += file.size;
         }
     }
@@ -95,7 +95,7 @@ pub fn du(path: &Path, summarize: bool, output: &Output) -> Result<Exit, Failure
     let mut children: BTreeMap<String, Sum> = BTreeMap::new();
     let mut total = Sum::default();
     let exit = listed(places, true, output, |files| {
-        for file in files.iter().filter(|f| f.kind != "directory") {
+        for file in files.iter().filter(|f| f.kind != ObjectKind::Directory) {
             total.add(file);
             if !summarize {
                 children.entry(child(&file.path, &base)).or_default().add(file);

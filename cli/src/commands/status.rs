@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_api::jobs::ObserverStatus;
+use forebay_api::jobs::{ObserverKind, ObserverStatus};
 use forebay_api::operator::Status;
 use forebay_daemon::multi_mount::Root;
 use forebay_daemon::registry::{self, Entry};
@@ -164,10 +164,10 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
 }
 
 fn observer(observer: &ObserverStatus, line: impl Fn(&str, String)) {
-    let seen_by = match (observer.kind.as_str(), &observer.why) {
-        ("ebpf", _) if observer.rests => "eBPF, which rests: no job runs, and eviction is far".to_owned(),
-        ("ebpf", _) => "eBPF".to_owned(),
-        (_, why) => format!("requests alone ({})", why.as_deref().map_or(String::new(), shown)),
+    let seen_by = match (observer.kind, &observer.why) {
+        (ObserverKind::Ebpf, _) if observer.rests => "eBPF, which rests: no job runs, and eviction is far".to_owned(),
+        (ObserverKind::Ebpf, _) => "eBPF".to_owned(),
+        (ObserverKind::Requests, why) => format!("requests alone ({})", why.as_deref().map_or(String::new(), shown)),
     };
     line("jobs", format!("seen by {seen_by}"));
     for what in &observer.missing {

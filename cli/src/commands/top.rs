@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_api::jobs::{JobSample, Sample, Traffic};
+use forebay_api::jobs::{JobSample, ObserverKind, Sample, Traffic};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::Entry;
 use forebay_daemon::{Failure, FailureKind, client};
@@ -84,7 +84,8 @@ fn difference(mut sample: Sample, before: &Sample) -> Sample {
 }
 
 fn show(mountpoint: &Path, sample: &Sample, ms: u64, output: &Output) {
-    let unobserved = if sample.observer.kind == "ebpf" { "" } else { "  (without eBPF: requests to the daemon alone)" };
+    let unobserved =
+        if sample.observer.kind == ObserverKind::Ebpf { "" } else { "  (without eBPF: requests to the daemon alone)" };
     output.line(format!("{}{unobserved}", mountpoint.display()));
     let rate = |count: u64| format!("{}/s", bytes(per_second(count, ms)));
     let row = |name: String, files: String, traffic: &Traffic| {

@@ -134,10 +134,12 @@ pub struct JobSummary {
     pub processes: Vec<Process>,
     /// Cgroups that it was made of, below the root of the hierarchy.
     pub cgroups: Vec<String>,
-    /// `ebpf`, or `requests`: only what reached the daemon was seen.
-    pub observer: String,
+    pub observer: ObserverKind,
     /// What could not be seen.
     pub missing: Vec<String>,
+    /// Some reads could not be seen.
+    #[serde(default)]
+    pub reads_unseen: bool,
     /// The daemon died while the job ran, or who began it did: what was counted before is missing.
     pub interrupted: bool,
     /// Files that are told of.
@@ -170,11 +172,31 @@ pub struct JobSample {
     pub traffic: Traffic,
 }
 
+/// By what the use of files is seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ObserverKind {
+    /// Only requests that reach the daemon.
+    #[default]
+    Requests,
+    /// Programs in the kernel, too.
+    Ebpf,
+}
+
+impl ObserverKind {
+    /// As the JSON output has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Ebpf => "ebpf",
+        }
+    }
+}
+
 /// Who sees what jobs use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObserverStatus {
-    /// `ebpf`, or `requests`.
-    pub kind: String,
+    pub kind: ObserverKind,
     /// Why it is not eBPF.
     pub why: Option<String>,
     /// Nobody needs it: nothing is observed now, and so nothing is slowed down.

@@ -172,25 +172,81 @@ pub struct Counters {
     pub pool_retries: u64,
 }
 
+/// What differs between the mount and the pool at a path, the least important first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Difference {
+    /// Times of a directory, which move with what is flushed into it.
+    Times,
+    Attributes,
+    Name,
+    Removed,
+    Data,
+}
+
+impl Difference {
+    /// As the JSON output has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Times => "times",
+            Self::Attributes => "attributes",
+            Self::Name => "name",
+            Self::Removed => "removed",
+            Self::Data => "data",
+        }
+    }
+}
+
+/// The kind of a listed object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ObjectKind {
+    File,
+    Directory,
+    Symlink,
+    /// A fifo, a socket or a device file.
+    Special,
+}
+
+/// How much of an object is on the fast pool; of a directory, how many of its names are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentState {
+    Absent,
+    Partial,
+    Resident,
+    /// Resident, and newer than the pool's copy.
+    Dirty,
+}
+
+impl ContentState {
+    /// As the JSON output has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Partial => "partial",
+            Self::Resident => "resident",
+            Self::Dirty => "dirty",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DirtyFile {
     pub path: String,
     pub bytes: u64,
     pub since_unix: u64,
-    /// `data`, `attributes`, `name` or `removed`.
-    pub what: String,
+    pub what: Difference,
     pub error: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Listed {
     pub path: String,
-    /// `file`, `directory`, `symlink` or `special`.
-    pub kind: String,
+    pub kind: ObjectKind,
     pub size: u64,
     pub resident_bytes: u64,
-    /// `absent`, `partial`, `resident` or `dirty`.
-    pub state: String,
+    pub state: ContentState,
     pub leased_until_unix: Option<u64>,
     /// All of them.
     pub lease_owner: Option<String>,

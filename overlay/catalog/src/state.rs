@@ -139,7 +139,7 @@ impl FileState {
         matches!(self.0, State::Absent)
     }
 
-    pub fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self.0 {
             State::Absent => "absent",
             State::Partial(_) => "partial",

@@ -38,7 +38,7 @@ pub trait Advisor: Send + Sync {
     }
 
     fn observer_status(&self) -> ObserverStatus {
-        ObserverStatus { kind: "requests".into(), why: Some("no observer was asked for".into()), ..Default::default() }
+        ObserverStatus { why: Some("no observer was asked for".into()), ..ObserverStatus::default() }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_api::operator::{Counters, DeviceStatus, DirtyFile, Listed, Status};
+use forebay_api::operator::{ContentState, Counters, DeviceStatus, Difference, DirtyFile, Listed, ObjectKind, Status};
 use forebay_backends::{FileKind, PoolPath, Result};
-use forebay_catalog::{Intent, Listing};
+use forebay_catalog::{FileState, Intent, Listing};
 use forebay_system::clock::unix_now;
 use tokio::sync::Semaphore;
 
@@ -193,9 +193,7 @@ impl Inner {
             let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
             slot.since_unix = slot.since_unix.min(dirty.since_unix);
             slot.bytes = slot.bytes.max(dirty.bytes);
-            if weight(&dirty.what) > weight(&slot.what) {
-                slot.what = dirty.what;
-            }
+            slot.what = slot.what.max(dirty.what);
             slot.error = slot.error.take().or(dirty.error);
         }
         Ok(found.into_values().collect())
@@ -219,22 +217,22 @@ impl Inner {
 
     fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
         let (path, ino, mut what) = match intent {
-            Intent::Inode(ino) => (self.display(*ino), Some(*ino), "attributes"),
+            Intent::Inode(ino) => (self.display(*ino), Some(*ino), Difference::Attributes),
             Intent::Name(parent, name) => {
                 let record = self.catalog.name(*parent, name)?;
                 let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
-                let what = if record.here.is_some() { "name" } else { "removed" };
+                let what = if record.here.is_some() { Difference::Name } else { Difference::Removed };
                 (dir.join(name).to_string(), record.here_ino(), what)
             }
         };
-        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what: String::new(), error: None };
+        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None };
         if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
             let (is_data, is_uploaded) = {
                 let state = node.state.lock();
                 (state.record.file.is_dirty(), state.is_uploaded())
             };
             if is_data && !is_uploaded {
-                what = "data";
+                what = Difference::Data;
                 dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
             }
             let state = node.state.lock();
@@ -253,10 +251,10 @@ impl Inner {
             let only_times =
                 record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
             if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
-                what = "times";
+                what = Difference::Times;
             }
         }
-        dirty.what = what.into();
+        dirty.what = what;
         Ok(Some(dirty))
     }
 
@@ -290,14 +288,14 @@ impl Inner {
         let resident_bytes = self.resident_bytes(&node, attr.size)?;
         let state = node.state.lock();
         let file = state.record.file;
-        let (kind, name) = match attr.kind {
-            FileKind::File => ("file", file.name()),
+        let (kind, content) = match attr.kind {
+            FileKind::File => (ObjectKind::File, content_state(file)),
             FileKind::Directory => match state.record.listing {
-                Listing::Complete(_) => ("directory", "resident"),
-                Listing::Partly => ("directory", "partial"),
+                Listing::Complete(_) => (ObjectKind::Directory, ContentState::Resident),
+                Listing::Partly => (ObjectKind::Directory, ContentState::Partial),
             },
-            FileKind::Symlink => ("symlink", "resident"),
-            _ => ("special", "resident"),
+            FileKind::Symlink => (ObjectKind::Symlink, ContentState::Resident),
+            _ => (ObjectKind::Special, ContentState::Resident),
         };
         let now = unix_now();
         let owners: Vec<&str> = state.leases.holding(now).map(|lease| lease.owner.as_str()).collect();
@@ -305,10 +303,10 @@ impl Inner {
         let until = state.leases.holding(now).map(|lease| lease.expires_unix.unwrap_or(u64::MAX)).max();
         Ok(Listed {
             path,
-            kind: kind.into(),
+            kind,
             size: attr.size,
             resident_bytes,
-            state: name.into(),
+            state: content,
             leased_until_unix: until.filter(|until| *until < u64::MAX),
             lease_owner: (!owners.is_empty()).then(|| owners.join(", ")),
             mtime_unix: attr.mtime.secs,
@@ -318,13 +316,12 @@ impl Inner {
     }
 }
 
-/// Of several things that differ at a path the weightiest is named.
-fn weight(what: &str) -> u32 {
-    match what {
-        "data" => 3,
-        "name" | "removed" => 2,
-        "attributes" => 1,
-        _ => 0,
+fn content_state(file: FileState) -> ContentState {
+    match () {
+        () if file.is_dirty() => ContentState::Dirty,
+        () if file.is_whole() => ContentState::Resident,
+        () if file.is_partial() => ContentState::Partial,
+        () => ContentState::Absent,
     }
 }
 

@@ -183,6 +183,7 @@ impl Inner {
             let ids = std::mem::take(&mut head.cgroup_ids);
             head.summary.observer = self.registry.status().kind;
             head.summary.missing = self.registry.unseen();
+            head.summary.reads_unseen = self.registry.misses_reads();
             let number = self.run_job(&mut self.registry.table.lock(), serial, head);
             self.add_processes(number, &alive);
             cgroups.into_iter().zip(ids).for_each(|(path, id)| self.add_cgroup(number, id, path));

@@ -60,7 +60,7 @@ use attribution::Attribution;
 pub use collector::Collector;
 pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
 pub use forebay_api::jobs::{
-    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverStatus, Parts, Sample, Traffic, check_id,
+    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Parts, Sample, Traffic, check_id,
 };
 use foresight::{Foresight, Invocation};
 pub use watch::Observe;
@@ -201,7 +201,6 @@ impl Registry {
 
     pub fn status(&self) -> ObserverStatus {
         let requests = |why: &str| ObserverStatus {
-            kind: "requests".into(),
             why: Some(why.to_owned()),
             missing: self.unseen(),
             ..ObserverStatus::default()
@@ -216,7 +215,7 @@ impl Registry {
                 }
                 let dropped = watch.observer.dropped();
                 ObserverStatus {
-                    kind: "ebpf".into(),
+                    kind: ObserverKind::Ebpf,
                     why: None,
                     rests: !watch.observer.is_at_work(),
                     missing: self.unseen(),
@@ -226,6 +225,10 @@ impl Registry {
                 }
             }
         }
+    }
+
+    fn misses_reads(&self) -> bool {
+        self.seeing().is_none_or(Watch::misses_reads)
     }
 
     fn unseen(&self) -> Vec<String> {

@@ -101,6 +101,7 @@ impl Inner {
             cgroups: Vec::new(),
             observer: self.registry.status().kind,
             missing: self.registry.unseen(),
+            reads_unseen: self.registry.misses_reads(),
             interrupted: false,
             file_count: 0,
             omitted_files: 0,

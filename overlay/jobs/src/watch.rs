@@ -140,6 +140,11 @@ impl Watch {
         missing
     }
 
+    /// Whether some reads go unseen.
+    pub fn misses_reads(&self) -> bool {
+        self.observer.hooks().iter().any(|state| state.lacking.is_some() && state.hook.tells_reads())
+    }
+
     /// Takes what the ring has, so that it does not run full.
     pub fn take_touches(&self, inner: &Inner) {
         self.name(inner, &mut self.known.lock());

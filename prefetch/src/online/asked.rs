@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Predictor;
+use super::{Predictor, ReaderId};
 
 /// Suggestions of the whole mount that may be outstanding: a set of so many files can be on its way at once. Each takes
 /// 120 bytes with its place in its reader's queue, 15 MiB at most.
@@ -11,7 +11,7 @@ pub(super) const ASKED_MAX: usize = 1 << 17;
 /// One suggestion.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    pub reader: u64,
+    pub reader: ReaderId,
     /// In which directory the pattern is, for the predictors that go by directories.
     pub directory: u64,
     pub predictor: Predictor,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-use super::{Sibling, natural};
+use super::{Opens, Sibling, natural};
 
 /// Directories whose listings are kept.
 pub(super) const DIRECTORIES_MAX: usize = 256;
@@ -173,7 +173,8 @@ struct Known {
 /// The listings that are kept.
 #[derive(Debug)]
 pub(super) struct Listings {
-    known: LruCache<u64, Known>,
+    /// By directory and what of it is listed.
+    known: LruCache<(u64, Opens), Known>,
     /// Files in all of them.
     listed: usize,
     version: u64,
@@ -187,7 +188,7 @@ impl Listings {
     /// The listing of a directory in which `file` was opened, asked for where it is not known or lacks the file.
     pub fn get(
         &mut self,
-        directory: u64,
+        directory: (u64, Opens),
         file: u64,
         ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>,
     ) -> Option<Arc<Listing>> {
@@ -204,7 +205,7 @@ impl Listings {
             }
         }
         self.version += 1;
-        let siblings = ask(directory).filter(|siblings| siblings.len() <= LISTED_MAX);
+        let siblings = ask(directory.0).filter(|siblings| siblings.len() <= LISTED_MAX);
         let listing = siblings.map(|siblings| Arc::new(Listing::new(siblings, self.version)));
         let in_vain = match &listing {
             Some(_) => 0,
@@ -214,7 +215,7 @@ impl Listings {
         listing
     }
 
-    fn keep(&mut self, directory: u64, known: Known) {
+    fn keep(&mut self, directory: (u64, Opens), known: Known) {
         let files = |known: &Known| known.listing.as_ref().map_or(0, |listing| listing.len());
         self.listed += files(&known);
         if let Some(before) = self.known.put(directory, known) {
@@ -268,20 +269,20 @@ mod tests {
         let mut listings = Listings::new();
         let mut asked = 0;
         for touch in 0..1000 {
-            listings.get(1, 100 + touch, &mut |_| {
+            listings.get((1, Opens::Files), 100 + touch, &mut |_| {
                 asked += 1;
                 Some(files(&["a", "b"]))
             });
         }
         assert_eq!(asked, 1 + 999 / AGAIN_TOUCHES);
-        listings.get(1, 0, &mut |_| None).expect("what is known is not asked for");
+        listings.get((1, Opens::Files), 0, &mut |_| None).expect("what is known is not asked for");
     }
 
     #[test]
     fn listings_are_forgotten_by_directories_and_by_files() {
         let mut listings = Listings::new();
         for directory in 0..1000 {
-            listings.get(directory, 0, &mut |_| Some(files(&["a", "b"])));
+            listings.get((directory, Opens::Files), 0, &mut |_| Some(files(&["a", "b"])));
         }
         assert_eq!(listings.counts(), (DIRECTORIES_MAX, 2 * DIRECTORIES_MAX));
     }

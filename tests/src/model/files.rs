@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
+use forebay_api::operator::{ContentState, ObjectKind};
 use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest};
 use forebay_backends::{Error, ErrorKind, FileKind};
 use forebay_engine::{Change, Ino, Seek, summary};
@@ -341,8 +342,8 @@ impl Run {
         }
         let Some(root) = forebay_backends::PoolPath::parse(&path) else { return Ok(()) };
         let listed = self.machine.run(overlay.list_residency(&root, true)).unwrap_or_default();
-        for file in listed.iter().filter(|f| f.kind == "file") {
-            if !matches!(file.state.as_str(), "resident" | "dirty") || file.lease_owner.is_none() {
+        for file in listed.iter().filter(|f| f.kind == ObjectKind::File) {
+            if !matches!(file.state, ContentState::Resident | ContentState::Dirty) || file.lease_owner.is_none() {
                 return Err(format!("staged, but {file:?}"));
             }
         }

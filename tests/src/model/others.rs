@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use forebay_api::operator::Difference;
 use forebay_api::operator::FlushRequest;
 use forebay_backends::{Attrs, Expected, FileKind, Piece, Pool, PoolPath, RenameMode, SetAttrs, Time};
 use forebay_engine::{Ino, summary};
@@ -122,7 +123,7 @@ impl Run {
     /// Nothing of ours differs.
     fn is_clean(&self) -> Result<bool, Failure> {
         let dirty = self.machine.run(self.overlay().dirty()).map_err(|e| e.to_string())?;
-        Ok(self.handles.is_empty() && dirty.iter().all(|d| d.what == "times"))
+        Ok(self.handles.is_empty() && dirty.iter().all(|d| d.what == Difference::Times))
     }
 
     /// Where nothing of ours differs, what is shown is what the pool has.

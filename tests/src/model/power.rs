@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use forebay_api::operator::ContentState;
 use forebay_backends::PoolPath;
 
 use super::Failure;
@@ -128,12 +129,12 @@ impl Run {
     fn fates(&mut self) -> HashMap<u64, Fate> {
         let overlay = self.overlay();
         let listed = self.machine.run(overlay.list_residency(&PoolPath::root(), true)).unwrap_or_default();
-        let states: HashMap<String, String> = listed.into_iter().map(|f| (f.path, f.state)).collect();
+        let states: HashMap<String, ContentState> = listed.into_iter().map(|f| (f.path, f.state)).collect();
         let mut fates = HashMap::new();
         for (path, id) in self.model.paths() {
             let Some(ino) = self.model.node(id).ino else { continue };
-            let state = states.get(&format!("/{}", path.escape_ascii())).map_or("", String::as_str);
-            if !matches!(state, "resident" | "dirty") {
+            let state = states.get(&format!("/{}", path.escape_ascii()));
+            if !matches!(state, Some(ContentState::Resident | ContentState::Dirty)) {
                 continue;
             }
             let Ok(opened) = self.machine.run(overlay.open_file(ino, libc::O_RDONLY)) else { continue };
@@ -141,7 +142,7 @@ impl Run {
             if self.history.unsafe_files.contains(&id) {
                 let before = self.history.acknowledged.get(&id).cloned().unwrap_or_default();
                 fates.insert(resident.id, Fate::Torn { before });
-            } else if state == "resident" && !self.history.touched.contains(&id) {
+            } else if state == Some(&ContentState::Resident) && !self.history.touched.contains(&id) {
                 fates.insert(resident.id, Fate::Lost);
             }
         }

@@ -2,6 +2,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream as Client;
 use std::path::PathBuf;
 
+use forebay_api::jobs::ObserverKind;
 use forebay_backends::memory::MemoryPool;
 use forebay_engine::Options;
 use forebay_policy::Policy;
@@ -170,7 +171,7 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
     // Other tests have children.
     assert_eq!(begun.processes[0], Process::current(), "the one who asks, seen by the socket");
-    assert_eq!((begun.observer.as_str(), begun.missing.len()), ("requests", 1));
+    assert_eq!((begun.observer, begun.missing.len()), (ObserverKind::Requests, 1));
     job(&daemon, begin(Members::Caller)).await.unwrap();
     // A thread of ours opens a file.
     let asked = daemon.jobs.clone();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::FileKind;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Opened, blocking, requests_of};
-use forebay_prefetch::online::{Online, Sibling, Suggestion, Touch};
+use forebay_prefetch::online::{Online, Opens, ReaderId, Sibling, Suggestion, Touch, Who};
 use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -43,32 +43,23 @@ const AWAITED_MAX: usize = 1 << 16;
 const LISTING_SHARE: f64 = 0.05;
 /// What they may take at once.
 const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
-/// Set in the number of a reader that is a job.
-const JOB: u64 = 1 << 32;
-/// Set in the number of a reader, whoever it is, as one that enters directories.
-pub(super) const WALK: u64 = 1 << 33;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Opened {
-        reader: u64,
+        reader: Who,
         ino: Ino,
     },
     Gone(Ino),
     /// It could not be brought in.
     Failed(Ino),
-    Ended(u64),
-}
-
-/// The job that a reader is, if it is one.
-fn job_of(reader: u64) -> Option<u32> {
-    reader.checked_sub(JOB).and_then(|job| job.try_into().ok())
+    Ended(Who),
 }
 
 /// A file that was brought in, or was here, and is expected to be opened.
 #[derive(Debug)]
 struct Awaited {
-    reader: u64,
+    reader: Who,
     since: Instant,
     /// What was asked of the pool for it.
     bytes: u64,
@@ -215,7 +206,7 @@ impl AccessPredictor {
     }
 
     pub fn job_ended(&self, number: u32) {
-        self.tell(Event::Ended(JOB | u64::from(number)));
+        self.tell(Event::Ended(Who::Job(number)));
     }
 
     pub(super) fn not_brought_in(&self, ino: Ino) {
@@ -246,12 +237,12 @@ impl Jobs {
             return;
         }
         let reader = match job {
-            Some(job) => JOB | u64::from(job),
+            Some(job) => Who::Job(job),
             // What is typed at one terminal, or what one service does.
             None => {
                 let session = rustix::process::Pid::from_raw(thread.cast_signed());
                 let session = session.and_then(|thread| rustix::process::getsid(Some(thread)).ok());
-                session.map_or(0, |session| u64::from(session.as_raw_nonzero().get().cast_unsigned()))
+                Who::Session(session.map_or(0, |session| session.as_raw_nonzero().get().cast_unsigned()))
             }
         };
         following.tell(Event::Opened { reader, ino });
@@ -349,7 +340,6 @@ impl Inner {
                 Event::Ended(reader) => {
                     following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
                     online.ended(reader);
-                    online.ended(reader | WALK);
                     following.walks.lock().end(reader);
                 }
                 Event::Opened { reader, ino } => {
@@ -357,13 +347,15 @@ impl Inner {
                     if was_awaited.is_some_and(|awaited| awaited.bytes > 0) {
                         self.engine.count_ahead_used();
                     }
-                    if !self.registry.may_be_helped(job_of(reader)) {
+                    let job = if let Who::Job(job) = reader { Some(job) } else { None };
+                    if !self.registry.may_be_helped(job) {
                         online.not_staged(ino.0);
                         continue;
                     }
                     let Some(directory) = self.engine.directory_of(ino) else { continue };
                     let at = following.since.elapsed();
-                    let touch = Touch { reader, directory: directory.0, file: ino.0, at };
+                    let id = ReaderId { who: reader, opens: Opens::Files };
+                    let touch = Touch { reader: id, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
                     next.files.extend(self.choose(reader, suggestions, &mut online));
                     self.walk_on(&touch, &mut online, &mut next);
@@ -374,7 +366,7 @@ impl Inner {
     }
 
     /// Of what will probably be opened next, what is worth to be brought in now.
-    fn choose(&self, reader: u64, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
+    fn choose(&self, reader: Who, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
         let wanted = suggestions.into_iter().map(|suggestion| Wanted {
             ino: Ino(suggestion.file),
             probability: suggestion.probability,
@@ -391,7 +383,7 @@ impl Inner {
     /// before.
     pub(super) fn admit(
         &self,
-        reader: u64,
+        reader: Who,
         wanted: Vec<Wanted>,
         pool_share: f64,
         mut tell: impl FnMut(Ino, bool),

@@ -12,16 +12,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use forebay_engine::{Ino, blocking};
-use forebay_prefetch::online::{Online, Touch};
+use forebay_prefetch::online::{Online, Opens, ReaderId, Touch, Who};
 use forebay_prefetch::plan::PROBABILITY_MIN;
 use lru::LruCache;
 use tokio::sync::Semaphore;
 
-use super::access_predictor::{Next, POOL_SHARE, WALK, Wanted};
+use super::access_predictor::{Next, POOL_SHARE, Wanted};
 use crate::Inner;
 
-/// Set in the number of a directory of which the directories are meant, not the files. No inode has such a number.
-const DIRECTORIES: u64 = 1 << 63;
 /// Readers whose way is known.
 const WALKS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
 /// Directories that a reader may be in at the same time, as several processes of one job are.
@@ -40,7 +38,7 @@ const WALKS_SHARE: f64 = POOL_SHARE / 2.0;
 /// A directory that a reader will probably enter.
 #[derive(Debug)]
 pub(super) struct NextDirectory {
-    reader: u64,
+    reader: Who,
     directory: Ino,
     /// That one of its files is opened.
     probability: f64,
@@ -63,7 +61,7 @@ struct Walk {
 
 /// The ways of all readers.
 #[derive(Debug)]
-pub(super) struct Walks(LruCache<u64, Walk>);
+pub(super) struct Walks(LruCache<Who, Walk>);
 
 impl Default for Walks {
     fn default() -> Self {
@@ -72,11 +70,11 @@ impl Default for Walks {
 }
 
 impl Walks {
-    pub fn end(&mut self, reader: u64) {
+    pub fn end(&mut self, reader: Who) {
         self.0.pop(&reader);
     }
 
-    fn of(&mut self, reader: u64) -> &mut Walk {
+    fn of(&mut self, reader: Who) -> &mut Walk {
         self.0.get_or_insert_mut(reader, Walk::default)
     }
 
@@ -135,7 +133,7 @@ impl Walk {
 impl Inner {
     /// A reader opened a file: what follows from it for the directories that it goes through.
     pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
-        let (reader, directory) = (touch.reader, Ino(touch.directory));
+        let (reader, directory) = (touch.reader.who, Ino(touch.directory));
         // Never locked while something is looked up.
         let walks = &self.foresight.following.walks;
         let left = walks.lock().of(reader).opens(directory);
@@ -153,10 +151,10 @@ impl Inner {
             (walk.go(way), walk.share)
         };
         for (above, entered) in entered {
-            let touch =
-                Touch { reader: reader | WALK, directory: above.0 | DIRECTORIES, file: entered.0, at: touch.at };
-            let suggestions = online
-                .touched(&touch, &mut |number| self.subdirectories(Ino(number & !DIRECTORIES), &mut next.unlisted));
+            let id = ReaderId { who: reader, opens: Opens::Directories };
+            let touch = Touch { reader: id, directory: above.0, file: entered.0, at: touch.at };
+            let suggestions =
+                online.touched(&touch, &mut |number| self.subdirectories(Ino(number), &mut next.unlisted));
             for suggestion in suggestions {
                 let probability = suggestion.probability * share;
                 if probability < PROBABILITY_MIN {
@@ -292,12 +290,12 @@ mod tests {
     #[test]
     fn what_a_reader_expects_ends_with_it() {
         let mut walks = Walks::default();
-        let next = NextDirectory { reader: 7, directory: Ino(3), probability: 1.0, why: String::new() };
-        walks.of(7).expected.insert(Ino(3));
+        let next = NextDirectory { reader: Who::Job(7), directory: Ino(3), probability: 1.0, why: String::new() };
+        walks.of(Who::Job(7)).expected.insert(Ino(3));
         assert!(walks.is_expected(&next));
-        walks.end(7);
+        walks.end(Who::Job(7));
         assert!(!walks.is_expected(&next));
-        walks.of(7).expected.insert(Ino(3));
+        walks.of(Who::Job(7)).expected.insert(Ino(3));
         walks.is_through(&next);
         assert!(!walks.is_expected(&next));
     }

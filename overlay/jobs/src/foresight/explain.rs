@@ -1,7 +1,7 @@
 //! Why a file is here, how probable its use is, and what would evict it.
 
 use forebay_api::foresight::{Explanation, Reader};
-use forebay_api::operator::TypedPath;
+use forebay_api::operator::{ContentState, TypedPath};
 use forebay_api::paths;
 use forebay_backends::{PoolPath, Result};
 use forebay_engine::{Ino, blocking};
@@ -34,7 +34,7 @@ impl Inner {
             (Some(owner), _) => format!("staged for {owner}"),
             (None, Some(why)) => format!("brought in ahead of a job that runs: {why}"),
             (None, None) if next.is_some() => format!("brought in ahead of its reader: {}", next.unwrap_or_default()),
-            (None, None) if file.state == "dirty" => "written here, and not in the pool yet".into(),
+            (None, None) if file.state == ContentState::Dirty => "written here, and not in the pool yet".into(),
             (None, None) if file.resident_bytes > 0 => "somebody read it, or wrote it".into(),
             (None, None) => "not here: nobody has read it since it was evicted, or ever".into(),
         };

@@ -7,6 +7,7 @@
 //! A job is not learned from if its command is not known, as with `observe` without a command, or if `observe` was told
 //! to leave it alone before its end.
 
+use forebay_api::jobs::ObserverKind;
 use forebay_backends::Result;
 use forebay_catalog::{JobHead, ProfileHead};
 use forebay_prefetch::profile::{Parts, Profile, Use};
@@ -23,8 +24,7 @@ impl Inner {
     /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
     pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
         let summary = &head.summary;
-        let unseen = |what: &String| forebay_ebpf::unseen_reads().any(|unseen| unseen == what);
-        let tells_all = summary.observer != "requests" && !summary.missing.iter().any(unseen);
+        let tells_all = summary.observer == ObserverKind::Ebpf && !summary.reads_unseen;
         let report = self.report_ahead(used, ahead, tells_all);
         let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
             return Ok(report);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::*;
-use super::play::{Play, Tree, check_bounds};
+use super::play::{Play, Tree, check_bounds, reader_of, who};
 
 fn tree() -> Tree {
     Tree::default().with(1, 0, 1000)
@@ -158,7 +158,7 @@ fn what_is_refused_is_not_asked_for_ever_more() {
 fn a_job_that_ended_leaves_nothing_behind() {
     let mut play = Play::on(tree()).all((0..50).map(|file| (9, 1, file)));
     assert!(play.online.asked.len() > 0);
-    play.online.ended(9);
+    play.online.ended(who(9));
     assert_eq!((play.online.asked.len(), play.online.tracks.len(), play.online.logged), (0, 0, 0));
     check_bounds(&play.online);
 }
@@ -193,7 +193,7 @@ fn it_may_be_handed_from_thread_to_thread() {
 fn time_that_goes_back_does_no_harm() {
     let mut online = Online::new();
     for at in (0..100).rev() {
-        let touch = Touch { reader: 1, directory: 1, file: at % 7, at: Duration::from_secs(at) };
+        let touch = Touch { reader: reader_of(1), directory: 1, file: at % 7, at: Duration::from_secs(at) };
         online.touched(&touch, &mut |_| None);
     }
     check_bounds(&online);

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::super::{Online, Touch};
-use super::play::{Open, Play, Tree, check_bounds};
+use super::play::{Open, Play, Tree, check_bounds, reader_of, who};
 
 const READER: u64 = 1;
 const DIRECTORY: u64 = 7;
@@ -133,7 +133,7 @@ fn what_one_job_shows_serves_the_next() {
     let mut random = random();
     let tree = Tree::default().with(1, 0, 500).with(2, 500, 500);
     let mut play = Play::on(tree).all(shuffled(500, &mut random).into_iter().map(|file| (1, 1, file)));
-    play.online.ended(1);
+    play.online.ended(who(1));
     let first = std::mem::take(&mut play.score);
     let second = play.all(shuffled(500, &mut random).into_iter().map(|file| (2, 2, 500 + file))).score;
     assert!(second.coverage() > first.coverage() + 0.1, "{first} then {second}");
@@ -160,7 +160,7 @@ fn large_sets_and_many_readers_stay_within_the_bounds() {
         let mut online = Online::new();
         let (mut total, mut slowest) = (Duration::ZERO, Duration::ZERO);
         for (at, &(reader, directory, file)) in row.opens.iter().enumerate() {
-            let touch = Touch { reader, directory, file, at: Duration::from_secs(at as u64) };
+            let touch = Touch { reader: reader_of(reader), directory, file, at: Duration::from_secs(at as u64) };
             let mut listed = false;
             let begun = Instant::now();
             let suggestions = online.touched(&touch, &mut |directory| {

@@ -84,7 +84,7 @@ impl Play {
             self.score.used += 1;
             self.score.by_predictor.entry(predictor).or_default().1 += 1;
         }
-        let touch = Touch { reader, directory, file, at: Duration::from_secs(self.seconds) };
+        let touch = Touch { reader: reader_of(reader), directory, file, at: Duration::from_secs(self.seconds) };
         let (tree, listings) = (&self.tree, &mut self.score.listings);
         let suggestions = self.online.touched(&touch, &mut |directory| {
             *listings += 1;
@@ -96,7 +96,7 @@ impl Play {
             self.suggested.insert(suggestion.file, suggestion.why.predictor());
             self.online.staged(suggestion.file);
         }
-        check(&self.online, reader, &suggestions);
+        check(&self.online, reader_of(reader), &suggestions);
         suggestions
     }
 
@@ -111,7 +111,16 @@ impl Play {
 }
 
 /// What holds after every open.
-pub fn check(online: &Online, reader: u64, suggestions: &[Suggestion]) {
+/// A reader of files by its number in a test.
+pub fn reader_of(number: u64) -> ReaderId {
+    ReaderId { who: who(number), opens: Opens::Files }
+}
+
+pub fn who(number: u64) -> Who {
+    Who::Session(number as u32)
+}
+
+pub fn check(online: &Online, reader: ReaderId, suggestions: &[Suggestion]) {
     assert!(suggestions.len() <= SUGGESTIONS_MAX);
     assert!(suggestions.is_sorted_by(|a, b| a.probability >= b.probability), "the best first");
     assert!(suggestions.iter().all(|suggestion| (0.0..=1.0).contains(&suggestion.probability)));
@@ -151,7 +160,7 @@ pub fn check_bounds(online: &Online) {
             online.asked.iter().filter(|(_, asked)| is_mine(asked)).count()
         };
         for predictor in Predictor::ALL {
-            assert_eq!(reader.outstanding(predictor), mine(predictor), "{predictor:?} of {number}");
+            assert_eq!(reader.outstanding(predictor), mine(predictor), "{predictor:?} of {number:?}");
         }
     }
     let awaited: usize = online.readers.iter().map(|(_, reader)| reader.awaited_len()).sum();

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 
-use super::play::{Play, Tree, check_bounds};
+use super::play::{Play, Tree, check_bounds, reader_of, who};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -62,14 +62,14 @@ proptest! {
                 }
                 Op::NotStaged(file) => play.online.not_staged(file),
                 Op::Wasted(file) => play.online.wasted(file),
-                Op::Ended(reader) => play.online.ended(reader),
+                Op::Ended(reader) => play.online.ended(who(reader)),
                 Op::Resize(directory, files) => {
                     play.tree = std::mem::take(&mut play.tree).with(directory, first(directory), files);
                 }
             }
             check_bounds(&play.online);
         }
-        (0..4).for_each(|reader| play.online.ended(reader));
+        (0..4).for_each(|reader| play.online.ended(who(reader)));
         check_bounds(&play.online);
         prop_assert_eq!(play.online.asked.len(), 0);
     }
@@ -97,7 +97,7 @@ proptest! {
                 prop_assert!(outstanding.insert(suggestion.file), "{} is outstanding", suggestion.file);
             }
             let siblings = play.online.asked.iter().filter(|(_, asked)| {
-                (asked.reader, asked.predictor) == (reader as u64, super::super::Predictor::Siblings)
+                (asked.reader, asked.predictor) == (reader_of(reader as u64), super::super::Predictor::Siblings)
             });
             prop_assert!(siblings.count() <= 4 * opened.len());
         }
