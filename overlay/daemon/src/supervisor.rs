@@ -157,8 +157,8 @@ enum Ended {
     Unmounted,
     /// It told why it could not start.
     Refused(Failure),
-    /// `served`: requests were answered before.
-    Died { why: String, served: bool },
+    /// `served`: requests were answered before. `panicked`: a fault of the program, which the next worker may meet, too.
+    Died { why: String, served: bool, panicked: bool },
 }
 
 impl Supervisor {
@@ -186,9 +186,12 @@ impl Supervisor {
             let started = Instant::now();
             let ended = match self.one_life(&mut on_ready).await {
                 Ok(ended) => ended,
-                Err(error) => Ended::Died { why: format!("cannot be run: {error}"), served: false },
+                Err(error) => Ended::Died { why: format!("cannot be run: {error}"), served: false, panicked: false },
             };
-            let served = matches!(ended, Ended::Died { served: true, .. });
+            let (served, panicked) = match &ended {
+                Ended::Died { served, panicked, .. } => (*served, *panicked),
+                _ => (false, false),
+            };
             let why = match ended {
                 Ended::Unmounted => return Ok(()),
                 Ended::Refused(failure) if on_ready.is_some() => return Err(failure),
@@ -203,7 +206,7 @@ impl Supervisor {
             self.state.restarts += 1;
             self.state.last_exit = Some(why.clone());
             self.phase(if rapid > limits::RAPID_CRASHES { Phase::Failing } else { Phase::Restarting });
-            let pause = pause(useless, rapid);
+            let pause = pause(useless, rapid, panicked);
             tracing::error!("the worker {why}; the mount is kept, another worker starts in {} ms", pause.as_millis());
             if self.paused(pause).await {
                 return Ok(());
@@ -224,7 +227,7 @@ impl Supervisor {
             () = tokio::time::sleep(limits::MOUNT), if on_ready.is_some() => {
                 child.kill().await?;
                 let why = format!("did not serve within {} s", limits::MOUNT.as_secs());
-                return Ok(Ended::Died { why, served: false });
+                return Ok(Ended::Died { why, served: false, panicked: false });
             }
         }
         let mut served = false;
@@ -326,19 +329,26 @@ fn ended(status: ExitStatus, served: bool) -> Ended {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Unmounted,
-        (Some(code), _) => Ended::Died { why: format!("ended with code {code}"), served },
-        (None, signal) => Ended::Died { why: format!("was killed by signal {}", signal.unwrap_or(0)), served },
+        (Some(forebay_fuse::PANIC_STATUS), _) => Ended::Died { why: "panicked".into(), served, panicked: true },
+        (Some(code), _) => Ended::Died { why: format!("ended with code {code}"), served, panicked: false },
+        (None, signal) => {
+            let why = format!("was killed by signal {}", signal.unwrap_or(0));
+            Ended::Died { why, served, panicked: false }
+        }
     }
 }
 
 /// Programs wait for the next worker. So one that served is followed at once, or after [`limits::BLINK`] if more than
 /// [`limits::RAPID_CRASHES`] in a row died young (`rapid`). If `useless` workers in a row died before they served, the
-/// pause doubles with each, up to [`limits::RESTART_PAUSE`].
-fn pause(useless: u32, rapid: u32) -> Duration {
-    match useless {
-        0 if rapid > limits::RAPID_CRASHES => limits::BLINK,
-        0 => Duration::ZERO,
-        n => limits::BLINK.saturating_mul(1 << (n - 1).min(10)).min(limits::RESTART_PAUSE),
+/// pause doubles with each, up to [`limits::RESTART_PAUSE`]. So it does if each worker that dies young panics: a request
+/// that is sent again, or a flush, makes the next one panic as well.
+fn pause(useless: u32, rapid: u32, panicked: bool) -> Duration {
+    let doubled = |times: u32| limits::BLINK.saturating_mul(1 << (times - 1).min(10)).min(limits::RESTART_PAUSE);
+    match (useless, rapid.saturating_sub(limits::RAPID_CRASHES)) {
+        (0, 0) => Duration::ZERO,
+        (0, times) if panicked => doubled(times),
+        (0, _) => limits::BLINK,
+        (times, _) => doubled(times),
     }
 }
 
@@ -397,11 +407,14 @@ mod tests {
 
     #[test]
     fn a_worker_that_served_is_followed_at_once_and_pauses_are_bounded() {
-        assert_eq!(pause(0, 1), Duration::ZERO);
-        assert_eq!(pause(0, u32::MAX), limits::BLINK);
-        assert_eq!(pause(1, 1), Duration::from_millis(100));
-        assert_eq!(pause(3, 3), Duration::from_millis(400));
-        assert_eq!(pause(u32::MAX, u32::MAX), limits::RESTART_PAUSE);
+        assert_eq!(pause(0, 1, false), Duration::ZERO);
+        assert_eq!(pause(0, u32::MAX, false), limits::BLINK);
+        assert_eq!(pause(1, 1, false), Duration::from_millis(100));
+        assert_eq!(pause(3, 3, false), Duration::from_millis(400));
+        assert_eq!(pause(u32::MAX, u32::MAX, false), limits::RESTART_PAUSE);
+        assert_eq!(pause(0, limits::RAPID_CRASHES, true), Duration::ZERO, "programs wait");
+        assert_eq!(pause(0, limits::RAPID_CRASHES + 3, true), Duration::from_millis(400));
+        assert_eq!(pause(0, u32::MAX, true), limits::RESTART_PAUSE);
     }
 
     #[test]
@@ -409,10 +422,12 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
         assert!(matches!(ended(ExitStatus::from_raw(0), true), Ended::Unmounted));
         assert!(
-            matches!(ended(ExitStatus::from_raw(9), true), Ended::Died { why, served: true } if why.contains("signal 9"))
+            matches!(ended(ExitStatus::from_raw(9), true), Ended::Died { why, served: true, panicked: false } if why.contains("signal 9"))
         );
+        let panicked = ExitStatus::from_raw(forebay_fuse::PANIC_STATUS << 8);
+        assert!(matches!(ended(panicked, true), Ended::Died { panicked: true, .. }));
         assert!(
-            matches!(ended(ExitStatus::from_raw(1 << 8), false), Ended::Died { why, served: false } if why.contains("code 1"))
+            matches!(ended(ExitStatus::from_raw(1 << 8), false), Ended::Died { why, served: false, panicked: false } if why.contains("code 1"))
         );
     }
 }

@@ -45,5 +45,5 @@ pub use init::Handshake;
 pub use iomode::PassthroughState;
 pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
 pub use mountpoint::{mount_device, unmount};
-pub use panics::end_on_panic;
+pub use panics::{STATUS as PANIC_STATUS, end_on_panic};
 pub use pm_qos::DEVICE as WAKEUP_DEVICE;

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// to the next worker, which would end by it, too.
 const GRACE: Duration = Duration::from_millis(100);
 /// What the worker ends with.
-const STATUS: i32 = 70;
+pub const STATUS: i32 = 70;
 
 static ENDING: AtomicBool = AtomicBool::new(false);
 
