@@ -58,6 +58,8 @@ const FORMAT: u32 = 8;
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not in a table file yet, shared by all column families.
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
+/// The most of it for one column family.
+const FAMILY_BUFFER_BYTES: usize = 4 << 20;
 
 mod cf {
     /// `Ino` → `InodeRecord`.
@@ -512,6 +514,10 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     options.set_keep_log_file_num(2);
     options.set_max_open_files(forebay_system::descriptors::for_catalog());
     options.set_max_background_jobs(2);
+    // RocksDB allocates in advance 1.1 times the largest write buffer for each log (the default family has one, too), and
+    // 4 MiB for each manifest: at each start.
+    options.set_write_buffer_size(FAMILY_BUFFER_BYTES);
+    options.set_manifest_preallocation_size(64 << 10);
     options.set_manual_wal_flush(durability == Durability::SyncedOnly);
     // Anything worse is damage and must be said: what is not replayed is content that nobody names any more.
     options.set_wal_recovery_mode(match torn {
@@ -521,7 +527,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     options.set_paranoid_checks(true);
     let mut families = Options::default();
     families.set_compression_type(rocksdb::DBCompressionType::Lz4);
-    families.set_write_buffer_size(4 << 20);
+    families.set_write_buffer_size(FAMILY_BUFFER_BYTES);
     let mut blocks = BlockBasedOptions::default();
     blocks.set_block_cache(&cache);
     blocks.set_bloom_filter(10.0, false);
