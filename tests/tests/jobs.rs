@@ -418,6 +418,8 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
         mount.forebay(["stage", "--lease", "1s"], &files).ok();
     };
     stage(files(0..HOT + COLD));
+    // It is attached while the fast pool fills, and on a busy machine that takes the kernel seconds.
+    wait_until("the observer works", || mount.status().observer.why.is_some() || !mount.status().observer.rests);
     for _ in 0..4 {
         files(0..HOT).iter().for_each(|file| drop(fs::read(file).unwrap()));
         // Each makes the daemon look.

@@ -87,7 +87,7 @@ mod tests {
     fn a_panic_ends_the_process_after_the_answer() {
         for how in ["request", "blocking", "background"] {
             let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["--exact", "fuse::panics::tests::panics_in_a_process_of_its_own", "--nocapture"]);
+            child.args(["--exact", "panics::tests::panics_in_a_process_of_its_own", "--nocapture"]);
             let output = child.env(CHILD, how).output().unwrap();
             assert_eq!(output.status.code(), Some(STATUS), "{how}: {output:?}");
             let said = String::from_utf8_lossy(&output.stderr).contains(&format!("answered {}", libc::EIO));
