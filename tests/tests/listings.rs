@@ -18,7 +18,7 @@ fn list(mount: &Mount) {
     run(Command::new("ls").arg("-f").arg(mount.path("d")), MINUTE).ok();
 }
 
-/// SEMANTICS 51: "sees every name exactly once that exists during the whole listing"
+/// SEMANTICS 51: "sees each name that exists during the whole listing exactly once"
 #[test]
 fn a_directory_that_changes_while_it_is_read_loses_no_name() {
     let _alone = alone();
