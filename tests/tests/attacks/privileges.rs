@@ -95,7 +95,7 @@ fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
     assert!(of_threads(mount.worker().pid, "Seccomp").iter().all(|value| value == "2"));
 }
 
-/// SECURITY 13: "Credentials in a URL are refused, and shown nowhere"
+/// SECURITY 13: "Credentials in a URL are refused and shown nowhere"
 #[test]
 fn secrets_in_urls_are_refused_and_not_told() {
     let place = Place::new();
