@@ -410,7 +410,7 @@ fn holes_stay_holes() {
     assert!(taken < 3 << 20, "{taken} bytes for a file of the pool with one byte in it");
 }
 
-/// SEMANTICS 29: "Holes stay holes: `SEEK_HOLE` finds them", also of what comes back from the pool.
+/// SEMANTICS 29: "Holes stay holes: `SEEK_HOLE` finds them", also in content that was fetched from the pool.
 /// SEMANTICS 44: "`stat` reports the blocks that the bytes of a file occupy"
 #[test]
 fn holes_are_found_again_after_an_eviction() {
