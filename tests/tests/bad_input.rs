@@ -94,7 +94,8 @@ fn a_missing_fast_pool_is_made_and_a_file_in_its_place_is_refused() {
     attempt(&place, &limit("10M")).refused(USAGE, &[text(&place.fast()), "not a directory"]);
 }
 
-/// SEMANTICS 32: "A fast-pool directory serves one daemon: a second one is refused, and told by whom it is used."
+/// SEMANTICS 32: "A fast-pool directory serves one daemon: a second daemon is refused, and the error names the mount
+/// that uses the directory."
 #[test]
 fn a_fast_pool_of_another_mount_is_refused_with_the_name_of_that_mount() {
     let mount = Mount::new(limit("10M"));
@@ -192,7 +193,7 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// SEMANTICS 13: "What was absorbed while the pool was gone is flushed when it is back."
+/// SEMANTICS 13: "Changes that were made while the pool did not answer are flushed when it answers again."
 #[test]
 fn a_pool_that_hangs_under_load_costs_errors_and_no_bytes() {
     let place = Place::new();

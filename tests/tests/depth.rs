@@ -20,7 +20,7 @@ async fn chain(overlay: &Overlay, length: usize) -> Ino {
     at
 }
 
-/// SEMANTICS 52: "No directory is made and no name is given below 2,048 directories"
+/// SEMANTICS 52: "Creating a name with more than 2,048 directories above it fails with `ENAMETOOLONG`"
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_that_is_too_deep_is_refused_and_a_deep_one_is_flushed() {
     let fixture = Fixture::new();
@@ -55,7 +55,7 @@ async fn moves(overlay: &Overlay, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: Re
     overlay.rename(from.0, from.1, to.0, to.1, mode).await.map_or_else(|e| e.errno(), |()| 0)
 }
 
-/// SEMANTICS 52: "nor is a directory moved to where something below it would be deeper"
+/// SEMANTICS 52: "Moving a directory to where a name below it would be deeper than that fails as well."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() {
     let fixture = Fixture::new();
@@ -87,7 +87,7 @@ async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() 
     assert_eq!(moves(&overlay, (root, b"long"), (above, b"long"), replace).await, 0);
 }
 
-/// SEMANTICS 52, of large directories, of which all is not gone through at each rename.
+/// SEMANTICS 52, for large directories: not every rename reads all names below one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_directory_is_moved_deeper_and_back_as_often_as_one_likes() {
     let fixture = Fixture::new();

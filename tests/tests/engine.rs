@@ -442,7 +442,7 @@ async fn an_unlinked_file_is_read_while_it_is_open_and_leaves_nothing() {
     assert_eq!(overlay.status().await.used_bytes, 0);
 }
 
-/// SEMANTICS 37: "What the pool may forget when it loses power is not flushed"
+/// SEMANTICS 37: "A change that the pool may lose in a power cut does not count as flushed"
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_pool_may_forget_when_it_loses_power_is_not_clean() {
     let mut fixture = Fixture::new();

@@ -192,7 +192,7 @@ fn profiles_are_listed_shown_carried_to_other_mounts_and_forgotten() {
     assert_eq!(profiles(&mount), listed);
 }
 
-/// SEMANTICS 41: "an open confirms it like any other file"
+/// SEMANTICS 41: "an open confirms such a file like any other file"
 #[test]
 fn what_is_brought_in_ahead_and_changes_in_the_pool_is_read_as_it_is_there() {
     let mount = mount(None);
@@ -215,7 +215,7 @@ fn what_is_brought_in_ahead_and_changes_in_the_pool_is_read_as_it_is_there() {
     assert!(fs::read(&read).unwrap() == content(2, 120_000), "what the pool had when it was opened");
 }
 
-/// SEMANTICS 41: "nothing dirty or leased goes for it"
+/// SEMANTICS 41: "no dirty or leased content is evicted for it"
 #[test]
 fn what_is_staged_for_a_job_goes_before_nothing_dirty_or_leased_and_ends_with_the_job() {
     let mount = Mount::new(Options { limit: Some("64MiB".into()), ..Options::default() });
@@ -342,7 +342,7 @@ fn nobody_is_followed_who_does_not_want_it() {
     assert_eq!(counter(&mount, "ahead_files"), 0);
 }
 
-/// SEMANTICS 41: "because a reader is about to come to it"
+/// SEMANTICS 41: "because a reader is about to reach it"
 #[test]
 fn what_a_reader_is_about_to_come_to_and_changes_in_the_pool_is_read_as_it_is_there() {
     let mount = mount(None);
@@ -384,7 +384,7 @@ fn what_does_not_fit_into_the_time_is_not_begun() {
     assert_eq!(wanted(&dry), ["f0", "f1", "f2", "f3", "f8", "f9"], "{dry}");
 }
 
-/// SEMANTICS 17: "when it is released, its time is up, the job ends whose it is"
+/// SEMANTICS 17: "when it is released, when its time is up, when the job that owns it ends"
 #[test]
 fn what_a_job_stages_is_leased_until_it_ends() {
     let mount = mount(None);

@@ -126,7 +126,7 @@ fn fsx_finds_nothing_wrong_with_passthrough() {
     disturbed(&mount, 150_000);
 }
 
-/// SEMANTICS 33: "Who has no privileges mounts through `fusermount3`: without passthrough, all bytes go through the daemon"
+/// SEMANTICS 33: "A user without privileges mounts through `fusermount3`. Such a mount has no passthrough"
 #[test]
 fn fsx_finds_nothing_wrong_without_privileges() {
     const NOBODY: u32 = 65534;

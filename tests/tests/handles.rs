@@ -75,8 +75,8 @@ fn drop_caches() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
 }
 
-/// SEMANTICS 55: "A file handle (`name_to_handle_at`) stays good as long as the file has a name, whatever the kernel forgot,
-/// and though the daemon dies or the pool is mounted anew"
+/// SEMANTICS 55: "A file handle (`name_to_handle_at`) stays valid as long as the file has a name: after the kernel
+/// forgot the file, after the daemon died, and after the pool was mounted again with the same fast pool."
 #[test]
 fn handles_are_good_whatever_is_forgotten() {
     let mount = Mount::new(Options::default());
@@ -118,7 +118,7 @@ fn handles_are_good_whatever_is_forgotten() {
     assert_eq!(path_of(&mount, &handles[3].1), mount.path("moved/c"));
 }
 
-/// SEMANTICS 55: "of what was removed, here or in the pool, it gives `ESTALE`, and never another file."
+/// SEMANTICS 55: "A handle of a file that was removed, in the mount or in the pool, fails with `ESTALE`"
 #[test]
 fn handles_of_what_was_removed_are_stale() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1s\"\n"));

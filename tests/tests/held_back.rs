@@ -205,7 +205,7 @@ async fn in_pool(fixture: &Fixture, path: &str, content: impl Fn(&str) -> bool, 
     }
 }
 
-/// SEMANTICS 48: the rule says half a second, the bound is ten.
+/// SEMANTICS 48: the rule says half a second, so the flush comes after ten seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_is_written_all_the_time_is_flushed_at_last() {
     let fixture = Fixture::new();
@@ -249,7 +249,8 @@ async fn times_of_files_delay_no_flush() {
     assert_eq!(fixture.memory.stat(&pool_path("a")).await.unwrap().mtime.secs, now.secs + 3600);
 }
 
-/// SEMANTICS 9: what the kernel may keep is what is left of the time, also of what a listing told a while ago.
+/// SEMANTICS 9: the kernel may cache an answer only for the rest of the time, also if an earlier listing gave the
+/// answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_lag_by_the_ttl_once_and_not_twice() {
     const TTL: Duration = Duration::from_secs(4);

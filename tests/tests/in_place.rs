@@ -29,7 +29,7 @@ fn is_marked(mount: &Mount) -> bool {
     sh(&mount.place.pool(), "getfattr -d a b", SHELL).ok().out.contains("forebay")
 }
 
-/// SEMANTICS 36: "A flush that is cut off, wherever it was, is taken up again"
+/// SEMANTICS 36: "A flush that is interrupted at any point is continued later"
 #[test]
 fn a_flush_in_place_that_was_killed_is_taken_up_again() {
     let mut half_done = 0;

@@ -48,7 +48,7 @@ fn uploads_that_a_killed_worker_left_are_removed_after_the_restart() {
     }
 }
 
-/// SEMANTICS 49: the mount may be gone with its daemon, too.
+/// SEMANTICS 49, for a mount that ended with its daemon.
 #[test]
 fn uploads_that_a_killed_mount_left_are_removed_by_the_next_one() {
     let options = Options { throttle: Some("20MB/s".into()), ..Options::policy("[default]\nflush = \"idle:100ms\"\n") };
@@ -65,7 +65,7 @@ fn uploads_that_a_killed_mount_left_are_removed_by_the_next_one() {
     assert_eq!(unfinished(&mount.place.pool()), Vec::<String>::new());
 }
 
-/// SEMANTICS 49: those of nodes that are gone.
+/// SEMANTICS 49, for files of nodes that are gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn fsck_finds_what_daemons_of_other_nodes_left_in_the_pool() {
     use forebay_tests::engine::*;

@@ -18,7 +18,7 @@ fn list(mount: &Mount) {
     run(Command::new("ls").arg("-f").arg(mount.path("d")), MINUTE).ok();
 }
 
-/// SEMANTICS 51: "sees every name once that is there all the time"
+/// SEMANTICS 51: "sees each name that exists during the whole listing exactly once"
 #[test]
 fn a_directory_that_changes_while_it_is_read_loses_no_name() {
     let _alone = alone();
@@ -136,8 +136,8 @@ fn times_before_1970_are_kept_with_their_fractions() {
     }
 }
 
-/// SEMANTICS 34: "What is stored through a shared mapping is written like the rest", and shows in the times with the first
-/// store to a page, as on a local file system.
+/// SEMANTICS 34: "A store through a shared mapping is written back like any other write". The first store to a page
+/// changes the times of the file, as on a local file system.
 #[test]
 fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     let mount = Mount::new(Options::default());
@@ -167,7 +167,7 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     assert_ne!(times(), written);
 }
 
-/// SEMANTICS 50: "a program that opens what was staged finds it"
+/// SEMANTICS 50: "A program that opens a staged file finds it"
 #[test]
 fn what_has_just_appeared_in_the_pool_is_opened_once_it_is_staged() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1h\"\n"));

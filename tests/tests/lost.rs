@@ -48,7 +48,8 @@ fn is_kept_back(mount: &Mount, name: &str) {
     assert!(line.contains("did not reach the fast pool's device"), "{said}");
 }
 
-/// SEMANTICS 42: "What the kernel once said was lost on its way to the device stays lost"
+/// SEMANTICS 42: "If the kernel once reported that bytes of a dirty file were lost on their way to the device, they
+/// stay lost"
 #[test]
 fn what_fsync_said_was_lost_is_lost_until_it_is_written_anew() {
     let (disk, mount) = mounted();
@@ -81,7 +82,8 @@ fn what_fsync_said_was_lost_is_lost_until_it_is_written_anew() {
     assert_eq!(mount.status().dirty_files, 0);
 }
 
-/// SEMANTICS 42, of what nobody synced: the kernel wrote it back of itself, and nobody has it open to be told.
+/// SEMANTICS 42, for a file that no program synced: the kernel wrote it back by itself, and no open file reports the
+/// error.
 #[test]
 fn a_closed_file_that_was_not_written_back_is_not_flushed() {
     let (disk, mount) = mounted();
@@ -101,7 +103,7 @@ fn a_closed_file_that_was_not_written_back_is_not_flushed() {
     assert_eq!(mount.status().dirty_files, 0);
 }
 
-/// SEMANTICS 42, of a file that took the place of another one: the pool keeps that one.
+/// SEMANTICS 42, for a file that replaced another one: the pool keeps the replaced file.
 #[test]
 fn a_replacement_that_was_lost_does_not_replace_the_pools_file() {
     let (disk, mount) = mounted();
@@ -116,7 +118,7 @@ fn a_replacement_that_was_lost_does_not_replace_the_pools_file() {
     assert_eq!(fs::read(mount.pool("file")).unwrap(), b"as it was");
 }
 
-/// SEMANTICS 43: "Clean content that did not reach the device is given up and fetched again"
+/// SEMANTICS 43: "Clean content that did not reach the device is discarded and fetched again"
 #[test]
 fn clean_content_that_was_not_written_back_is_fetched_again() {
     let (disk, mount) = mounted();
@@ -150,7 +152,7 @@ fn clean_content_that_was_not_written_back_is_fetched_again() {
     assert!(fs::read(mount.pool("written")).unwrap() == expected);
 }
 
-/// SEMANTICS 43, of content that somebody is about to write, and others about to read, when it is found out.
+/// SEMANTICS 43, for content that one program is about to write, and others to read, when the daemon finds the loss.
 #[test]
 fn nobody_is_given_content_that_was_not_written_back() {
     const FILES: u64 = 60;

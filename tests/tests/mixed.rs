@@ -137,7 +137,7 @@ fn files_of_each_pool_are_there_and_nothing_is_renamed_across() {
     mixed.nothing_is_left();
 }
 
-/// SEMANTICS 39: "Of several pools in one mount each keeps its own limit."
+/// SEMANTICS 39: "If several pools are in one mount, each keeps its own limit."
 #[test]
 fn each_pool_keeps_its_own_limit() {
     let mixed = Mixed::new(&TWO.replacen("url = \"pool\"", "url = \"pool\"\nlimit = \"64MiB\"", 1));
@@ -156,7 +156,7 @@ fn each_pool_keeps_its_own_limit() {
     assert!((120 << 20..121 << 20).contains(&b.used_bytes), "a's limit is not b's: {} bytes", b.used_bytes);
 }
 
-/// SEMANTICS 39: "One that hangs or dies leaves the others as they are."
+/// SEMANTICS 39: "A pool that hangs or dies does not affect the other pools."
 #[test]
 fn a_pool_that_hangs_or_dies_leaves_the_others_serving() {
     let mixed = Mixed::new(&format!("{MANUAL}{TWO}"));
@@ -200,7 +200,7 @@ fn umount_takes_all_away_and_keeps_what_was_not_flushed() {
     assert_eq!(fs::read(mixed.place.pool().join("x")).unwrap(), b"1");
 }
 
-/// SEMANTICS 40: "Where one pool is in use all stay."
+/// SEMANTICS 40: "If one pool is in use, all pools stay mounted."
 #[test]
 fn a_pool_in_use_keeps_all_mounted_and_is_named() {
     let mixed = Mixed::new(TWO);
@@ -215,7 +215,7 @@ fn a_pool_in_use_keeps_all_mounted_and_is_named() {
     mixed.nothing_is_left();
 }
 
-/// SEMANTICS 40: "Where one pool fails none is mounted."
+/// SEMANTICS 40: "If one pool fails, no pool is mounted."
 #[test]
 fn a_pool_that_fails_leaves_nothing_mounted() {
     let mixed = Mixed { place: Place::new(), user: None };

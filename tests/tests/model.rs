@@ -81,7 +81,7 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
     })
 }
 
-/// SEMANTICS 5: "What `fsync` acknowledged survives a power cut."
+/// SEMANTICS 5: "Changes that `fsync` acknowledged survive a power cut."
 /// SEMANTICS 6: "A read returns bytes of one version only."
 #[test]
 fn engine_behaves_as_the_model_says() {

@@ -43,8 +43,8 @@ fn has_not(mount: &Mount, option: &str) {
     assert!(!shown.iter().any(|o| o == option), "{option} is among {shown:?}");
 }
 
-/// SEMANTICS 53: "`-o remount` changes at once what the kernel keeps of a mount (`ro`, `nosuid`, `nodev`, `noexec`, `noatime`,
-/// `lazytime`, and what lifts them); what it does not name stays."
+/// SEMANTICS 53: "`-o remount` changes at once the options that the kernel keeps for a mount (`ro`, `nosuid`, `nodev`,
+/// `noexec`, `noatime`, `lazytime`, and the options that lift them); an option that the remount does not name stays."
 #[test]
 fn a_remount_changes_the_running_mount_and_leaves_the_rest() {
     let mount = Mount::new(Options::default());
@@ -82,8 +82,9 @@ fn a_remount_changes_the_running_mount_and_leaves_the_rest() {
     assert_eq!(fs::read_to_string(mount.path("f")).unwrap(), "after");
 }
 
-/// SEMANTICS 53: "What the daemon was started with (`fast`, `limit`, `policy`, ..., `sync`, `dirsync`, a mount that was made
-/// `ro`) a remount does not change: it is refused, with the reason, where it names something else."
+/// SEMANTICS 53: "A remount does not change the options that the daemon was started with (`fast`, `limit`, `policy`,
+/// ..., `sync`, `dirsync`, and `ro` if the mount was made with it): if it names another value for one of them, it is
+/// refused, with the reason."
 #[test]
 fn a_remount_refuses_what_the_daemon_was_started_with() {
     const USAGE: i32 = 2;
@@ -188,8 +189,8 @@ fn writes(file: &File) {
     (0..TIMES).for_each(|n| file.write_all_at(&[n as u8; 100], n as u64 * 50).unwrap());
 }
 
-/// SEMANTICS 54: "With `dirsync` what was made, removed or renamed survives a power cut when the call returns, with `sync`
-/// every change does."
+/// SEMANTICS 54: "With `dirsync`, a name that was created, removed or renamed survives a power cut when the call
+/// returns; with `sync`, every change does."
 #[test]
 fn dirsync_and_sync_make_durable_what_they_say() {
     let usual = Mount::new(Options::default());
@@ -217,7 +218,7 @@ fn dirsync_and_sync_make_durable_what_they_say() {
     assert!(seen >= TIMES, "{seen}");
 }
 
-/// SEMANTICS 54: "So does what is written to a file that is open with `O_SYNC` or `O_DSYNC`."
+/// SEMANTICS 54: "A write to a file that is open with `O_SYNC` or `O_DSYNC` also survives a power cut"
 #[test]
 fn what_is_written_with_o_dsync_is_durable() {
     let mount = Mount::new(Options::default());
@@ -248,7 +249,7 @@ fn aligned_writes(file: &File) {
     (0..TIMES).for_each(|n| file.write_all_at(&page.0, n as u64 * 4096).unwrap());
 }
 
-/// SEMANTICS 54: "a mount with `sync` has no passthrough"
+/// SEMANTICS 54: "A mount with `sync` has no passthrough"
 #[test]
 fn a_mount_with_sync_says_itself_why_nothing_is_passed_through() {
     let place = Place::new();

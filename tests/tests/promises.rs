@@ -47,7 +47,7 @@ fn dirty_content_is_not_evicted_and_clean_content_is() {
     assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
 }
 
-/// SEMANTICS 7: "A content file that is shorter than its record says is given up and fetched again."
+/// SEMANTICS 7: "If a content file is shorter than its record says, the daemon discards it and fetches the bytes again"
 #[test]
 fn truncated_content_file_is_fetched_again() {
     let mount = Mount::new(Options::default());
@@ -67,7 +67,7 @@ fn truncated_content_file_is_fetched_again() {
     assert_eq!(fs::read(mount.path("a")).unwrap(), bytes);
 }
 
-/// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what anybody flushed before it."
+/// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what any client flushed before it."
 #[test]
 fn open_sees_what_others_wrote_before() {
     let mount = Mount::new(Options::default());
@@ -89,7 +89,7 @@ fn open_sees_what_others_wrote_before() {
     }
 }
 
-/// SEMANTICS 9: "Names and attributes may lag behind the pool by `metadata-ttl`, and no longer."
+/// SEMANTICS 9: "Names and attributes lag behind the pool by at most `metadata-ttl`."
 #[test]
 fn names_and_attributes_of_others_appear_within_the_ttl() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1s\"\n"));
@@ -111,7 +111,7 @@ fn names_and_attributes_of_others_appear_within_the_ttl() {
     assert_eq!(listed, ["new"]);
 }
 
-/// SEMANTICS 10: "If the pool's copy changed under ours, both are kept."
+/// SEMANTICS 10: "If the pool's copy of a dirty file changed, both copies are kept."
 #[test]
 fn conflict_keeps_both_and_is_reported() {
     let mount = Mount::manual();
@@ -133,8 +133,8 @@ fn conflict_keeps_both_and_is_reported() {
     assert_eq!(fs::read(mount.path("a")).unwrap(), b"theirs, longer");
 }
 
-/// SEMANTICS 12: "While the pool does not answer, resident files are read, new files are absorbed."
-/// SEMANTICS 13: "What was absorbed while the pool was gone is flushed when it is back."
+/// SEMANTICS 12: "While the pool does not answer, programs can read resident files and write new files"
+/// SEMANTICS 13: "Changes that were made while the pool did not answer are flushed when it answers again."
 #[test]
 fn pool_may_go_and_come_back() {
     let place = Place::new();
@@ -204,7 +204,7 @@ fn limit_holds_for_writers_past_the_daemon() {
 }
 
 /// SEMANTICS 16: "A stage that does not fit is refused before it starts."
-/// SEMANTICS 17: "When `forebay stage` returns 0, every byte asked for is resident and leased."
+/// SEMANTICS 17: "When `forebay stage` returns 0, every requested byte is resident and leased."
 #[test]
 fn staged_means_staged_and_too_much_is_refused() {
     let mount = Mount::new(Options { limit: Some("64MiB".into()), ..Options::default() });
@@ -225,7 +225,7 @@ fn staged_means_staged_and_too_much_is_refused() {
     mount.forebay(["stage"], &[&mount.path("nothing-here")]).refused(1, &["nothing-here"]);
 }
 
-/// SEMANTICS 18: "What is made and removed before it is flushed never reaches the pool."
+/// SEMANTICS 18: "A file or directory that is created and removed before it is flushed never reaches the pool."
 #[test]
 fn temporary_files_never_reach_the_pool() {
     let mount = Mount::manual();
@@ -242,7 +242,8 @@ fn temporary_files_never_reach_the_pool() {
     assert_eq!(mount.status().counters.pool_written_bytes, 0);
 }
 
-/// SEMANTICS 19: "`umount` flushes nothing: it names what is not in the pool, and the next mount has it."
+/// SEMANTICS 19: "`umount` flushes nothing: it names the changes that are not in the pool, and the next mount has
+/// them."
 #[test]
 fn unflushed_files_survive_umount() {
     let mount = Mount::manual();
@@ -409,8 +410,8 @@ fn holes_stay_holes() {
     assert!(taken < 3 << 20, "{taken} bytes for a file of the pool with one byte in it");
 }
 
-/// SEMANTICS 29: "Holes stay holes: `SEEK_HOLE` finds them", also of what comes back from the pool.
-/// SEMANTICS 44: "The blocks of a file are those that its bytes take."
+/// SEMANTICS 29: "Holes stay holes: `SEEK_HOLE` finds them", also in content that was fetched from the pool.
+/// SEMANTICS 44: "`stat` reports the blocks that the bytes of a file occupy"
 #[test]
 fn holes_are_found_again_after_an_eviction() {
     let mount = Mount::manual();
@@ -431,7 +432,8 @@ fn holes_are_found_again_after_an_eviction() {
     }
 }
 
-/// SEMANTICS 34: "What is stored through a shared mapping is written like the rest, also after the file was closed"
+/// SEMANTICS 34: "A store through a shared mapping is written back like any other write, also after the file was
+/// closed"
 #[test]
 fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
     const LEN: usize = 8192;
@@ -464,7 +466,7 @@ fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
     }
 }
 
-/// SEMANTICS 34, of what is stored while the file is sent.
+/// SEMANTICS 34, for stores during an upload of the file.
 #[test]
 fn stores_beside_an_upload_are_not_taken_for_sent() {
     const LEN: usize = 64 << 20;
@@ -488,7 +490,8 @@ fn stores_beside_an_upload_are_not_taken_for_sent() {
     }
 }
 
-/// SEMANTICS 35: "What others changed of the attributes of a file in the pool while its content was written here is kept"
+/// SEMANTICS 35: "If another client changes attributes of a file in the pool while a program in the mount writes its
+/// content, that change is kept"
 #[test]
 fn attributes_that_others_set_beside_a_write_are_kept() {
     let mount = Mount::manual();

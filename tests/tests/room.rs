@@ -4,7 +4,7 @@ use forebay_backends::Pool;
 use forebay_engine::Change;
 use forebay_tests::engine::*;
 
-/// SEMANTICS 44: "What was not flushed counts by its blocks where room is asked for."
+/// SEMANTICS 44: "Where the daemon computes how much space is left, a dirty file counts with its blocks."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sparse_file_that_is_not_flushed_takes_no_room_from_what_is_staged() {
     let fixture = Fixture::new();
@@ -18,7 +18,7 @@ async fn a_sparse_file_that_is_not_flushed_takes_no_room_from_what_is_staged() {
     assert_eq!(done.failed, 0, "{:?}", done.message);
 }
 
-/// SEMANTICS 45: "`df` shows the room in the pool, less what is not flushed yet."
+/// SEMANTICS 45: "`df` shows the free space of the pool, less the bytes that are not flushed yet."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_flushed_is_taken_from_the_room_in_the_pool() {
     let fixture = Fixture::new();

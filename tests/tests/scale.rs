@@ -38,7 +38,7 @@ fn look_at_all(mount: &Mount) -> u64 {
 }
 
 /// SEMANTICS 30: "Mounting takes no longer with a catalog of a million files than with an empty one."
-/// SEMANTICS 31: "What was looked at and forgotten again costs the daemon no memory."
+/// SEMANTICS 31: "Files that programs looked at and the kernel then forgot cost the daemon no memory."
 #[test]
 fn a_million_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
     let _alone = alone();
@@ -75,7 +75,8 @@ fn forget_all() {
 const BIG: u64 = 1 << 30;
 const READERS: usize = 64;
 
-/// SEMANTICS 14: "However many ask for the same bytes at the same time, the pool is asked once."
+/// SEMANTICS 14: "However many readers request the same bytes at the same time, the daemon requests them from the pool
+/// once."
 #[test]
 fn sixty_four_readers_of_one_cold_file_cost_the_pool_its_size_once() {
     let _alone = alone();

@@ -24,7 +24,7 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
     assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
 }
 
-/// SEMANTICS 50: "asks the pool anew for names that are not known here"
+/// SEMANTICS 50: "asks the pool again for names that the daemon does not know"
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_just_appeared_in_the_pool_is_staged() {
     for versions in [true, false] {
@@ -267,7 +267,7 @@ async fn release(overlay: &Overlay, paths: &[&str], owner: &str) -> u64 {
     summary(overlay.release_leases(request)).await.0.files
 }
 
-/// SEMANTICS 17: "that another owner's ends in any of these ways is nothing to it"
+/// SEMANTICS 17: "the end of one owner's lease does not affect the leases of other owners"
 #[tokio::test(flavor = "multi_thread")]
 async fn each_owner_has_a_lease_of_his_own() {
     let fixture = Fixture::new();
@@ -361,7 +361,7 @@ async fn a_lease_that_is_over_keeps_no_room_though_nobody_looks_at_its_file() {
     assert_eq!(listed(&overlay, "b").await.state, ContentState::Resident);
 }
 
-/// SEMANTICS 17: "or the file is removed"
+/// SEMANTICS 17: "or when the file is removed"
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_file_that_is_removed_keeps_no_room() {
     let fixture = Fixture::new();

@@ -13,7 +13,8 @@ fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// SECURITY 2: "A fast directory that another user owns, prepared or can change, by one of its parents too, is refused"
+/// SECURITY 2: "Forebay refuses a fast directory that another user owns, prepared or can change, also through one of
+/// its parents."
 #[test]
 fn a_directory_that_another_user_prepared_is_refused_and_nothing_of_it_is_followed() {
     let place = Place::new();
@@ -50,7 +51,7 @@ fn the_directory_and_its_files_are_for_the_mounting_user_alone() {
     }
 }
 
-/// SECURITY 4: "`forebay fsck` of a fast directory believes no note that another user could have written"
+/// SECURITY 4: "`forebay fsck` of a fast directory trusts no note in it that another user could have written"
 #[test]
 fn an_offline_check_believes_no_note_that_another_user_could_write() {
     let mount = Mount::new(Options::default());

@@ -25,7 +25,8 @@ fn a_set_id_program_in_the_pool_gives_nothing_unless_the_mount_says_suid() {
     assert_eq!(runs_as(suid), "0");
 }
 
-/// SECURITY 1: "What the file system of a directory pool forbids (`nosuid`, `nodev`, `noexec`, `ro`), the mount forbids, too."
+/// SECURITY 1: "If the file system of a directory pool forbids something (`nosuid`, `nodev`, `noexec`, `ro`), the mount
+/// forbids it, too."
 #[test]
 fn a_mount_forbids_what_the_file_system_of_its_pool_forbids() {
     let place = Place::new();
@@ -59,7 +60,8 @@ const NOT_NEEDED: [u32; 9] = [5, 7, 12, 16, 17, 8, 22, 25, 30];
 /// To load programs into the kernel and to see what it does.
 const OBSERVERS: [u32; 2] = [38, 39];
 
-/// SECURITY 12: "No process of a mount of root's can gain privileges, and no thread of one has capabilities that none of them needs"
+/// SECURITY 12: "No process of a mount that root made can gain privileges, and no thread of such a process has a
+/// capability that none of the threads needs."
 #[test]
 fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
     let mount = Mount::new(Options::default());
@@ -93,7 +95,7 @@ fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
     assert!(of_threads(mount.worker().pid, "Seccomp").iter().all(|value| value == "2"));
 }
 
-/// SECURITY 13: "Credentials in a URL are refused, and told nowhere"
+/// SECURITY 13: "Credentials in a URL are refused and shown nowhere"
 #[test]
 fn secrets_in_urls_are_refused_and_not_told() {
     let place = Place::new();
@@ -123,7 +125,7 @@ fn names_of_trusted_attributes_are_for_root_alone() {
     assert!(seen.contains("user.open") && !seen.contains("trusted"), "{seen}");
 }
 
-/// SECURITY 15: "A runtime directory in /tmp that another user took is refused"
+/// SECURITY 15: "A runtime directory in /tmp that another user created is refused"
 #[test]
 fn a_runtime_directory_that_another_user_took_is_refused() {
     let place = Place::new();

@@ -44,7 +44,7 @@ fn swap_when_made(name: &Path, victim: &Path, stop: &AtomicBool) -> bool {
 /// A directory or a fifo is made in the pool as root's and then given to the user who made it in the mount. Whoever swaps
 /// it in between for another user's must not get that.
 ///
-/// SECURITY 7: "never another one that was moved to its name"
+/// SECURITY 7: "never another object that was moved to its name"
 #[test]
 fn what_takes_the_place_of_a_new_object_is_not_given_away() {
     let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n"));

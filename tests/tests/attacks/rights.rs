@@ -20,7 +20,7 @@ fn mode(path: &Path) -> u32 {
 /// What is new in a file is read by nobody who may not read the new file: neither where it was replaced, nor where it was
 /// changed in place, nor where its directory was closed.
 ///
-/// SECURITY 5: "an open by a user whom the new mode does not let in fails"
+/// SECURITY 5: "an open fails for each user to whom the new mode gives no access"
 #[test]
 fn new_content_is_not_read_with_old_rights() {
     const ROUNDS: u32 = 6;
@@ -57,7 +57,7 @@ fn new_content_is_not_read_with_old_rights() {
 
 /// A change of content by a user takes set-id bits, whichever call makes it.
 ///
-/// SECURITY 6: "takes the set-id bits of a file, whichever call makes it"
+/// SECURITY 6: "the file loses its set-id bits, whichever call makes the change"
 #[test]
 fn set_id_bits_go_with_every_change_of_content() {
     let mount = Mount::new(Options::default());
@@ -94,7 +94,8 @@ fn set_id_bits_of_special_files_go_with_a_change_of_the_owner() {
 
 /// A writer that had the file open before it got the bits, and writes past the daemon.
 ///
-/// SECURITY 16: "If a file gets set-id bits while a program has it open for writing, what the program writes takes them"
+/// SECURITY 16: "If a file gets set-id bits while a program has it open for writing, the file loses them when the
+/// program writes"
 #[test]
 fn a_write_by_an_earlier_descriptor_takes_set_id_bits() {
     let mount = Mount::new(Options { limit: Some("4G".into()), ..Options::default() });

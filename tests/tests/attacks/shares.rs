@@ -67,7 +67,7 @@ fn a_directory_that_cannot_be_flushed_into_stops_nothing_else() {
     chattr("-i", &mount.pool("shared/full"));
 }
 
-/// SECURITY 10: "One user's files that are not flushed leave room in the fast pool for other users"
+/// SECURITY 10: "The dirty files of one user leave space in the fast pool for other users"
 #[test]
 fn one_user_does_not_fill_the_fast_pool_for_another() {
     let options = Options { limit: Some("256M".into()), ..Options::policy("[default]\nflush = \"manual\"\n") };
@@ -122,7 +122,7 @@ fn let_go(mut child: std::process::Child) {
     assert!(forebay_tests::process::wait(&mut child, Duration::from_secs(20)).is_some());
 }
 
-/// SECURITY 11: "One user's open files leave descriptors for other users and for the daemon"
+/// SECURITY 11: "The open files of one user leave descriptors for other users and for the daemon"
 #[test]
 fn one_user_does_not_take_all_descriptors() {
     let mount = Mount::new(Options { descriptors: Some(1024), ..Options::default() });
@@ -158,7 +158,7 @@ fn few_descriptors_are_for_programs_first_and_their_cost_is_told() {
     assert_eq!(fs::read(mount.pool("u2-300")).unwrap(), b"300\n");
 }
 
-/// SECURITY 17: "The extended attributes of one file are 128 KiB at most, also where the pool has more of them"
+/// SECURITY 17: "The extended attributes of one file take at most 128 KiB, also if the pool has more of them"
 #[test]
 fn extended_attributes_of_one_file_take_no_more_than_their_bound() {
     let place = Place::new();

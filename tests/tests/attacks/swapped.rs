@@ -48,7 +48,7 @@ fn mode_and_group(path: &Path) -> (u32, u32) {
 
 /// What a user gave to her own file or directory is not given to another user's that she puts in its place in the pool.
 ///
-/// SECURITY 7: "never another one that was moved to its name"
+/// SECURITY 7: "never another object that was moved to its name"
 #[test]
 fn attributes_are_not_flushed_to_what_was_put_in_the_place_of_their_object() {
     Shared::each().iter().for_each(attributes_are_kept);
@@ -85,7 +85,7 @@ fn attributes_are_kept(shared: &Shared) {
 /// A directory that is swapped for a closed one of another user is neither read nor written by what was cached of the
 /// first one's rights.
 ///
-/// SECURITY 8: "is read and written by its own rights only"
+/// SECURITY 8: "is read and written by its own permissions only"
 #[test]
 fn a_directory_that_took_the_place_of_an_open_one_is_as_closed_as_it_says() {
     Shared::each().iter().for_each(directories_are_kept);
