@@ -507,7 +507,7 @@ impl Inner {
                 Err(e) => return Err(e.context(path)),
             };
             match self.parted(ino, &link, there.as_ref(), asked) {
-                // Of the name that was asked about, the first look said so.
+                // The name that the caller asked about was already checked, so a stale name is no error here.
                 Err(e) if e.is(ErrorKind::Stale) => {}
                 other => other?,
             }
@@ -562,7 +562,7 @@ impl Inner {
         }
     }
 
-    /// Notifies the kernel's side to drop what it keeps for the next open of a file, and with it the descriptor.
+    /// Drops the content file that is kept for the next open through the kernel, and with it the descriptor.
     pub fn release_content(&self, ino: Ino) {
         if let Some(kernel) = self.kernel.get() {
             kernel.release_content(ino);
