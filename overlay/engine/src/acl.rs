@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(got, Inherited { mode: 0o6750, access: None, default: None });
     }
 
-    /// An ext4 directory is the judge; the test names the remedy where the file system has no ACLs.
+    /// Compares with an ext4 directory. If the file system has no ACLs, the test names the remedy.
     fn judge() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::Builder::new().prefix("acl").tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().to_owned();
@@ -344,7 +344,7 @@ mod tests {
             for asked in [0o777, 0o644, 0o600, 0o4755, 0o070, 0] {
                 let file = dir.join(format!("f{at}-{asked:o}"));
                 std::fs::OpenOptions::new().write(true).create_new(true).mode(asked).open(&file).unwrap();
-                // The set-id bits of a creating call are the kernel's business, not the list's.
+                // The kernel decides on the set-id bits of a creating call, not the ACL.
                 let want = inherit(FileKind::File, asked, 0o022, Some(&default));
                 assert_eq!((mode(&file) & 0o777, get(&file, ACCESS)), (want.mode & 0o777, want.access), "{default:?}");
 

@@ -16,7 +16,7 @@ use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::watch::Watched;
 use super::{Age, may_enter};
 
-/// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
+/// A directory that changed this recently before it was listed may have changed again without a change of its times.
 const RACY: Duration = Duration::from_millis(50);
 /// Names that one change adds. A large directory's names in one change would be in memory twice.
 const NAMES_AT_ONCE: u32 = 1_000;
