@@ -28,7 +28,7 @@ pub(crate) use watch::{PoolChange, Watches};
 
 /// Single names that are looked up before the whole directory is listed.
 const SINGLE_LOOKUPS: u32 = 4;
-/// The same where a listing takes a request for each name.
+/// The same, for pools whose listings take a request for each name.
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.

@@ -6,8 +6,8 @@
 //! that was not closed counts as absent. This is checked when an inode is loaded, so no scan is needed.
 //!
 //! When the sync fails, the kernel does not say which file lost pages. A descriptor that has been open since its
-//! content file was created reports every failure, so it is asked. All other content of the open epoch is read again
-//! from the device and compared with its checksums. Content that is not there is given up if the pool has it; leased
+//! content file was created reports every failure, so it is checked. All other content of the open epoch is read again
+//! from the device and compared with its checksums. Content that the device lost is given up if the pool has it; leased
 //! content is fetched again at once. The catalog records that this check is due.
 //!
 //! Clean content of an open epoch is synced before it is changed, because dirty content is trusted after a power cut.

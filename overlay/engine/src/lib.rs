@@ -121,7 +121,7 @@ pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
     pub catalog: Arc<Catalog>,
     pub store: Arc<ContentStore>,
-    /// Content files from this number on were created since the start. If no record names one of them, its record is
+    /// Content files from this number on were created since the start. If no record names such a file, its record is
     /// about to be written.
     pub first_new_content: u64,
     pub trash: Trash,
@@ -163,7 +163,7 @@ pub(crate) struct Inner {
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
     pub inherited: Mutex<HashSet<Ino>>,
     pub flusher: writeback::Flusher,
-    /// Notified when there may be something to flush.
+    /// Notified when something may have to be flushed.
     pub flush_bell: Notify,
     pub conflicts: Mutex<Vec<String>>,
     pub mountpoint: Mutex<Option<String>>,

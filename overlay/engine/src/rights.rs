@@ -126,7 +126,7 @@ impl Inner {
         if let Some(before) = before {
             let now = self.xattr(ino, acl::ACCESS).await?;
             let mut state = node.state.lock();
-            // If two requests compare at the same time, the first one clears the old ACL.
+            // If two requests compare at the same time, the first request clears the old ACL.
             if state.rights.acl_before.as_ref() == Some(&before) {
                 state.rights.acl_before = None;
                 if now != before {

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 65_536;
 /// The result for a damaged catalog.
 #[derive(Debug, Default)]
 pub struct Salvage {
-    /// What was kept, and where.
+    /// Notes on what was set aside, and the paths.
     pub notes: Vec<String>,
     /// Changes that the pool did not get, and that no flush will send.
     pub lost: Vec<String>,
@@ -53,7 +53,7 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
     let failed = |what: &Path, e| Error::io(e, Side::Cache, what.display().to_string());
     fs::remove_dir_all(&rebuilt).map_err(|e| failed(&rebuilt, e))?;
     for device in store.devices() {
-        // The mark names the catalog that it belongs to. The next catalog is another one.
+        // The mark names the catalog to which the device belongs, and the next mount begins with a new catalog.
         let mark = device.path.join("device");
         match fs::remove_file(&mark) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&mark, e)),

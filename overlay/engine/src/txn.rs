@@ -252,7 +252,7 @@ impl<'a> Txn<'a> {
             return Ok(());
         }
         if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
-            // The kernel may be about to open the inode by a name that it looked up before. `forget` reaps it.
+            // The kernel may be about to open the inode by a name that it looked up before. `Overlay::forget` reaps it.
             return Ok(());
         }
         let content = edit.record.file.content();

@@ -28,7 +28,7 @@ pub struct Attr {
     pub ctime: Time,
 }
 
-/// A name that was found. The caller owns one lookup of `attr.ino` and gives it back by `Overlay::forget`.
+/// An existing name. The caller owns one lookup of `attr.ino` and gives it back by `Overlay::forget`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub attr: Attr,

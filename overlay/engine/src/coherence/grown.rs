@@ -12,8 +12,8 @@
 //! residency. Programs read the content file past the daemon, so it never has a hole. In a partial file the new bytes
 //! stay missing, and the chunk that the old end cut off is fetched again.
 //!
-//! The kernel caches the last page with zeros behind the old end. So programs are told the new size only after the
-//! kernel has forgotten that page.
+//! The kernel caches the last page with zeros behind the old end. So programs see the new size only after the kernel
+//! has forgotten that page.
 
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -49,8 +49,8 @@ const FORGET_WITHIN: Duration = Duration::from_secs(1);
 /// The state of a file's growth in the pool that exists only in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
-    /// The content file may be longer than the record says: what is behind the end is being appended. Changed by
-    /// [`Appending`], and ended by `Txn::modify`.
+    /// The content file may be longer than the record says: bytes are being appended behind the recorded end. Changed
+    /// by [`Appending`], and ended by `Txn::modify`.
     pub under_way: bool,
     /// The size that programs see, while the kernel may have cached zeros behind it.
     pub shown_bytes: Option<u64>,

@@ -253,7 +253,7 @@ impl Inner {
             tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
         }
         if matches!(node.state.lock().record.listing, Listing::Complete(_)) {
-            // The flusher is busy in this directory; all names of it were known once.
+            // The flusher is busy in this directory. All its names were known once.
             return Ok(());
         }
         let what = format!("{}: changes all the time while it is listed", self.display(dir));
