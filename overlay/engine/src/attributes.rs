@@ -87,8 +87,8 @@ impl Overlay {
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
-    /// Returns the sizes of the pool, because files end up in the pool, less the bytes that are not flushed yet.
-    /// `status` shows the fast pool's sizes.
+    /// Returns the sizes of the pool, where files end up, less the bytes that are not flushed yet. `status` shows the
+    /// sizes of the fast pool.
     pub async fn statfs(&self) -> Result<Space> {
         match self.inner.ask(self.inner.pool.space()).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {

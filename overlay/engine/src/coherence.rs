@@ -148,8 +148,8 @@ impl Inner {
         result
     }
 
-    /// Asks the pool about an inode, by its known path. If the pool does not find it, a flush may be moving it, or has
-    /// moved it without an answer. The doubt is resolved, and the question is asked again.
+    /// Asks the pool about an inode, by its known path. If the pool does not find it, a flush may be moving it, or may
+    /// have moved it without an answer. The doubt is resolved, and the question is asked again.
     ///
     /// # Errors
     /// `Stale` and `NotFound`: the pool no longer has it.

@@ -85,7 +85,7 @@ impl Inner {
     }
 
     /// Makes sure that the policy of an inode can be decided if rules ask for its storage pool. If the storage pool
-    /// cannot be found out now, the inode counts as in none.
+    /// cannot be found out now, the inode counts as in no storage pool.
     pub async fn learn_storage_pool(&self, node: &Node) {
         if self.policy.asks_storage_pool() {
             let _ = self.ask_layout(node).await;

@@ -90,7 +90,7 @@ pub(crate) struct NodeState {
     pub written_past: Option<WrittenPast>,
     /// Another client removed or replaced its last name in the pool while it was open. A write would be lost at close.
     pub superseded: bool,
-    /// Its content was replaced by an empty content file for a writer that has not closed it yet.
+    /// Its content was replaced by an empty content file, and the last writer has not closed it since.
     pub emptied: bool,
     /// The content file is immutable until there is room.
     pub throttled: bool,
@@ -112,7 +112,7 @@ pub(crate) struct NodeState {
     pub rights: RightsNews,
     /// Requests for its attributes whose answer is not complete yet.
     pub answering: u32,
-    /// A notification of the kernel was withheld because those answers make it unnecessary.
+    /// A notification to the kernel was withheld, because those answers make it unnecessary.
     pub news_withheld: bool,
     pub readahead: Readahead,
     /// When the last writer closed the file; `None`: not since the node was loaded.

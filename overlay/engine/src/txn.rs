@@ -241,9 +241,10 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Deletes an inode that has no name in the mount or in the pool and is not open. An inode with unseen names in the
-    /// pool stays, with its unflushed content. An inode that is being flushed stays, too, because the pool may be
-    /// getting a name that must be removed again: the end of the flush reaps it.
+    /// Deletes an inode that has no name in the mount and is not open. If the pool has it or may have it under a known
+    /// name, only the content is deleted: the record stays until the name is removed from the pool. An inode with
+    /// unseen names in the pool stays, with its unflushed content. An inode that is being flushed stays, too, because
+    /// the pool may be getting a name that must be removed again: the end of the flush reaps it.
     pub fn reap(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
         let edit = self.edit(ino)?;

@@ -45,7 +45,7 @@ pub enum Lookup {
     },
 }
 
-/// The user and process that request an operation. They own what it creates, and decide on set-id bits.
+/// The user and process for which an operation is done: the owner of what it creates. Set-id bits depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     pub uid: u32,

@@ -271,8 +271,8 @@ impl Inner {
         any
     }
 
-    /// Like [`Self::grow`], to one version. `Some(false)`: it is not the old version with bytes appended; `None`:
-    /// something changed meanwhile.
+    /// Brings the file to one version. `Some(false)`: it is not the old version with bytes appended; `None`: something
+    /// changed meanwhile.
     async fn grow_to(
         &self,
         node: &Arc<Node>,

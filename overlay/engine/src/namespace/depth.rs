@@ -19,7 +19,7 @@ use super::super::{Inner, Ino};
 const DEPTH_MAX: usize = 2048;
 /// How many names below a directory are read each time that it moves to a deeper place.
 const NAMES_LOOKED_AT: usize = 1024;
-/// The kept depth may exceed the real one by this much. Then all directories are read once.
+/// How much assumptions may add to the kept depth. Then all directories are read once.
 const EXCESS_MAX: usize = DEPTH_MAX / 4;
 /// When the depth passes a multiple of this, the catalog gets the largest depth below the next multiple.
 const STEP: usize = 128;
