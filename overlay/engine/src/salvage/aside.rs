@@ -1,4 +1,4 @@
-//! The directory `saved` of each device: set-aside files that an operator looks through.
+//! The directory `saved` of each device: what was set aside, for people to look through.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -11,12 +11,12 @@ use forebay_backends::{Error, FileKind, PoolPath, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::InodeRecord;
 
-/// For files that the pool did not have, by name.
+/// Under its name: what the pool did not have.
 const FILES: &str = "files";
-/// For content that may or may not be newer than the pool's copy, by number.
+/// Under its number: what may be newer than the pool's copy, or may not.
 const OTHER: &str = "other";
 
-/// How many files were set aside in each device's directory.
+/// What was set aside so far, in each device's directory.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     files: Vec<(PathBuf, u64)>,
@@ -24,7 +24,7 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    /// Sets aside a file that the pool does not have, under all its names.
+    /// A file that the pool does not have, under all its names.
     pub fn file(
         &mut self,
         device: &Path,
@@ -38,11 +38,11 @@ impl Aside {
             let place = place(device, path);
             (make_parent(&place).is_ok() && rename_new(content, &place).is_ok()).then_some(place)
         });
-        // All names are too long for this file system, or taken.
+        // A name that is too long for here, or taken.
         let Some(taken) = taken else { return self.unknown(device, id, content) };
         for path in names {
             let other = place(device, path);
-            // The content is safe already. Its other names are a convenience.
+            // A second name of what is safe is a convenience.
             let _ = make_parent(&other).and_then(|()| fs::hard_link(&taken, &other));
         }
         dress(&taken, record);
@@ -50,7 +50,7 @@ impl Aside {
         Ok(())
     }
 
-    /// Creates a directory or symlink that the pool does not have. No content depends on it.
+    /// A directory or symlink that the pool does not have. No content depends on it.
     pub fn made_here(&mut self, device: &Path, path: &PoolPath, record: &InodeRecord) {
         let place = place(device, path);
         let made = make_parent(&place).and_then(|()| match (record.kind, &record.target) {
@@ -63,7 +63,7 @@ impl Aside {
         }
     }
 
-    /// Sets aside a content file that is not known to equal the pool's copy.
+    /// A content file that cannot be told to be the pool's.
     pub fn unknown(&mut self, device: &Path, id: ContentId, content: &Path) -> Result<()> {
         let dir = device.join("saved").join(OTHER);
         let mut place = dir.join(format!("{:x}", id.0));
@@ -118,9 +118,8 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Gives a set-aside file the owner and the extended attributes that the mount showed. Only the owner gets access: the
-/// directories that decided which other users may read it are no longer above it. The bytes matter, so errors are
-/// ignored.
+/// Gives what was set aside the owner and the extended attributes that the mount showed, for the owner alone: who else may
+/// read it was decided by directories that are not around it any more. The bytes count, so a refusal does not.
 fn dress(path: &Path, record: &InodeRecord) {
     for (name, value) in record.xattrs.iter().flatten() {
         let _ = rustix::fs::lsetxattr(path, &**name, value, rustix::fs::XattrFlags::empty());
