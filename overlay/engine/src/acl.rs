@@ -15,10 +15,10 @@ const HEADER_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
 /// The kernel's limit is the 64 KiB of an attribute's value.
 const ENTRIES_MAX: usize = ((64 << 10) - HEADER_BYTES) / ENTRY_BYTES;
-/// The id of entries that name nobody.
+/// The id of entries without a user or group id.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is for, in the order in which entries must appear.
+/// The subject of an entry, in the order in which entries must appear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tag {
     Owner = 0x01,
@@ -50,13 +50,13 @@ pub struct AclEntry {
     pub id: u32,
 }
 
-/// A valid ACL: owner, owning group and other exactly once, a mask where somebody is named, all in order.
+/// A valid ACL: owner, owning group and other exactly once, a mask if a user or group is named, all in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Acl {
     entries: Vec<AclEntry>,
 }
 
-/// What a new object is given.
+/// The mode and the ACLs of a new object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inherited {
     pub mode: u32,
@@ -72,7 +72,7 @@ impl Acl {
     /// Reads the value of an attribute. `None`: an ACL without entries, which removes the attribute.
     ///
     /// # Errors
-    /// `Unsupported` for another version of the format, `InvalidInput` for what breaks a rule of [`Acl`].
+    /// `Unsupported` for another version of the format, `InvalidInput` for a value that breaks a rule of [`Acl`].
     pub fn parse(value: &[u8]) -> Result<Option<Self>> {
         let (header, body) = value.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| invalid("too short"))?;
         if u32::from_le_bytes(*header) != VERSION {
@@ -89,7 +89,7 @@ impl Acl {
         Ok(Some(Self { entries }))
     }
 
-    /// The value of the attribute.
+    /// Returns the value of the attribute.
     pub fn encode(&self) -> Vec<u8> {
         let mut value = Vec::with_capacity(HEADER_BYTES + self.entries.len() * ENTRY_BYTES);
         value.extend_from_slice(&VERSION.to_le_bytes());
@@ -101,19 +101,20 @@ impl Acl {
         value
     }
 
-    /// The ACL that says what `mode` says.
+    /// Returns the ACL that is equivalent to `mode`.
     #[cfg(test)]
     pub fn from_mode(mode: u32) -> Self {
         let entry = |tag, shift: u32| AclEntry { tag, perm: ((mode >> shift) & 7) as u16, id: NO_ID };
         Self { entries: vec![entry(Tag::Owner, 6), entry(Tag::OwningGroup, 3), entry(Tag::Other, 0)] }
     }
 
-    /// True where the nine permission bits say all of it.
+    /// Returns whether the nine permission bits say everything that the ACL says.
     pub fn is_equivalent_to_mode(&self) -> bool {
         self.entries.iter().all(|entry| matches!(entry.tag, Tag::Owner | Tag::OwningGroup | Tag::Other))
     }
 
-    /// The nine permission bits that `stat` shows under this ACL: the group's are the mask's, if there is one.
+    /// Returns the nine permission bits that `stat` shows under this ACL: the group's bits are the mask's, if there is
+    /// a mask.
     pub fn permission_bits(&self) -> u32 {
         let group = self.group_class();
         self.entries.iter().enumerate().fold(0, |bits, (at, entry)| {
@@ -127,13 +128,13 @@ impl Acl {
         })
     }
 
-    /// What the owning group may do.
+    /// Returns the permissions of the owning group.
     pub fn owning_group(&self) -> u32 {
         let of = |tag| self.entries.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.perm));
         of(Tag::OwningGroup).unwrap_or(0) & of(Tag::Mask).unwrap_or(7)
     }
 
-    /// The access ACL after `chmod(mode)`: the group's bits go to the mask, if there is one.
+    /// Returns the access ACL after `chmod(mode)`: the group's bits go to the mask, if there is a mask.
     pub fn chmod(&self, mode: u32) -> Self {
         let mut new = self.clone();
         let group = new.group_class();
@@ -148,13 +149,13 @@ impl Acl {
         new
     }
 
-    /// Where the entry is that the group's permission bits stand for.
+    /// Returns the index of the entry that the group's permission bits stand for.
     fn group_class(&self) -> usize {
         let find = |tag| self.entries.iter().position(|entry| entry.tag == tag);
         find(Tag::Mask).or_else(|| find(Tag::OwningGroup)).unwrap_or(0)
     }
 
-    /// `posix_acl_create_masq`: what both this default ACL and the `mode` of the creating call allow.
+    /// `posix_acl_create_masq`: returns what both this default ACL and the `mode` of the creating call allow.
     fn masked_by(&self, mode: u32) -> (Self, u32) {
         let mut new = self.clone();
         let mut bits = mode;
@@ -173,7 +174,7 @@ impl Acl {
     }
 }
 
-/// What an object that is created with `mode` under `umask` is given, where `parent_default` is the default
+/// Returns the mode and the ACLs of an object that is created with `mode` under `umask`. `parent_default`: the default
 /// ACL of its directory. With a default ACL the umask plays no role.
 pub fn inherit(kind: FileKind, mode: u32, umask: u32, parent_default: Option<&Acl>) -> Inherited {
     match (kind, parent_default) {
@@ -187,8 +188,8 @@ pub fn inherit(kind: FileKind, mode: u32, umask: u32, parent_default: Option<&Ac
     }
 }
 
-/// What setting `system.posix_acl_access` to `acl` leaves behind: the new mode, and the ACL that must be
-/// stored, if any. The caller clears set-group-id where the setter is neither privileged nor in the group.
+/// Returns the result of setting `system.posix_acl_access` to `acl`: the new mode, and the ACL that must be stored, if
+/// any. The caller clears set-group-id if the setter is neither privileged nor in the group.
 pub fn set_access(mode: u32, acl: Option<Acl>) -> (u32, Option<Acl>) {
     match acl {
         None => (mode, None),
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(got, Inherited { mode: 0o6750, access: None, default: None });
     }
 
-    /// An ext4 directory is the judge; the test names the remedy where the file system has no ACLs.
+    /// Compares with an ext4 directory. If the file system has no ACLs, the test names the remedy.
     fn judge() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::Builder::new().prefix("acl").tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().to_owned();
@@ -343,7 +344,7 @@ mod tests {
             for asked in [0o777, 0o644, 0o600, 0o4755, 0o070, 0] {
                 let file = dir.join(format!("f{at}-{asked:o}"));
                 std::fs::OpenOptions::new().write(true).create_new(true).mode(asked).open(&file).unwrap();
-                // The set-id bits of a creating call are the kernel's business, not the list's.
+                // The kernel decides on the set-id bits of a creating call, not the ACL.
                 let want = inherit(FileKind::File, asked, 0o022, Some(&default));
                 assert_eq!((mode(&file) & 0o777, get(&file, ACCESS)), (want.mode & 0o777, want.access), "{default:?}");
 

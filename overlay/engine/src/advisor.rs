@@ -1,4 +1,4 @@
-//! What the engine asks of the part that knows jobs. That part stands above the engine and is set once.
+//! Questions of the engine to the `jobs` crate. That crate stands above the engine, and sets the advisor once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,23 +11,24 @@ use forebay_prefetch::signature::Invocation;
 
 use super::{Inner, Ino, Overlay};
 
-/// Knows jobs, and what they use. Each method has the answer for an engine without jobs.
+/// Knows jobs, and the files that they use. Each method has a default for an engine without jobs.
 pub trait Advisor: Send + Sync {
-    /// Eviction is about to choose: [`Overlay::note_uses`] is called for files whose use was seen since the last time.
+    /// Called when eviction is about to choose: calls [`Overlay::note_uses`] for files whose use was seen since the
+    /// last time.
     fn report_uses(&self) {}
 
-    /// The fast pool has been filled further.
+    /// Called when the fast pool has been filled further.
     fn fast_pool_grew(&self) {}
 
-    /// Whether content was fetched ahead of its use and is still expected to be used: it is evicted last.
+    /// Returns whether content was fetched ahead and is still expected to be used. Such content is evicted last.
     fn keeps(&self, _ino: Ino) -> bool {
         false
     }
 
-    /// The clean content of a file was given up.
+    /// Called when the clean content of a file was given up.
     fn evicted(&self, _ino: Ino) {}
 
-    /// Whether a job of this name is running.
+    /// Returns whether a job of this name is running.
     fn is_running(&self, _job: &str) -> bool {
         false
     }
@@ -42,7 +43,7 @@ pub trait Advisor: Send + Sync {
     }
 }
 
-/// Of an engine without jobs.
+/// The advisor of an engine without jobs.
 struct NoJobs;
 
 impl Advisor for NoJobs {}
@@ -67,12 +68,12 @@ pub struct Foreseen {
 }
 
 impl Foreseen {
-    /// Files that are left out for this reason.
+    /// Returns how many files are left out for this reason.
     pub fn left_out(&self, reason: Refusal) -> usize {
         self.plan.refused.iter().filter(|(_, why)| *why == reason).count()
     }
 
-    /// The files to stage, in the order of the plan.
+    /// Returns the files to stage, in the order of the plan.
     pub fn into_chosen(self) -> Vec<Expected> {
         self.plan.chosen.iter().map(|candidate| self.expected[candidate.file as usize].clone()).collect()
     }

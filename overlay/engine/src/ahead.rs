@@ -1,4 +1,4 @@
-//! What the prediction of reads needs: what is known without asking the pool, and fetches behind those of readers.
+//! What the prediction of reads needs: facts that need no call to the pool, and fetches that yield to readers.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use super::coherence::Age;
 use super::{Ino, Overlay};
 
-/// Requests for one job, or for all sessions that are predicted, at the same time: many small files or one large one. So
-/// what is needed first comes first, and a reader in between does not wait for long.
+/// Limits the requests at the same time for one job, or for all predicted sessions together: many small files, or one
+/// large file. So what is needed first is fetched first, and a reader in between does not wait for long.
 pub const AHEAD_REQUESTS: usize = 16;
-/// How often a file that changes in the pool meanwhile is fetched again.
+/// How often a file is fetched again because it changed in the pool meanwhile.
 const ATTEMPTS: u32 = 3;
 
-/// How many of [`AHEAD_REQUESTS`] a file takes.
+/// Returns how many of [`AHEAD_REQUESTS`] a file takes.
 pub fn requests_of(bytes: u64) -> u32 {
     bytes.div_ceil(CHUNK_BYTES).clamp(1, AHEAD_REQUESTS as u64) as u32
 }
@@ -41,12 +41,12 @@ impl Overlay {
         &self.inner.stop
     }
 
-    /// The path of an inode in the mount. `None`: it has no name any more.
+    /// Returns the path of an inode in the mount. `None`: it has no name any more.
     pub fn path_of(&self, ino: Ino) -> Option<PoolPath> {
         self.inner.overlay_path(ino)
     }
 
-    /// The directory of the first name of an inode.
+    /// Returns the directory of the first name of an inode.
     pub fn directory_of(&self, ino: Ino) -> Option<Ino> {
         self.inner.node(ino).ok()?.state.lock().record.links.first().map(|(parent, _)| *parent)
     }
@@ -57,7 +57,7 @@ impl Overlay {
         self.inner.file_node(ino).map(drop)
     }
 
-    /// The size in bytes. `None`: there is no such inode.
+    /// Returns the size in bytes. `None`: there is no such inode.
     pub fn size_of(&self, ino: Ino) -> Option<u64> {
         match self.inner.table.peek(ino) {
             Some(node) => Some(node.state.lock().record.size),
@@ -65,14 +65,15 @@ impl Overlay {
         }
     }
 
-    /// The size of a regular file that the pool has.
+    /// Returns the size of a regular file that the pool has.
     pub fn size_in_pool(&self, ino: Ino) -> Option<u64> {
         let node = self.inner.node(ino).ok()?;
         let state = node.state.lock();
         (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
     }
 
-    /// Bytes that are not resident of the first `most` of a file. `None`: neither the pool nor the fast pool has it.
+    /// Returns how many of the first `most` bytes of a file are not resident. `None`: neither the pool nor the fast
+    /// pool has the file.
     pub fn missing_of(&self, ino: Ino, most: u64) -> Option<u64> {
         let node = self.inner.file_node(ino).ok()?;
         let size = {
@@ -82,7 +83,7 @@ impl Overlay {
         self.inner.missing_bytes(&node, 0..size.min(most)).ok()
     }
 
-    /// Bytes that are not resident of the file at a path. `None`: the path is not known.
+    /// Returns how many bytes of the file at a path are not resident. `None`: the path is not known.
     pub fn missing_at(&self, path: &PoolPath) -> Option<u64> {
         let mut at = Ino::ROOT;
         for name in path.components() {
@@ -93,7 +94,7 @@ impl Overlay {
         self.inner.missing_bytes(&node, 0..size).ok()
     }
 
-    /// Whether all names of a directory are known. `None`: there is no such directory.
+    /// Returns whether all names of a directory are known. `None`: there is no such directory.
     pub fn is_listed(&self, dir: Ino) -> Option<bool> {
         let node = self.inner.node(dir).ok()?;
         let state = node.state.lock();
@@ -101,14 +102,14 @@ impl Overlay {
         Some(is_all_here || matches!(state.record.listing, Listing::Complete(_)))
     }
 
-    /// Bytes that may be fetched ahead: the low watermark, less dirty and leased bytes. Blocks.
+    /// Returns the bytes that may be fetched ahead: the low watermark, less dirty and leased bytes. Blocks.
     pub fn room_ahead(&self) -> Result<u64> {
         let inner = &self.inner;
         let limit = (inner.store.budget.limit() as f64 * inner.policy.space.low_watermark) as u64;
         Ok(limit.saturating_sub(inner.dirty_bytes()?.saturating_add(inner.leased_bytes()?)))
     }
 
-    /// How fast the pool is, as measured, and at most `bytes_per_second_max`.
+    /// Returns the measured rate of the pool, but at most `bytes_per_second_max`.
     pub fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
         let speed = self.inner.pace.speed();
         let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
@@ -119,7 +120,7 @@ impl Overlay {
         }
     }
 
-    /// A file as `list` shows it, and why it is not evicted now. `None`: it may be.
+    /// Returns a file as `list` shows it, and why it cannot be evicted now. `None`: it can.
     pub fn describe(&self, ino: Ino) -> Result<(Listed, Option<&'static str>)> {
         let listed = self.inner.listed(ino)?;
         let kept = self.inner.kept(&self.inner.node(ino)?.state.lock(), unix_now());
@@ -133,20 +134,20 @@ impl Overlay {
         self.inner.ensure_listed(dir).await
     }
 
-    /// Waits until no reader waits for the pool, but not for long (`fetch/demand_priority.rs`), and runs `work` then.
+    /// Waits until no reader waits for the pool, but not for long (`fetch/demand_priority.rs`), and then runs `work`.
     pub async fn behind_readers<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.inner.turns.ahead().await;
         work.await
     }
 
-    /// Fetches a range of a file behind readers.
+    /// Fetches a range of a file. Requests of readers go first.
     pub async fn fetch_ahead(&self, ino: Ino, range: Range<u64>) -> Result<()> {
         let node = self.inner.file_node(ino)?;
         self.inner.fetch_ahead(&node, range).await
     }
 
-    /// Fetches ranges of the version that the pool has since `since`, behind readers. `wanted` chooses them by the size
-    /// of the file. `fetched` is told the bytes of each attempt.
+    /// Fetches ranges of the version that the pool has since `since`. Requests of readers go first. `wanted` chooses
+    /// the ranges by the size of the file. `fetched` gets the bytes of each attempt.
     pub async fn fetch_current_ahead(
         &self,
         ino: Ino,
@@ -179,21 +180,21 @@ impl Overlay {
     }
 }
 
-/// What is counted, and what the order of eviction learns.
+/// Counters, and uses for the order of eviction.
 impl Overlay {
-    /// Files were used past the engine.
+    /// Notes uses of files that bypassed the engine.
     pub fn note_uses(&self, files: impl IntoIterator<Item = Ino>) {
         let mut evictor = self.inner.evictor.lock();
         files.into_iter().for_each(|ino| evictor.access(ino.0));
     }
 
-    /// A file was fetched ahead of its reader.
+    /// Counts a file that was fetched ahead of its reader.
     pub fn count_ahead(&self, bytes: u64) {
         self.inner.counters.ahead_files.fetch_add(1, Ordering::Relaxed);
         self.inner.counters.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The reader opened it.
+    /// Counts a file that was fetched ahead, and that its reader has opened.
     pub fn count_ahead_used(&self) {
         self.inner.counters.ahead_used_files.fetch_add(1, Ordering::Relaxed);
     }

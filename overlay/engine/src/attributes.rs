@@ -1,8 +1,8 @@
-//! Attributes: shown and changed.
+//! Attributes: read and changed.
 //!
-//! When the kernel is told to forget an inode, it drops the attributes that a running GETATTR is about to return. It
-//! may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it withholds
-//! notifications that this answer makes unnecessary (`Answering`).
+//! When the kernel is notified to forget an inode, it drops the attributes that a running GETATTR is about to return.
+//! It may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it
+//! withholds notifications that this answer makes unnecessary (`Answering`).
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::node::{Node, NodeState};
 
-/// The kernel waits for attributes of an inode: news of them need not be told to it beside the answer.
+/// The kernel waits for attributes of an inode, so it needs no notification of changes that the answer shows.
 struct Answering<'a> {
     inner: &'a Inner,
     node: Arc<Node>,
@@ -31,7 +31,7 @@ impl<'a> Answering<'a> {
         Self { inner, node, ended: false }
     }
 
-    /// The answer is put together from what is known now.
+    /// The answer is built from the present state.
     fn end(mut self) {
         self.ended = true;
     }
@@ -45,30 +45,30 @@ impl Drop for Answering<'_> {
             if state.answering == 0 { std::mem::take(&mut state.news_withheld) } else { false }
         };
         if withheld && !self.ended {
-            // There is no answer: it failed, or nobody waits for it any more.
+            // There is no answer: the request failed, or was cancelled.
             self.inner.tell_kernel_inode(self.node.ino, true);
         }
     }
 }
 
 impl Overlay {
-    /// The attributes of an inode, and how long the kernel may keep them.
+    /// Returns the attributes of an inode, and how long the kernel may cache them.
     pub async fn getattr(&self, ino: Ino) -> Result<(Attr, Duration)> {
         let inner = &self.inner;
         let answering = Answering::begin(inner, inner.node(ino)?);
         match inner.revalidate(ino, Age::Metadata).await {
-            // Removed in the pool while open here: what was last known.
+            // Removed in the pool while open: the last known attributes are shown.
             Err(e) if e.is(ErrorKind::Stale) && inner.table.peek(ino).is_some() => {}
             other => other?,
         }
         let node = inner.node(ino)?;
         inner.take_set_id(&node)?;
-        // What comes from here on may come too late for this answer.
+        // Later changes may be too late for this answer.
         answering.end();
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
-    /// Changes attributes. Whether the caller may is the kernel's to check (`default_permissions`).
+    /// Changes attributes. The kernel checks whether the caller may (`default_permissions`).
     pub async fn setattr(&self, ino: Ino, change: &Change, caller: Caller) -> Result<(Attr, Duration)> {
         let inner = &self.inner;
         inner.check_writable()?;
@@ -87,7 +87,8 @@ impl Overlay {
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
-    /// Sizes of the pool, less what is on its way there: that is where files end up. The fast pool's are in `status`.
+    /// Returns the sizes of the pool, where files end up, less the bytes that are not flushed yet. `status` shows the
+    /// sizes of the fast pool.
     pub async fn statfs(&self) -> Result<Space> {
         match self.inner.ask(self.inner.pool.space()).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
@@ -116,10 +117,10 @@ impl Overlay {
 }
 
 impl Inner {
-    /// The attributes of an inode as they are now.
+    /// Returns the present attributes of an inode.
     ///
-    /// While content is dirty the content file's size and times are the truth: passthrough writes are never
-    /// seen here.
+    /// While content is dirty, size and times of the content file are the truth: the daemon does not see passthrough
+    /// writes.
     pub fn attr_of(&self, node: &Arc<Node>) -> Result<Attr> {
         let mut state = node.state.lock();
         let (size, blocks, mtime, ctime) = match state.record.file.is_dirty() {
@@ -151,7 +152,7 @@ impl Inner {
             (Some(content), _) => content.file.metadata().map_err(super::handles::failed)?,
             (None, Some(id)) => match self.store.stat(id) {
                 Ok(meta) => meta,
-                // It is missing: the file can still be looked at, removed and written anew.
+                // The content file is missing: `stat`, removal and overwriting of the file still work.
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     let r = &state.record;
                     return Ok((r.size, 0, r.mtime, r.ctime));
@@ -189,7 +190,7 @@ impl Inner {
             record.gid = change.gid.unwrap_or(record.gid);
             record.dirty.owner = true;
             if record.kind != FileKind::Directory && change.mode.is_none() && record.mode & 0o6000 != 0 {
-                // chown takes set-id bits away, as on every file system.
+                // chown removes set-id bits, as on every file system.
                 drop_set_id(&mut record.mode);
                 record.dirty.mode = true;
             }
@@ -226,7 +227,7 @@ impl Inner {
     }
 }
 
-/// Takes the set-user-id bit, and the set-group-id bit where it is not a mark for mandatory locking.
+/// Removes the set-user-id bit, and the set-group-id bit unless it is a mark for mandatory locking.
 pub(super) fn drop_set_id(mode: &mut u32) {
     *mode &= !libc::S_ISUID;
     if *mode & libc::S_IXGRP != 0 {

@@ -1,5 +1,5 @@
-//! What goes on while nobody asks: flushing by policy, the bound on how long a change stays unsynced, space,
-//! and the look after a start.
+//! Work that no request starts: flushing by policy, the bound on how long a change stays unsynced, space, and the scan
+//! after a start.
 //!
 //! A task waits for the event that gives it work, and counts time only after that: the flush waits for an entry in the
 //! queue, the sync for a change of the catalog, the count of growing files for a writer, the probe for a pool that
@@ -18,18 +18,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Ino, Txn};
 
-/// A change that nobody synced is on the disk after this long at the latest.
+/// How long a change may stay unsynced if no program syncs it.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
-/// What was fetched is trusted after a power cut once an epoch was closed, this often.
+/// How often an epoch is closed. After a power cut, fetched content counts only if its epoch was closed.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
-/// Counts that are saved together.
+/// Counts that are saved in one change.
 const COUNTS: usize = 256;
 
-/// What the look around after a start goes by.
+/// The input of the scan after a start.
 struct Start {
-    /// What the budget began with: the last daemon's count.
+    /// The bytes with which the budget began: the last daemon's count.
     counted_bytes: u64,
-    /// Told once it is fixed which records were there at the start.
+    /// Notified once it is fixed which records existed at the start.
     begun: oneshot::Sender<()>,
 }
 
@@ -37,14 +37,14 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let again = inner.clone();
     let stop = inner.stop.clone();
     let (begun, has_begun) = oneshot::channel();
-    // Before anything else runs: what changes from now on is counted by who changes it.
+    // Runs before anything else: from now on, each change of content counts itself.
     let start = Start { counted_bytes: inner.store.budget.used(), begun };
     tokio::task::spawn_blocking(move || {
         if let Err(error) = again.look_around(start, &stop) {
             tracing::error!(%error, "the look at the fast pool after the start");
         }
     });
-    // One that ended without a word has said why.
+    // If the scan ended without the notification, it has logged the reason.
     let _ = has_begun.await;
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
@@ -65,7 +65,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     Ok(())
 }
 
-/// Asks a pool that does not answer, so that nobody else has to wait for it.
+/// Asks a pool that does not answer, so that no request has to wait for it.
 async fn probe_loop(inner: Arc<Inner>) {
     loop {
         inner.health.until_down().await;
@@ -146,13 +146,13 @@ impl Inner {
         closed
     }
 
-    /// What a file occupies is not in the catalog yet, and will be with the next sync.
+    /// Notes that the catalog lacks the byte count of a file. The next sync saves it.
     pub(super) fn note_uncounted(&self, ino: Ino) {
         self.uncounted.lock().insert(ino);
         self.catalog.announce_change();
     }
 
-    /// Brings counts of files that were written and closed into the catalog.
+    /// Saves the byte counts of files that were written and closed.
     pub(super) fn save_counts(&self) -> Result<()> {
         let inos: Vec<Ino> = self.uncounted.lock().drain().collect();
         for some in inos.chunks(COUNTS) {
@@ -164,7 +164,7 @@ impl Inner {
                 };
                 let unsaved = state.count_unsaved && !state.deleted;
                 if let (true, Some(id)) = (unsaved, state.record.file.content()) {
-                    // While it is written again it is counted again.
+                    // If the file is open again, it is counted again.
                     state.count_unsaved = state.is_open();
                     let residency = self.residency(state)?.clone();
                     txn.batch.put_content(id, &residency);
@@ -178,7 +178,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Counts what files that are written past the daemon occupy by now.
+    /// Counts the space of files that passthrough writers write.
     fn count_writers(&self) {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
@@ -190,11 +190,11 @@ impl Inner {
         }
     }
 
-    /// After a start, beside the work: what is here is told to the eviction policy and counted, and what
-    /// nothing names any more is removed.
+    /// Scans the fast pool after a start, beside other work: reports its content to the eviction policy, counts it, and
+    /// removes content files and inodes without names.
     ///
-    /// What is counted is the sum of the records as they were at the start: what changes from then on counts
-    /// its difference to its record itself.
+    /// The count is the sum of the records as they were at the start. Each later change counts its difference to its
+    /// record itself.
     fn look_around(&self, start: Start, stop: &CancellationToken) -> Result<()> {
         let mut sum = 0;
         let begun = || _ = start.begun.send(());
@@ -215,7 +215,7 @@ impl Inner {
         self.sweep_inodes(stop)
     }
 
-    /// Counts what was written to a dirty file after its record was, by a daemon that died since.
+    /// Counts bytes that were written to a dirty file after its record, under a daemon that has died since.
     fn recount(&self, ino: Ino, id: ContentId) -> Result<()> {
         let node = match self.node(ino) {
             // Removed since.
@@ -231,7 +231,7 @@ impl Inner {
         self.save_count(&mut state)
     }
 
-    /// Removes content files that no record names. What was made since the start is left alone.
+    /// Removes content files that no record names, except those that were created since the start.
     pub(super) fn sweep_contents(&self) -> Result<u64> {
         let mut removed = 0;
         self.store.walk(|id, _| {
@@ -245,8 +245,8 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Removes inodes that were unlinked while open by programs that ended with the machine, or has them removed when the
-    /// kernel forgets them.
+    /// Removes inodes that were unlinked while programs had them open, if those programs ended with the machine. If the
+    /// mount was taken over from another daemon, they are removed when the kernel forgets them.
     fn sweep_inodes(&self, stop: &CancellationToken) -> Result<()> {
         let mut orphans = Vec::new();
         self.catalog.inodes(|ino, record| {
@@ -257,7 +257,7 @@ impl Inner {
         })?;
         for ino in orphans {
             if self.reattached {
-                // The kernel may have it open, or be about to: it goes when it is forgotten.
+                // The kernel may have it open, or be about to open it: the inode is removed when the kernel forgets it.
                 self.table.stays_until_forgotten(ino);
                 continue;
             }

@@ -1,9 +1,8 @@
-//! What the pool has, brought into the catalog: single names, whole directories, and the news that somebody
-//! else changed something.
+//! Imports what the pool has into the catalog: single names, whole directories, and changes by other clients.
 //!
-//! The pool's answer on an inode counts only if none of our own calls that change the inode, and no move of a
-//! directory, ran while the pool was asked (`Asked`). Else the answer may be older than our change. A fetch that fails
-//! because of such a call waits for its end and asks again.
+//! The pool's answer on an inode counts only if none of the daemon's own calls that change the inode, and no move of a
+//! directory, ran while the pool was asked (`Asked`). Otherwise the answer may be older than the daemon's change. If a
+//! fetch fails because of such a call, it waits for the end of the call and asks again.
 
 mod grown;
 mod import;
@@ -27,45 +26,46 @@ pub(crate) use grown::Growth;
 pub(super) use import::note_object;
 pub(crate) use watch::{PoolChange, Watches};
 
-/// Names that are asked for one by one before a directory is listed whole.
+/// Single names that are looked up before the whole directory is listed.
 const SINGLE_LOOKUPS: u32 = 4;
-/// The same where a listing takes a request for each name.
+/// The same, for pools whose listings take a request for each name.
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
-/// How long the pool may take to confirm what is here: then what is here is shown, confirmed or not.
+/// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether a name may come into the catalog from the pool, where it was listed or is looked up. This is the one place
-/// that decides it: pools tell what their servers say.
+/// Returns whether a name that the pool listed or found may enter the catalog. Only this function decides it: pools
+/// pass on whatever their servers send.
 pub(super) fn may_enter(name: &[u8]) -> bool {
     is_file_name(name) && !name.starts_with(RESERVED_PREFIX)
 }
 
-/// Whether the pool answers. While it does not, calls fail at once instead of each waiting for its deadline,
-/// and one task in the background finds out when it answers again.
+/// Whether the pool answers. While it does not, calls fail at once instead of waiting for their deadlines, and one
+/// background task finds out when the pool answers again.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     down: Mutex<Option<String>>,
-    /// Rung when the pool stops answering.
+    /// Notified when the pool stops answering.
     fell: Notify,
-    /// When it last took too long to confirm something.
+    /// When the pool last took too long to confirm something.
     slow: Mutex<Option<Instant>>,
 }
 
 impl Health {
-    /// Why the pool counts as not answering.
+    /// Returns why the pool counts as not answering.
     pub fn why_down(&self) -> Option<String> {
         self.down.lock().clone()
     }
 
-    /// Returns once the pool counts as not answering. For one task.
+    /// Waits until the pool counts as not answering. For one task.
     pub async fn until_down(&self) {
         while self.why_down().is_none() {
             self.fell.notified().await;
         }
     }
 
-    /// Whether it was just too slow to confirm something: what is here is shown without asking again.
+    /// Returns whether the pool was just too slow to confirm something. Cached state is then shown without asking
+    /// again.
     fn is_slow(&self) -> bool {
         self.slow.lock().is_some_and(|at| at.elapsed() < CONFIRM_WITHIN)
     }
@@ -93,7 +93,7 @@ impl Health {
     }
 }
 
-/// Flushes of one file that a question to the pool waits for.
+/// How often a question to the pool is repeated because of the daemon's own changes.
 pub(super) const OWN_CHANGES: u32 = 16;
 
 /// How old an answer of the pool may be.
@@ -105,41 +105,41 @@ pub(crate) enum Age {
     Open,
     /// Given since that moment.
     Since(Instant),
-    /// None: ask.
+    /// Ask in any case.
     Now,
 }
 
-/// The moment at which the pool was asked: an answer is believed only if nothing of ours changed the object
+/// The moment at which the pool was asked. An answer counts only if none of the daemon's own calls changed the object
 /// in the pool meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// Calls of ours that change the object, or for a directory its names: begun and ended by then.
+    /// Own calls that change the object or, for a directory, its names: how many had begun and ended.
     calls: (u64, u64),
-    /// Those that move directories, and all paths below them.
+    /// Own calls that move directories, and thus all paths below them: how many had begun and ended.
     moves: (u64, u64),
 }
 
 impl Asked {
-    /// Nothing of ours was under way.
+    /// Returns whether no call of the daemon was under way.
     pub fn is_quiet(self) -> bool {
         self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
     }
 }
 
 impl Inner {
-    /// The present moment, for a question about an inode.
+    /// Returns the present moment, for a question about an inode.
     pub fn asked(&self, state: &NodeState) -> Asked {
         Asked { calls: state.pool_calls, moves: self.dir_moves() }
     }
 
-    /// Whether an answer on an inode that was asked for at that moment tells how it is now.
+    /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
     pub fn still_holds(&self, asked: Asked, state: &NodeState) -> bool {
         asked.is_quiet() && asked == self.asked(state)
     }
 
-    /// Makes a call to the pool, unless it is known not to answer.
+    /// Makes a call to the pool, unless the pool is known not to answer.
     pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
-        // Without a time between questions every call asks.
+        // With a `pool_retry` of zero, every call is made.
         if let Some(why) = self.health.why_down().filter(|_| !self.policy.pool_retry.is_zero()) {
             return Err(Error::new(ErrorKind::Unavailable, Side::Pool, why));
         }
@@ -148,8 +148,8 @@ impl Inner {
         result
     }
 
-    /// Asks the pool about an inode, under the path where it is known. Where it is not there, a flush is moving it, or
-    /// did and was never answered: then it is looked for, and asked about again.
+    /// Asks the pool about an inode, by its known path. If the pool does not find it, a flush may be moving it, or may
+    /// have moved it without an answer. The doubt is resolved, and the question is asked again.
     ///
     /// # Errors
     /// `Stale` and `NotFound`: the pool no longer has it.
@@ -177,10 +177,10 @@ impl Inner {
         }
     }
 
-    /// Whether the pool answered so because our own flush moved a file, or made another version of it by its names or
-    /// attributes.
+    /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
+    /// version by changing names or attributes.
     fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
-        // Something else may be where it was: of another kind, too.
+        // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
         let changed =
             error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
@@ -188,14 +188,14 @@ impl Inner {
         ours
     }
 
-    /// What is known of a file when its bytes are asked for: for [`Inner::ask_again`].
+    /// Returns what is known of a file when its bytes are requested: for [`Inner::ask_again`].
     pub fn known(&self, node: &Node) -> (Asked, Option<Version>) {
         let state = node.state.lock();
         (self.asked(&state), state.record.version.clone())
     }
 
-    /// Whether an answer that is an error is another one the next time: it is ours to blame, or the file has another
-    /// version by now, of which the same inode is to be read.
+    /// Returns whether a question that ended with an error is worth repeating: an own change explains the error, or the
+    /// inode has another version by now.
     pub async fn ask_again(
         &self,
         node: &Node,
@@ -208,8 +208,8 @@ impl Inner {
             self.own_change(node).await;
             return true;
         }
-        // A flush of attributes whose answer was lost made another version of the same bytes, or another client
-        // appended to it.
+        // A flush of attributes, whose answer was lost, made another version of the same bytes, or another client
+        // appended to the file.
         if *left == 0 || !error.is(ErrorKind::Stale) || node.state.lock().record.file.is_dirty() {
             return false;
         }
@@ -217,13 +217,13 @@ impl Inner {
         self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != *version
     }
 
-    /// Waits until our own changes of a file ended, and it is known what they made of it.
+    /// Waits until the daemon's own changes of a file have ended and their results are known.
     async fn own_change(&self, node: &Node) {
         drop(self.flusher.moves.read().await);
         drop(node.flush.lock().await);
     }
 
-    /// The inode that a name stands for now.
+    /// Returns the inode that a name stands for now.
     pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.check_name(name)?;
         if !may_enter(name) {
@@ -236,7 +236,7 @@ impl Inner {
         let record = self.catalog.name(parent, name)?;
         if let Some(ino) = record.here_ino() {
             match self.confirm(ino, &(parent, name.into())).await {
-                // A look at an object of several names may find that this one is another's by now.
+                // Checking one name of an object may show that the name belongs to another object by now.
                 Ok(()) if self.has_link(ino, parent, name)? => return Ok(Some(ino)),
                 Ok(()) => return Ok(self.catalog.name(parent, name)?.here_ino()),
                 Err(e) if e.is(ErrorKind::Stale) => return Ok(self.catalog.name(parent, name)?.here_ino()),
@@ -244,14 +244,16 @@ impl Inner {
             }
         }
         if !record.is_empty() {
-            // Removed or moved here, or of ours and unanswered: not what the pool has there now.
+            // The name was removed or moved in the mount, or a request for it is in doubt: the pool's present object
+            // does not count.
             return Ok(None);
         }
         self.find_in_pool(&dir, name).await
     }
 
-    /// The same as [`Inner::revalidate`] for who asks by a name. Of several names of an object each may have become
-    /// another's, and what is found under one says nothing of the rest: that one is asked about.
+    /// Like [`Inner::revalidate`], for a lookup by name. If an object has several names, each of them may belong to
+    /// another object by now, and the answer for one name says nothing about the others. So the pool is asked about
+    /// this name.
     async fn confirm(&self, ino: Ino, name: &Link) -> Result<()> {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);
@@ -290,7 +292,7 @@ impl Inner {
         }
     }
 
-    /// An inode that is gone has no names.
+    /// Returns whether an inode has a name. An inode that is gone has none.
     fn has_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<bool> {
         match self.node(ino) {
             Ok(node) => Ok(node.state.lock().record.links.iter().any(|(p, n)| (*p, &**n) == (parent, name))),
@@ -299,14 +301,15 @@ impl Inner {
         }
     }
 
-    /// Whether the version of a directory, which was confirmed since that moment or within `ttl`, says that the catalog
-    /// has all its names. While our own calls change the directory its version says nothing of what others change.
+    /// Returns whether the catalog has all names of a directory: the directory's version was confirmed since that
+    /// moment or within `ttl`, and all names were listed at this version. While the daemon's own calls change the
+    /// directory, its version says nothing about changes by other clients.
     fn lists_all(&self, state: &NodeState, since: Asked, ttl: Duration) -> bool {
         let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
         confirmed && state.record.listing == Listing::Complete(state.record.version.clone())
     }
 
-    /// Forgets that a name was not in the pool, unless that was learned as lately as `age` asks.
+    /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
     pub async fn forget_absence(&self, dir: Ino, name: &[u8], age: Age) -> Result<()> {
         self.revalidate(dir, age).await?;
         let node = self.node(dir)?;
@@ -318,7 +321,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A name that the catalog does not have.
+    /// Looks up in the pool a name that the catalog does not have.
     async fn find_in_pool(&self, dir: &Node, name: &[u8]) -> Result<Option<Ino>> {
         if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {
             return Ok(None);
@@ -333,7 +336,7 @@ impl Inner {
             if self.lists_all(&state, asked, ttl) {
                 return Ok(None);
             }
-            // Where the directory itself does not tell, what was listed holds for as long as what was asked for.
+            // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().directory_versions && self.still_holds(asked, &state);
             let listed = !tells
                 && matches!(state.record.listing, Listing::Complete(_))
@@ -347,14 +350,14 @@ impl Inner {
             state.single_lookups += 1;
             let dear = self.pool.capabilities().listings_ask_each;
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
-            // What was listed too long ago is listed again where nothing tells that it still holds.
+            // If no version tells whether an old listing still holds, the directory is listed again.
             let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().directory_versions;
             state.single_lookups > enough && partly
         };
         if list_whole {
             match self.list(dir.ino, None).await {
                 Ok(()) => return Ok(self.catalog.name(dir.ino, name)?.here_ino()),
-                // A pool that lists no names still finds them.
+                // A pool that cannot list names can still look them up.
                 Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().single_lookups = 0,
                 Err(error) => return Err(error),
             }
@@ -386,7 +389,7 @@ impl Inner {
                     }
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
-                    // Where all names were known once, one that was not among them is taken for new.
+                    // If all names were known once, a name that was not among them counts as absent.
                     let complete = matches!(dir.state.lock().record.listing, Listing::Complete(_));
                     return if complete { Ok(None) } else { Err(e.context(&path)) };
                 }
@@ -396,7 +399,7 @@ impl Inner {
         }
     }
 
-    /// The pool does not have a name, by this answer. Whether it may be believed.
+    /// Records the pool's answer that a name is absent. Returns whether the answer counts.
     fn note_absent(&self, dir: &Node, name: &[u8], watched: &Watched<'_>) -> bool {
         let mut state = dir.state.lock();
         let holds = watched.holds(name);
@@ -406,15 +409,16 @@ impl Inner {
         holds
     }
 
-    /// Asks the pool whether what the catalog says of an inode still holds, if the last answer is older than
-    /// allowed. While the pool does not answer, what is known stays.
+    /// Asks the pool whether the catalog's state of an inode still holds, if the last answer is older than allowed.
+    /// While the pool does not answer, the catalog's state is kept.
     ///
     /// # Errors
-    /// `Stale` where the name now stands for something else, or for nothing.
+    /// `Stale` if the name now stands for another object, or for none.
     pub async fn revalidate(&self, ino: Ino, age: Age) -> Result<()> {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);
-        // Who leased a file asked for this version of it: it is confirmed like names are, not at every open.
+        // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
+        // every open.
         let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
         let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
         let allowed = match (age, policy.consistency) {
@@ -442,7 +446,7 @@ impl Inner {
             return Ok(());
         }
         if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
-            // Our own call is changing it: no answer would be believed, and what is here is what was sent.
+            // An own call is changing the object: no answer would count, and the catalog has what was sent.
             return Ok(());
         }
         if asked.is_quiet() {
@@ -454,7 +458,7 @@ impl Inner {
         }
         let path = match self.pool_path(ino) {
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
-            // What is there now is asked, whatever it is.
+            // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
         if age != Age::Now && self.health.is_slow() {
@@ -462,7 +466,7 @@ impl Inner {
         }
         if let Some(version) = known {
             match tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
-                // What its name stands for is asked as often as ever: this is no answer to that.
+                // This does not confirm what the name stands for, so `validated` stays as it is.
                 Ok(Ok(true)) => return Ok(()),
                 Ok(_) => {}
                 Err(_) => {
@@ -486,8 +490,8 @@ impl Inner {
         }
     }
 
-    /// Where the pool counts fewer names of an object than are known, others took some away or gave them to something
-    /// else: all are looked at.
+    /// If the pool counts fewer names of an object than the catalog knows, another client removed some or gave them to
+    /// other objects: checks all of them.
     async fn recheck_names(&self, ino: Ino, stat: &Stat) -> Result<()> {
         let node = self.node(ino)?;
         let names = node.state.lock().record.pool_links.clone();
@@ -503,7 +507,7 @@ impl Inner {
                 Err(e) => return Err(e.context(path)),
             };
             match self.parted(ino, &link, there.as_ref(), asked) {
-                // Of the name that was asked about, the first look said so.
+                // The name that the caller asked about was already checked, so a stale name is no error here.
                 Err(e) if e.is(ErrorKind::Stale) => {}
                 other => other?,
             }
@@ -511,11 +515,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the listing of its directory confirmed an inode within `age`.
+    /// Returns whether the listing of its directory confirmed an inode within `age`.
     fn listed_since(&self, node: &Node, age: Duration) -> bool {
         let parent = {
             let state = node.state.lock();
-            // Where it was moved to here it was not listed.
+            // If the inode was moved in the mount, the listing of its new directory did not show it.
             state.record.links.first().filter(|link| state.record.pool_links.contains(link)).map(|(parent, _)| *parent)
         };
         let Some(dir) = parent.and_then(|p| self.table.peek(p)) else { return false };
@@ -523,7 +527,7 @@ impl Inner {
         state.listed_at.is_some_and(|at| at.elapsed() < age)
     }
 
-    /// The pool's attributes of an inode have arrived.
+    /// Takes in attributes of an inode that the pool returned.
     async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
         let node = self.node(ino)?;
         {
@@ -551,14 +555,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Tells the kernel to forget what it knows of an inode; `data`: the cached bytes too.
+    /// Notifies the kernel to forget what it has cached of an inode; `data`: the cached bytes too.
     pub fn tell_kernel_inode(&self, ino: Ino, data: bool) {
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_inode(ino, data);
         }
     }
 
-    /// What is kept for the next open of a file by way of the kernel goes, and with it the descriptor.
+    /// Drops the content file that is kept for the next open through the kernel, and with it the descriptor.
     pub fn release_content(&self, ino: Ino) {
         if let Some(kernel) = self.kernel.get() {
             kernel.release_content(ino);
@@ -573,7 +577,7 @@ impl Inner {
 }
 
 impl Txn<'_> {
-    /// Whether an answer of the pool on this inode may be believed.
+    /// Returns whether an answer of the pool on this inode counts.
     pub(super) fn believes(&mut self, ino: Ino, asked: Asked) -> Result<bool> {
         let inner = self.inner();
         Ok(inner.still_holds(asked, self.state(ino)?))

@@ -1,17 +1,17 @@
-//! Clean content becomes durable by the epoch: all that was fetched or flushed since the last one is synced at once. Where
-//! that fails, what the device does not have is given up, and the pool is read again.
+//! Clean content becomes durable by the epoch: everything that was fetched or flushed since the last epoch is synced at
+//! once. If that fails, content that the device does not have is given up, and the pool is read again.
 //!
 //! Fetched bytes are not synced one by one: each content record names the epoch of its last bytes. Closing an epoch
 //! syncs the fast pool and then records that in the catalog. After a boot with another boot id, content of an epoch
 //! that was not closed counts as absent. This is checked when an inode is loaded, so no scan is needed.
 //!
-//! When the sync fails, the kernel does not say which file lost pages. A content file that has been open since it was
-//! made was told of every failure and is asked. All other content of the open epoch is read again from the device and
-//! compared with its checksums. Content that is not there is given up if the pool has it; leased content is fetched
-//! again at once. That this check is due is recorded in the catalog.
+//! When the sync fails, the kernel does not say which file lost pages. A descriptor that has been open since its
+//! content file was created reports every failure, so it is checked. All other content of the open epoch is read again
+//! from the device and compared with its checksums. Content that the device lost is given up if the pool has it; leased
+//! content is fetched again at once. The catalog records that this check is due.
 //!
-//! Clean content of an open epoch is synced before it is changed: after a power cut dirty content is believed. If its
-//! descriptor is younger than its bytes, the whole fast pool is synced.
+//! Clean content of an open epoch is synced before it is changed, because dirty content is trusted after a power cut.
+//! If its descriptor is younger than its bytes, the whole fast pool is synced.
 
 use std::collections::HashMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -26,25 +26,26 @@ use forebay_system::clock::unix_now;
 use super::{Inner, Ino, Txn};
 use crate::node::Node;
 
-/// Noted in the catalog while what a device may have lost was not looked at.
+/// Set in the catalog as long as content that a device may have lost is unchecked.
 const IN_DOUBT: &str = "in_doubt";
 
 impl Inner {
-    /// Syncs the fast pool, and closes the epoch that is open. What comes in meanwhile is of the next one. Blocks.
+    /// Syncs the fast pool, and closes the open epoch. Content that is fetched meanwhile belongs to the next epoch.
+    /// Blocks.
     ///
     /// # Errors
-    /// Those of the devices; the epoch is still open then.
+    /// Errors of the devices; the epoch then stays open.
     pub(super) fn close_epoch(self: &Arc<Self>) -> Result<u64> {
         let epoch = self.catalog.next_epoch()?;
         if self.sync_store().is_err() {
-            // Was looked at; what is left is said now.
+            // The first call checked the content. If the second one fails, too, its error is returned.
             self.sync_store()?;
         }
         self.catalog.close_epoch(epoch)?;
         Ok(epoch)
     }
 
-    /// All content that came so far is on the device when this returns, and is known to be as long as the daemon lives.
+    /// Syncs all content that was fetched so far, and remembers that as long as the daemon lives.
     pub(super) fn sync_content_so_far(self: &Arc<Self>) -> Result<()> {
         let epoch = self.catalog.next_epoch()?;
         self.sync_store()?;
@@ -52,7 +53,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Syncs the fast pool. The kernel tells of a failure once, and not of which file: it is looked for.
+    /// Syncs the fast pool. The kernel reports a failure once, and without the file, so all unsynced content is
+    /// checked.
     pub(super) fn sync_store(self: &Arc<Self>) -> Result<()> {
         let synced = self.store.sync_all();
         if synced.is_err() {
@@ -65,7 +67,7 @@ impl Inner {
         synced
     }
 
-    /// Gives up the clean content of epochs that are not closed where it is not on the device.
+    /// Gives up the clean content of open epochs that is not on the device.
     fn look_at_unsynced(self: &Arc<Self>) -> Result<()> {
         let mut unsynced = Vec::new();
         self.catalog.contents(|id, record| {
@@ -99,10 +101,11 @@ impl Inner {
             (self.content(ino, &mut state), state.record.clone())
         };
         let on_device = match content {
-            // It was told of all that was not written back; a dirty one may not go, whatever it is told.
+            // Its descriptor has reported a failed write-back. Dirty content is kept in any case, by
+            // `give_up_unwritten`.
             Ok(content) if self.catalog.check_written_back(&content).is_err() => false,
             Ok(content) => content.since_made || self.is_on_device(&content, id, &record)?,
-            // Whoever opens it is told.
+            // The next open reports the error.
             Err(_) if record.file.is_dirty() => return Ok(()),
             Err(e) if e.is(ErrorKind::NotFound) => false,
             Err(e) => return Err(e),
@@ -113,7 +116,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives up content that the device does not have, where it is clean and the pool has it. Whether it did.
+    /// Gives up content that the device does not have, if it is clean and the pool has it. Returns whether it did.
     pub(super) fn give_up_unwritten(self: &Arc<Self>, node: &Arc<Node>, id: ContentId) -> Result<bool> {
         let ino = node.ino;
         let mut txn = Txn::begin(self);
@@ -124,7 +127,7 @@ impl Inner {
             return Ok(false);
         }
         let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
-        // It may have been read meanwhile.
+        // Programs may have read it meanwhile.
         state.page_cache_stale = true;
         txn.give_up(ino)?;
         self.evictor.lock().remove(ino.0);
@@ -144,7 +147,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Whether the device has every byte that was fetched. Not known, so `false`, of what was written here.
+    /// Returns whether the device has every byte that was fetched. `false` for content written in the mount: it is not
+    /// known.
     fn is_on_device(&self, content: &Arc<Content>, id: ContentId, record: &InodeRecord) -> Result<bool> {
         let Some(residency) = self.catalog.content(id)? else { return Ok(false) };
         let checksums: HashMap<u32, u32> = self.catalog.checksums(id, &residency)?.into_iter().collect();
@@ -153,7 +157,7 @@ impl Inner {
         if whole && (meta.size() != record.size || checksums.len() as u64 != record.size.div_ceil(CHUNK_BYTES)) {
             return Ok(false);
         }
-        // What is read from now on comes from the device.
+        // From now on, reads come from the device.
         rustix::fs::fadvise(&content.file, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "drop the pages of a content file"))?;
         let mut buffer = vec![0; CHUNK_BYTES as usize];

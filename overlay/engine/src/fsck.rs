@@ -1,7 +1,7 @@
-//! Catalog and content files, compared.
+//! Compares the catalog with the content files.
 //!
-//! The mount is in use meanwhile: what looks wrong is looked at again while the namespace is locked, and counts only
-//! if it was not just being changed.
+//! The mount is in use meanwhile. So each problem is checked again under the namespace lock, and counts only if it was
+//! not caused by a change that was under way.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -13,9 +13,8 @@ use forebay_catalog::InodeRecord;
 use super::{Inner, Ino, Overlay};
 
 impl Overlay {
-    /// Checks that names, inodes and content files agree, and that clean content has the bytes that were
-    /// fetched. With `repair`, damaged clean content is given up: it is fetched again. Dirty content is never
-    /// touched.
+    /// Checks that names, inodes and content files agree, and that clean content has the bytes that were fetched. With
+    /// `repair`, damaged clean content is given up, so that it is fetched again. Dirty content is never changed.
     pub async fn fsck(&self, repair: bool) -> Result<FsckReport> {
         let inner = self.inner.clone();
         let mut report = super::blocking(move || inner.fsck_now(repair)).await?;
@@ -69,8 +68,8 @@ impl Inner {
         Ok(report)
     }
 
-    /// What daemons that ended long ago, on this node or others, left in the directories of the pool that are known. A pool
-    /// that does not answer is left alone.
+    /// Finds what daemons that ended long ago, on this node or other nodes, left in the known directories of the pool.
+    /// Stops if the pool does not answer.
     async fn check_unfinished(&self, remove: bool, report: &mut FsckReport) -> Result<()> {
         let mut dirs = Vec::new();
         self.catalog.inodes(|ino, record| {
@@ -89,7 +88,7 @@ impl Inner {
                     report.repaired += if remove { files } else { 0 };
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => break,
-                // Removed by another client, or not for this user to read.
+                // Removed by another client, or not readable for this user.
                 Err(error) => tracing::debug!(%path, %error, "unfinished uploads are not looked for"),
             }
         }
@@ -169,7 +168,8 @@ impl Inner {
             report.checked_bytes += size;
             return Ok(None);
         }
-        // What is behind the end was appended by a daemon that was killed, or is being appended: it is cut off before use.
+        // Bytes behind the end were appended by a daemon that was killed, or are being appended: they are cut off
+        // before use.
         if record.file.is_whole() && size < record.size {
             return Ok(Some(format!("content file {:x} has {size} bytes instead of {}", id.0, record.size)));
         }

@@ -1,10 +1,10 @@
-//! Where the pool keeps things: its stripes and storage pools. Asked for once and remembered for a while; pools that tell
-//! nothing of it are never asked.
+//! Where the pool keeps content: its stripes and storage pools. The engine asks once, and remembers the answer for a
+//! while. Pools without layouts are never asked.
 //!
 //! A rule of the policy may name a storage pool. So `open`, `create` and `close` ask for it first, in a call that a
-//! session thread does not wait for. How long the kernel may cache names is decided by what is known without asking, so
-//! such a rule applies to it only after something was opened, or listed by `ls`. While the pool does not answer, the
-//! background flush leaves the file alone: a rule may say that it is not flushed.
+//! session thread does not wait for. For the kernel's cache times, only storage pools count that are known without
+//! asking. So such a rule affects these times only after the file was opened, or listed by `ls`. While the pool does
+//! not answer, the background flush leaves the file alone: a rule may say that it is not flushed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,20 +19,20 @@ use crate::node::Node;
 
 /// Layouts that are remembered.
 const REMEMBERED: usize = 16_384;
-/// Files are moved between storage pools, and directories given another one, behind everybody's back.
+/// The pool may move files between storage pools, or give directories another one, without notice.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
-/// Objects that the pool is asked about at the same time for one listing.
+/// Objects of one listing that the pool is asked about at the same time.
 const ASKED_AT_ONCE: usize = 16;
-/// As deep as the tree is walked up to what the pool has.
+/// How far the tree is walked up to a directory that the pool has.
 const MAX_DEPTH: usize = 4096;
 
-/// What was asked for lately.
+/// The layouts that were requested lately.
 pub(crate) struct Layouts {
     known: Mutex<LruCache<Ino, Known>>,
 }
 
 struct Known {
-    /// Another object of the same name may be elsewhere.
+    /// Another object of the same name may have another layout.
     object: Option<Version>,
     layout: Option<Arc<Layout>>,
     asked: Instant,
@@ -44,23 +44,23 @@ impl Default for Layouts {
     }
 }
 
-/// The object of the pool that tells where an inode's content is, or will go.
+/// The pool object that determines where an inode's content is, or will go.
 struct Subject {
     ino: Ino,
     object: Option<Version>,
 }
 
 impl Inner {
-    /// Where the content of a file is in the pool, or goes when it is flushed; of a directory, where that of new files
-    /// goes. `None` where it is not known. Asks the pool if it has not of late.
+    /// Returns where the content of a file is in the pool, or where a flush will put it; for a directory, where the
+    /// content of new files goes. `None`: not known. Asks the pool if there is no recent answer.
     pub async fn layout_of(&self, node: &Node) -> Option<Arc<Layout>> {
         self.ask_layout(node).await.unwrap_or(None)
     }
 
-    /// The same.
+    /// Like [`Self::layout_of`], but returns errors.
     ///
     /// # Errors
-    /// `Timeout` and `Unavailable`: it may be known later.
+    /// `Timeout` and `Unavailable`: the layout may be known later.
     pub(super) async fn ask_layout(&self, node: &Node) -> Result<Option<Arc<Layout>>> {
         let Some(subject) = self.layout_subject(node) else { return Ok(None) };
         if let Some(known) = self.known_layout(&subject) {
@@ -84,15 +84,15 @@ impl Inner {
         Ok(layout)
     }
 
-    /// Makes sure that the policy of an inode can be told, where rules ask for its storage pool. What cannot be found
-    /// out now is in none.
+    /// Makes sure that the policy of an inode can be decided if rules ask for its storage pool. If the storage pool
+    /// cannot be found out now, the inode counts as in no storage pool.
     pub async fn learn_storage_pool(&self, node: &Node) {
         if self.policy.asks_storage_pool() {
             let _ = self.ask_layout(node).await;
         }
     }
 
-    /// Asks for the storage pool of an inode if it is not known; `false` where the pool does not answer. Not for threads
+    /// Asks for the storage pool of an inode if it is not known; `false` if the pool does not answer. Not for threads
     /// that must not wait.
     pub fn knows_storage_pool(&self, node: &Node) -> bool {
         if self.layout_subject(node).is_none_or(|subject| self.known_layout(&subject).is_some()) {
@@ -101,12 +101,12 @@ impl Inner {
         tokio::runtime::Handle::try_current().is_ok_and(|runtime| runtime.block_on(self.ask_layout(node)).is_ok())
     }
 
-    /// The storage pool as far as it is known without asking.
+    /// Returns the storage pool, if it is known without asking.
     pub fn known_storage_pool(&self, node: &Node) -> Option<String> {
         self.known_layout(&self.layout_subject(node)?)??.storage_pool.clone()
     }
 
-    /// The storage pools of many inodes, by the names that people have for them.
+    /// Returns the storage pools of many inodes, by the names that users know.
     pub async fn storage_pools(&self, inos: &[Ino]) -> Vec<Option<String>> {
         if !self.pool.capabilities().layouts {
             return vec![None; inos.len()];
@@ -137,7 +137,8 @@ impl Inner {
         (same && known.asked.elapsed() < HOLDS_FOR).then(|| known.layout.clone())
     }
 
-    /// What was made here and is not in the pool yet goes where its directory says.
+    /// Returns the inode if the pool has it, or else the nearest directory above it that the pool has: new files go
+    /// where this directory says.
     fn layout_subject(&self, node: &Node) -> Option<Subject> {
         if !self.pool.capabilities().layouts {
             return None;

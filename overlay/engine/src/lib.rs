@@ -15,8 +15,8 @@
 //! | `layout` | stripes and storage pools, where the pool has them |
 //! | `ttl` | how long the kernel may cache an answer |
 //! | `space` | space in the fast pool: eviction, and writers that must stay below the limit |
-//! | `staging` | what operators ask for, and its progress: stage, flush, evict, leases |
-//! | `advisor`, `ahead` | what the engine asks of the part that knows jobs; what that part asks of the engine |
+//! | `staging` | requests of operators, and their progress: stage, flush, evict, leases |
+//! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `node`, `shares` | inodes in memory; shares of users |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
@@ -82,7 +82,7 @@ pub use types::{
 };
 pub(crate) use writeback::sync::NamesSync;
 
-/// What an overlay is made of.
+/// The parts and settings of an overlay.
 pub struct Options {
     pub pool: Arc<dyn Pool>,
     /// Directories on local NVMe, in the same order at every mount. The first holds the catalog.
@@ -96,22 +96,22 @@ pub struct Options {
     pub read_only: bool,
     /// The name of this node, for the names of conflicting copies.
     pub node: String,
-    /// The mount is the one of a daemon that died: files that were unlinked while open may still be open.
+    /// Whether the mount was taken over from a daemon that died. Programs may still have unlinked files open.
     pub reattached: bool,
-    /// Whether unsynced changes of the catalog are lost with the process: only for tests of power cuts.
+    /// Whether unsynced changes of the catalog are lost with the process. Only for tests of power cuts.
     pub lose_unsynced: bool,
     /// Content files that the daemon may have open; `None`: what its descriptors allow. Set only by tests.
     pub open_contents: Option<usize>,
 }
 
-/// Memory for buffers where nothing else is asked for.
+/// Default memory for buffers.
 pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
 /// Syncs of content files that are under way at the same time.
 const SYNCS: usize = 48;
 /// The unit in which buffer memory is counted.
 const MEMORY_UNIT_BYTES: u64 = 4096;
 
-/// The engine. Clones are the same engine.
+/// The engine. Clones share one engine.
 #[derive(Clone)]
 pub struct Overlay {
     pub(crate) inner: Arc<Inner>,
@@ -121,7 +121,8 @@ pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
     pub catalog: Arc<Catalog>,
     pub store: Arc<ContentStore>,
-    /// Content files from this number on were made since the start: one that no record names is about to get one.
+    /// Content files from this number on were created since the start. If no record names such a file, its record is
+    /// about to be written.
     pub first_new_content: u64,
     pub trash: Trash,
     pub spares: Arc<Spares>,
@@ -133,25 +134,25 @@ pub(crate) struct Inner {
     pub table: Table,
     pub name_hash: namespace::NameHash,
     pub deepest: namespace::Deepest,
-    /// Held while names change: by [`Txn`].
+    /// Held by [`Txn`] while it changes names.
     pub namespace: Arc<Mutex<()>>,
     pub kernel: OnceLock<Arc<dyn KernelCache>>,
     pub memory: Arc<Semaphore>,
-    /// DemandPriority to wait for the fast pool's devices: each takes a thread.
+    /// Permits to sync content files to the fast pool's devices: each sync takes a thread.
     pub syncs: Semaphore,
     pub pace: fetch::Pace,
     pub turns: fetch::DemandPriority,
     pub evictor: Mutex<Box<dyn Evictor>>,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
-    /// How many of them there may be, though nobody uses them.
+    /// How many content files may stay open although no program uses them.
     pub open_contents_max: usize,
     pub health: coherence::Health,
     pub watches: coherence::Watches,
     pub layouts: layout::Layouts,
     pub counters: status::Counts,
     pub looks: status::Looks,
-    /// Inodes whose count is not in the catalog yet, though nobody writes them any more.
+    /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
@@ -159,10 +160,10 @@ pub(crate) struct Inner {
     pub room: space::room::Room,
     pub shares: Arc<Shares>,
     pub reattached: bool,
-    /// Files that the kernel holds open since before this daemon, until they are opened again.
+    /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
     pub inherited: Mutex<HashSet<Ino>>,
     pub flusher: writeback::Flusher,
-    /// Rung when there may be something to flush.
+    /// Notified when something may have to be flushed.
     pub flush_bell: Notify,
     pub conflicts: Mutex<Vec<String>>,
     pub mountpoint: Mutex<Option<String>>,
@@ -179,8 +180,8 @@ impl Overlay {
     /// Opens the fast pool and the catalog, and starts the background work. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Names what is wrong with the fast pool, the limit or the catalog, and the remedy; `Unavailable` where
-    /// the pool does not answer and the catalog is new.
+    /// The error names what is wrong with the fast pool, the limit or the catalog, and the remedy. `Unavailable` if the
+    /// catalog is new and the pool does not answer.
     pub async fn open(options: Options) -> Result<Self> {
         let store = Arc::new(ContentStore::open(&options.fast, options.limit_bytes)?);
         let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
@@ -261,8 +262,7 @@ impl Overlay {
         Ok(Self { inner })
     }
 
-    /// Stops the background work and syncs the catalog. Nothing is flushed: what is dirty stays in the fast
-    /// pool.
+    /// Stops the background work and syncs the catalog. Nothing is flushed: dirty state stays in the fast pool.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.stop.cancel();
         let inner = self.inner.clone();
@@ -277,23 +277,23 @@ impl Overlay {
         .await
     }
 
-    /// Tells the engine whom to tell of what the kernel must forget.
+    /// Sets the receiver of notifications about cached state that the kernel must forget.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.inner.kernel.set(kernel);
     }
 
-    /// What `status` shows of the mount.
+    /// Sets what `status` shows of the mount.
     pub fn set_mount(&self, mountpoint: &str, passthrough: bool) {
         *self.inner.mountpoint.lock() = Some(mountpoint.to_owned());
         let _ = self.inner.passthrough.set(passthrough);
     }
 
-    /// Shares of users in what the mount has.
+    /// Returns the users' shares of the mount's resources.
     pub fn shares(&self) -> &Arc<Shares> {
         &self.inner.shares
     }
 
-    /// Whether the kernel was told of an inode and has not forgotten it.
+    /// Returns whether the kernel knows an inode: it was named in a reply, and the kernel has not forgotten it.
     pub fn is_known_to_kernel(&self, ino: Ino) -> bool {
         self.inner.table.is_known_to_kernel(ino)
     }
@@ -308,17 +308,17 @@ impl Overlay {
 }
 
 impl Inner {
-    /// The node of an inode.
+    /// Returns the node of an inode.
     ///
     /// # Errors
-    /// `Stale` where there is no such inode.
+    /// `Stale` if there is no such inode.
     pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         self.table
             .get(&self.catalog, ino, |record| self.distrust(ino, record))?
             .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
     }
 
-    /// Of a file that was found a while ago. `None`: it was removed since.
+    /// Returns the node of a file that the caller found a while ago, or `None` if the file was removed since.
     pub fn node_unless_gone(&self, ino: Ino) -> Result<Option<Arc<Node>>> {
         let node = match self.node(ino) {
             Err(e) if e.is(ErrorKind::Stale) => return Ok(None),
@@ -375,7 +375,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What the policy says of an inode.
+    /// Returns the policy of an inode.
     pub fn policy_of(&self, node: &Node) -> PathPolicy {
         match self.policy.uniform() {
             Some(policy) => policy,
@@ -388,19 +388,19 @@ impl Inner {
     }
 }
 
-/// What the devices of this fast pool are marked with.
+/// Returns the id with which the devices of this fast pool are marked.
 fn identity(catalog: &Catalog) -> Result<String> {
     if let Some(id) = catalog.meta::<String>("id")? {
         return Ok(id);
     }
     let id = format!("{:016x}", rand::random::<u64>());
     catalog.set_meta("id", &id)?;
-    // Before the devices are marked with it: else a power cut leaves marks that nobody made.
+    // Synced before the devices are marked. Otherwise a power cut could leave marks with an id that no catalog has.
     catalog.sync()?;
     Ok(id)
 }
 
-/// A fast pool holds what belongs to one pool.
+/// Binds the fast pool to one pool. Fails if it caches another pool.
 fn claim(catalog: &Catalog, url: &str, fast: &std::path::Path) -> Result<()> {
     match catalog.meta::<String>("pool")? {
         None => catalog.set_meta("pool", &url),
@@ -413,7 +413,7 @@ fn claim(catalog: &Catalog, url: &str, fast: &std::path::Path) -> Result<()> {
     }
 }
 
-/// Runs what blocks on the disk outside of the threads that must not wait.
+/// Runs work that blocks on the disk, outside of the threads that must not wait.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,

@@ -1,4 +1,4 @@
-//! Names: found, made, removed, moved. Every change is one batch: the new names, inodes and what the pool
+//! Names: looked up, created, removed, moved. Every change is one batch: the new names, the inodes, and what the pool
 //! must be told.
 
 mod create;
@@ -20,11 +20,11 @@ pub(crate) use directory::Ask;
 pub use order::{DirOrder, Placed};
 pub(crate) use order::{NameHash, NamesState};
 
-/// Names of this many bytes are the longest that Linux takes.
+/// The longest name that Linux accepts, in bytes.
 const NAME_MAX: usize = 255;
 
 impl Overlay {
-    /// What a name of a directory stands for.
+    /// Looks up a name in a directory.
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup> {
         let inner = &self.inner;
         for _ in 0..3 {
@@ -46,12 +46,12 @@ impl Overlay {
         self.inner.forget(ino, count);
     }
 
-    /// The attributes of an inode that a listing named; counts one lookup.
+    /// Returns the attributes of an inode that a listing named; counts one lookup.
     pub async fn entry(&self, ino: Ino) -> Result<Entry> {
         self.inner.counted_entry(ino)
     }
 
-    /// The target of a symlink.
+    /// Returns the target of a symlink.
     pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -74,7 +74,7 @@ impl Overlay {
 
 impl Inner {
     pub(super) fn counted_entry(&self, ino: Ino) -> Result<Entry> {
-        // Counted first: from here on it stays, or it is seen that it does not.
+        // The lookup is counted first: from now on the inode stays, or the code below finds that it is gone.
         self.table.count_lookup(ino);
         let entry = self.live_entry(ino);
         if entry.is_err() {
@@ -83,7 +83,7 @@ impl Inner {
         entry
     }
 
-    /// The kernel does not know an inode any more, or less often. One that stayed for it alone goes.
+    /// Subtracts lookups that the kernel has forgotten. Reaps an inode that stayed only for the kernel.
     fn forget(&self, ino: Ino, count: u64) {
         if !self.table.forget(ino, count) {
             return;
@@ -107,7 +107,7 @@ impl Inner {
         Ok(Entry { attr, ttl })
     }
 
-    /// A name that may be given to something new in a directory.
+    /// Checks that a name may be given to a new entry of a directory.
     fn check_new_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.check_writable()?;
         self.check_name(name)?;
@@ -134,7 +134,7 @@ impl Inner {
 }
 
 impl Txn<'_> {
-    /// A directory that may be changed.
+    /// Returns the record of a directory that may be changed.
     fn live_dir(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
         let record = self.record(ino)?;
         if record.kind != FileKind::Directory {
@@ -146,7 +146,7 @@ impl Txn<'_> {
         Ok(record)
     }
 
-    /// A directory's names changed: its times say so, and `subdirs` more or fewer directories are in it.
+    /// Updates a directory whose names changed: its times, and `subdirs` more or fewer directories in it.
     fn touch_dir(&mut self, ino: Ino, subdirs: i32) -> Result<()> {
         let record = self.record(ino)?;
         let now = stamp_now();

@@ -3,8 +3,8 @@
 //! Locking: the namespace lock (held by a [`crate::Txn`]) comes before inode locks; without it at most
 //! one inode is locked at a time; no lock is held across an await or a call to the pool.
 //!
-//! How often the kernel was told of an inode is counted beside the nodes: of the many inodes that the kernel knows
-//! and nobody uses just now, no more than that needs memory.
+//! The kernel's lookup counts are kept beside the nodes. So an inode that the kernel knows, but that is not in use,
+//! needs memory for its count alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,33 +25,33 @@ use crate::rights::RightsNews;
 use crate::staging::leases::Stagings;
 use crate::{NamesState, NamesSync};
 
-/// Inodes kept in memory beyond those that are in use: some 18 MiB, at 1.5 KiB each with all that belongs to one.
+/// Inodes kept in memory beyond those in use: some 18 MiB, at 1.5 KiB for each inode with all that belongs to it.
 const IDLE_INODES: usize = 12_000;
-/// So many inodes fewer than there were are worth to look for memory to give back.
+/// A map gives memory back only if it has room for at least this many more entries than it needs.
 const CROWD: usize = 10_000;
 /// Names of one directory that are remembered as absent from the pool.
 const NEGATIVE_NAMES: usize = 256;
 
-/// How a fetch that others wait for ended: the error is told to each of them.
+/// How a fetch ended, for all callers that wait for it: each of them gets the error.
 pub(crate) type Flight = watch::Receiver<Option<Result<(), Arc<forebay_backends::Error>>>>;
 
 #[derive(Debug)]
 pub(crate) struct Node {
     pub ino: Ino,
     pub state: Arc<Mutex<NodeState>>,
-    /// Serialises what changes the pool's copy.
+    /// Serialises the pool calls that change the pool's copy.
     pub flush: tokio::sync::Mutex<()>,
-    /// Held while what another client appended to a file is brought in.
+    /// Held while bytes that another client appended to the file are fetched.
     pub growth: tokio::sync::Mutex<()>,
     /// Held while a directory is listed.
     pub listing: tokio::sync::Mutex<()>,
-    /// Of a directory: its names, made durable in the pool.
+    /// Of a directory: the syncs that make its names durable in the pool.
     pub names_sync: NamesSync,
     /// Of a directory: which names it shows.
     pub names_state: NamesState,
 }
 
-/// What is known of one inode. `record` is what the catalog has; the rest is forgotten with the daemon.
+/// The state of one inode. `record` is the catalog's record; the rest is forgotten when the daemon ends.
 #[derive(Debug)]
 pub(crate) struct NodeState {
     pub record: InodeRecord,
@@ -68,77 +68,81 @@ pub(crate) struct NodeState {
     pub stagings: Vec<Stagings>,
     /// Chunks that are being fetched.
     pub flights: HashMap<u64, Flight>,
-    /// When the pool last confirmed what the record says.
+    /// When the pool last confirmed the record.
     pub validated: Option<Instant>,
-    /// Counts changes of the content that the daemon sees; a flush of an older one does not make it clean.
+    /// Counts the changes of the content that the daemon sees. A flush of an older generation does not make the file
+    /// clean.
     pub generation: u64,
-    /// Calls that change the pool's copy, or for a directory its names: begun and ended. An answer of the pool
-    /// that was asked for while one ran is not believed.
+    /// Pool calls that change the pool's copy or, for a directory, its names: how many began and how many ended. If
+    /// such a call runs while the pool is asked, the pool's answer does not count.
     pub pool_calls: (u64, u64),
-    /// Counts the names of a directory that a flush changed in the pool, each of which moved the directory's times there.
+    /// Of a directory: counts names that a flush changed in the pool. Each such change moved the directory's times
+    /// there.
     pub names_flushed: u64,
-    /// The version before a step of ours on one of its names. The step changes the version in the pool, and the new one is
-    /// not known if an answer is lost. Void once the record has another version.
+    /// The version before one of the daemon's own steps on one of the inode's names. The step changes the version in
+    /// the pool, and the new version is unknown if an answer is lost. Void once the record has another version.
     pub version_behind: Option<Version>,
-    /// Names that the pool was asked for one by one since the directory was last listed.
+    /// Of a directory: single names that were looked up in the pool since the last listing.
     pub single_lookups: u32,
     /// When all names of the directory were last read from the pool.
     pub listed_at: Option<Instant>,
     pub negative: HashMap<Box<[u8]>, Instant>,
     pub written_past: Option<WrittenPast>,
-    /// Others took its last name while it was open: what is written now would be nobody's.
+    /// Another client removed or replaced its last name in the pool while it was open. A write would be lost at close.
     pub superseded: bool,
-    /// Its content was replaced by an empty file that is written since.
+    /// Its content was replaced by an empty content file, and the last writer has not closed it since.
     pub emptied: bool,
     /// The content file is immutable until there is room.
     pub throttled: bool,
-    /// The bytes that the content is counted with are not in the catalog yet.
+    /// The catalog does not have the byte count of the content yet.
     pub count_unsaved: bool,
-    /// The mark that the content is dirty is not on the disk yet.
+    /// The record that the content is dirty is not synced yet.
     pub mark_unsynced: bool,
-    /// The content as it was when it was marked dirty: while it is the same, nothing was written.
+    /// The stamp of the content when it was marked dirty. If the stamp is still the same, nothing was written.
     pub clean_stamp: Option<Stamp>,
-    /// The content as it was when it was last uploaded with writers at it: while it is the same, nothing was written.
+    /// The stamp of the content at its last upload while writers had it open. If it is still the same, nothing was
+    /// written.
     pub uploaded: Option<Stamp>,
-    /// Somebody has it open for direct I/O, which may be under way when its times say nothing of it any more.
+    /// A program has it open for direct I/O. Such a write may still be under way when the file's times no longer
+    /// change.
     pub written_direct: bool,
     /// The kernel's page cache may hold another version.
     pub page_cache_stale: bool,
     pub growth: Growth,
     pub rights: RightsNews,
-    /// Requests for its attributes whose answer is not put together yet.
+    /// Requests for its attributes whose answer is not complete yet.
     pub answering: u32,
-    /// The kernel was not told of news that those answers have.
+    /// A notification to the kernel was withheld, because those answers make it unnecessary.
     pub news_withheld: bool,
     pub readahead: Readahead,
-    /// When the last writer closed it; `None`: not since it came into memory.
+    /// When the last writer closed the file; `None`: not since the node was loaded.
     pub quiet_since: Option<Instant>,
-    /// The content as it was when the flusher looked first, while programs may write it.
+    /// The stamp of the content, which programs may write, and when the flusher first saw this stamp.
     pub seen: Option<(Stamp, Instant)>,
-    /// The flusher waits for its last close.
+    /// The flusher postponed the file until its last close.
     pub held_off: bool,
 }
 
 /// A program may write the content file without the daemon.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WrittenPast {
-    /// Size and modification time of the content when the file got set-id bits: once they are others, the bits go.
+    /// Size and mtime of the content when the file got set-id bits. Once either differs, the bits are removed.
     pub set_id_since: Option<(u64, Time)>,
 }
 
-/// What is brought in ahead of who reads one byte after the other.
+/// The readahead for a sequential reader.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Readahead {
     /// Where the last read through the daemon ended.
     pub end: u64,
-    /// What was asked for ahead ends there.
+    /// The end of the range that was requested ahead.
     pub until: u64,
     /// How far ahead, in bytes.
     pub window_bytes: u64,
 }
 
 impl NodeState {
-    /// Of a directory: the pool does not have a name.
+    /// Of a directory: records that the pool does not have a name.
     pub fn note_absent(&mut self, name: &[u8]) {
         if self.negative.len() >= NEGATIVE_NAMES {
             self.negative.clear();
@@ -187,20 +191,21 @@ impl NodeState {
         }
     }
 
-    /// A program opened it for writing; `past`: without the daemon.
+    /// Records that a program opened the file for writing; `past`: it writes without the daemon.
     pub fn may_be_written_past(&mut self, past: bool) {
         if past {
             self.written_past.get_or_insert_default();
         }
     }
 
-    /// The daemon changes the content: what a flush that is under way sends is older.
+    /// Records that the daemon changes the content: a flush that is under way sends an older state.
     pub fn changed(&mut self) {
         self.generation += 1;
         self.uploaded = None;
     }
 
-    /// Whether the pool has all that was written to a file that is not clean, because somebody may still write it.
+    /// Returns whether the pool has everything that was written to a file that stays dirty because a program may still
+    /// write it.
     pub fn is_uploaded(&self) -> bool {
         match (&self.uploaded, &self.content) {
             (Some(stamp), Some(content)) if self.record.in_pool() => {
@@ -214,12 +219,12 @@ impl NodeState {
         self.readers + self.writers > 0
     }
 
-    /// No name leads to it any more.
+    /// Returns whether no name leads to the inode any more.
     pub fn is_unlinked(&self, ino: Ino) -> bool {
         !self.record.has_names() && ino != Ino::ROOT
     }
 
-    /// Whether all that matters of it is in the catalog.
+    /// Returns whether the catalog has everything that matters of the inode.
     fn is_idle(&self) -> bool {
         !self.is_open()
             && self.flights.is_empty()
@@ -231,7 +236,7 @@ impl NodeState {
             && self.written_past.is_none()
             && !self.mark_unsynced
             && !self.deleted
-            // Who closes the only copy is not told any more that it was not written back.
+            // The descriptor of the only copy stays open: a later one may not report that a write-back failed.
             && !(self.content.is_some() && self.record.file.is_dirty())
     }
 }
@@ -240,17 +245,17 @@ impl NodeState {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     nodes: DashMap<Ino, Arc<Node>>,
-    /// How often the kernel was told of an inode and has not forgotten it. Locked after a shard of `nodes`.
+    /// The kernel's lookup count of each inode. Locked after a shard of `nodes`.
     lookups: DashMap<Ino, u64>,
     /// Inodes without names that stay until the kernel forgets them.
     nameless: DashSet<Ino>,
 }
 
 impl Table {
-    /// The node of an inode, from memory or from the catalog; `None` where there is no such inode.
+    /// Returns the node of an inode, from memory or from the catalog, or `None` if there is no such inode.
     ///
-    /// `distrust` is given a record that comes from the catalog, and may give up content that a power cut may
-    /// have damaged.
+    /// `distrust` gets each record that was read from the catalog. It may give up content that a power cut may have
+    /// damaged.
     pub fn get(
         &self,
         catalog: &Catalog,
@@ -268,7 +273,7 @@ impl Table {
                 distrust(&mut record)?;
                 let leases = catalog.leases_of(ino)?;
                 let node = Node::new(ino, record, leases);
-                // What the kernel has cached of it may be older than what it was when it left the memory.
+                // The kernel's caches may be older than the state that the inode had when its node left the memory.
                 node.state.lock().page_cache_stale = self.lookups.contains_key(&ino);
                 slot.insert(node).clone()
             }
@@ -277,21 +282,20 @@ impl Table {
         Ok(Some(node))
     }
 
-    /// Adds an inode that was just made.
+    /// Adds an inode that was just created.
     pub fn insert(&self, ino: Ino, record: InodeRecord) {
-        // Whoever found its name in the catalog already may have been faster.
+        // Another request may have found the name in the catalog already, and made the node first.
         self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, Leases::default()));
         self.trim();
     }
 
-    /// The kernel is told of an inode once more.
+    /// Counts another lookup of an inode by the kernel.
     pub fn count_lookup(&self, ino: Ino) {
         *self.lookups.entry(ino).or_default() += 1;
     }
 
-    /// The kernel has forgotten what it was told `count` times. An inode that it does not know any more leaves the
-    /// memory, unless it is in use.
-    /// Returns whether that was what an inode without names stayed for.
+    /// Subtracts `count` lookups that the kernel has forgotten. If none is left, the inode leaves the memory, unless it
+    /// is in use. Returns whether the inode had no names and stayed only for the kernel.
     pub fn forget(&self, ino: Ino, count: u64) -> bool {
         if let Slot::Occupied(mut slot) = self.lookups.entry(ino) {
             *slot.get_mut() = slot.get().saturating_sub(count);
@@ -305,13 +309,14 @@ impl Table {
         self.nameless.remove(&ino).is_some()
     }
 
-    /// An inode without names is reaped when the kernel forgets it.
+    /// Notes that an inode without names stays until the kernel forgets it.
     pub fn stays_until_forgotten(&self, ino: Ino) {
         self.nameless.insert(ino);
     }
 
-    /// Whether the kernel knows an inode that has no names any more: it is told by [`Self::forget`] when it does not. Noted
-    /// first, looked at then: where the kernel forgets it just now, one of both finds it.
+    /// Returns whether the kernel knows an inode that has no names any more. If it does, [`Self::forget`] returns
+    /// `true` once the kernel forgets the inode. The inode is noted before the lookups are checked: if the kernel
+    /// forgets the inode at the same moment, one of the two functions finds it.
     pub fn outlives_names(&self, ino: Ino) -> bool {
         self.nameless.insert(ino);
         let known = self.lookups.contains_key(&ino);
@@ -333,7 +338,7 @@ impl Table {
         self.nodes.len()
     }
 
-    /// Drops a node that neither we nor the kernel need.
+    /// Drops a node that neither the daemon nor the kernel needs.
     pub fn drop_idle(&self, ino: Ino) {
         self.nodes.remove_if(&ino, |_, node| !self.lookups.contains_key(&ino) && Self::idle(node));
     }
@@ -342,16 +347,16 @@ impl Table {
         Arc::strong_count(node) == 1 && node.state.try_lock().is_some_and(|s| s.is_idle())
     }
 
-    /// Drops a deleted inode for which the kernel has no name left.
+    /// Drops a deleted inode that is not open and that the kernel does not know any more.
     pub fn drop_deleted(&self, ino: Ino) {
         self.nodes.remove_if(&ino, |_, node| {
             !self.lookups.contains_key(&ino) && node.state.try_lock().is_some_and(|s| s.deleted && !s.is_open())
         });
     }
 
-    /// Keeps the table bounded: every other one goes of those that are not in use, so that of what is gone through again
-    /// and again, and does not fit, a part is found. Directories that the kernel knows stay: they are few, and what was
-    /// asked of the pool about their names is known only here.
+    /// Keeps the table bounded: drops every second inode that is not in use. A program that loops over more inodes than
+    /// fit still finds a part of them. Directories that the kernel knows stay: they are few, and only their nodes
+    /// remember what the pool answered about their names.
     fn trim(&self) {
         static NEXT: AtomicUsize = AtomicUsize::new(IDLE_INODES);
         let len = self.nodes.len();
@@ -371,9 +376,9 @@ impl Table {
         }
     }
 
-    /// Gives memory back after a crowd of inodes was forgotten: a map keeps room for as many as it ever had.
+    /// Gives memory back after many inodes were forgotten: a map keeps room for the most entries that it ever had.
     pub fn give_back(&self) {
-        // As large as twice its entries it may be right after it shrank.
+        // Right after a map shrank, it may have room for twice its entries.
         let worth = |capacity: usize, len: usize| capacity > 2 * (len + CROWD);
         if worth(self.nodes.capacity(), self.nodes.len()) {
             self.nodes.shrink_to_fit();

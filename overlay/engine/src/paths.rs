@@ -10,7 +10,7 @@ use crate::Lookup;
 const MAX_DEPTH: usize = 65_536;
 
 impl Overlay {
-    /// The inode that a path of the mount names. No lookup is counted.
+    /// Returns the inode that a path of the mount names. No lookup is counted.
     ///
     /// # Errors
     /// `NotFound` with the path.
@@ -32,28 +32,28 @@ impl Overlay {
 }
 
 impl Inner {
-    /// The path of an inode in the mount: one of its names. `None` where it has none.
+    /// Returns the path of an inode in the mount, by one of its names, or `None` if it has no name.
     pub fn overlay_path(&self, ino: Ino) -> Option<PoolPath> {
         self.walk_up(ino, |record| record.links.first().cloned())
     }
 
-    /// The path under which the pool has an inode now, whatever was renamed here since.
+    /// Returns the path under which the pool has an inode now, regardless of renames in the mount since.
     ///
     /// # Errors
-    /// `NotFound` where the pool has it nowhere.
+    /// `NotFound` if the pool does not have the inode.
     pub fn pool_path(&self, ino: Ino) -> Result<PoolPath> {
         self.walk_up(ino, |record| record.pool_link().cloned()).ok_or_else(|| not_in_pool(ino))
     }
 
-    /// The pool's path of a name in a directory.
+    /// Returns the pool's path of a name in a directory.
     pub fn pool_path_of(&self, parent: Ino, name: &[u8]) -> Result<PoolPath> {
         Ok(self.pool_path(parent)?.join(name))
     }
 
     fn walk_up(&self, ino: Ino, link: impl Fn(&InodeRecord) -> Option<Link>) -> Option<PoolPath> {
         let mut names = Vec::new();
-        // Which directories the pool is to find there: the one that is named, and the one that holds what is named. Files
-        // are replaced by renames all the time; a call that changes one names it as well.
+        // The directories that the pool must find on the path: the named one, and the one that holds the named object.
+        // Not files: renames replace them all the time, and a call that changes a file names its identity as well.
         let (mut object, mut holder) = (None, None);
         let mut at = ino;
         while at != Ino::ROOT {
@@ -80,12 +80,12 @@ impl Inner {
         Some(path.of_object(object).in_directory(holder))
     }
 
-    /// How many directories are above an inode in the mount.
+    /// Returns how many directories are above an inode in the mount.
     pub fn depth(&self, ino: Ino) -> usize {
         self.count_up(ino, |record| record.links.first().map(|(parent, _)| *parent))
     }
 
-    /// The same in the pool.
+    /// Returns how many directories are above an inode in the pool.
     pub fn pool_depth(&self, ino: Ino) -> usize {
         self.count_up(ino, |record| record.pool_link().map(|(parent, _)| *parent))
     }
@@ -101,7 +101,7 @@ impl Inner {
         depth
     }
 
-    /// Whether `ino` is `ancestor` or below it in the mount.
+    /// Returns whether `ino` is `ancestor` or below it in the mount.
     pub fn is_below(&self, ino: Ino, ancestor: Ino) -> bool {
         let mut at = ino;
         for _ in 0..MAX_DEPTH {
@@ -121,7 +121,7 @@ impl Inner {
         false
     }
 
-    /// How messages name an inode.
+    /// Returns the path of an inode for messages.
     pub fn display(&self, ino: Ino) -> String {
         self.overlay_path(ino).map_or_else(|| format!("(unlinked {ino})"), |p| p.to_string())
     }

@@ -1,11 +1,11 @@
-//! Rights that others changed in the pool.
+//! Access rights that other clients changed in the pool.
 //!
-//! The kernel decides by the attributes that it has cached, and asks us afterwards. Where the answer brings content that is
-//! newer than those attributes, it must decide again: the request fails with `Stale`, for which the VFS looks up every
-//! part of the path anew, checks again, and repeats the request once.
+//! The kernel checks permissions by the attributes that it has cached, and then sends the request. If the answer shows
+//! content that is newer than those attributes, the kernel must check again. So the request fails with `Stale`: the VFS
+//! then looks up every part of the path anew, checks again, and repeats the request once.
 //!
-//! A thread makes one request after the other. So what it was told of an inode after the change is what its next request
-//! was decided by; of other threads nothing is known, since their request may have been on its way already.
+//! A thread makes one request after the other. So the kernel checks a thread's next request by the attributes that the
+//! thread got after the change. Nothing is known of other threads, since their requests may have been sent before.
 
 use std::time::{Duration, Instant};
 
@@ -15,19 +15,19 @@ use forebay_catalog::InodeRecord;
 use super::{Attr, Inner, Ino, Overlay, Txn};
 use crate::acl;
 
-/// A request that was decided by what the kernel had before a change comes within this time after it.
+/// How long after a change a request may arrive that the kernel checked by older attributes.
 const IN_FLIGHT_MAX: Duration = Duration::from_secs(60);
-/// Threads of which it is remembered that they were told. One that is forgotten is told again.
+/// How many threads are remembered as informed. A forgotten thread is informed again.
 const TOLD_MAX: usize = 4096;
 
-/// What the kernel may not know yet of who may use an inode.
+/// Changes of an inode's access rights that the kernel may not know yet.
 #[derive(Debug, Default)]
 pub(crate) struct RightsNews {
-    /// When other rights than before were last found in the pool.
+    /// When the pool was last found to have other rights than before.
     changed: Option<Instant>,
-    /// The access ACL that the kernel was told of, while it is not known whether it still holds.
+    /// The access ACL that the kernel got, while it is unknown whether this ACL still holds.
     acl_before: Option<Option<Box<[u8]>>>,
-    /// The threads that were told of the present rights since.
+    /// The threads that got the present rights since.
     told: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl RightsNews {
         self.told.contains(&thread)
     }
 
-    /// Whether a request of this thread may have been decided by rights that do not hold any more.
+    /// Returns whether a request of this thread may have been checked by rights that do not hold any more.
     fn concern(&mut self, thread: u32) -> bool {
         if self.changed.is_some_and(|at| at.elapsed() > IN_FLIGHT_MAX) {
             self.changed = None;
@@ -52,12 +52,12 @@ impl RightsNews {
 }
 
 impl Txn<'_> {
-    /// Takes over attributes that the pool has by now, and notes where they give other rights.
+    /// Takes over attributes that the pool has by now, and notes if they change access rights.
     pub(super) fn take_attrs(&mut self, ino: Ino, stat: &Stat) -> Result<()> {
         self.take_rights(ino, |record| record.take_attrs(stat))
     }
 
-    /// The same of mode and owner alone.
+    /// Like [`Self::take_attrs`], for mode and owner alone.
     pub(super) fn take_access(&mut self, ino: Ino, stat: &Stat) -> Result<()> {
         self.take_rights(ino, |record| record.take_access(stat))
     }
@@ -67,7 +67,7 @@ impl Txn<'_> {
         let rights = (record.mode, record.uid, record.gid);
         take(record);
         let same = rights == (record.mode, record.uid, record.gid);
-        // Only an ACL that was asked for is cached by the kernel, that there is none included.
+        // The kernel caches an ACL, or that there is none, only after it has requested it.
         let acl = record.xattrs.as_ref().map(|xattrs| {
             let acl = xattrs.iter().find(|(name, _)| **name == *acl::ACCESS);
             acl.map(|(_, value)| value.clone())
@@ -84,7 +84,7 @@ impl Txn<'_> {
 }
 
 impl Overlay {
-    /// Notes that a thread is being told these attributes.
+    /// Notes that an answer gives these attributes to a thread.
     pub fn note_told(&self, attr: &Attr, thread: u32) {
         let Some(node) = self.inner.table.peek(attr.ino) else { return };
         let mut state = node.state.lock();
@@ -100,20 +100,20 @@ impl Overlay {
         }
     }
 
-    /// What is in a directory may be shown to a thread: its request was decided by the present rights.
+    /// Checks that a thread may see the content of a directory: its request was checked by the present rights.
     ///
     /// # Errors
-    /// `Stale` where it may have been decided by older ones.
+    /// `Stale` if the request may have been checked by older rights.
     pub async fn check_rights(&self, ino: Ino, thread: u32) -> Result<()> {
         self.inner.check_rights(ino, thread).await
     }
 }
 
 impl Inner {
-    /// Whether a request for an inode was decided by its present rights.
+    /// Checks that a request for an inode was checked by the present rights.
     ///
     /// # Errors
-    /// `Stale` where it may have been decided by older ones; the kernel has none cached then.
+    /// `Stale` if it may have been checked by older rights. The kernel then has no attributes cached.
     pub(super) async fn check_rights(&self, ino: Ino, thread: u32) -> Result<()> {
         let Ok(node) = self.node(ino) else { return Ok(()) };
         let before = {
@@ -126,7 +126,7 @@ impl Inner {
         if let Some(before) = before {
             let now = self.xattr(ino, acl::ACCESS).await?;
             let mut state = node.state.lock();
-            // Of two that compare at once the first takes it back.
+            // If two requests compare at the same time, the first request clears the old ACL.
             if state.rights.acl_before.as_ref() == Some(&before) {
                 state.rights.acl_before = None;
                 if now != before {

@@ -1,4 +1,4 @@
-//! What operators are shown: from memory and the catalog, never from the pool or the mount.
+//! What operators see: from memory and the catalog, never from the pool or the mount.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,12 +53,12 @@ impl Counts {
     }
 }
 
-/// Looks at all that is dirty. There is one at a time, since each takes memory for every file that it finds; one whose
-/// asker has left goes on to its end.
+/// Scans of everything that is dirty. They run one at a time, since each takes memory for every file that it finds. A
+/// scan goes on to its end even if its caller is gone.
 #[derive(Debug)]
 pub(crate) struct Looks {
     turn: Arc<Semaphore>,
-    /// Intents looked at since the start.
+    /// Intents scanned since the start.
     seen: AtomicU64,
 }
 
@@ -69,7 +69,7 @@ impl Default for Looks {
 }
 
 impl Overlay {
-    /// The state of everything. Always answers: it asks neither the pool nor the kernel.
+    /// Returns the state of the mount. Always answers: it asks neither the pool nor the kernel.
     pub async fn status(&self) -> Status {
         match self.look(|inner| Ok(inner.status_now())).await {
             Ok(status) => status,
@@ -77,12 +77,12 @@ impl Overlay {
         }
     }
 
-    /// Everything that the pool does not have yet.
+    /// Returns everything that the pool does not have yet.
     pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
         self.look(Inner::dirty_files).await
     }
 
-    /// Grows as long as [`Overlay::status`] or [`Overlay::dirty`] gets on, for whomever.
+    /// Returns a counter that grows as long as any call of [`Overlay::status`] or [`Overlay::dirty`] makes progress.
     pub fn looked_at(&self) -> u64 {
         self.inner.looks.seen.load(Ordering::Relaxed)
     }
@@ -97,7 +97,7 @@ impl Overlay {
         .await
     }
 
-    /// What is listed below a path, with what of it is resident.
+    /// Returns what is listed below a path, with the resident bytes of each entry.
     pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<Listed>> {
         let root = self.resolve(path).await?;
         let inner = &self.inner;
@@ -199,7 +199,7 @@ impl Inner {
         Ok(found.into_values().collect())
     }
 
-    /// Bytes of files that cannot be evicted, because the pool may not have them.
+    /// Returns the bytes of files that cannot be evicted, because the pool may not have them.
     pub(crate) fn dirty_bytes(&self) -> Result<u64> {
         let mut inos = Vec::new();
         self.catalog.intents(|intent, _| {
@@ -245,7 +245,7 @@ impl Inner {
             let record = &state.record;
             let has_attributes = record.dirty.any() || !record.dirty_xattrs.is_empty();
             if matches!(intent, Intent::Inode(_)) && is_uploaded && !has_attributes {
-                // It only counts as dirty because somebody may still write it.
+                // It counts as dirty only because a program may still write it.
                 return Ok(None);
             }
             let only_times =
@@ -258,7 +258,7 @@ impl Inner {
         Ok(Some(dirty))
     }
 
-    /// How much of a file of `size` bytes is here.
+    /// Returns how many bytes of a file of `size` bytes are resident.
     pub(crate) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
@@ -268,7 +268,7 @@ impl Inner {
         })
     }
 
-    /// Bytes of a range that are not here.
+    /// Returns how many bytes of a range are not resident.
     pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
@@ -299,7 +299,7 @@ impl Inner {
         };
         let now = unix_now();
         let owners: Vec<&str> = state.leases.holding(now).map(|lease| lease.owner.as_str()).collect();
-        // Those that end by themselves end before those that do not.
+        // A lease without an expiry ends after all leases with one.
         let until = state.leases.holding(now).map(|lease| lease.expires_unix.unwrap_or(u64::MAX)).max();
         Ok(Listed {
             path,

@@ -1,7 +1,7 @@
-//! How long the kernel may keep what it is told.
+//! How long the kernel may cache an answer.
 //!
-//! What is told may have been confirmed a while ago: of `metadata-ttl` the kernel is given what is left of it. Otherwise
-//! names would lag by both times together.
+//! The state in an answer may have been confirmed a while ago, so the kernel gets the rest of `metadata-ttl`. Otherwise
+//! names would lag by the age of the state and the whole `metadata-ttl` together.
 
 use std::time::{Duration, Instant};
 
@@ -10,24 +10,25 @@ use crate::node::Node;
 use forebay_catalog::Listing;
 use forebay_policy::Consistency;
 
-/// What could not be confirmed in time, as the pool does not answer, is asked about again after this time.
+/// State that could not be confirmed, because the pool does not answer, is revalidated after this time.
 const UNCONFIRMED: Duration = Duration::from_secs(1);
 
-/// What is left of `ttl` for what was confirmed at that moment.
+/// Returns the rest of `ttl` for state that was confirmed at that moment.
 fn left(ttl: Duration, confirmed: Option<Instant>) -> Duration {
     let left = confirmed.map_or(Duration::ZERO, |at| ttl.saturating_sub(at.elapsed()));
     if left.is_zero() { ttl.min(UNCONFIRMED) } else { left }
 }
 
 impl Inner {
-    /// For a name of an inode, and for its attributes.
+    /// Returns the time for a name of an inode, and for its attributes.
     pub(super) fn ttl_of(&self, node: &Node) -> Duration {
         let policy = self.policy_of(node);
         let ttl = policy.metadata_ttl;
         let (confirmed, dir) = {
             let state = node.state.lock();
             if state.written_past.is_some() {
-                // Its size and times move without a request: by writes past the daemon, and by stores through mappings.
+                // Its size and times change without a request: by writes past the daemon, and by stores through
+                // mappings.
                 return Duration::ZERO;
             }
             let ours = !state.record.in_pool() && node.ino != Ino::ROOT || state.record.file.is_dirty();
@@ -42,7 +43,7 @@ impl Inner {
         left(ttl, confirmed.max(listed))
     }
 
-    /// For that a name does not exist.
+    /// Returns the time for the absence of a name.
     pub(super) fn ttl_of_absence(&self, dir: &Node, name: &[u8]) -> Duration {
         let policy = self.policy_of(dir);
         let ttl = policy.metadata_ttl;
@@ -54,7 +55,7 @@ impl Inner {
         let mut confirmed = state.negative.get(name).copied();
         if matches!(state.record.listing, Listing::Complete(_)) {
             confirmed = confirmed.max(state.listed_at);
-            // Its version tells of its names.
+            // The directory's version also confirms its names.
             if state.record.listing == Listing::Complete(state.record.version.clone()) {
                 confirmed = confirmed.max(state.validated);
             }

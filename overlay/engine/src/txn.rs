@@ -1,4 +1,4 @@
-//! One change of names and inodes: collected, written as one batch, then made visible in memory.
+//! One change of names and inodes: collected, written as one batch, and then made visible in memory.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,7 +13,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use super::{Inner, Ino};
 use crate::node::{Node, NodeState};
 
-/// What was sent to one name and not answered: older ones are forgotten.
+/// How many unanswered requests the record of one name remembers; older ones are forgotten.
 const SENT_REMEMBERED: usize = 16;
 
 type Guard<T> = ArcMutexGuard<RawMutex, T>;
@@ -22,30 +22,30 @@ struct Edit {
     guard: Guard<NodeState>,
     node: Arc<Node>,
     record: InodeRecord,
-    /// The record is to be deleted.
+    /// The commit deletes the record.
     gone: bool,
 }
 
 impl Edit {
-    /// No name leads to it any more, so that nobody's lease of it is of use.
+    /// Returns whether no name leads to the inode any more, so that its leases are of no use.
     fn ends_leases(&self, ino: Ino) -> bool {
         self.gone || (ino != Ino::ROOT && !self.record.has_names() && !self.guard.leases.is_empty())
     }
 }
 
-/// A change in the making. Holds the namespace lock and the lock of every inode that it touched; dropped
-/// without [`Txn::commit`] it has changed nothing.
+/// A change that is being collected. It holds the namespace lock and the lock of every inode that it touched. If it is
+/// dropped without [`Txn::commit`], no record changes.
 pub(crate) struct Txn<'a> {
     inner: &'a Inner,
     edits: BTreeMap<Ino, Edit>,
     new: Vec<(Ino, InodeRecord)>,
-    /// Names as they were and as they are to be.
+    /// For each changed name: the record before and after the change.
     names: HashMap<Link, (NameRecord, NameRecord)>,
-    /// The name that was looked at last: it is the one that is changed next.
+    /// The name that was read last. It is usually the next one to be changed.
     looked_at: Mutex<Option<(Link, NameRecord)>>,
-    /// Objects of the pool with several names that are new here.
+    /// Pool objects with several names whose inodes this change adds.
     objects: HashMap<Vec<u8>, Ino>,
-    /// Content files to remove once the batch is written, with the bytes that they are counted with.
+    /// Content files to remove after the batch is written, each with the bytes that the space budget counts for it.
     trash: Vec<(ContentId, u64)>,
     pub batch: Batch<'a>,
     _namespace: Guard<()>,
@@ -87,7 +87,7 @@ impl<'a> Txn<'a> {
         Ok(&mut self.edit(ino)?.record)
     }
 
-    /// What is known of an inode beside its record; takes effect at once.
+    /// Returns the state of an inode beside its record. A change of this state takes effect at once, not at the commit.
     pub fn state(&mut self, ino: Ino) -> Result<&mut NodeState> {
         Ok(&mut self.edit(ino)?.guard)
     }
@@ -100,7 +100,7 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// What the catalog has: nobody else changes it meanwhile.
+    /// Returns the catalog's record of a name. The namespace lock excludes other changes, so the record may be kept.
     fn stored(&self, link: &Link) -> Result<NameRecord> {
         let mut looked_at = self.looked_at.lock();
         if let Some((_, record)) = looked_at.as_ref().filter(|(known, _)| known == link) {
@@ -129,7 +129,7 @@ impl<'a> Txn<'a> {
         self.set_name(parent, name, was.showing(here))
     }
 
-    /// Something is about to be sent to a name: until the answer is known the pool may have it or not.
+    /// Records that a change of a name is about to be sent to the pool. Until the answer arrives, the name is in doubt.
     pub fn send(&mut self, parent: Ino, name: &[u8], sent: Sent) -> Result<()> {
         let mut record = self.name(parent, name)?;
         if record.sent.contains(&sent) {
@@ -150,8 +150,8 @@ impl<'a> Txn<'a> {
         self.set_name(parent, name, record)
     }
 
-    /// It is known what the pool has under a name: nothing that was sent there is uncertain any more. The names of the
-    /// inodes follow, and one that nothing leads to any more goes.
+    /// Records what the pool is known to have under a name. Nothing that was sent to this name is in doubt any more.
+    /// The names in the inodes' records are updated, and an inode without names is reaped.
     pub fn pool_has(&mut self, parent: Ino, name: &[u8], ino: Option<Ino>) -> Result<()> {
         let was = self.name(parent, name)?;
         self.inner.watches.name_changed(parent, name);
@@ -168,7 +168,7 @@ impl<'a> Txn<'a> {
         touched.into_iter().try_for_each(|ino| self.left_by(ino))
     }
 
-    /// The pool no longer has an inode under a name. What was sent there may be there, as before.
+    /// Records that the pool no longer has an inode under a name. What was sent to the name stays in doubt.
     pub fn pool_lacks(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
         let was = self.name(parent, name)?;
         if was.pool != Some(ino) {
@@ -190,7 +190,7 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// The pool may have fewer names of an inode than before.
+    /// Updates an inode that may have fewer names in the pool than before.
     fn left_by(&mut self, ino: Ino) -> Result<()> {
         let record = self.record(ino)?;
         if record.pool_links.is_empty() && !(record.links.is_empty() && record.unseen_links > 0) {
@@ -200,7 +200,7 @@ impl<'a> Txn<'a> {
         if record.links.is_empty() { self.reap(ino) } else { Ok(()) }
     }
 
-    /// Adds an inode; it is in the table after the commit.
+    /// Adds an inode. It enters the table at the commit.
     pub fn create(&mut self, record: InodeRecord) -> Result<Ino> {
         let ino = self.inner.catalog.new_ino()?;
         self.batch.put_inode(ino, &record, false);
@@ -208,13 +208,13 @@ impl<'a> Txn<'a> {
         Ok(ino)
     }
 
-    /// Remembers which object of the pool an inode is, to be found under its other names.
+    /// Records which pool object an inode stands for, so that the object's other names lead to the same inode.
     pub fn put_object(&mut self, identity: Vec<u8>, ino: Ino) {
         self.batch.put_object(&identity, ino);
         self.objects.insert(identity, ino);
     }
 
-    /// Gives an inode that is new in this change another name that the pool has for the same object.
+    /// Adds another name of a pool object to the inode, if this change created the inode.
     pub fn link_new(&mut self, identity: &[u8], link: &Link, stat: &Stat) -> Option<Ino> {
         let ino = *self.objects.get(identity)?;
         let (_, record) = self.new.iter_mut().rev().find(|(new, _)| *new == ino)?;
@@ -225,8 +225,8 @@ impl<'a> Txn<'a> {
         Some(ino)
     }
 
-    /// Takes a name from an inode. Where it was the last and nothing needs the inode any more, inode and
-    /// content go with the same batch.
+    /// Removes a name from an inode. If it was the last name and nothing needs the inode any more, the same batch
+    /// removes the inode and its content.
     pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
         let edit = self.edit(ino)?;
         let record = &mut edit.record;
@@ -241,9 +241,10 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Deletes an inode that has no name here and in the pool and is not open. What the pool has under names that
-    /// nobody asked for yet stays, with what was written to it. While a flush of it is under way the pool may be
-    /// getting a name that must be taken back: the end of the flush reaps it.
+    /// Deletes an inode that has no name in the mount and is not open. If the pool has it or may have it under a known
+    /// name, only the content is deleted: the record stays until the name is removed from the pool. An inode with
+    /// unseen names in the pool stays, with its unflushed content. An inode that is being flushed stays, too, because
+    /// the pool may be getting a name that must be removed again: the end of the flush reaps it.
     pub fn reap(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
         let edit = self.edit(ino)?;
@@ -252,7 +253,7 @@ impl<'a> Txn<'a> {
             return Ok(());
         }
         if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
-            // The kernel may be about to open it, by a name that it looked up before: the end of that reaps it.
+            // The kernel may be about to open the inode by a name that it looked up before. `Overlay::forget` reaps it.
             return Ok(());
         }
         let content = edit.record.file.content();
@@ -274,14 +275,15 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Whole content is about to be newer than the pool's. What was appended to the content file and is not in the record
-    /// (`coherence/grown`) is cut off first: from now on the content file's own size counts.
+    /// Marks whole content dirty: it is about to become newer than the pool's. Bytes that were appended to the content
+    /// file but are not in the record (`coherence/grown`) are cut off first, because the content file's own size counts
+    /// from now on.
     pub fn modify(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
         let edit = self.edit(ino)?;
         if !edit.record.file.is_dirty() {
             edit.guard.growth.under_way = false;
-            // One that is missing is told of when it is used.
+            // If the content file is missing, its next use reports that.
             if let Ok(content) = inner.content(ino, &mut edit.guard) {
                 content.cut(edit.record.size)?;
             }
@@ -290,7 +292,8 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    /// Gives up the clean content of an inode. The bytes that it occupied. The eviction policy is told by the caller.
+    /// Gives up the clean content of an inode. Returns the bytes that it occupied. The caller notifies the eviction
+    /// policy.
     pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
         let inner = self.inner;
         let state = self.state(ino)?;
@@ -307,13 +310,14 @@ impl<'a> Txn<'a> {
         Ok(bytes)
     }
 
-    /// Gives up a content file with the same batch. `bytes`: what it is counted with.
+    /// Gives up a content file with the same batch. `bytes`: what the space budget counts for it.
     pub fn discard(&mut self, content: ContentId, bytes: u64) {
         self.batch.delete_content(content);
         self.trash.push((content, bytes));
     }
 
-    /// In whose turn a name is flushed: that of the owner of what it stands for here or, once removed, in the pool.
+    /// Returns the user in whose turn a name is flushed: the owner of the inode that the mount shows under the name or,
+    /// if the name was removed, of the inode that the pool has there.
     fn user_of(&self, parent: Ino, (was, is): &(NameRecord, NameRecord)) -> u32 {
         if was.differs() || !is.differs() {
             return 0;
@@ -321,7 +325,7 @@ impl<'a> Txn<'a> {
         let of = |ino: Ino| {
             let edited = self.edits.get(&ino).map(|edit| edit.record.uid);
             let made = || self.new.iter().find(|(new, _)| *new == ino).map(|(_, record)| record.uid);
-            // Not locked by this change, so by nobody who waits for it.
+            // This change does not hold the inode's lock. If another thread holds it, the owner counts as unknown.
             let known = || Some(self.inner.table.peek(ino)?.state.try_lock()?.record.uid);
             edited.or_else(made).or_else(known)
         };

@@ -1,4 +1,4 @@
-//! What the engine is asked and what it answers.
+//! Arguments and results of the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 pub use forebay_cache::Content;
 pub use forebay_catalog::Ino;
 
-/// What `stat` shows.
+/// The attributes that `stat` shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attr {
     pub ino: Ino,
@@ -28,24 +28,24 @@ pub struct Attr {
     pub ctime: Time,
 }
 
-/// A name that was found. The caller owns one lookup of `attr.ino` and gives it back by `Overlay::forget`.
+/// An existing name. The caller owns one lookup of `attr.ino` and gives it back by `Overlay::forget`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub attr: Attr,
-    /// How long the kernel may keep the name and the attributes without asking.
+    /// How long the kernel may cache the name and the attributes.
     pub ttl: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup {
     Found(Entry),
-    /// The name does not exist; the kernel may remember that for `ttl`.
+    /// The name does not exist; the kernel may cache that for `ttl`.
     Negative {
         ttl: Duration,
     },
 }
 
-/// On whose behalf an operation is done: owner of what it creates, and judge of set-id bits.
+/// The user and process for which an operation is done: the owner of what it creates. Set-id bits depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     pub uid: u32,
@@ -59,7 +59,7 @@ pub enum SetTime {
     At(Time),
 }
 
-/// Changes of attributes; `None` leaves one as it is.
+/// Changes of attributes; `None` leaves an attribute as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
     pub mode: Option<u32>,
@@ -70,19 +70,19 @@ pub struct Change {
     pub mtime: Option<SetTime>,
 }
 
-/// An open file. Every `Opened` is given back by one `Overlay::release` with the same flags.
+/// An open file. Each `Opened` is given back by one `Overlay::release` with the same flags.
 #[derive(Debug, Clone)]
 pub struct Opened {
-    /// The content file, where all of it is valid now and stays so while the file is open: the kernel may use
-    /// it directly. `None`: reads and writes go through the engine.
+    /// The content file, if all of it is valid now and stays valid while the file is open: the kernel may use it
+    /// directly. `None`: reads and writes go through the engine.
     pub resident: Option<Arc<Content>>,
-    /// The page cache still holds what this version says: the kernel may keep it.
+    /// The page cache is still valid for this version: the kernel may keep it.
     pub keep_cache: bool,
     /// `close` has nothing to wait for.
     pub no_flush: bool,
-    /// Not all of it was here when it was asked for, and it is opened to be read.
+    /// The file was opened for reading, and was not wholly resident at that time.
     pub missed: bool,
-    /// Bytes that the pool was asked for so that it could be opened.
+    /// Bytes that were requested from the pool so that the file could be opened.
     pub fetched_bytes: u64,
 }
 
@@ -110,19 +110,19 @@ pub enum Seek {
     Hole,
 }
 
-/// What the kernel remembers of the mount and must be told to forget. Calls may block and are never made
-/// while the engine holds a lock, unless they say so.
+/// The kernel's caches of the mount, which the engine invalidates. Calls may block. Unless a method says otherwise, the
+/// engine holds no lock when it calls the method.
 pub trait KernelCache: Send + Sync {
-    /// Attributes, and the cached bytes too where `data`.
+    /// Makes the kernel forget the attributes and, if `data`, the cached bytes.
     fn invalidate_inode(&self, ino: Ino, data: bool);
-    /// Attributes, and the cached bytes from `offset` on. The receiver is told, or dropped, when the kernel has forgotten
-    /// them.
+    /// Makes the kernel forget the attributes, and the cached bytes from `offset` on. The receiver is notified, or its
+    /// sender is dropped, after the kernel has forgotten them.
     fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()>;
     fn invalidate_name(&self, parent: Ino, name: &[u8]);
-    /// Attributes, forgotten before this returns. Only of an inode that is being opened: the kernel waits for nothing
-    /// of ours then but the answer.
+    /// Makes the kernel forget the attributes before this returns. Only for an inode that is being opened: then the
+    /// kernel waits for nothing of the daemon except the answer.
     fn invalidate_attributes_now(&self, ino: Ino);
-    /// The daemon wants to close the content file of an inode, which it keeps open also for the next open. Takes only
-    /// locks under which nothing of the engine is called, so the engine may hold locks.
+    /// Gives up the open content file that is kept for the next open of an inode, because the daemon wants to close it.
+    /// Takes only locks under which no method of the engine is called, so the engine may hold locks.
     fn release_content(&self, ino: Ino);
 }

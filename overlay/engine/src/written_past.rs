@@ -1,8 +1,9 @@
 //! Set-id bits of files that programs write past the daemon.
 //!
-//! The kernel takes the bits of a passed-through file from nobody: it writes to the content file, which has none. So where
-//! a file gets the bits while such a writer has it open, the content is remembered as it was then. Where it is another one
-//! later, the bits go: before attributes are shown or sent to the pool, before content is sent, and at the last close.
+//! When a program writes to a passed-through file, the kernel does not remove the file's set-id bits: it writes to the
+//! content file, which has none. So if a file gets the bits while such a writer has it open, size and mtime of the
+//! content are remembered. If they differ later, the bits are removed: before attributes are shown or sent to the pool,
+//! before content is sent, and at the last close.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,20 +16,21 @@ use super::attributes::drop_set_id;
 use super::{Inner, Txn};
 use crate::node::{Node, NodeState};
 
-/// Whether content was written since the file got set-id bits.
+/// Returns whether content was written since the file got set-id bits.
 pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {
     let since = state.written_past.and_then(|past| past.set_id_since);
     let (Some(since), Some(content)) = (since, &state.content) else { return Ok(false) };
     Ok(written(&content.file)? != since)
 }
 
-/// What each write changes. Not the change time: that moves, too, when a writer is stopped where the fast pool is full.
+/// Returns what each write changes. Not the ctime: it also moves when a writer is stopped because the fast pool is
+/// full.
 fn written(file: &File) -> Result<(u64, Time)> {
     Stamp::of(file).map(|stamp| (stamp.size, stamp.mtime))
 }
 
 impl Inner {
-    /// Takes the set-id bits of a file that was written since it got them.
+    /// Removes the set-id bits of a file that was written since it got them.
     pub(super) fn take_set_id(&self, node: &Arc<Node>) -> Result<()> {
         if !is_written_since(&node.state.lock())? {
             return Ok(());
@@ -50,8 +52,8 @@ impl Inner {
     }
 }
 
-/// Remembers the content of a file that has set-id bits and may be written past the daemon. Called when its mode or times
-/// were set.
+/// Remembers the content of a file that has set-id bits and may be written past the daemon. Called after its mode or
+/// times were set.
 pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) -> Result<()> {
     let Some(past) = &mut state.written_past else { return Ok(()) };
     let has_bits = kind == FileKind::File && mode & 0o6000 != 0;

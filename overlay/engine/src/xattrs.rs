@@ -11,14 +11,14 @@ use forebay_system::clock::stamp_now;
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
 
-/// The largest value that Linux takes, in bytes.
+/// The largest value that Linux accepts, in bytes.
 const VALUE_MAX: usize = 65_536;
-/// Bytes of the names that were removed and which the pool may still have.
+/// Limits the bytes of removed names that the pool may still have.
 const REMOVED_MAX: usize = 64 << 10;
 
 impl Overlay {
     /// # Errors
-    /// `NoAttribute` where there is none of this name.
+    /// `NoAttribute` if there is no attribute of this name.
     pub async fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         match self.inner.xattr(ino, name).await? {
             Some(value) => Ok(value.into()),
@@ -94,7 +94,7 @@ impl Overlay {
 impl Inner {
     pub(super) async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
         {
-            // The common case without a copy of the rest.
+            // The common case, without a copy of the other attributes.
             let node = self.node(ino)?;
             let state = node.state.lock();
             if let Some(xattrs) = &state.record.xattrs {
@@ -104,7 +104,7 @@ impl Inner {
         Ok(self.known_xattrs(ino).await?.into_iter().find(|(n, _)| **n == *name).map(|(_, v)| v))
     }
 
-    /// All extended attributes, read from the pool when they are first asked for.
+    /// Returns all extended attributes. The first call reads them from the pool.
     pub(super) async fn known_xattrs(&self, ino: Ino) -> Result<Xattrs> {
         let node = self.node(ino)?;
         if let Some(xattrs) = &node.state.lock().record.xattrs {
@@ -115,18 +115,18 @@ impl Inner {
         }
         let in_pool = ino == Ino::ROOT || node.state.lock().record.in_pool();
         if !in_pool {
-            // Somebody removed them with the pool's copy.
+            // They were removed with the pool's copy.
             return Ok(Xattrs::new());
         }
         let read = match self.ask_of(ino, |path| async move { self.pool.xattrs(&path).await }).await {
             Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(Xattrs::new()),
             read => read?,
         };
-        // All are in the inode's record, which is in memory while it is used.
+        // The inode's record holds all of them, and is in memory while the inode is in use.
         if read.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > XATTRS_MAX_BYTES {
             return Err(Error::os(libc::E2BIG, Side::Pool, "extended attributes of more than 128 KiB"));
         }
-        // Of the pool's own work.
+        // The pool's own mark of an unfinished file is hidden.
         let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
@@ -138,7 +138,7 @@ impl Inner {
         Ok(xattrs)
     }
 
-    /// What the pool would refuse later is refused now. While it does not answer, the flush finds out.
+    /// Refuses now what the pool would refuse later. While the pool does not answer, the flush finds out.
     async fn check_pool_takes(&self, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
         let kind = self.node(ino)?.state.lock().record.kind;
         let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
@@ -165,7 +165,7 @@ impl Inner {
     }
 }
 
-/// Of a change that was not committed yet: what is refused is as it was.
+/// Checks a change before the commit, so that a refused change has no effect.
 fn check_room(record: &InodeRecord, added: bool) -> Result<()> {
     let all: usize = record.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
     let removed = record.dirty_xattrs.iter().filter(|(_, value)| value.is_none());

@@ -1,19 +1,19 @@
 //! Files that another client appended to while programs have them open.
 //!
-//! Such a file keeps its inode and its content file, so that open descriptors and mappings show the new bytes. Neither the
-//! identity of the object nor its times prove that the old bytes are the same: what is here of them is compared with the new
-//! version. Where something is another one, or cannot be compared, the new version becomes another inode (`import`).
+//! Such a file keeps its inode and its content file, so that open descriptors and mappings show the new bytes. Neither
+//! the identity of the object nor its times prove that the old bytes are unchanged, so the resident bytes are compared
+//! with the new version. If they differ, or cannot be compared, the new version becomes another inode (`import`).
 //!
-//! Bytes are appended to the content file before the record has them, since programs read a whole content file past the
-//! daemon and must not see it longer than its bytes. So a content file may be longer than its record says: while bytes are
-//! appended ([`Growth::under_way`]), and after a daemon was killed then. Such bytes are cut off before the content is used.
+//! Bytes are appended to the content file before the record has them: programs read whole content past the daemon, and
+//! must not see a size beyond its bytes. So a content file may be longer than its record says: while bytes are appended
+//! ([`Growth::under_way`]), and after a daemon was killed meanwhile. Such bytes are cut off before the content is used.
 //!
 //! New bytes of a whole file are appended in order and under the inode's lock. One batch then writes version, size and
 //! residency. Programs read the content file past the daemon, so it never has a hole. In a partial file the new bytes
 //! stay missing, and the chunk that the old end cut off is fetched again.
 //!
-//! The kernel caches the last page with zeros behind the old end. So programs are told the new size only after the
-//! kernel has forgotten that page.
+//! The kernel caches the last page with zeros behind the old end. So programs see the new size only after the kernel
+//! has forgotten that page.
 
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -34,40 +34,41 @@ use super::import::note_object;
 use super::{Age, Asked};
 use crate::node::{Node, NodeState};
 
-/// Bytes that are compared at most: each time that the file has grown, all that is here of it is read from the pool.
+/// Limits the bytes that are compared: each time the file has grown, all its resident bytes are read from the pool
+/// again.
 const COMPARED_BYTES_MAX: u64 = 64 << 20;
-/// Bytes that are appended to whole content at most, before the file is shown longer.
+/// Limits the bytes that are appended to whole content before the file is shown longer.
 const APPENDED_BYTES_MAX: u64 = 64 << 20;
-/// How often the comparison begins anew because the file was changed again meanwhile.
+/// How often the comparison starts again because the file changed meanwhile.
 const ATTEMPTS: u32 = 8;
-/// How long all of it may take.
+/// Time limit for all steps together.
 const GROW_WITHIN: Duration = Duration::from_secs(5);
 /// How long the kernel may take to forget the page in which a file ended.
 const FORGET_WITHIN: Duration = Duration::from_secs(1);
 
-/// What of a file's growth in the pool is known only here.
+/// The state of a file's growth in the pool that exists only in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
-    /// The content file may be longer than the record says: what is behind the end is being appended. Changed by
-    /// [`Appending`], and ended by `Txn::modify`.
+    /// The content file may be longer than the record says: bytes are being appended behind the recorded end. Changed
+    /// by [`Appending`], and ended by `Txn::modify`.
     pub under_way: bool,
-    /// The size that programs are told, while the kernel may have zeros cached behind it.
+    /// The size that programs see, while the kernel may have cached zeros behind it.
     pub shown_bytes: Option<u64>,
     /// Programs may have read bytes that are not in the content file, so that they cannot be compared.
     pub read_unkept: bool,
 }
 
-/// What became of the news that a file has grown.
+/// The outcome for a file that may have grown.
 enum News {
-    /// The inode has them.
+    /// The inode has the new version.
     Taken,
-    /// The pool does not say more at the moment: what is known stays.
+    /// The pool cannot confirm the growth at the moment: the known state stays.
     Unconfirmed,
-    /// It did not grow by being appended to, by this answer of the pool, or that cannot be found out.
+    /// By this answer of the pool, the file did not grow by an append, or this cannot be found out.
     Other(Box<Stat>, Asked),
 }
 
-/// What is here of a file, and of which version.
+/// The resident part of a file, and its version.
 struct Part {
     version: Version,
     file: FileState,
@@ -83,7 +84,7 @@ impl Part {
         if whole { std::iter::once(0..self.size).collect() } else { self.extents.ranges().collect() }
     }
 
-    /// Whether nothing changed since.
+    /// Returns whether nothing changed since.
     fn holds(&self, state: &NodeState) -> bool {
         let record = &state.record;
         let extents = || state.residency.as_ref().is_some_and(|r| *r.extents() == self.extents);
@@ -95,7 +96,7 @@ impl Part {
     }
 }
 
-/// Whether the content may get bytes of another version: nobody here changes it or is about to.
+/// Returns whether the content may get bytes of another version: no program in the mount changes it or is about to.
 fn may_be_shared(state: &NodeState) -> bool {
     let record = &state.record;
     let regular = record.kind == FileKind::File && record.mode & 0o6000 == 0;
@@ -104,8 +105,8 @@ fn may_be_shared(state: &NodeState) -> bool {
     regular && clean && lasting && !state.growth.read_unkept
 }
 
-/// Whether an object may be the one that is known, with bytes appended. An object store replaces whole objects: there the
-/// same name, owner and mode are all that speaks for it before the bytes are compared.
+/// Returns whether an object may be the known one, with bytes appended. An object store replaces whole objects: until
+/// the bytes are compared, only the same name, owner and mode indicate that it is the same file.
 fn may_be_grown(state: &NodeState, stat: &Stat) -> bool {
     let record = &state.record;
     let Some(version) = &record.version else { return false };
@@ -115,7 +116,7 @@ fn may_be_grown(state: &NodeState, stat: &Stat) -> bool {
     same_object && stat.kind == FileKind::File && stat.size > record.size && may_be_shared(state)
 }
 
-/// Bytes that are being appended to a content file. What is not in the record when this is dropped is cut off.
+/// Bytes that are being appended to a content file. A drop cuts off the bytes that are not in the record.
 struct Appending<'a> {
     node: &'a Node,
     content: Arc<Content>,
@@ -141,11 +142,10 @@ impl Drop for Appending<'_> {
 }
 
 impl Inner {
-    /// The pool's copy of an inode became another version, seen under `link`. `false`: the answer came too late to be
-    /// believed.
+    /// Handles a new version of an inode in the pool, seen under `link`. `false`: the answer came too late to count.
     ///
     /// # Errors
-    /// `Stale` where the name now stands for another inode.
+    /// `Stale` if the name now stands for another inode.
     pub(super) async fn take_change(
         &self,
         node: &Arc<Node>,
@@ -158,7 +158,7 @@ impl Inner {
         }
         let version = node.state.lock().record.version.clone();
         let _one_at_a_time = node.growth.lock().await;
-        // What was found out meanwhile may be newer than this answer.
+        // The known version may be newer than this answer by now.
         let waited = node.state.lock().record.version != version;
         let grow = self.grow(node, stat.clone(), asked, waited);
         let news = match tokio::time::timeout(GROW_WITHIN, grow).await {
@@ -173,8 +173,8 @@ impl Inner {
         }
     }
 
-    /// Another name of an object that is known and open: where it has grown, the inode has the news before the name is
-    /// taken over.
+    /// Handles another name of a known, open object: if the object has grown, the inode gets the new version before the
+    /// name is added.
     pub(super) async fn grow_object(&self, stat: &Stat) -> Result<()> {
         if stat.nlink < 2 {
             return Ok(());
@@ -195,7 +195,7 @@ impl Inner {
         may_be_grown(&state, stat) && (state.is_open() || self.inherited.lock().contains(&node.ino))
     }
 
-    /// Brings in what was appended. `again`: the pool is to be asked anew before.
+    /// Takes over the appended bytes. `again`: the pool must be asked anew first.
     async fn grow(&self, node: &Arc<Node>, stat: Stat, asked: Asked, again: bool) -> Result<News> {
         let (mut stat, mut asked, mut again) = (stat, asked, again);
         for _ in 0..ATTEMPTS {
@@ -204,7 +204,7 @@ impl Inner {
                 asked = self.asked(&node.state.lock());
                 stat = match self.ask(self.pool.stat(&path)).await {
                     Ok(stat) => stat,
-                    // That it is gone is for the next look to find out.
+                    // The next question finds out whether the object is gone.
                     Err(_) => return Ok(News::Unconfirmed),
                 };
             }
@@ -231,7 +231,8 @@ impl Inner {
             if self.land(node).await {
                 continue;
             }
-            // A piece of theirs and one of ours. Chunks that were waited for take memory, too.
+            // Memory for one piece of the pool's bytes and one of the content file. Taken after `land`, because the
+            // awaited chunks take memory, too.
             let _memory = self.memory.acquire_many((2 * CHUNK_BYTES / MEMORY_UNIT_BYTES) as u32).await;
             match self.grow_to(node, &path, &part, &stat, asked).await {
                 Ok(Some(true)) => return Ok(News::Taken),
@@ -260,7 +261,7 @@ impl Inner {
         Ok(Part { version, file, size: state.record.size, extents, content })
     }
 
-    /// Waits for chunks of the old version that are under way. Whether there were any.
+    /// Waits for fetches of chunks of the old version. Returns whether there were any.
     async fn land(&self, node: &Node) -> bool {
         let flights: Vec<_> = node.state.lock().flights.values().cloned().collect();
         let any = !flights.is_empty();
@@ -270,8 +271,8 @@ impl Inner {
         any
     }
 
-    /// The same to one version. `Some(false)`: it is not the old one with bytes appended; `None`: something changed
-    /// meanwhile.
+    /// Brings the file to one version. `Some(false)`: it is not the old version with bytes appended; `None`: something
+    /// changed meanwhile.
     async fn grow_to(
         &self,
         node: &Arc<Node>,
@@ -300,7 +301,7 @@ impl Inner {
         Ok(taken.then_some(true))
     }
 
-    /// Whether these ranges of a content file are the same in a version of the pool's copy.
+    /// Returns whether these ranges of a content file have the same bytes in a version of the pool's copy.
     async fn has_same_bytes(
         &self,
         path: &PoolPath,
@@ -320,7 +321,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// Appends what the pool has behind the end of whole content. `None`: something changed meanwhile.
+    /// Appends the bytes that the pool has behind the end of whole content. `None`: something changed meanwhile.
     async fn append<'n>(
         &self,
         node: &'n Node,
@@ -342,12 +343,12 @@ impl Inner {
         let mut source = Pieces::new(self, path, &stat.version, part.size..stat.size);
         while let Some((at, piece)) = source.next().await? {
             let state = node.state.lock();
-            // Under the lock: nothing is appended to content that was marked dirty.
+            // Checked under the lock, so that nothing is appended to content that was marked dirty.
             let have = content.file.metadata().map_err(failed)?.size();
             if !part.holds(&state) || !state.growth.under_way || have != at {
                 return Ok(None);
             }
-            // Zeros stay a hole.
+            // Zeros are left as a hole.
             let written = match piece.iter().all(|byte| *byte == 0) {
                 true => content.file.set_len(at + piece.len() as u64),
                 false => content.file.write_all_at(&piece, at),
@@ -367,7 +368,7 @@ impl Inner {
         reserve().ok_or_else(|| Error::new(ErrorKind::NoSpace, Side::Cache, "no room for what was appended"))
     }
 
-    /// The record says from now on that the file is as long as `stat` says. Whether it does.
+    /// Commits the size and version of `stat` to the record. Returns whether it did.
     fn take_growth(&self, node: &Node, part: &Part, stat: &Stat, asked: Asked) -> Result<bool> {
         let ino = node.ino;
         let mut txn = Txn::begin(self);
@@ -415,8 +416,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Has the kernel forget the page in which the file ended: it is filled up with zeros. Only then is the file shown
-    /// longer. Of what was compared in parts only, the kernel forgets all.
+    /// Makes the kernel forget the page in which the file ended, because it is filled up with zeros. Only then is the
+    /// file shown longer. If the content is not whole, the kernel forgets all pages.
     async fn tell_kernel_grown(&self, node: &Arc<Node>, part: &Part) {
         let Some(kernel) = self.kernel.get() else { return };
         let from = if part.file.is_whole() { part.size } else { 0 };
@@ -436,7 +437,7 @@ struct Pieces<'a> {
     path: &'a PoolPath,
     version: &'a Version,
     left: Range<u64>,
-    /// What is asked for ends there.
+    /// The end of the range that was requested.
     until: u64,
     stream: Option<forebay_backends::Content>,
 }
@@ -446,17 +447,17 @@ impl<'a> Pieces<'a> {
         Self { inner, path, version, until: range.start, left: range, stream: None }
     }
 
-    /// The next piece and where it is.
+    /// Returns the next piece and its offset.
     ///
     /// # Errors
-    /// `Stale` where the pool's copy is another version, or is shorter.
+    /// `Stale` if the pool's copy has another version, or is shorter.
     async fn next(&mut self) -> Result<Option<(u64, bytes::Bytes)>> {
         let (inner, at) = (self.inner, self.left.start);
         if self.left.is_empty() {
             return Ok(None);
         }
         if at == self.until {
-            // What is no stream comes as a whole.
+            // A pool without streams returns a range as a whole, so a range is limited to a chunk.
             let most = if inner.pool.capabilities().streams { u64::MAX } else { CHUNK_BYTES };
             self.until = self.left.end.min(at.saturating_add(most));
             self.stream = None;

@@ -1,4 +1,4 @@
-//! Changes that others made in the pool, one object at a time.
+//! Changes that other clients made in the pool, one object at a time.
 //!
 //! **Hard links.** An inode knows its names in the mount, its names in the pool, and how many more names the pool
 //! counts (`unseen_links`): no program has looked these up yet. `stat` shows the sum. That the pool still has one name
@@ -18,8 +18,8 @@ use super::watch::Watched;
 use super::{Asked, Growth};
 
 impl Inner {
-    /// Takes over an object of the pool under a name that the catalog does not have. `None` where the answer
-    /// came too late to be believed: ask again.
+    /// Adds an object of the pool to the catalog under a name that the catalog does not have. `None`: the answer came
+    /// too late to count, or the mount hides the name by now.
     pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &Watched<'_>) -> Result<Option<Ino>> {
         self.note_names_in(parent)?;
         let mut txn = Txn::begin(self);
@@ -38,10 +38,10 @@ impl Inner {
         Ok(Some(ino))
     }
 
-    /// The same inside a larger change.
+    /// Like [`Self::adopt`], inside a larger change.
     pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
-        // What the kernel has cached of the listing lacks this name.
+        // The kernel's cached listing lacks this name.
         txn.state(parent)?.page_cache_stale = true;
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
@@ -66,7 +66,7 @@ impl Inner {
         Ok(ino)
     }
 
-    /// The inode that an object of the pool is known as, if it has several names.
+    /// Returns the inode of a pool object, if the object is known as one with several names.
     pub(crate) fn known_as(&self, stat: &Stat) -> Result<Option<Ino>> {
         let Some(known) = identity(stat).map(|id| self.catalog.object(&id)).transpose()?.flatten() else {
             return Ok(None);
@@ -76,7 +76,8 @@ impl Inner {
         Ok(same.then_some(known))
     }
 
-    /// Finds out what became of what was sent to an object that is known under other names. Whether there was anything.
+    /// Resolves the doubt about requests that were sent to an object that is known under other names. Returns whether
+    /// there were any.
     pub(super) async fn resolve_doubt_of_object(&self, stat: &Stat) -> Result<bool> {
         if stat.nlink < 2 {
             return Ok(false);
@@ -87,8 +88,8 @@ impl Inner {
         }
     }
 
-    /// The inode that an object of the pool is known as under other names. Not one whose old version somebody has open:
-    /// of that the new name shows nothing.
+    /// Returns the inode that an object of the pool has under its other names. Not an inode whose old version is open:
+    /// the new name must not show the old version.
     fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
         let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
         if self.catalog.inode(known)?.is_none() {
@@ -99,19 +100,19 @@ impl Inner {
         let same_object = record.is_object(stat);
         let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
         let dirty = record.file.is_dirty();
-        // Where ours is newer, the flush finds out whether theirs was changed, too, and keeps both.
+        // If the local content is dirty, the flush finds out whether the pool's copy changed, too, and keeps both.
         if same_object && (same_content || dirty || !txn.state(known)?.is_open()) {
             return Ok(Some(known));
         }
         if !same_object {
-            // Its last names were removed by others before anybody here asked for them.
+            // Other clients removed its last names before a program in the mount looked them up.
             txn.record(known)?.unseen_links = 0;
             txn.reap(known)?;
         }
         Ok(None)
     }
 
-    /// The pool's copy of a clean inode is this now.
+    /// Updates a clean inode to the pool's present copy.
     fn take_news(&self, txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
         let record = txn.record(ino)?;
         if record.file.is_dirty() || record.version.as_ref() == Some(&stat.version) {
@@ -121,7 +122,7 @@ impl Inner {
         let record = txn.record(ino)?;
         let before = record.version.as_ref();
         if before.is_some_and(|v| !v.same_object(&stat.version)) {
-            // What was changed here and not flushed was of the object that is gone.
+            // Unflushed changes of attributes were meant for the object that is gone.
             record.dirty = Default::default();
             record.dirty_xattrs.clear();
         }
@@ -156,11 +157,10 @@ impl Inner {
         Ok(())
     }
 
-    /// The pool's copy of an inode became another version, seen under `link`. `false`: the answer came too late to be
-    /// believed.
+    /// Handles a new version of an inode in the pool, seen under `link`. `false`: the answer came too late to count.
     ///
     /// # Errors
-    /// `Stale` where the name now stands for another inode.
+    /// `Stale` if the name now stands for another inode.
     pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
@@ -171,21 +171,21 @@ impl Inner {
             return Ok(false);
         }
         if txn.record(ino)?.file.is_whole() && txn.state(ino)?.writers > 0 {
-            // What they write would be nobody's: the flush finds out, and keeps both.
+            // A replacement would lose what these writers write. The flush finds the new version, and keeps both.
             return Ok(true);
         }
         let behind = txn.state(ino)?.version_behind.clone();
         let record = txn.record(ino)?;
         let same_object = record.version.as_ref().is_none_or(|v| v.same_object(&stat.version));
-        // Of several names of an object one became another object's.
+        // One of several names of an object now belongs to another object.
         let parted = !same_object && record.pool_links.len() > 1;
         let other_kind = record.kind != stat.kind;
         let same_version = record.version.as_ref() == Some(&stat.version);
         let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, behind.as_ref(), stat);
         let in_use = other_bytes && txn.state(ino)?.is_open();
-        // It may be known under another name.
+        // The object may be known under another name.
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
-        // What is cached of a directory, and whom its rights let in, does not hold for another directory under its name.
+        // The cached content and the access rights of a directory do not hold for another directory under its name.
         let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
         if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
             drop(txn);
@@ -199,8 +199,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Whether the kernel waits for attributes of an inode and will get the present ones. To be told to forget those
-    /// that it has would make it throw away that answer, and decide on permissions by what was before.
+    /// Returns whether the kernel waits for attributes of an inode and will get the present ones. If the kernel were
+    /// notified to forget the old ones, it would discard that answer, and decide on permissions by older attributes.
     fn is_answered_anyway(&self, ino: Ino) -> bool {
         let Some(node) = self.table.peek(ino) else { return false };
         let mut state = node.state.lock();
@@ -208,8 +208,8 @@ impl Inner {
         state.answering > 0
     }
 
-    /// The name of an inode now stands for another object, or for a version that those who have the old one
-    /// open must not see. They keep it.
+    /// Handles a name that now stands for another object, or for a version that programs with the old version open must
+    /// not see. These programs keep the old inode.
     fn replaced(&self, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
         let Some((parent, name)) = link else { return Ok(()) };
         let mut txn = Txn::begin(self);
@@ -217,14 +217,14 @@ impl Inner {
         let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
         let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
         if in_place && record.kind == stat.kind {
-            // What was changed in place is changed under all of its names.
+            // A change in place shows under all names of the object.
             self.part_from_open(&mut txn, ino, &names, stat)?;
         } else {
             self.forget_pool_name(&mut txn, ino, *parent, name)?;
             look_again(&mut txn, *parent)?;
         }
         txn.commit()?;
-        // Names that others took from a directory that went, too, lead nowhere.
+        // A name in a directory that is gone, too, is not added again.
         if self.catalog.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
             let mut txn = Txn::begin(self);
             self.adopt_in(&mut txn, *parent, name, stat)?;
@@ -236,7 +236,8 @@ impl Inner {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: replaced in the pool", name.escape_ascii())))
     }
 
-    /// All names of an inode go to another one, of the version that the pool has now. Who has the old one open keeps it.
+    /// Moves all names of an inode to another inode, of the version that the pool has now. Programs that have the old
+    /// inode open keep it.
     fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat) -> Result<()> {
         let heir = self.known_object(txn, identity(stat).as_deref(), stat)?.filter(|known| *known != ino);
         let old = txn.record(ino)?;
@@ -252,7 +253,7 @@ impl Inner {
         new.target = None;
         new.xattrs = None;
         let heir = match heir {
-            // Somebody came upon it under one of its other names before.
+            // The object was found under one of its other names before.
             Some(known) => {
                 let record = txn.record(known)?;
                 record.links.extend(new.links);
@@ -278,7 +279,7 @@ impl Inner {
         txn.reap(ino)
     }
 
-    /// One of several names of an inode is nothing any more, or something else: `there`.
+    /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`.
     pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: Asked) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
@@ -300,22 +301,22 @@ impl Inner {
         }
     }
 
-    /// The pool does not have an inode where we know it: a flush whose answer was lost moved it, or somebody removed
-    /// it.
+    /// Handles an inode that the pool does not have under its known path: a flush whose answer was lost moved it, or
+    /// another client removed it.
     ///
     /// # Errors
-    /// `Stale` where it is gone with its name.
+    /// `Stale` if the inode is gone with its name.
     pub(crate) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
         match self.resolve_doubt(ino).await {
             Ok(false) => self.vanished(ino, asked),
-            // The next look asks where it is known now.
+            // The next question uses the inode's new path.
             Ok(true) => Ok(()),
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// The pool no longer has an inode under the name that we know.
+    /// Handles an inode that the pool no longer has under its known name.
     pub(super) fn vanished(&self, ino: Ino, asked: Asked) -> Result<()> {
         let mut txn = Txn::begin(self);
         if !txn.believes(ino, asked)? || ino == Ino::ROOT {
@@ -323,7 +324,7 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         let dirty = record.file.is_dirty();
-        // Of one with a single name the flush finds out.
+        // If it has a single name, the flush finds out.
         if dirty && record.pool_links.len() < 2 || record.links.is_empty() {
             return Ok(());
         }
@@ -338,7 +339,7 @@ impl Inner {
         txn.commit()?;
         self.tell_kernel_name(parent, &name);
         if (moved || dirty) && !gone {
-            // What is here of it is made anew.
+            // The flush creates it in the pool again.
             return Ok(());
         }
         for (parent, name) in &links {
@@ -347,7 +348,8 @@ impl Inner {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
     }
 
-    /// Somebody removed a name from the pool: it goes here too, unless something newer is under it.
+    /// Handles a name that another client removed from the pool: the mount removes it, too, unless it shows newer state
+    /// there.
     pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
         let was = txn.name(parent, name)?;
         let record = txn.record(ino)?;
@@ -368,7 +370,7 @@ impl Inner {
             let nameless = txn.record(ino)?.links.is_empty();
             txn.state(ino)?.superseded |= nameless;
         } else if keep && !txn.record(ino)?.in_pool() {
-            // Ours is newer than the removal: it will be made again.
+            // The local state is newer than the removal: the flush will create the name again.
             let record = txn.record(ino)?;
             record.dirty.mode = true;
             record.dirty.owner = true;
@@ -376,7 +378,7 @@ impl Inner {
         self.lost_in_pool(txn, ino)
     }
 
-    /// What the pool had in a directory went with it.
+    /// Forgets what the pool had in a directory that is gone.
     pub(crate) fn forget_below(&self, txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
         let mut below = Vec::new();
         self.catalog.names(dir, |name, record| {
@@ -386,7 +388,7 @@ impl Inner {
             Ok(true)
         })?;
         for (name, child) in below {
-            // Of what was sent there nothing is there, either.
+            // Nothing that was sent to this name is there, either.
             txn.pool_has(dir, &name, child)?;
             let Some(child) = child else { continue };
             if txn.record(child)?.sent_to.is_empty() {
@@ -398,7 +400,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether a directory holds anything, at any depth, that the pool does not have.
+    /// Returns whether a directory holds anything, at any depth, that the pool does not have.
     fn has_newer_below(&self, dir: Ino) -> Result<bool> {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {
@@ -421,14 +423,14 @@ impl Inner {
     }
 }
 
-/// Whether our own flush made this version, of the same bytes: it sent attributes, or changed one of the object's names,
-/// and the answer was lost. `behind`: `NodeState::version_behind`.
+/// Returns whether the daemon's own flush made this version, of the same bytes: the flush sent attributes, or changed
+/// one of the object's names, and the answer was lost. `behind`: `NodeState::version_behind`.
 fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool {
     let Some(known) = &record.version else { return false };
     (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
 }
 
-/// The key under which an object is found again that has several names.
+/// Returns the key under which an object with several names is found again.
 fn identity(stat: &Stat) -> Option<Vec<u8>> {
     match &stat.version {
         Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
@@ -438,7 +440,7 @@ fn identity(stat: &Stat) -> Option<Vec<u8>> {
     }
 }
 
-/// The pool has an inode under several names: whoever comes upon another one finds it.
+/// Records the inode of an object with several names, so that each of its other names leads to the same inode.
 pub(crate) fn note_object(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) {
     if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
         txn.put_object(identity, ino);

@@ -1,4 +1,4 @@
-//! Whole directories of the pool, merged into the catalog.
+//! Listings of whole directories of the pool, merged into the catalog.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
 use super::watch::Watched;
 use super::{Age, may_enter};
 
-/// A directory that changed this recently before it was listed may have changed again without its timestamps showing it.
+/// A directory that changed this recently before it was listed may have changed again without a change of its times.
 const RACY: Duration = Duration::from_millis(50);
-/// Names that are taken over in one change: what a large directory has would be in memory twice over.
+/// Names that one change adds. A large directory's names in one change would be in memory twice.
 const NAMES_AT_ONCE: u32 = 1_000;
-/// Contents that may come along with one listing: a share of the memory for fetches, which several listings have.
+/// Limits the content that may come with one listing: a share of the memory for fetches, so that several listings fit.
 const CONTENTS_BYTES: u64 = 2 << 20;
-/// How often a listing is begun anew because our own flushes moved directories meanwhile.
+/// How often a listing starts again because own flushes moved directories meanwhile.
 const ATTEMPTS: u32 = 60;
 
-/// Bytes of what one listing may bring: of some ten million names. A server that goes on after that has no end.
+/// Limits the bytes of one listing: some ten million names. A server that sends more may never end.
 const LISTED_BYTES: u64 = 1 << 30;
 
-/// Encoded entries of a listing that are kept in one piece.
+/// The size of one piece of encoded entries.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What a directory of the pool has, encoded: the entries of a large one are in memory all at once, and take a third of
-/// the room like that.
+/// The entries of a pool directory, encoded. Those of a large directory are all in memory at once; encoded, they take a
+/// third of the memory.
 #[derive(Debug, Default)]
 struct Entries(Vec<Vec<u8>>);
 
@@ -52,7 +52,7 @@ impl Entries {
         Ok(())
     }
 
-    /// All of them, given up as they are taken.
+    /// Returns all entries. Each piece is freed after its last entry.
     fn take(self) -> impl Iterator<Item = Result<(Vec<u8>, Stat)>> {
         self.0.into_iter().flat_map(|piece| {
             let mut at = 0;
@@ -66,8 +66,8 @@ impl Entries {
     }
 }
 
-/// Names that a listing told and that are none, or are reserved: they do not get into the catalog, and the rest of the
-/// directory is shown without them.
+/// Names in a listing that are invalid or reserved. They do not enter the catalog, and the directory is shown without
+/// them.
 #[derive(Debug, Default)]
 struct Refused {
     names: u64,
@@ -86,7 +86,7 @@ impl Refused {
         good
     }
 
-    /// One line for a directory, however many there are.
+    /// Logs one line for a directory, however many names were refused.
     fn tell(&self, path: &PoolPath) {
         if self.names > 0 {
             let Self { names, first } = self;
@@ -99,24 +99,25 @@ fn unencoded(error: postcard::Error) -> Error {
     Error::new(ErrorKind::Corrupt, Side::Cache, "an entry of a listing").with_source(error)
 }
 
-/// Files of a directory that came along with its listing: name, version, all bytes.
+/// Files whose content came with the listing of their directory: name, version, all bytes.
 type Contents = Vec<(Vec<u8>, Version, Bytes)>;
 
-/// What a listing says of a file or directory that is known.
+/// What a listing says of a known file or directory.
 type Child = (Ino, Link, Stat);
 
 impl Inner {
-    /// Makes sure that the catalog has all names of a directory, as fresh as the policy asks.
+    /// Makes sure that the catalog has all names of a directory, as fresh as the policy requires.
     pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
         self.ensure(dir, Age::Metadata, None).await
     }
 
-    /// The same as fresh as `age` asks.
+    /// Like [`Self::ensure_listed`], but as fresh as `age` requires.
     pub async fn ensure_listed_since(&self, dir: Ino, age: Age) -> Result<()> {
         self.ensure(dir, age, None).await
     }
 
-    /// The same. Where the pool must be asked and small files come along for nothing, they are kept.
+    /// Like [`Self::ensure_listed_since`]. If the pool must be asked and sends small files with the listing, they are
+    /// kept.
     pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, age: Age, arrivals: &Arrivals) -> Result<()> {
         let able = self.pool.capabilities().listed_contents;
         let units = (CONTENTS_BYTES / MEMORY_UNIT_BYTES) as u32;
@@ -129,7 +130,7 @@ impl Inner {
             let Some(ino) = self.catalog.name(dir, &name)?.here_ino() else { continue };
             let Ok(node) = self.node(ino) else { continue };
             let bytes = content.len() as u64;
-            // What does not fit here now is fetched when it is its turn, or fails then.
+            // Content that does not fit now is fetched in its turn, or fails then.
             if matches!(self.take_in(&node, version, content).await, Ok(true)) {
                 *arrivals.0.lock().entry(ino).or_default() += bytes;
             }
@@ -163,7 +164,7 @@ impl Inner {
         }
         match self.list(dir, contents).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
-                // What is known is better than nothing where all of it was known once.
+                // If all names were known once, known names are better than an error.
                 let complete = matches!(node.state.lock().record.listing, Listing::Complete(_));
                 if complete { Ok(()) } else { Err(e) }
             }
@@ -171,13 +172,13 @@ impl Inner {
         }
     }
 
-    /// Reads a directory of the pool and merges it.
+    /// Reads a directory of the pool, and merges it into the catalog.
     pub async fn list(&self, dir: Ino, mut contents: Option<&mut Contents>) -> Result<()> {
         let node = self.node(dir)?;
         let since = Instant::now();
         let _listing = node.listing.lock().await;
         if node.state.lock().listed_at.is_some_and(|at| at >= since) {
-            // Of several that wait one listed it for all.
+            // Another caller listed the directory for all callers that waited.
             return Ok(());
         }
         for attempt in 0..ATTEMPTS {
@@ -239,27 +240,29 @@ impl Inner {
             if let Some(children) = self.merge(dir, &stat, entries, &watched, began)? {
                 if self.children_changed(children, &watched).await? && !watched.looks_again() {
                     let mut state = node.state.lock();
-                    // Unless what was found since is to be looked at again.
+                    // Not if something that was found meanwhile requires another listing.
                     if matches!(state.record.listing, Listing::Complete(_)) {
                         state.listed_at = Some(began);
                     }
                 }
-                // What is made here inherits its ACL: it is known then, whether the pool answers or not.
+                // New entries inherit the directory's ACL. It is read now, so that it is known even if the pool stops
+                // answering.
                 let _ = self.known_xattrs(dir).await;
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
         }
         if matches!(node.state.lock().record.listing, Listing::Complete(_)) {
-            // The flusher is busy in this directory; all names of it were known once.
+            // The flusher is busy in this directory. All its names were known once.
             return Ok(());
         }
         let what = format!("{}: changes all the time while it is listed", self.display(dir));
         Err(Error::new(ErrorKind::Busy, Side::Pool, what))
     }
 
-    /// Brings the names and attributes of a listing into the catalog. What our own calls changed meanwhile stays as it is
-    /// here. Returns what it says of files that are known; `None` where it may be the listing of another directory.
+    /// Merges the names and attributes of a listing into the catalog. What own calls changed meanwhile stays as the
+    /// catalog has it. Returns what the listing says of known files; `None` if it may be the listing of another
+    /// directory.
     fn merge(
         &self,
         dir: Ino,
@@ -275,7 +278,7 @@ impl Inner {
         }
         let links_before = txn.record(dir)?.dir_nlink;
         let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
-        // The kernel may have been told that a name which is new is not there.
+        // The kernel may have cached that a new name does not exist.
         let told_absent = was_complete || !txn.state(dir)?.negative.is_empty();
         let mut names = Vec::new();
         let mut known = HashMap::new();
@@ -286,7 +289,7 @@ impl Inner {
         let mut changed = Vec::new();
         let is_dir = |record: &NameRecord| record.here.is_some_and(|(_, kind)| kind == FileKind::Directory);
         let mut subdirs = known.values().filter(|record| is_dir(record)).count() as u32;
-        // Ours may go before it is flushed: then theirs is to be seen.
+        // A name of the mount may be removed before it is flushed. Then the pool's name that it hides must show.
         let mut hides = false;
         let mut adopted = 0;
         for entry in entries.take() {
@@ -295,14 +298,14 @@ impl Inner {
                 None => {
                     let now = txn.name(dir, &name)?;
                     if !now.is_empty() {
-                        // Found, made or removed while others had their turn.
+                        // Another request found, created or removed the name while the namespace lock was released.
                         let found = now.here_ino().is_some() && now.here_ino() == now.pool;
                         subdirs += u32::from(found && is_dir(&now));
                         hides |= !found;
                         continue;
                     }
                     if !watched.holds(&name) {
-                        // Taken away by us since.
+                        // An own flush changed the name in the pool since.
                         continue;
                     }
                     subdirs += u32::from(stat.kind == FileKind::Directory);
@@ -312,7 +315,7 @@ impl Inner {
                     }
                     adopted += 1;
                     if adopted % NAMES_AT_ONCE == 0 {
-                        // Whoever makes or removes a name waits for this one.
+                        // Requests that create or remove a name wait for this change.
                         txn.commit()?;
                         txn = Txn::begin(self);
                         if !watched.path_holds() {
@@ -324,7 +327,8 @@ impl Inner {
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
                 }
-                // Something of ours is under the name, or it was removed or moved here: the flush decides.
+                // The mount has another inode under the name, or the name was removed or moved in the mount: the flush
+                // decides.
                 Some(record) => hides |= record.pool.is_none(),
             }
         }
@@ -343,7 +347,7 @@ impl Inner {
                 }
             }
         }
-        // Of times in whole seconds the whole second is recent.
+        // If the pool's times are in whole seconds, the whole second counts as recent.
         let tick = Duration::from_nanos(self.pool.capabilities().time_granularity_ns.into());
         let recent = RACY + tick + began.elapsed();
         let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
@@ -353,10 +357,10 @@ impl Inner {
             txn.take_attrs(dir, stat)?;
         }
         let record = txn.record(dir)?;
-        // Some file systems count no directories and say 1.
+        // Some file systems do not count directories and report 1.
         record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
         if !touched && record.version.as_ref() != Some(&stat.version) {
-            // Others may have changed its ACL, too.
+            // Another client may have changed its ACL, too.
             record.xattrs = None;
         }
         if !touched {
@@ -365,7 +369,7 @@ impl Inner {
         let may_change_unseen = racy || hides || touched || !self.pool.capabilities().directory_versions;
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
-        // What it says of files that are known does not hold for them before they have it.
+        // The listing does not confirm known files before they have the listed state.
         state.listed_at = None;
         if !touched {
             state.validated = Some(Instant::now());
@@ -379,7 +383,7 @@ impl Inner {
         Ok(Some(changed))
     }
 
-    /// What a listing, asked for at that moment, says of files that are known. `false`: it is too old for some of them.
+    /// Applies to known files what a listing says of them. `false`: the listing is too old for some of them.
     async fn children_changed(&self, children: Vec<Child>, watched: &Watched<'_>) -> Result<bool> {
         let mut believed = true;
         for (ino, link, stat) in children {
@@ -391,13 +395,13 @@ impl Inner {
                 continue;
             }
             let Ok(node) = self.node(ino) else { continue };
-            // Where directories have no versions, one is always another.
+            // If directories have no versions, the version always differs.
             let tells = stat.kind != FileKind::Directory || self.pool.capabilities().directory_versions;
             if !tells && node.state.lock().record.kind == FileKind::Directory {
                 continue;
             }
             let asked = self.asked(&node.state.lock());
-            // Our own call is changing it, or has since the pool was asked: what that told is newer.
+            // An own call is changing it, or has changed it since the pool was asked: the answer to that call is newer.
             if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
                 continue;
             }
@@ -438,7 +442,7 @@ mod tests {
                 ctime: Time::default(),
                 version,
             };
-            // Names may be longer than what a piece keeps free.
+            // A name may be longer than the room that a piece keeps free.
             (vec![b'x'; if at.is_multiple_of(100) { 10_000 } else { 200 }], stat)
         };
         let mut entries = Entries::default();

@@ -1,9 +1,9 @@
-//! What our own calls make of a directory while the pool tells its names: of these names the answer is too old, and what
-//! the catalog has of them is newer. The rest of the answer holds.
+//! Tracks the daemon's own changes of a directory while the pool is asked for its names. For the names that these
+//! changes touched, the pool's answer is too old, and the catalog's state is newer. The rest of the answer holds.
 //!
-//! The version of a directory changes with our own calls as well as with those of other clients. So it is not believed
-//! while our own calls change the directory. When `metadata-ttl` is over then, the directory is listed again, or the
-//! pool is asked for the name.
+//! The version of a directory changes with the daemon's own calls as well as with those of other clients. So it does
+//! not count while own calls change the directory. If `metadata-ttl` expires then, the directory is listed again, or
+//! the pool is asked for the name.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,17 +37,17 @@ impl Watches {
         self.0.lock().iter().filter(|watch| watch.dir == dir).for_each(|watch| note(&mut watch.seen.lock()));
     }
 
-    /// It is known what the pool has under a name now.
+    /// Records that it is known what the pool has under a name now.
     pub fn name_changed(&self, dir: Ino, name: &[u8]) {
         self.each(dir, |seen| _ = seen.names.insert(name.into()));
     }
 
-    /// The directory has more than is known of it.
+    /// Records that the pool has more in the directory than the catalog knows.
     pub fn look_again(&self, dir: Ino) {
         self.each(dir, |seen| seen.look_again = true);
     }
 
-    /// A call that changed these inodes, and names of the directories among them, ended.
+    /// Records that a call ended that changed these inodes, and names of the directories among them.
     pub fn call_ended(&self, inos: &[Ino]) {
         for watch in self.0.lock().iter().filter(|watch| inos.contains(&watch.dir)) {
             watch.seen.lock().inos.extend(inos);
@@ -55,11 +55,11 @@ impl Watches {
     }
 }
 
-/// A question about names of a directory. Begun before the pool is asked.
+/// A question about names of a directory. Created before the pool is asked.
 pub(crate) struct Watched<'a> {
     inner: &'a Inner,
     watch: Arc<Watch>,
-    /// Moves of directories: begun and ended by then.
+    /// Moves of directories: how many had begun and ended when the question began.
     moves: (u64, u64),
 }
 
@@ -70,7 +70,7 @@ impl Inner {
         Watched { inner: self, watch, moves: self.dir_moves() }
     }
 
-    /// What ended is read first: what begins in between counts as under way.
+    /// Reads the ended moves first, so that a move that begins in between counts as under way.
     pub(super) fn dir_moves(&self) -> (u64, u64) {
         let moves = &self.flusher.dir_moves;
         let ended = moves.1.load(Ordering::SeqCst);
@@ -79,28 +79,29 @@ impl Inner {
 }
 
 impl Watched<'_> {
-    /// Whether the path that the pool was asked by led to the directory all the time.
+    /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
         self.moves.0 == self.moves.1 && self.moves == self.inner.dir_moves()
     }
 
-    /// Whether the answer tells how this name is now. Where something is under way there, the catalog has what was sent.
+    /// Returns whether the answer still holds for this name. If a change of the name is under way, the catalog has what
+    /// was sent.
     pub fn holds(&self, name: &[u8]) -> bool {
         self.path_holds() && !self.watch.seen.lock().names.contains(name)
     }
 
-    /// Whether a call that changed an inode ended meanwhile.
+    /// Returns whether a call that changed an inode ended meanwhile.
     pub fn has_changed(&self, ino: Ino) -> bool {
         self.watch.seen.lock().inos.contains(&ino)
     }
 
-    /// Whether anything of the directory changed meanwhile.
+    /// Returns whether anything of the directory changed meanwhile.
     pub fn is_touched(&self) -> bool {
         let seen = self.watch.seen.lock();
         seen.look_again || !seen.names.is_empty() || !seen.inos.is_empty()
     }
 
-    /// Whether the directory is to be looked at again, whatever this answer says.
+    /// Returns whether the directory must be listed again, whatever this answer says.
     pub fn looks_again(&self) -> bool {
         self.watch.seen.lock().look_again
     }
@@ -112,8 +113,8 @@ impl Drop for Watched<'_> {
     }
 }
 
-/// Brings a pool call that changes an inode's copy, or a directory's names, to everybody's notice while it
-/// runs.
+/// Counts a pool call that changes the pool's copy of an inode, or a directory's names, as under way until it is
+/// dropped.
 pub(crate) struct PoolChange<'a> {
     inner: &'a Inner,
     inos: Vec<Ino>,
@@ -125,13 +126,13 @@ impl<'a> PoolChange<'a> {
         Self::begin_any(inner, inos, false)
     }
 
-    /// `moves_dir`: the paths of whatever is below a directory change.
+    /// `moves_dir`: the paths of everything below a directory change.
     pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
         let mut change = Self { inner, inos: Vec::new(), moves_dir };
         if moves_dir {
             inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
         }
-        // Each counts as one call, however often it is named.
+        // An inode that is listed twice counts one call.
         for ino in inos.iter().copied().collect::<HashSet<_>>() {
             inner.node(ino)?.state.lock().pool_calls.0 += 1;
             change.inos.push(ino);

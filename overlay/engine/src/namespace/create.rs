@@ -11,7 +11,7 @@ use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
 use super::exists;
 use crate::acl::{self, Acl};
 
-/// What a new inode is.
+/// The properties of a new inode.
 pub(super) struct New<'a> {
     kind: FileKind,
     mode: u32,
@@ -22,7 +22,7 @@ pub(super) struct New<'a> {
 }
 
 impl New<'_> {
-    /// What overlayfs takes for a name that is not there, whatever lies below: a device 0:0.
+    /// A device 0:0. overlayfs takes it for a removed name, whatever the lower layers have there.
     pub fn whiteout(caller: Caller) -> Self {
         Self { kind: FileKind::CharDevice, mode: 0, umask: 0, rdev: 0, target: None, caller }
     }
@@ -74,7 +74,7 @@ impl Overlay {
         self.inner.counted_entry(ino)
     }
 
-    /// Makes a regular file and opens it.
+    /// Creates a regular file and opens it.
     pub async fn create(
         &self,
         parent: Ino,
@@ -196,7 +196,7 @@ impl Inner {
         Ok(ino)
     }
 
-    /// The default ACL that a directory gives to what is made in it.
+    /// Returns the default ACL that a directory gives to new entries.
     async fn default_acl(&self, parent: Ino) -> Result<Option<Box<[u8]>>> {
         if !self.pool.capabilities().xattrs {
             return Ok(None);
@@ -249,7 +249,7 @@ impl Inner {
             dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
             changed_since_removal: false,
             xattrs: Some(xattrs),
-            // What is not in the pool is made there with its attributes; nothing differs beyond the name.
+            // The flush creates an inode in the pool with its attributes, so only the name differs.
             dirty: DirtyAttrs::default(),
         })
     }

@@ -1,7 +1,7 @@
-//! How many directories lie above a name. Each call on a path takes time in proportion to that, so there is a bound.
+//! Limits how many directories lie above a name, since each call on a path takes time in proportion to their number.
 //!
-//! A rename costs the same however much is below what is moved, so what is below is not gone through while no name of the
-//! mount is so deep that it could pass the bound. The depth of the deepest name is kept for that.
+//! The cost of a rename does not depend on how much is below the moved directory. So the names below are not read as
+//! long as no name of the mount is deep enough to pass the limit. For this, the depth of the deepest name is kept.
 //!
 //! When a directory moves to a deeper place, at most `NAMES_LOOKED_AT` names below it are read. If it has more, the
 //! engine assumes that the deepest name of the mount is among them. If the assumption passes the bound, all names below
@@ -17,20 +17,20 @@ use super::super::{Inner, Ino};
 
 /// Directories above a name, at most: as many as one path of `PATH_MAX` bytes can name.
 const DEPTH_MAX: usize = 2048;
-/// Names of a tree that is moved to deeper places that are gone through each time.
+/// How many names below a directory are read each time that it moves to a deeper place.
 const NAMES_LOOKED_AT: usize = 1024;
-/// The depth that is kept may be more than it is by so much; then all directories are gone through once.
+/// How much assumptions may add to the kept depth. Then all directories are read once.
 const EXCESS_MAX: usize = DEPTH_MAX / 4;
-/// The catalog is told when the depth passes a multiple of this, and has the most that there may be before the next one.
+/// When the depth passes a multiple of this, the catalog gets the largest depth below the next multiple.
 const STEP: usize = 128;
-/// Of the catalog.
+/// The key in the catalog.
 const KEY: &str = "deepest";
 
-/// The depth of the deepest name of the mount: it may be less by now.
+/// The depth of the deepest name of the mount. The real depth may be less by now.
 #[derive(Debug)]
 pub(crate) struct Deepest {
     depth: AtomicUsize,
-    /// By so much it was raised without a look.
+    /// By how much the depth was raised by assumption.
     excess: AtomicUsize,
 }
 
@@ -43,13 +43,13 @@ impl Deepest {
 
 impl Inner {
     /// # Errors
-    /// `NameTooLong` where nothing may be made in a directory because of its depth.
+    /// `NameTooLong` if the directory is too deep for another name.
     pub(super) fn check_depth_in(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let depth = self.depth(parent) + 1;
         if depth > DEPTH_MAX { Err(too_deep(name)) } else { self.note_depth(depth) }
     }
 
-    /// There are names in a directory, whoever made them.
+    /// Notes the depth of the names in a directory, whether they are of the mount or of the pool.
     pub(crate) fn note_names_in(&self, dir: Ino) -> Result<()> {
         self.note_depth(self.depth(dir) + 1)
     }
@@ -65,10 +65,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Before a name moves: with what is known below it. The kernel moves one directory at a time to another one.
+    /// Checks the depth before a name moves, with the known names below it. The kernel moves one directory at a time to
+    /// another parent.
     ///
     /// # Errors
-    /// `NameTooLong` where something would get too deep by that.
+    /// `NameTooLong` if a name would get too deep.
     pub(super) fn check_depth_of_moved(&self, moved: Ino, from: Ino, to: Ino, name: &[u8]) -> Result<()> {
         if self.node(moved)?.state.lock().record.kind != FileKind::Directory {
             return Ok(());
@@ -86,7 +87,7 @@ impl Inner {
         if depth > DEPTH_MAX { Err(too_deep(name)) } else { self.note_depth(depth) }
     }
 
-    /// Whether nothing gets too deep, whatever is moved to places deeper by so much: counted as if the deepest name was.
+    /// Returns whether nothing gets too deep if anything moves deeper by so much: the deepest name is assumed to move.
     fn may_deepen(&self, by: usize) -> Result<bool> {
         let Deepest { depth, excess } = &self.deepest;
         if depth.load(Ordering::Relaxed) + by > DEPTH_MAX && excess.load(Ordering::Relaxed) >= EXCESS_MAX {
@@ -102,8 +103,8 @@ impl Inner {
         self.note_depth(deepened).map(|()| true)
     }
 
-    /// Levels of names below a directory, as far as they are known here. `None`: it has more than `most` names, or more
-    /// levels than there may be.
+    /// Returns the known levels of names below a directory. `None`: it has more than `most` names, or more levels than
+    /// allowed.
     fn levels_below(&self, dir: Ino, most: usize) -> Result<Option<usize>> {
         let (mut level, mut levels, mut left) = (vec![dir], 0, most);
         while !level.is_empty() {

@@ -1,4 +1,4 @@
-//! Directories, listed.
+//! Listings of directories.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,23 +13,22 @@ use super::super::{Dirent, Inner, Ino, Overlay};
 /// Directories of one tree that are listed at the same time.
 const LISTED_AT_ONCE: usize = 8;
 
-/// The bytes of each file that came along with a listing.
+/// The bytes of each file whose content came with a listing.
 #[derive(Debug, Default)]
 pub struct Arrivals(pub Mutex<HashMap<Ino, u64>>);
 
-/// What the pool is asked for, of what nobody asked for yet.
+/// What is requested from the pool if the catalog does not have it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ask<'a> {
     Nothing,
-    /// Names, as fresh as that.
+    /// Names, as fresh as `Age` requires.
     Names(Age),
-    /// Small files too, where they come along.
+    /// Small files, too, if the pool sends them with a listing.
     Contents(Age, &'a Arrivals),
 }
 
 impl Overlay {
-    /// Makes sure that all names of a directory are known. `true`: what the kernel has cached of the listing
-    /// still holds.
+    /// Makes sure that all names of a directory are known. `true`: the kernel's cached listing still holds.
     pub async fn open_dir(&self, ino: Ino) -> Result<bool> {
         self.inner.ensure_listed(ino).await?;
         let node = self.inner.node(ino)?;
@@ -39,7 +38,7 @@ impl Overlay {
 }
 
 impl Inner {
-    /// The entries of a directory that the catalog has, sorted by name.
+    /// Returns the entries of a directory that the catalog has, sorted by name.
     pub fn entries(&self, dir: Ino) -> Result<Vec<Dirent>> {
         let mut entries = Vec::new();
         self.catalog.names(dir, |name, record| {
@@ -60,8 +59,8 @@ impl Inner {
         Ok(empty)
     }
 
-    /// Every inode below a directory, and itself; directories come before what is in them. What the pool has
-    /// and nobody asked for yet is asked for first.
+    /// Returns every inode below a directory, and the directory itself; directories come before their entries. As `ask`
+    /// says, unknown names are requested from the pool first.
     pub async fn tree(self: &Arc<Self>, root: Ino, ask: Ask<'_>) -> Result<Vec<(Ino, FileKind)>> {
         let kind = self.node(root)?.state.lock().record.kind;
         let mut found = vec![(root, kind)];
@@ -82,7 +81,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// Lists a directory that was not; `None` where it is gone.
+    /// Lists a directory as `ask` says; `None` if it is gone.
     async fn listed_if_there(self: &Arc<Self>, ino: Ino, ask: Ask<'_>) -> Result<Option<Ino>> {
         let listed = match ask {
             Ask::Nothing => Ok(()),

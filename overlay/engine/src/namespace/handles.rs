@@ -1,5 +1,5 @@
-//! File handles: what the kernel asks where it has nothing but an inode number, as for `open_by_handle_at` and for servers
-//! that export the mount. The catalog knows all numbers that were ever given, after a restart, too.
+//! File handles: requests in which the kernel has only an inode number, as for `open_by_handle_at` and for servers that
+//! export the mount. The catalog knows all numbers that were ever given, after a restart, too.
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
@@ -7,15 +7,16 @@ use super::super::coherence::Age;
 use super::super::{Ino, Lookup, Overlay};
 
 impl Overlay {
-    /// The generation that goes with an inode number: together they are given once, whatever becomes of the catalog.
+    /// Returns the generation of an inode number. A number and its generation are given once, even if the catalog is
+    /// lost.
     pub fn generation(&self, ino: Ino) -> u64 {
         if ino == Ino::ROOT { 0 } else { u64::from(self.inner.catalog.generation()) }
     }
 
-    /// The inode of a number; counts one lookup.
+    /// Returns the inode of a number; counts one lookup.
     ///
     /// # Errors
-    /// `Stale` where no name leads to it.
+    /// `Stale` if no name leads to it.
     pub async fn itself(&self, ino: Ino) -> Result<Lookup> {
         let inner = &self.inner;
         let gone = || Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone"));
@@ -30,10 +31,10 @@ impl Overlay {
         inner.counted_entry(ino).map(Lookup::Found)
     }
 
-    /// The directory that a directory is in; counts one lookup.
+    /// Returns the directory that a directory is in; counts one lookup.
     ///
     /// # Errors
-    /// As [`Self::itself`]; `NotDirectory` for anything else, which may be in several.
+    /// As [`Self::itself`]; `NotDirectory` for other inodes, which may be in several directories.
     pub async fn parent(&self, dir: Ino) -> Result<Lookup> {
         let parent = {
             let node = self.inner.node(dir)?;

@@ -2,7 +2,7 @@
 //!
 //! A program reads a directory in parts, and the directory changes in between. The next part may come from another
 //! snapshot, from the kernel's cache that another reader filled, or from a daemon that was started since. So the cookie
-//! of an entry is made of its name alone: what is there all the time keeps its place, whatever comes and goes around it.
+//! of an entry depends on its name alone: an entry that stays keeps its place, whatever is added or removed around it.
 //! The hash is keyed by a secret of the catalog, so that no user can choose names that share a place with another's.
 
 use std::hash::Hasher;
@@ -16,19 +16,19 @@ use super::super::{DirSnapshot, Dirent, Entry, Inner, Ino, Overlay};
 
 /// Cookies are positive as `off_t`, with room to spare.
 const COOKIE_BITS: u32 = 62;
-/// The lowest bits of a cookie tell entries of one hash apart.
+/// The lowest bits of a cookie distinguish entries with the same hash.
 const SAME_HASH_BITS: u32 = 6;
 const SAME_HASH_MASK: u64 = (1 << SAME_HASH_BITS) - 1;
 
-/// Where the secret is in the catalog.
+/// The key of the secret in the catalog.
 const KEY_META: &str = "cookie_key";
 
-/// The hash of names that gives them their places.
+/// The hash that gives names their places.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NameHash(u64, u64);
 
 impl NameHash {
-    /// That of a catalog, which keeps it for good.
+    /// Returns the hash of a catalog, which keeps its key for good.
     pub fn of(catalog: &Catalog) -> Result<Self> {
         if let Some((a, b)) = catalog.meta(KEY_META)? {
             return Ok(Self(a, b));
@@ -38,7 +38,7 @@ impl NameHash {
         Ok(Self(key.0, key.1))
     }
 
-    /// The first cookie that a name of this hash may have. Above those of `.` and `..`.
+    /// Returns the first cookie that a name of this hash may have. It is above those of `.` and `..`.
     fn place(self, name: &[u8]) -> u64 {
         #[allow(
             deprecated,
@@ -51,7 +51,7 @@ impl NameHash {
     }
 }
 
-/// Tells states of directories' names apart, over all directories.
+/// Distinguishes the states of names, over all directories.
 static NEXT_STATE: AtomicU64 = AtomicU64::new(1);
 
 /// The state of the names of one directory: another number after each change.
@@ -69,7 +69,7 @@ impl NamesState {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// The names changed: snapshots that were begun before are old.
+    /// Records that the names changed: snapshots that were begun before are old.
     pub fn changed(&self) {
         self.0.store(NEXT_STATE.fetch_add(1, Ordering::Relaxed), Ordering::SeqCst);
     }
@@ -95,7 +95,7 @@ struct Slot {
     kind: FileKind,
 }
 
-/// One of its entries.
+/// One entry of a [`DirOrder`].
 #[derive(Debug, Clone, Copy)]
 pub struct Placed<'a> {
     pub cookie: u64,
@@ -105,17 +105,17 @@ pub struct Placed<'a> {
 }
 
 impl DirOrder {
-    /// The number of the state that it shows.
+    /// Returns the number of the state that it shows.
     pub fn state(&self) -> u64 {
         self.state
     }
 
-    /// What it occupies in memory.
+    /// Returns its size in memory.
     pub fn bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>() + self.names.capacity() + size_of::<Self>()
     }
 
-    /// The entries after a cookie, which may be of a name that is not there any more.
+    /// Returns the entries after a cookie, whose own name may be gone.
     pub fn after(&self, cookie: u64) -> impl Iterator<Item = Placed<'_>> {
         let first = self.slots.partition_point(|slot| slot.cookie <= cookie);
         self.slots.iter().skip(first).map(|slot| Placed {
@@ -140,7 +140,7 @@ impl DirOrder {
         Ok(())
     }
 
-    /// Gives all entries their order. Those of one hash follow each other by name.
+    /// Sorts all entries. Entries with the same hash follow each other by name.
     fn sort(&mut self) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_unstable_by(|a, b| (a.cookie, self.name(a)).cmp(&(b.cookie, self.name(b))));
@@ -157,7 +157,7 @@ impl DirOrder {
 }
 
 impl Overlay {
-    /// The entries of a directory as they are now: those that `known` has of this state, or else collected anew.
+    /// Returns the present entries of a directory: from `known` if it has this state, or else collected anew.
     pub async fn dir_order(&self, dir: Ino, known: impl FnOnce(u64) -> Option<Arc<DirOrder>>) -> Result<Arc<DirOrder>> {
         self.inner.ensure_listed(dir).await?;
         let node = self.inner.node(dir)?;
@@ -168,7 +168,7 @@ impl Overlay {
         }
     }
 
-    /// The entries of a directory as they are now, sorted by name.
+    /// Returns the present entries of a directory, sorted by name.
     pub async fn read_dir(&self, dir: Ino) -> Result<DirSnapshot> {
         let order = self.dir_order(dir, |_| None).await?;
         let dirents =
@@ -178,7 +178,7 @@ impl Overlay {
         Ok(DirSnapshot { parent: order.parent, entries: Arc::new(entries) })
     }
 
-    /// What an entry of a snapshot stands for now, counted as a lookup; `None` where its name is gone.
+    /// Returns what an entry of a snapshot stands for now, counted as a lookup; `None` if its name is gone.
     pub async fn placed_entry(&self, order: &DirOrder, placed: Placed<'_>) -> Result<Option<Entry>> {
         let inner = &self.inner;
         let same = |state: u64| inner.table.peek(order.dir).is_some_and(|node| node.names_state.get() == state);
@@ -188,7 +188,7 @@ impl Overlay {
         };
         while let Some(now) = ino {
             match inner.counted_entry(now) {
-                // Removed or replaced just then.
+                // Removed or replaced meanwhile.
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {
                     ino = inner.catalog.name(order.dir, placed.name)?.here_ino().filter(|other| *other != now);
                 }
@@ -238,7 +238,7 @@ mod tests {
             assert_eq!(placed.cookie, cookie_of(placed.name));
             assert!(placed.cookie > 2 && i64::try_from(placed.cookie).is_ok());
         }
-        // From a name that is gone by now on, the rest is the same.
+        // After a name that is gone by now, the rest is the same.
         let gone = all.after(0).nth(500).unwrap().cookie;
         let rest: Vec<_> = some.after(gone).map(|placed| placed.name.to_vec()).collect();
         let right = all.after(gone).filter(|p| some.after(0).any(|s| s.name == p.name)).map(|p| p.name.to_vec());

@@ -1,4 +1,4 @@
-//! Names that go.
+//! Removal of names.
 //!
 //! If the kernel still knows an inode that lost its last name, the inode and its content stay until the kernel forgets
 //! it: an open by the old name may be on its way.
@@ -10,7 +10,7 @@ use super::super::{Inner, Ino, Overlay, Txn};
 use super::not_found;
 
 impl Overlay {
-    /// Removes a name of anything but a directory. Who has it open keeps it.
+    /// Removes a name of anything but a directory. Programs that have the inode open keep it.
     pub async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let inner = &self.inner;
         inner.check_writable()?;
@@ -45,7 +45,7 @@ impl Overlay {
 }
 
 impl Inner {
-    /// A directory that is about to be removed or replaced: its names must be known to know that it is empty.
+    /// Checks that a directory may be removed or replaced. Its names are listed first, to know that it is empty.
     pub(super) async fn check_dir_can_go(&self, ino: Ino) -> Result<()> {
         self.ensure_listed(ino).await?;
         if !self.is_empty_dir(ino)? {
@@ -54,7 +54,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes a name from what it stands for now.
+    /// Removes a name from the inode that it stands for now.
     pub(super) fn take_name(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
         txn.live_dir(parent)?;
         let was = txn.name(parent, name)?;

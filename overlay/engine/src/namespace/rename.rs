@@ -1,4 +1,4 @@
-//! Names that move.
+//! Moves of names.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::create::New;
 use super::remove::not_empty;
 use super::{exists, not_found};
 
-/// A name and what it stands for.
+/// A name in a directory.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     parent: Ino,
@@ -34,7 +34,7 @@ impl Overlay {
     /// Moves a name, and leaves a whiteout in its place, in one step.
     ///
     /// # Errors
-    /// `InvalidInput` where the pool cannot hold one; that is how a file system says that it has none.
+    /// `InvalidInput` if the pool cannot hold a whiteout: file systems report this error if they have no whiteouts.
     pub async fn rename_leaving_whiteout(
         &self,
         parent: Ino,
@@ -103,7 +103,7 @@ impl Inner {
             txn.show(parent, name, Some((ino, FileKind::CharDevice)))?;
         }
         if target.is_some() && txn.record(moved)?.file.is_dirty() {
-            // As ext4 does for programs that replace a file without a sync.
+            // ext4 does the same for programs that replace a file without a sync.
             let content = inner.content(moved, txn.state(moved)?)?;
             inner.catalog.sync_first(content);
         }
@@ -124,7 +124,7 @@ impl Inner {
     }
 }
 
-/// Whether the target of an exchange is a directory above its partner.
+/// Returns whether the target of an exchange is a directory above its partner.
 fn is_around(inner: &Inner, parent: Ino, target: Option<Ino>) -> bool {
     target.is_some_and(|t| inner.is_below(parent, t))
 }
