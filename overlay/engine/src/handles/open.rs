@@ -348,7 +348,7 @@ impl Inner {
     }
 
     /// Called after the last writer closed: counts the space, and finds out whether anything was written. A file that
-    /// is still mapped goes on being counted as written.
+    /// is still mapped continues to count as written.
     fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         self.take_set_id(node)?;
         let unchanged = {

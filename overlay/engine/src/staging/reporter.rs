@@ -83,7 +83,7 @@ impl Reporter {
         }));
     }
 
-    /// Ends an operation that failed, with its error.
+    /// Ends the stream of an operation that failed, with its error.
     pub fn finish(&self, result: Result<()>) {
         if let Err(error) = result {
             self.failed.fetch_add(1, Ordering::Relaxed);

@@ -145,7 +145,7 @@ impl Inner {
 
     /// Called before a name in the pool is removed or replaced. If it is the last name of a file that a program has
     /// open, what only the pool has is fetched. If the object has other names that were never looked up
-    /// (`unseen_links`), what a program still writes must reach the pool by this name.
+    /// (`unseen_links`), what a program still writes must first reach the pool by this name.
     pub(super) async fn ready_to_go(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let (missing, written) = {

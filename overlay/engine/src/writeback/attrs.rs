@@ -141,9 +141,8 @@ impl Inner {
         }
     }
 
-    /// Drops the name by which the pool was asked for an inode and under which the pool does not have it: another
-    /// client removed the name, or a removal of ours was not answered. Returns whether the inode has another name in
-    /// the pool.
+    /// Called if the pool does not have an inode under the name of the last request: another client removed the name,
+    /// or a removal of ours was not answered. Drops the name. Returns whether the inode has another name in the pool.
     fn has_other_name(&self, ino: Ino) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
@@ -334,7 +333,7 @@ impl Inner {
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let names_flushed = self.node(ino)?.state.lock().names_flushed;
         let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
-        // Of the rights that were sent, what was sent; of the other ones, what the pool has.
+        // Takes rights that were sent from the record, and the other ones from the pool.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
         let rights = |stat: &Stat| {
             let mode = if changes.mode.is_some() { record.mode } else { stat.mode };

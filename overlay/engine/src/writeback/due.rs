@@ -69,7 +69,7 @@ impl Inner {
         }
         let may_be_written = state.writers > 0 || state.written_past.is_some();
         if !may_be_written {
-            // `None`: it was not open since the daemon started, so it is idle.
+            // `None`: no writer closed it since it came into memory, so it counts as idle.
             let left = state.quiet_since.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
             return Ok(if pressed || left.is_zero() { Due::Now } else { Due::In(Lane::Fresh, left) });
         }

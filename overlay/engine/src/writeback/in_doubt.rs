@@ -137,8 +137,8 @@ impl Inner {
             let pool = txn.name(parent, name)?.pool;
             txn.pool_has(parent, name, pool)?;
             if let Some((ino, stat)) = half {
-                // What this daemon left there half written is not another client's change: the next upload overwrites
-                // it.
+                // A file that this daemon left half written is not a change of another client: the next upload
+                // overwrites it.
                 txn.record(ino)?.version = Some(stat.version.clone());
             }
             // If another client removed the object meanwhile, this name was the last one where it could be.

@@ -255,7 +255,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// Flushes what was written to a file before the last name that is known of it goes.
+    /// Flushes what was written to a file, before the last known name of the file goes.
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
         // Content, then attributes that were set separately.

@@ -241,8 +241,8 @@ impl Rounds {
         }
     }
 
-    /// Goes through some of the manual entries, if names moved or the policy may have changed at the start. Returns
-    /// whether there are more.
+    /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
+    /// moved. Returns whether there are more.
     async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[Slot]) -> Result<bool> {
         let Some(looked) = &mut self.manual else { return Ok(false) };
         if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
