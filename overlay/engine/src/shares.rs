@@ -1,8 +1,8 @@
 //! Bounds what each user of a mount takes from the other users: dirty bytes, open files and waiting requests.
 //!
 //! A user may take a share of what the other users left. So a single user gets that share of everything, and however
-//! many users take as much as they may, something is left for one more. Root and the user who mounted are trusted, so
-//! they have no bound. Of their use, only open files are counted.
+//! many users take as much as they may, something is left for one more. Root and the user who mounted are trusted and
+//! have no share. Of their use, only open files are counted.
 //!
 //! Dirty bytes are charged to the owner of the file, as quotas are; open files and requests to the user that makes the
 //! request.
@@ -286,7 +286,7 @@ impl Shares {
         WaitingRequest { shares: self.clone(), user, counted }
     }
 
-    /// The same, after it waited for earlier requests of the user.
+    /// The same, after a wait for earlier requests of the user.
     pub async fn request_in_turn(self: Arc<Self>, user: u32) -> WaitingRequest {
         loop {
             let turn = self.ledger.lock().user(user).turn.clone();

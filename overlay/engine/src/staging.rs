@@ -227,7 +227,7 @@ impl Overlay {
 
     /// Fetches the version that the pool has since `begun`. Returns the bytes that were not resident before.
     async fn stage_file(&self, ino: Ino, terms: &Terms<'_>) -> Result<u64> {
-        // Many files in a row may need no answer of the pool, and would not yield.
+        // Many files in a row may need no answer of the pool: without this, the task would not yield.
         consume_budget().await;
         let inner = &self.inner;
         let node = inner.node(ino)?;

@@ -2,7 +2,7 @@
 //!
 //! A fetch ahead begins a request only while no reader waits for one. If the many readers of a job leave no such
 //! moment, fetching ahead would never help the job. So a few requests begin after a short while anyway: fewer than a
-//! reader has.
+//! reader may have in flight.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -13,7 +13,7 @@ impl Overlay {
         self.inner.inherited.lock().extend(inos);
     }
 
-    /// Ends this for a file: all of its opens were tried again.
+    /// Ends the declaration of a file, after all of its opens were tried again.
     pub fn inherited(&self, ino: Ino) {
         self.inner.inherited.lock().remove(&ino);
     }

@@ -17,7 +17,7 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 const STALLED_MAX: Duration = Duration::from_secs(30);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How old the answer may be whether the flush can make room: many writers may need it.
+/// How long the answer whether the flush can make room is used again: many writers may need it.
 const KNOWN_FOR: Duration = Duration::from_millis(500);
 
 /// The writers that wait for room.

@@ -31,7 +31,7 @@ const ROUND_AGAIN: usize = 512;
 const STEPS_LEAST: usize = 2;
 /// The interval of looks at the queue while entries are due.
 const FLUSH_EVERY: Duration = Duration::from_millis(250);
-/// The interval of looks at the queue while no entry is due yet: the fast pool may be full before.
+/// The interval of looks at the queue while no entry is due yet: the fast pool may be full before the first one is.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A flush that failed is tried again after this long, twice as long each time.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ const STUCK_TOLD_EVERY: Duration = Duration::from_secs(60);
 const CURSORS: usize = 4096;
 /// A position is not remembered longer than this.
 const CURSORS_EVERY: Duration = Duration::from_secs(20);
-/// Closed files whose next look is to come earlier, at most. Further ones wait for their look.
+/// Closed files that are looked at earlier than planned, at most. Any further file is looked at when its time comes.
 const HASTENED: usize = 64 << 10;
 
 /// What other parts of the engine tell the queue.

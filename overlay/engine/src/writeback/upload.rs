@@ -112,7 +112,7 @@ impl Inner {
                     }));
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
-                // Each attribute is refused only once.
+                // Each attribute is refused only once, so the attempts end.
                 Err(e) if self.flusher.refused.note(ino, &e) => {
                     tracing::warn!(%path, error = %e, "the content goes to the pool without an attribute");
                     attempts = 0..ATTEMPTS;
@@ -196,7 +196,8 @@ impl Inner {
                     if Stamp::of(&content.file)? != stamp {
                         return Err(written_meanwhile());
                     }
-                    // All bytes were read: if no failed write-back is reported by now, none came before the reads.
+                    // All bytes were read. If no failed write-back is reported by now, no byte was lost before it was
+                    // read.
                     blocking(move || inner.catalog.check_written_back(&content)).await?;
                     return Ok(None);
                 };
