@@ -1,5 +1,5 @@
-//! Bytes of the pool, brought into content files: each chunk once however many ask, within one budget of
-//! memory and one of space.
+//! Fetches bytes of the pool into content files: each chunk once for all of its readers (single flight), within one
+//! budget of memory and one of space.
 
 mod bandwidth_estimator;
 mod demand_priority;
@@ -27,30 +27,30 @@ pub(crate) use bandwidth_estimator::Pace;
 pub(crate) use demand_priority::DemandPriority;
 use request::{Chunk, Request};
 
-/// Requests that one reader or stager may have under way.
+/// Requests that one reader or stager may have in flight.
 const REQUESTS_AT_ONCE: usize = 16;
-/// The same where a file is striped over more targets than that.
+/// The same for a file that is striped over more targets than that.
 const MOST_AT_ONCE: usize = 32;
 /// The longest request to a striped file.
 const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
 
 impl Inner {
-    /// Makes a range of a file valid in its content file, for a reader who waits for it.
+    /// Makes a range of a file valid in its content file, for a reader that waits for it.
     ///
     /// # Errors
-    /// `NoSpace` where the fast pool cannot take it, `Stale` where the pool's copy is gone or another version by now,
-    /// and whatever else the pool says.
+    /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
+    /// all other errors of the pool.
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let _reading = self.turns.read();
         self.fetch_now(node, range).await
     }
 
-    /// The same before anybody asks: readers go first, between any two requests.
+    /// The same before a reader requests it: readers go first, between any two requests.
     pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         self.fetch_paced(node, range, None).await
     }
 
-    /// The same no faster than `rate`.
+    /// The same, no faster than `rate`.
     pub async fn fetch_paced(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>, rate: Option<&Rate>) -> Result<()> {
         let stripe = self.stripe_of(node).await;
         let mut at = range.start;
@@ -84,7 +84,8 @@ impl Inner {
         }
     }
 
-    /// The same for who has the flush lock, so that nothing of ours changes the pool's copy meanwhile.
+    /// The same for a caller that holds the flush lock, so that no call of this daemon changes the pool's copy
+    /// meanwhile.
     pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let stripe = self.stripe_of(node).await;
         let at_once = requests_at_once(stripe);
@@ -113,13 +114,14 @@ impl Inner {
         self.layout_of(node).await?.stripe
     }
 
-    /// Where a request ends that begins at `at`, in a file that is as long as need be.
+    /// Returns where a request that begins at `at` ends, if the file is long enough.
     fn request_end(&self, stripe: Option<Stripe>, at: u64) -> u64 {
         let bytes = stripe.map_or_else(|| self.request_bytes(), in_stripe);
         (at / bytes + 1).saturating_mul(bytes)
     }
 
-    /// Makes a file whole of bytes that came without being asked for, where it has none yet. Whether they were of use.
+    /// Makes a file whole from bytes that came with a listing, if it has no content yet. Returns whether it is whole
+    /// now.
     pub async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
         let path = self.pool_path(node.ino)?;
         {
@@ -131,10 +133,10 @@ impl Inner {
         }
         let (_, requests) = self.plan(node, 0..content.len() as u64, &path)?;
         for request in requests {
-            // Of another version since that look, or some of it under way: as if nothing had come.
+            // If the version changed since that check, or some chunks are already in flight, the bytes are not used.
             let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
             let (inner, node) = (self.clone(), node.clone());
-            // Others may wait for it by now: it goes on to its end whatever becomes of who began it.
+            // Readers may wait for these chunks by now, so the task goes on even if the caller is dropped.
             let answered = tokio::spawn(async move {
                 match came {
                     Some(content) => inner.answer_with(&node, request, content).await,
@@ -146,14 +148,14 @@ impl Inner {
         Ok(node.state.lock().record.file.is_whole())
     }
 
-    /// Bytes that one request asks for: whole chunks.
+    /// Returns the length of one request: whole chunks.
     pub fn request_bytes(&self) -> u64 {
         if self.pool.capabilities().streams { self.pace.request_bytes() } else { CHUNK_BYTES }
     }
 
-    /// Asks for the chunks of a range that are neither here nor under way. What is waited for then.
+    /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
     fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
-        // Asked for before the inode is locked: paths lock inodes too.
+        // Before the inode is locked, because this locks inodes, too.
         let path = match self.pool_path(node.ino) {
             Ok(path) => path,
             Err(_) if node.state.lock().record.file.is_whole() => return Ok(Vec::new()),
@@ -167,7 +169,7 @@ impl Inner {
         Ok(flights)
     }
 
-    /// Which chunks are missing: those under way already, and those to ask for.
+    /// Returns the flights of all missing chunks of a range, and the requests for those that were not in flight yet.
     fn plan(&self, node: &Node, range: Range<u64>, path: &PoolPath) -> Result<(Vec<Flight>, Vec<Request>)> {
         let mut state = node.state.lock();
         let (mut flights, mut fresh) = (Vec::new(), Vec::new());
@@ -202,7 +204,8 @@ impl Inner {
         Ok((flights, Request::of(path, &version, fresh)))
     }
 
-    /// The content file that a version is fetched into; `None` where the inode is at another version by now.
+    /// Returns the content file into which a version is fetched; `None` if the inode has another version by now, or is
+    /// whole.
     fn content_for_fetch(&self, node: &Arc<Node>, version: &Version) -> Result<Option<(Arc<Content>, ContentId)>> {
         {
             let mut state = node.state.lock();
@@ -242,7 +245,7 @@ impl Inner {
         Ok(Some((content, id)))
     }
 
-    /// A chunk of a version is in the content file: the record says so from now on.
+    /// Records that a chunk of a version is in the content file.
     fn landed(
         &self,
         node: &Arc<Node>,
@@ -254,7 +257,7 @@ impl Inner {
     ) -> Result<()> {
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
-        // Under the lock: of two chunks the one that is counted last has seen the other.
+        // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
         let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
         if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
@@ -284,7 +287,7 @@ impl Inner {
         Ok(())
     }
 
-    /// An empty file needs no bytes to be whole.
+    /// Completes an empty file: it needs no bytes.
     pub fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
         let version = node.state.lock().record.version.clone();
         let Some(version) = version else { return Ok(()) };
@@ -302,7 +305,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads a range of the pool's copy without keeping it: where the fast pool has no room.
+    /// Reads a range of the pool's copy without keeping it, because the fast pool has no room.
     pub async fn read_uncached(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
         let mut left = OWN_CHANGES;
         loop {
@@ -317,8 +320,9 @@ impl Inner {
         }
     }
 
-    /// Bytes that were never fetched went with the pool's copy. Not "no such file" to who has it open, or to who opens
-    /// it by a name that may be another file's by now: that is asked for anew.
+    /// Turns `NotFound` of the pool into `Stale`: bytes that were never fetched are gone with the pool's copy. A
+    /// program that has the file open must not get "no such file". Nor must one that opens it by a name that may refer
+    /// to another file by now: with `Stale`, the name is looked up again.
     fn no_longer_there(&self, node: &Node, error: Error) -> Error {
         if error.side() != Side::Pool || !error.is(ErrorKind::NotFound) {
             return error;
@@ -335,7 +339,7 @@ impl Inner {
         self.ask(self.pool.read(&path, &version, range)).await.map_err(|e| e.context(path))
     }
 
-    /// What is valid of a content file, read from the catalog when it is first needed.
+    /// Returns which ranges of a content file are valid; read from the catalog when first needed.
     pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
         if state.residency.is_none() {
             let id = state.record.file.content();
@@ -349,12 +353,12 @@ impl Inner {
         })
     }
 
-    /// The bytes that an inode's content is counted with in the budget: given back when it goes.
+    /// Returns the bytes that the budget counts for an inode's content. They are given back when the content goes.
     pub fn counted_bytes(&self, state: &mut NodeState) -> u64 {
         self.residency(state).map_or(0, |r| r.bytes)
     }
 
-    /// Counts an inode's content with what it occupies by now.
+    /// Counts the bytes that an inode's content occupies now.
     pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
         let residency = self.residency(state)?;
         let before = std::mem::replace(&mut residency.bytes, occupied);
@@ -366,7 +370,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Puts the count into the catalog, before the inode may leave the memory.
+    /// Saves the count in the catalog, before the inode may leave memory.
     pub fn save_count(&self, state: &mut NodeState) -> Result<()> {
         let (true, Some(id)) = (state.count_unsaved, state.record.file.content()) else { return Ok(()) };
         let mut batch = self.catalog.batch();
@@ -376,7 +380,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The content file of an inode, opened if it is not open yet.
+    /// Returns the content file of an inode, and opens it if needed.
     pub fn content(&self, ino: Ino, state: &mut NodeState) -> Result<Arc<Content>> {
         if let Some(content) = &state.content {
             return Ok(content.clone());
@@ -395,13 +399,13 @@ impl Inner {
     }
 }
 
-/// Requests for one file that are under way at the same time: to as many targets as have a part of it.
+/// Returns how many requests for one file may be in flight: as many as targets have a part of it, within bounds.
 fn requests_at_once(stripe: Option<Stripe>) -> usize {
     stripe.map_or(REQUESTS_AT_ONCE, |s| (s.targets as usize).clamp(REQUESTS_AT_ONCE, MOST_AT_ONCE))
 }
 
-/// Bytes of one request to a striped file: whole chunks of ours in whole chunks of the pool, so that each asks as few
-/// targets as can be.
+/// Returns the length of one request to a striped file: whole chunks of ours in whole chunks of the pool, so that each
+/// request reads from as few targets as possible.
 fn in_stripe(stripe: Stripe) -> u64 {
     stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
 }
@@ -410,7 +414,7 @@ fn io_failed(error: std::io::Error) -> Error {
     Error::io(error, Side::Cache, "content file")
 }
 
-/// Not "no such file" to programs: the name is there.
+/// Not "no such file", because the name exists.
 fn gone(ino: Ino, id: ContentId) -> Error {
     let what = format!(
         "content file {:x} of inode {ino} is missing, and the pool does not have its bytes: remove the file or write \

@@ -1,4 +1,4 @@
-//! Open files: what an open is given, and reads and writes that go through the daemon.
+//! Open files: opens, and the reads and writes that go through the daemon.
 
 mod inherited;
 mod modify;
@@ -20,12 +20,12 @@ use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::node::{Node, Readahead};
 use crate::shares::Promise;
 
-/// Requests to the pool that a sequential reader is ahead at most.
+/// The longest readahead window of a sequential reader, in requests to the pool.
 const READAHEAD_REQUESTS: u64 = 8;
-/// Two reads are of a sequential reader where the second begins no further than this from where the first ended.
+/// A read is sequential if its offset is no further than this from the end of the reads before it.
 const READAHEAD_GAP_BYTES: u64 = 2 << 20;
 
-/// Tells the log what went wrong with a file that is still there. What lost its last name meanwhile has nothing to settle.
+/// Logs an error of a file, unless the file is deleted or has lost its last name: then nothing is left to settle.
 fn tell_unless_gone(node: &Node, error: &Error, when: &str) {
     let state = node.state.lock();
     if !state.deleted && !state.is_unlinked(node.ino) {
@@ -105,7 +105,7 @@ impl Overlay {
         Ok(if done < data.len() { done as u32 } else { len })
     }
 
-    /// What `close` waits for: the flush, where the policy says so.
+    /// Flushes a file that was open for writing, if its policy says `on-close`: `close` waits for the flush.
     pub async fn close(&self, ino: Ino, writable: bool) -> Result<()> {
         if !writable {
             return Ok(());
@@ -118,10 +118,10 @@ impl Overlay {
         Ok(())
     }
 
-    /// Content and names survive a power cut when this returns.
+    /// Makes content and names durable: both survive a power cut when this returns.
     ///
     /// # Errors
-    /// `EIO` where something of the content was lost on its way to the device, now or before.
+    /// `EIO` if part of the content was lost on its way to the device, now or earlier.
     pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.inner.node(ino)?;
         let content = {
@@ -135,7 +135,7 @@ impl Overlay {
         let _turn = self.inner.syncs.acquire().await;
         blocking(move || {
             let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
-            // That something was lost is to be known after a power cut, too.
+            // The catalog is synced even if content was lost: the record of the loss must survive a power cut, too.
             inner.catalog.sync().and(kept)
         })
         .await
@@ -147,7 +147,7 @@ impl Overlay {
         blocking(move || inner.catalog.sync()).await
     }
 
-    /// `fallocate(2)`: all modes that the fast pool's file system has.
+    /// `fallocate(2)`: all modes that the fast pool's file system supports.
     pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
         let inner = self.inner.clone();
         let node = inner.node(ino)?;
@@ -168,8 +168,8 @@ impl Overlay {
         inner.account(&node, &content)
     }
 
-    /// `SEEK_DATA` and `SEEK_HOLE`. A file that has holes in the pool is brought in to find them. What is not here else
-    /// counts as data.
+    /// `SEEK_DATA` and `SEEK_HOLE`. If the pool's copy has holes, the whole file is fetched to find them. A file that
+    /// is not resident counts as data.
     pub async fn seek(&self, ino: Ino, offset: u64, whence: Seek) -> Result<u64> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -180,7 +180,7 @@ impl Overlay {
             (asked && record.clean_bytes() < record.size).then_some(record.size)
         };
         if let Some(size) = sparse {
-            // Where that fails all of it counts as data, which is never wrong.
+            // If the fetch fails, the whole file counts as data, which is never wrong.
             let _ = inner.fetch(&node, 0..size).await;
         }
         let (content, size) = {
@@ -205,7 +205,7 @@ impl Overlay {
         rustix::fs::seek(&*content.file, to).map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
     }
 
-    /// `copy_file_range(2)`, by reference where the fast pool's file system can.
+    /// `copy_file_range(2)`: by reference if the fast pool's file system can do that.
     pub async fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
         let inner = self.inner.clone();
         let (source, target) = (inner.node(from)?, inner.node(to)?);
@@ -235,7 +235,7 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Reads from a content file: at once where the page cache has it, else by the content I/O.
+    /// Reads from a content file: immediately if the page cache has the data, else through the content I/O.
     async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
         match content_io::read_now(&content.file, offset, len) {
             Some(data) => Ok(data),
@@ -243,16 +243,16 @@ impl Inner {
         }
     }
 
-    /// Brings in what a sequential reader of a partial file will ask for next.
+    /// Fetches what a sequential reader of a partial file will probably read next.
     fn read_ahead(self: &Arc<Self>, node: &Arc<Node>, offset: u64, end: u64) {
         let most = READAHEAD_REQUESTS * self.request_bytes();
-        // Where the fast pool is small it is not emptied for what may never be read.
+        // Readahead must not empty a small fast pool for bytes that may never be read.
         let most = most.min(self.store.budget.limit() / 16).max(CHUNK_BYTES);
         let ahead = {
             let mut state = node.state.lock();
             let size = state.record.size;
             let ahead = &mut state.readahead;
-            // The kernel's own readahead does not come in order.
+            // Requests of the kernel's own readahead arrive out of order.
             if offset.abs_diff(ahead.end) > READAHEAD_GAP_BYTES {
                 *ahead = Readahead { end, ..Readahead::default() };
                 return;
@@ -272,21 +272,21 @@ impl Inner {
         };
         let (inner, node) = (self.clone(), node.clone());
         tokio::spawn(async move {
-            // The reader will meet the same error when it comes here.
+            // The reader gets the same error when it reads this range.
             let _ = inner.fetch(&node, ahead).await;
         });
     }
 
-    /// Counts what a content file occupies by now.
+    /// Counts the bytes that a content file occupies now.
     pub fn account(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
         let mut state = node.state.lock();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         self.count(&mut state, occupied)?;
-        // Of an open file the last close does it.
+        // The count of an open file is saved at the last close.
         if state.is_open() { Ok(()) } else { self.save_count(&mut state) }
     }
 
-    /// Space that a write may need: none where it only overwrites what is there.
+    /// Reserves the space that a write may need: none if it only overwrites bytes of a file without holes.
     async fn reserve_for_write(
         self: &Arc<Self>,
         node: &Node,
@@ -301,7 +301,7 @@ impl Inner {
         Ok((self.share_of_owner(node, bytes).await?, self.reserve(bytes).await?))
     }
 
-    /// A regular file's node.
+    /// Returns the node of a regular file.
     pub fn file_node(&self, ino: Ino) -> Result<Arc<Node>> {
         let node = self.node(ino)?;
         let kind = node.state.lock().record.kind;
@@ -313,7 +313,8 @@ impl Inner {
     }
 }
 
-/// Gives a content file its overlay times: while the content is dirty they are the truth.
+/// Sets the times of a content file to those of the overlay: while content is dirty, the times of its content file are
+/// the truth.
 pub(super) fn set_mtime(file: &std::fs::File, atime: Time, mtime: Time) -> Result<()> {
     let spec = |t: Time| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
     let times = rustix::fs::Timestamps { last_access: spec(atime), last_modification: spec(mtime) };

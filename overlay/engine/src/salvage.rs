@@ -1,9 +1,9 @@
-//! Saves what is left of a fast pool whose catalog cannot be opened any more.
+//! Saves what can be saved of a fast pool whose catalog cannot be opened any more.
 //!
-//! A catalog that was rebuilt from pieces may show a file as clean, or as gone, because the piece with the newer state
-//! is lost. So the rebuilt catalog is not used further: content that the pool may not have is set aside, under its name
-//! if that is known, and the next mount begins with an empty catalog. No content is removed unless its checksums prove
-//! that it was fetched from the pool.
+//! A catalog that was rebuilt from pieces may say that a file is clean, or gone, because the piece with its newer state
+//! is lost. So no mount uses it: content that the pool may not have is set aside, under its name if that is known, and
+//! the next mount begins with an empty catalog. No content is removed unless its checksums prove that it was fetched
+//! from the pool.
 
 mod aside;
 
@@ -18,22 +18,22 @@ use forebay_system::clock::unix_now;
 use crate::Ino;
 use aside::Aside;
 
-/// A deeper tree than this would be a loop.
+/// A deeper tree would be a loop.
 const MAX_DEPTH: usize = 65_536;
 
-/// The result for a damaged catalog.
+/// The result of salvaging a damaged catalog.
 #[derive(Debug, Default)]
 pub struct Salvage {
-    /// Notes on what was set aside, and the paths.
+    /// What was kept, and where.
     pub notes: Vec<String>,
-    /// Changes that the pool did not get, and that no flush will send.
+    /// Changes that did not reach the pool, and never will.
     pub lost: Vec<String>,
 }
 
-/// Sets aside what a damaged catalog and its content files hold. `None`: the catalog is sound.
+/// Sets aside what a damaged catalog and its content files hold. Returns `None` if the catalog is sound.
 ///
 /// # Errors
-/// `Busy` if a daemon uses the fast pool. After any error, the call can be repeated: what was set aside stays.
+/// `Busy` if a daemon uses the fast pool. The call can be repeated after any error: what was set aside stays.
 pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
     let store = ContentStore::open(fast, None)?;
     let Some(first) = store.devices().first().map(|d| d.path.clone()) else { return Ok(None) };
@@ -53,7 +53,7 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
     let failed = |what: &Path, e| Error::io(e, Side::Cache, what.display().to_string());
     fs::remove_dir_all(&rebuilt).map_err(|e| failed(&rebuilt, e))?;
     for device in store.devices() {
-        // The mark names the catalog to which the device belongs, and the next mount begins with a new catalog.
+        // The file names the catalog that the device belongs to. The next catalog is a new one.
         let mark = device.path.join("device");
         match fs::remove_file(&mark) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&mark, e)),
@@ -135,7 +135,7 @@ impl Work<'_> {
         Ok(device.map(|d| d.path.clone()).unwrap_or_default())
     }
 
-    /// Returns whether every byte is the one that was fetched from the pool.
+    /// Whether every byte is what was fetched from the pool.
     fn is_fetched(&self, id: ContentId, record: &InodeRecord) -> Result<bool> {
         let (Ok(content), Ok(Some(residency))) = (self.store.open_content(id), self.catalog.content(id)) else {
             return Ok(false);
@@ -159,7 +159,7 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// Reports changes other than content that the pool did not get: they are lost.
+    /// Reports the changes other than content that did not reach the pool: they are lost.
     fn tell_changes(&mut self) -> Result<()> {
         let mut lost = Vec::new();
         let read = self.catalog.intents(|intent, _| {
@@ -205,7 +205,7 @@ impl Work<'_> {
         record.links.first().and_then(|link| self.path(link))
     }
 
-    /// Returns the path of a name from the root, or `None` if a directory in between is lost.
+    /// Returns the path of a name, up to the root; `None` if a directory on the way is lost.
     fn path(&self, link: &Link) -> Option<PoolPath> {
         let mut names = vec![link.1.clone()];
         let mut at = link.0;

@@ -1,11 +1,11 @@
-//! Limits what each user of a mount takes: dirty bytes, open files and waiting requests.
+//! Bounds what each user of a mount takes from the other users: dirty bytes, open files and waiting requests.
 //!
-//! A user may take a share of what the other users left. So a single user gets the share of everything, and however
+//! A user may take a share of what the other users left. So a single user gets that share of everything, and however
 //! many users take as much as they may, something is left for one more. Root and the user who mounted are trusted and
-//! have no limit; only their open files are counted.
+//! have no share. Of their use, only open files are counted.
 //!
-//! Dirty bytes belong to the owner of the file, as for quotas; open files and requests belong to the user who requests
-//! them.
+//! Dirty bytes are charged to the owner of the file, as quotas are; open files and requests to the user that makes the
+//! request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::Ino;
 
 /// Requests of ordinary users that may wait for something at the same time.
 const REQUESTS: usize = 1024;
-/// Reserved descriptors that trusted users' files do not take either, so that the control socket always answers.
+/// Descriptors that files of trusted users cannot take either, so that the control socket always answers.
 const DESCRIPTORS_LAST: u64 = 64;
-/// How often the log reports that a user's share is used up.
+/// The interval of log messages about one user's share.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
-/// How many users the slots of open files can name.
+/// Users that file handles can name.
 const SLOTS: usize = 1 << 24;
 
-/// The number by which a file handle names a user; 0: a user without a share.
+/// A user, as a file handle names it; 0 is a user without a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UserSlot(pub u32);
 
@@ -47,7 +47,7 @@ struct Account {
 #[derive(Debug, Default)]
 struct Ledger {
     users: HashMap<u32, Account>,
-    /// Dirty files: their owners and their bytes.
+    /// Dirty files: the owner, and the bytes.
     dirty: HashMap<Ino, (u32, u64)>,
     /// Files that users have open, and how often.
     files: HashMap<(u32, Ino), u32>,
@@ -65,13 +65,13 @@ pub struct Shares {
     descriptors: u64,
     trusted: [u32; 2],
     ledger: Mutex<Ledger>,
-    /// Totals that can be read without the ledger's lock.
+    /// Counts of the ledger, which are read without its lock.
     waiting: AtomicUsize,
     charged: AtomicU64,
 }
 
 impl Shares {
-    /// Creates the shares of a fast pool of `dirty_max_bytes`, and of all descriptors that this process may have.
+    /// Creates the shares of a fast pool of `dirty_max_bytes`, and of the descriptors that this process may have.
     pub fn new(policy: SharePolicy, dirty_max_bytes: u64) -> Arc<Self> {
         Self::with(policy, dirty_max_bytes, descriptors::allowed(), rustix::process::geteuid().as_raw())
     }
@@ -88,7 +88,7 @@ impl Shares {
         })
     }
 
-    /// Returns whether a user has a limit.
+    /// Whether a user has a bound.
     pub fn has_share(&self, user: u32) -> bool {
         !self.is_trusted(user)
     }
@@ -97,7 +97,7 @@ impl Shares {
         self.trusted.contains(&user)
     }
 
-    /// Records that a file of `user` has so many dirty bytes; `None`: it is not dirty.
+    /// Charges a dirty file's bytes to a user; `None`: the file is not dirty.
     pub fn charge(&self, ino: Ino, dirty: Option<(u32, u64)>) {
         let dirty = dirty.filter(|(user, _)| !self.is_trusted(*user));
         if dirty.is_none() && self.charged.load(Ordering::Acquire) == 0 {
@@ -128,7 +128,7 @@ impl Shares {
         if self.is_trusted(user) { u64::MAX } else { self.ledger.lock().room_bytes(user, self) }
     }
 
-    /// Returns the least room of all users that have dirty files.
+    /// Returns the least room of the users that have dirty files.
     pub fn least_room_bytes(&self) -> u64 {
         if self.charged.load(Ordering::Acquire) == 0 {
             return u64::MAX;
@@ -138,7 +138,8 @@ impl Shares {
         having.map(|(user, _)| ledger.room_bytes(*user, self)).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether a user's files are flushed before they are old enough: nine tenths of the share are taken.
+    /// Whether nine tenths of a user's share are taken. Then its files are flushed without waiting until they are old
+    /// enough.
     pub fn is_pressed(&self, user: u32) -> bool {
         if self.is_trusted(user) || self.charged.load(Ordering::Acquire) == 0 {
             return false;
@@ -151,7 +152,7 @@ impl Shares {
         self.ledger.lock().users.get(&user).map_or(0, |user| user.dirty_bytes)
     }
 
-    /// Promises a user room for dirty bytes; `None` if the share does not have this room.
+    /// Promises a user room for dirty bytes; `None` if the share does not have that much left.
     pub fn promise(self: &Arc<Self>, user: u32, bytes: u64) -> Option<Promise> {
         if self.is_trusted(user) || bytes == 0 {
             return Some(Promise { shares: self.clone(), user, bytes: 0 });
@@ -165,7 +166,7 @@ impl Shares {
         Some(Promise { shares: self.clone(), user, bytes })
     }
 
-    /// Returns why a promise was refused, and logs it now and then.
+    /// Returns the error of a refused promise. Also logs it, at most once in `TOLD_EVERY`.
     pub fn refused_bytes(&self, user: u32, bytes: u64) -> Error {
         let mut ledger = self.ledger.lock();
         let has = ledger.users.get(&user).map_or(0, |user| user.dirty_bytes);
@@ -178,15 +179,15 @@ impl Shares {
         Error::new(ErrorKind::Quota, Side::Cache, why)
     }
 
-    /// Counts a file that a user opens. Given back by [`Self::close`].
+    /// Counts a file that a user opens, until [`Self::close`].
     ///
     /// # Errors
-    /// `EMFILE` if the user has used up the share of open files, `ENFILE` if there are no more descriptors.
+    /// `EMFILE` if the user has used up its share of open files, `ENFILE` if there are no more descriptors.
     pub fn open(&self, user: u32, ino: Ino) -> Result<UserSlot> {
         self.open_or_make(user, Some(ino))
     }
 
-    /// Like [`Self::open`], for a file that is about to be created: [`Self::made`] or [`Self::not_made`] follows.
+    /// The same for a file that is about to be created: [`Self::made`] or [`Self::not_made`] follows.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -194,14 +195,14 @@ impl Shares {
         self.open_or_make(user, None)
     }
 
-    /// Records that the file was created and is open.
+    /// The file was created and is open.
     pub fn made(&self, slot: UserSlot, ino: Ino) {
         let mut ledger = self.ledger.lock();
         let user = ledger.user_of(slot);
         let times = ledger.files.entry((user, ino)).or_default();
         *times += 1;
         if *times > 1 {
-            // Another open of it came first, and is counted.
+            // Another open of the file came first, and is counted.
             ledger.uncount_file(user);
         }
     }
@@ -249,7 +250,7 @@ impl Shares {
         self.ledger.lock().users.get(&user).map_or(0, |user| user.files)
     }
 
-    /// Ends what [`Self::open`] began. An unknown file was opened under another daemon.
+    /// Ends what [`Self::open`] began. An open that is not known belonged to an earlier daemon.
     pub fn close(&self, slot: UserSlot, ino: Ino) {
         let mut ledger = self.ledger.lock();
         let user = ledger.user_of(slot);
@@ -262,11 +263,11 @@ impl Shares {
         ledger.uncount_file(user);
     }
 
-    /// Returns whether a request of a user must wait for an earlier one.
+    /// Whether a request of a user has to wait for an earlier one.
     pub fn must_wait(&self, user: u32) -> bool {
         let share = self.policy.requests;
         let waiting = self.waiting.load(Ordering::Acquire);
-        // As long as so few requests wait in all, no single user can have used up the share.
+        // While so few requests wait, no user can have used up its share.
         if self.is_trusted(user) || (waiting as f64) < share * REQUESTS.saturating_sub(waiting) as f64 {
             return false;
         }
@@ -275,7 +276,7 @@ impl Shares {
         has > 0 && has as f64 >= share * REQUESTS.saturating_sub(waiting.saturating_sub(has)) as f64
     }
 
-    /// Counts a waiting request until the returned value is dropped.
+    /// Counts a waiting request, until the returned value is dropped.
     pub fn begin_request(self: &Arc<Self>, user: u32) -> WaitingRequest {
         let counted = !self.is_trusted(user);
         if counted {
@@ -285,7 +286,7 @@ impl Shares {
         WaitingRequest { shares: self.clone(), user, counted }
     }
 
-    /// Like [`Self::begin_request`], but waits until the user's share has room.
+    /// The same, after a wait for earlier requests of the user.
     pub async fn request_in_turn(self: Arc<Self>, user: u32) -> WaitingRequest {
         loop {
             let turn = self.ledger.lock().user(user).turn.clone();
@@ -341,17 +342,17 @@ impl Ledger {
         }
     }
 
-    /// Forgets a user without any counts.
+    /// Removes the account of a user that has nothing.
     fn forget_idle(&mut self, user: u32) {
         let idle = |u: &Account| u.dirty_bytes == 0 && u.promised_bytes == 0 && u.files == 0 && u.requests == 0;
-        // A request that waits for its turn holds the `Arc`, too.
+        // A request that waits for its turn also holds `turn`.
         if self.users.get(&user).is_some_and(|u| idle(u) && Arc::strong_count(&u.turn) == 1) {
             self.users.remove(&user);
         }
     }
 }
 
-/// Room for dirty bytes. A drop gives it back: by then the bytes are charged to their file.
+/// Room for dirty bytes. It is given back when dropped: by then the bytes are charged to their file.
 #[derive(Debug)]
 pub struct Promise {
     shares: Arc<Shares>,

@@ -1,4 +1,4 @@
-//! What operators do: stage, flush, evict. Each is a stream of progress that ends with a summary.
+//! What operators do: stage, flush, evict. Each operation is a stream of progress that ends with a summary.
 
 pub mod leases;
 mod reporter;
@@ -30,21 +30,21 @@ use reporter::{Reporter, reported};
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
 const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
-/// How often a file that changes in the pool while it is staged is begun anew.
+/// How often staging starts again for a file that changes in the pool meanwhile.
 const ATTEMPTS: u32 = 3;
 
-/// What holds for all files that are staged at once.
+/// What all files of one staging have in common.
 struct Terms<'a> {
-    /// What the pool has since then is brought in.
+    /// The version that is fetched is one that the pool had after this moment.
     begun: Instant,
     owner: &'a str,
-    /// The owner is the job in which it is done.
+    /// The owner is the job in which the staging was requested.
     is_jobs: bool,
     expires_unix: Option<u64>,
     rate: Option<Rate>,
 }
 
-/// Does something until a moment, and no longer. `None`: it did not come to its end.
+/// Runs `work` until a moment, and no longer. Returns `None` if it did not finish.
 async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match until {
         Some(until) => tokio::time::timeout_at(until.into(), work).await.ok(),
@@ -53,8 +53,8 @@ async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Op
 }
 
 impl Overlay {
-    /// Brings files in and leases them. `Done` with `failed == 0` means that every byte asked for is resident
-    /// and leased. Ends when nobody listens any more, or when its time is up: what is here whole by then stays, leased.
+    /// Fetches files and leases them. `Done` with `failed == 0` means that every requested byte is resident and leased.
+    /// Ends when the receiver is dropped, or when its time is up: files that are whole by then stay, leased.
     pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let (reporter, receiver) = Reporter::new();
         let stop = CancellationToken::new();
@@ -67,7 +67,7 @@ impl Overlay {
             }
         });
         receiver.map(move |progress| {
-            // Goes with the stream.
+            // Dropped with the stream, which cancels the staging.
             let _ = &listened_to;
             progress
         })
@@ -91,7 +91,7 @@ impl Overlay {
         receiver
     }
 
-    /// Gives up clean content, whatever the eviction policy thinks of it.
+    /// Evicts clean content, whatever the eviction policy says about it.
     pub fn evict(&self, request: EvictRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let overlay = self.clone();
         reported(|reporter| async move { overlay.evict_paths(&request, &reporter).await })
@@ -146,14 +146,14 @@ impl Overlay {
             let late = format!("the time was up before {unfinished} of {} files were here", files.len());
             message = Some(message.map_or(late.clone(), |message| format!("{late}; {message}")));
         }
-        // The leases are on the disk before anybody relies on them.
+        // The leases are durable before a caller relies on them.
         let again = inner.clone();
         super::blocking(move || again.catalog.sync()).await?;
         reporter.done(message);
         Ok(())
     }
 
-    /// The files to stage, bytes of those that came along when they were listed, and what there is to say of it.
+    /// Returns the files to stage, the bytes of those that came with the listing, and a message for the operator.
     async fn files_to_stage(
         &self,
         request: &StageRequest,
@@ -162,7 +162,7 @@ impl Overlay {
         reporter: &Reporter,
     ) -> Result<(Vec<Ino>, HashMap<Ino, u64>, Option<String>)> {
         let arrivals = Arrivals::default();
-        // What comes along with a listing comes as fast as it may.
+        // Contents that come with a listing arrive at full speed, so they are not requested if there is a rate.
         let ask = match request.dry_run || request.bytes_per_second.is_some() {
             true => Ask::Names(Age::Since(begun)),
             false => Ask::Contents(Age::Since(begun), &arrivals),
@@ -175,8 +175,8 @@ impl Overlay {
         Ok((files, arrivals.0.into_inner(), message))
     }
 
-    /// Adds the files that a command will probably read, in the order in which it does, to those that were declared.
-    /// Returns what there is to say of it.
+    /// Adds to the declared files those that a command will probably read, in the order of its reads. Returns a message
+    /// for the operator.
     async fn add_foreseen(
         &self,
         files: &mut Vec<Ino>,
@@ -211,7 +211,7 @@ impl Overlay {
             .collect::<Vec<_>>();
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
             let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
-            // What is gone, or is no file by now, is not asked for.
+            // A path that is gone, or is no longer a file, is left out.
             inner.file_node(ino).is_ok().then_some((ino, expected))
         });
         let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
@@ -225,9 +225,9 @@ impl Overlay {
         Ok((!left_out.is_empty()).then(|| left_out.join("; ")))
     }
 
-    /// Brings in what the pool has since `begun`. Returns the bytes that were not here.
+    /// Fetches the version that the pool has since `begun`. Returns the bytes that were not resident before.
     async fn stage_file(&self, ino: Ino, terms: &Terms<'_>) -> Result<u64> {
-        // Of files that the pool need not be asked for there are many at once.
+        // Many files in a row may need no answer of the pool: without this, the task would not yield.
         consume_budget().await;
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -246,7 +246,7 @@ impl Overlay {
                 Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
                 Err(e) => return Err(e),
                 Ok(()) if node.state.lock().record.file.is_whole() => {
-                    // Whatever another staging of the same owner has made of it meanwhile.
+                    // Another staging of the same owner may have changed the lease meanwhile.
                     staging.lease(size, terms.expires_unix)?;
                     return Ok(size.saturating_sub(here));
                 }
@@ -256,7 +256,7 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
     }
 
-    /// What a request names; `None` is everything.
+    /// Returns the inodes that a request names; `None` is everything.
     async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
         if request.paths.is_empty() {
             return Ok(vec![None]);
@@ -293,7 +293,7 @@ impl Overlay {
             }
             let flushing = inner.flush_all(plan, |bytes| reporter.advanced(bytes));
             let failed = self.tell_of_long_work(reporter, flushing).await;
-            // Names that somebody else's flush, or the program that removed them, took care of meanwhile.
+            // Another flush, or the program that removed these names, took care of them meanwhile.
             let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
             if round < 2 && failed.iter().all(|failed| gone(&failed.error)) {
                 continue;
@@ -308,7 +308,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Reports what takes long in the pool until `work` ends.
+    /// Reports what takes long in the pool, until `work` ends.
     async fn tell_of_long_work<T>(&self, reporter: &Reporter, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {
@@ -364,7 +364,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// The regular files that paths and globs name, each once. What cannot be found is reported as failed.
+    /// Returns the regular files that paths and globs name, each once. Reports what cannot be found as failed.
     pub(super) async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
         let mut seen = std::collections::HashSet::new();
         let mut files = Vec::new();
@@ -377,8 +377,8 @@ impl Overlay {
         Ok(files)
     }
 
-    /// The inode that a path names. Where names are to be fresh, one that is known not to be there is asked for again:
-    /// it may be what somebody has just made in the pool.
+    /// Returns the inode that a path names. If names must be fresh, the pool is asked again for a name that is cached
+    /// as absent: another client may have just created it.
     async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
         let (Ask::Names(age) | Ask::Contents(age, _)) = ask else { return self.resolve(path).await };
         let mut at = Ino::ROOT;
@@ -398,7 +398,7 @@ impl Overlay {
         let inner = &self.inner;
         let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
         let (root, glob) = match typed.split('/').position(is_glob) {
-            // A name that exists as it is typed is meant as it is typed.
+            // A name that exists exactly as typed is not taken for a glob.
             Some(_) if self.resolve_as(&parse_path(typed)?, ask).await.is_ok() => (parse_path(typed)?, None),
             Some(at) => {
                 let prefix: Vec<&str> = typed.split('/').take(at).collect();
@@ -411,7 +411,7 @@ impl Overlay {
         };
         let root = self.resolve_as(&root, ask).await?;
         let ask = match ask {
-            // What a glob leaves out is not wanted.
+            // The contents of files that a glob leaves out are not wanted.
             Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
             ask => ask,
         };
@@ -486,7 +486,7 @@ pub fn parse_path(typed: &str) -> Result<PoolPath> {
     PoolPath::parse(bytes).ok_or_else(bad)
 }
 
-/// Collects a stream of progress into its summary and what failed.
+/// Collects a stream of progress into its summary and the failures.
 pub async fn summary(progress: impl Stream<Item = Progress>) -> (Summary, Vec<(String, String)>) {
     let mut failures = Vec::new();
     let mut last = Summary::default();

@@ -1,13 +1,12 @@
-//! Back to the pool: what differs is made equal, in an order that respects what depends on what.
+//! Write-back: makes the pool equal to the overlay, in an order that respects dependencies.
 //!
-//! The catalog holds, for every name, what the mount shows and what the pool has. A flush makes the second
-//! equal to the first, so what annihilates (a file made and removed before it was flushed) leaves nothing to
-//! do, and a flush that was cut short goes on from what the pool has by then: every step first looks whether
-//! it was done already.
+//! For every name, the catalog holds what the mount shows and what the pool has. A flush makes the second equal to the
+//! first. So changes that cancel out (a file created and removed before its flush) leave nothing to do. A flush that
+//! was interrupted goes on from what the pool has by then: every step first checks whether it was done already.
 //!
-//! Locks: steps that move whole directories hold `moves` exclusively, all others shared, so that no upload
-//! lands under a path that became another directory's; steps on one inode hold its `flush` lock. Neither is
-//! held while a step waits for another one that it depends on.
+//! Locks: steps that move directories hold `moves` exclusively, all other steps hold it shared. So no upload lands
+//! under a path that belongs to another directory by then. Steps on one inode hold its `flush` lock. Neither lock is
+//! held while a step waits for another step that it depends on.
 
 mod apply;
 mod attrs;
@@ -33,17 +32,17 @@ use parking_lot::Mutex;
 
 use super::{Inner, Ino};
 
-/// Steps that are under way at the same time.
+/// Steps that run at the same time.
 const CONCURRENCY: usize = 16;
-/// Failures that one flush tells to the log one by one.
+/// Failures of one flush that are logged one by one.
 const LOGGED: usize = 20;
 
-/// What the flusher remembers beside the catalog.
+/// State of the flusher that is not in the catalog.
 #[derive(Debug, Default)]
 pub(crate) struct Flusher {
     /// Shared: steps that rely on paths. Exclusive: steps that move directories.
     pub moves: tokio::sync::RwLock<()>,
-    /// Steps that move directories: begun and ended.
+    /// How many steps that move directories have begun, and have ended.
     pub dir_moves: (AtomicU64, AtomicU64),
     pub calls: Mutex<rounds::Calls>,
     pub stuck: Mutex<rounds::Stuck>,
@@ -52,16 +51,16 @@ pub(crate) struct Flusher {
     pub uploading: sweep::Uploading,
 }
 
-/// What is to be flushed, in the order in which it goes.
+/// What is to be flushed, in the order of the flush.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     made: Vec<Intent>,
     removed: Vec<Intent>,
     files: Vec<Intent>,
     dirs: Vec<Intent>,
-    /// What `made` names: it is counted there.
+    /// Inodes that `made` names: they are counted there.
     named: HashSet<Ino>,
-    /// What is counted: names, and files under names that the pool has. Not that names change their directories.
+    /// Counts names, and files under names that the pool has. Directories whose names changed are not counted.
     pub changes: u64,
     /// Bytes of content to send.
     pub bytes: u64,
@@ -76,7 +75,7 @@ impl Plan {
 /// What was not flushed, and why.
 pub(crate) struct NotFlushed {
     pub intent: Intent,
-    /// What people call it.
+    /// The path that operators know.
     pub path: String,
     pub error: Error,
 }
@@ -84,7 +83,7 @@ pub(crate) struct NotFlushed {
 pub(crate) type Failed = Vec<NotFlushed>;
 
 impl Inner {
-    /// Flushes one file with everything that it needs: `close` under `flush = "on-close"` waits for it.
+    /// Flushes one file with everything that it depends on: `close` under `flush = "on-close"` waits for it.
     pub async fn flush_inode_now(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let links = self.node(ino)?.state.lock().record.links.clone();
         for (parent, name) in links {
@@ -94,14 +93,14 @@ impl Inner {
         self.sync_flushed().await
     }
 
-    /// What was flushed is not dirty again after a power cut: its content file may be older than the pool's
-    /// copy then, and would be taken for newer.
+    /// Syncs the catalog, so that no flushed file is dirty again after a power cut: its content file may be older than
+    /// the pool's copy then, but would count as newer.
     pub async fn sync_flushed(self: &Arc<Self>) -> Result<()> {
         let inner = self.clone();
         super::blocking(move || inner.catalog.sync()).await
     }
 
-    /// Everything that differs below `root`, or everywhere.
+    /// Returns everything that differs below `root`, or everywhere.
     pub async fn pending(&self, root: Option<Ino>) -> Result<Vec<Intent>> {
         let mut intents = Vec::new();
         self.catalog.intents(|intent, _| {
@@ -130,7 +129,7 @@ impl Inner {
         Ok(intents)
     }
 
-    /// Sorts out what is to be flushed.
+    /// Sorts intents into a plan.
     pub fn plan_flush(&self, intents: Vec<Intent>) -> Plan {
         let mut plan = Plan::default();
         for intent in intents {
@@ -157,7 +156,7 @@ impl Inner {
         plan
     }
 
-    /// What a flush of an inode has to send.
+    /// Returns the bytes that a flush of an inode has to send.
     fn bytes_of(&self, ino: Ino) -> u64 {
         let Ok(node) = self.node(ino) else { return 0 };
         let dirty = {
@@ -167,16 +166,16 @@ impl Inner {
         if dirty { self.attr_of(&node).map_or(0, |a| a.size.min(a.blocks * 512)) } else { 0 }
     }
 
-    /// Flushes what was planned. `progress` is called for each change that ended well, with its bytes.
+    /// Flushes a plan. `progress` is called for each change that succeeded, with its bytes.
     pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
         self.flush_some(plan, forebay_system::descriptors::for_flush(CONCURRENCY), progress).await
     }
 
-    /// The same, with so many steps under way at most.
+    /// The same, with at most `steps` steps at the same time.
     async fn flush_some(self: &Arc<Self>, plan: Plan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
         let failed = Mutex::new(Failed::new());
         let Plan { made, mut removed, files, mut dirs, named, .. } = plan;
-        // A directory goes after what was in it: in this order no name has to wait for long chains of others.
+        // A directory is removed after what was in it: in this order no name waits for a long chain of other names.
         removed.sort_by_cached_key(|intent| match intent {
             Intent::Name(parent, _) => std::cmp::Reverse(self.pool_depth(*parent)),
             Intent::Inode(_) => std::cmp::Reverse(0),
@@ -191,7 +190,7 @@ impl Inner {
                 })
                 .await;
         }
-        // What is made in a directory changes its times: they are set last, the deepest first.
+        // A name that is created in a directory changes the directory's times. So they are set last, the deepest first.
         dirs.sort_by_cached_key(|intent| match intent {
             Intent::Inode(ino) => std::cmp::Reverse(self.depth(*ino)),
             Intent::Name(..) => std::cmp::Reverse(0),
@@ -202,7 +201,7 @@ impl Inner {
         failed.into_inner()
     }
 
-    /// What people call what an intent is about.
+    /// Returns the path of what an intent is about, for operators.
     fn path_of(&self, intent: &Intent) -> String {
         match intent {
             Intent::Name(parent, name) => {
@@ -213,7 +212,7 @@ impl Inner {
         }
     }
 
-    /// Flushes one thing. The bytes that it had to send, where it ended well.
+    /// Flushes one intent. Returns the bytes that it had to send, if it succeeded.
     async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
         let subject = match &intent {
             Intent::Inode(ino) => Some(*ino),
@@ -235,7 +234,7 @@ impl Inner {
                 }
                 Some(bytes)
             }
-            // Gone meanwhile, or somebody else's flush was faster: nothing to flush.
+            // It is gone, or another flush was faster: nothing to flush.
             Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) && !self.still_differs(&intent) => {
                 None
             }
@@ -243,7 +242,7 @@ impl Inner {
                 let path = self.path_of(&intent);
                 let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, e.to_string()));
                 let mut failed = failed.lock();
-                // The summary of the round tells of the others, and `dirty` why.
+                // Further failures are in the summary of the round, and their reasons in `dirty`.
                 if is_news && failed.len() < LOGGED {
                     tracing::warn!(path, error = %e, "not flushed; it stays in the fast pool");
                 }

@@ -1,46 +1,47 @@
-//! How fast a pool is, by what its answers took, and how long requests should be by that.
+//! Estimates how fast a pool is from the times of its answers, and how long requests should be.
 //!
-//! A request costs the time until its first byte, whatever its length. One is long enough when that is a small share of
-//! the whole; longer ones only make the reader of the first byte wait behind the last.
+//! Each request costs the time until its first byte, whatever its length. A request is long enough if that time is a
+//! small share of the whole; longer ones only make the reader of the first byte wait behind the last.
 //!
-//! What a pool gives to all requests together is what came while any was under way. Of a pool that was asked for little
-//! that says little: unless enough was under way, it counts only where it is more than what was measured before. (In the
-//! words of congestion control: samples that the application limits count upward alone, as in BBR, ACM Queue 14(5), 2016.)
+//! The bandwidth of a pool is what arrived for all requests together while any was in flight. If little was requested,
+//! that says little about the pool. So unless enough was in flight, a measurement counts only if it is above the
+//! earlier ones. (In terms of congestion control: application-limited samples only raise the estimate, as in BBR, ACM
+//! Queue 14(5), 2016.)
 
 use std::time::{Duration, Instant};
 
 use forebay_cache::CHUNK_BYTES;
 use parking_lot::Mutex;
 
-/// Requests of pools that hand on bytes as they come, while nothing is known of them: what most object stores advise.
+/// The length of requests to a pool that streams, until its speed is known: what most object stores advise.
 const FIRST_BYTES: u64 = 8 << 20;
 /// The longest request.
 pub(super) const MAX_BYTES: u64 = 16 << 20;
-/// The time until the first byte should be no more than this part of the time of a request.
+/// The time until the first byte should be at most this share of the time of a request.
 const LATENCY_SHARE: f64 = 0.1;
-/// How much one measurement weighs against those before it, at least: the first ones count alike.
+/// The least weight of a new measurement against those before it: the first ones weigh the same.
 const WEIGHT: f64 = 0.125;
-/// Of a request that comes as a whole, up to this length, nearly all of its time goes by before its first byte.
+/// A request without streaming of at most this length spends nearly all of its time before its first byte.
 const SMALL_BYTES: u64 = 16 << 10;
-/// Time with requests under way that makes a measurement of what comes of them all.
+/// One measurement of the bandwidth takes this much time with requests in flight.
 const WINDOW: Duration = Duration::from_millis(200);
-/// Enough is under way when it is so many times what comes until a first byte (requests that follow each other without a
-/// pause give three quarters of what the line can then), or half of what staging asks for at a time.
+/// Enough is in flight if it is this many times what arrives in the time until a first byte (back-to-back requests
+/// reach three quarters of the line's rate then), or half of what staging has in flight.
 const FILLING: f64 = 4.0;
 const FILLING_BYTES: f64 = (8 * CHUNK_BYTES) as f64;
-/// What a pool is taken for before its answers tell: a file server in the same building.
+/// The assumed speed of a pool that was not measured yet: a file server in the same building.
 const UNMEASURED: Speed = Speed { latency: Duration::from_millis(2), bytes_per_second: 100e6 };
 
 /// How fast a pool is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Speed {
-    /// Until the first byte.
+    /// Time until the first byte.
     pub latency: Duration,
     /// Of all requests together; above 0.
     pub bytes_per_second: f64,
 }
 
-/// What the requests so far took.
+/// Measurements of the requests so far.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     measured: Mutex<Measured>,
@@ -49,7 +50,7 @@ pub(crate) struct Pace {
 #[derive(Debug, Default)]
 struct Measured {
     latency_secs: Mean,
-    /// The shortest time until a first byte, or until all of what came as a whole.
+    /// The shortest time until a first byte, or until all bytes of a request without streaming.
     soonest_secs: Option<f64>,
     /// Of one request, after its first byte.
     stream_bytes_per_sec: Mean,
@@ -58,7 +59,7 @@ struct Measured {
     line: Line,
 }
 
-/// Of measurements, where the last ones count.
+/// A moving average of measurements.
 #[derive(Debug, Default)]
 struct Mean {
     value: Option<f64>,
@@ -73,20 +74,20 @@ impl Mean {
     }
 }
 
-/// What is under way, and what came since the last measurement.
+/// What is in flight, and what arrived since the last measurement.
 #[derive(Debug, Default)]
 struct Line {
     requests: usize,
     bytes_under_way: u64,
     looked: Option<Instant>,
-    /// With requests under way.
+    /// Time with requests in flight.
     busy_secs: f64,
     bytes_came: u64,
-    /// What was under way, summed up over that time.
+    /// The bytes in flight, integrated over that time.
     byte_secs: f64,
 }
 
-/// A request that is under way.
+/// A request in flight.
 pub(super) struct UnderWay<'a> {
     pace: &'a Pace,
     is_stream: bool,
@@ -97,7 +98,7 @@ pub(super) struct UnderWay<'a> {
 }
 
 impl Pace {
-    /// A request for so many bytes, which are handed on as they come or come as a whole, begins.
+    /// Begins a request for `bytes` bytes. The pool streams them (`is_stream`), or returns them as a whole.
     pub(super) fn begin(&self, bytes: u64, is_stream: bool, now: Instant) -> UnderWay<'_> {
         let line = &mut self.measured.lock().line;
         line.look(now);
@@ -121,9 +122,9 @@ impl Pace {
 }
 
 impl UnderWay<'_> {
-    /// Some of it is here.
+    /// Counts bytes that arrived.
     pub(super) fn came(&mut self, bytes: u64, now: Instant) {
-        // No more than was asked for, whatever comes.
+        // No more than was requested, even if the pool sends more.
         let bytes = bytes.min(self.missing);
         if bytes == 0 {
             return;
@@ -149,7 +150,7 @@ impl UnderWay<'_> {
     }
 }
 
-/// What does not come any more is not under way.
+/// Bytes that will not arrive any more are not in flight.
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if self.missing > 0 {
@@ -161,7 +162,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Line {
-    /// What is under way was so until now.
+    /// Adds the time since the last look, during which the same bytes were in flight.
     fn look(&mut self, now: Instant) {
         let since = self.looked.map_or(Duration::ZERO, |looked| now.duration_since(looked)).as_secs_f64();
         if self.requests > 0 {
@@ -185,7 +186,7 @@ impl Measured {
         }
     }
 
-    /// Whenever the line was in use for long enough.
+    /// Takes a measurement once requests were in flight for `WINDOW`.
     fn measure(&mut self) {
         let Line { busy_secs, bytes_came, byte_secs, .. } = self.line;
         if busy_secs < WINDOW.as_secs_f64() {
@@ -238,8 +239,7 @@ mod tests {
         assert_eq!(after(1000, 1000), MAX_BYTES / MIB, "never longer than that");
     }
 
-    /// So many requests at the same time, each followed by another. They come in bunches of `bunch`, `each` after the
-    /// one before.
+    /// Keeps `at_once` requests in flight. Answers arrive in bunches of `bunch`, one bunch every `each`.
     fn requests(pace: &Pace, begun: Instant, [at_once, bunch]: [usize; 2], bytes: u64, each: Duration) -> Instant {
         let mut now = begun;
         let mut under_way: VecDeque<_> = (0..at_once).map(|_| pace.begin(bytes, false, now)).collect();
@@ -268,7 +268,7 @@ mod tests {
         let now = requests(&pace, now, [16, 1], MIB, ms(84));
         assert_eq!(mb_per_second(&pace), 12.0, "it is slower now");
         assert_eq!(pace.speed().latency, UNMEASURED.latency, "nothing small came");
-        // What does not come any more is not under way, and time without requests does not count.
+        // A dropped request is not in flight, and time without requests does not count.
         drop(pace.begin(MIB, false, now));
         let later = now + ms(3_600_000);
         pace.begin(MIB, false, later).came(MIB, later + ms(84));
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 1.0), "a slow one");
     }
 
-    /// As a line that lets a burst pass after a pause.
+    /// Models a line that lets a burst pass after a pause.
     #[test]
     fn the_first_measurement_weighs_no_more_than_the_next() {
         let pace = Pace::default();

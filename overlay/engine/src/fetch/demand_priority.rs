@@ -1,16 +1,17 @@
-//! Whose turn it is at the pool: what a reader waits for goes before what is brought in ahead of the readers.
+//! Priority at the pool: requests that a reader waits for go before fetches ahead of the readers.
 //!
-//! What is ahead begins a request only while no reader waits for one. A job whose many readers leave no such moment
-//! would never be helped, so that a few requests begin after a short while all the same: fewer than a reader has.
+//! A fetch ahead begins a request only while no reader waits for one. If the many readers of a job leave no such
+//! moment, fetching ahead would never help the job. So a few requests begin after a short while anyway: fewer than a
+//! reader may have in flight.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
-/// How long what is ahead lets readers go before it.
+/// How long a fetch ahead lets readers go first.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// Requests that are under way at the same time while readers wait, of all that is ahead.
+/// Requests that all fetches ahead together may have in flight while readers wait.
 const IMPATIENT_MAX: usize = 2;
 
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl Default for DemandPriority {
     }
 }
 
-/// A reader waits for the pool as long as this lives.
+/// While this lives, a reader waits for the pool.
 #[derive(Debug)]
 pub(crate) struct Reading<'a>(&'a DemandPriority);
 
@@ -44,7 +45,8 @@ impl DemandPriority {
         Reading(self)
     }
 
-    /// Waits until a request may begin that no reader waits for. What is returned lives as long as the request does.
+    /// Waits until a request that no reader waits for may begin. The caller keeps the permit as long as the request
+    /// lasts.
     pub async fn ahead(&self) -> Option<SemaphorePermit<'_>> {
         let quiet = async {
             loop {

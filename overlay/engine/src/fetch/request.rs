@@ -1,4 +1,4 @@
-//! One request to the pool: chunks of a file that follow each other, each there for its readers as soon as it has come.
+//! One request to the pool: consecutive chunks of a file. Readers get each chunk as soon as it has arrived.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,22 +18,22 @@ use super::bandwidth_estimator::UnderWay;
 use super::{changed, lost};
 use crate::node::Node;
 
-/// What is written to a content file at once. The file system keeps what one call writes in one piece of memory, and goes
-/// through all of that piece at each later write into it: larger pieces make content that was fetched slow to overwrite.
+/// Bytes of one write to a content file. The file system keeps the bytes of one call in one piece of memory, and goes
+/// through that whole piece at each later write into it: with larger pieces, overwriting fetched content would be slow.
 const WRITE_BYTES: usize = 128 << 10;
 
-/// One chunk to bring in, and who waits for it.
+/// One chunk to fetch, and the channel to those that wait for it.
 pub(super) struct Chunk {
     pub index: u64,
     pub range: Range<u64>,
     pub waiting: watch::Sender<Option<Result<(), Arc<Error>>>>,
 }
 
-/// What is asked for at once.
+/// One call to the pool.
 pub(super) struct Request {
     pub path: PoolPath,
     pub version: Version,
-    /// They follow each other.
+    /// Consecutive chunks.
     pub chunks: VecDeque<Chunk>,
 }
 
@@ -65,14 +65,14 @@ impl Request {
 /// A stream that is cut into chunks.
 struct Source<'a> {
     stream: Content,
-    /// What came behind the end of the last chunk.
+    /// Bytes that arrived beyond the end of the last chunk.
     rest: Bytes,
-    /// `None`: it came without being asked for.
+    /// `None`: the bytes came with a listing.
     under_way: Option<UnderWay<'a>>,
 }
 
 impl Source<'_> {
-    /// The next `length` bytes; fewer where the object ends.
+    /// Returns the next `length` bytes; fewer where the object ends.
     async fn next(&mut self, length: usize) -> Result<Bytes> {
         let mut data = BytesMut::new();
         loop {
@@ -100,13 +100,13 @@ impl Source<'_> {
 }
 
 impl Inner {
-    /// Brings in the chunks of a request, one after the other. Whoever waits for one is told.
+    /// Fetches the chunks of a request one after the other, and notifies those that wait for each.
     pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: Request) {
         let Err(error) = self.bring_in(node, &mut request).await else { return };
         self.fail(node, request, error);
     }
 
-    /// All that was asked for has come already.
+    /// The same with bytes that have already arrived.
     pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: Request, content: Bytes) {
         let stream = stream::once(future::ready(Ok(content))).boxed();
         let mut source = Source { stream, rest: Bytes::new(), under_way: None };
@@ -125,7 +125,7 @@ impl Inner {
     async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut Request) -> Result<()> {
         let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) else { return Ok(()) };
         let range = first.range.start..last.range.end;
-        // What is no stream comes as a whole.
+        // A pool that does not stream returns the whole range at once.
         let streams = self.pool.capabilities().streams;
         let held = if streams { CHUNK_BYTES } else { range.end - range.start };
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
@@ -137,7 +137,7 @@ impl Inner {
         self.pour(node, request, &mut Source { stream, rest: Bytes::new(), under_way }, space).await
     }
 
-    /// Puts what comes into the chunks of a request; `space` is there for the first.
+    /// Writes what the source yields to the chunks of a request; `space` is reserved for the first one.
     async fn pour(
         self: &Arc<Self>,
         node: &Arc<Node>,
@@ -168,7 +168,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Puts a chunk into the content file, and writes down that it is there.
+    /// Writes a chunk to the content file, and records that it is valid.
     async fn keep(self: &Arc<Self>, node: &Arc<Node>, request: &Request, chunk: &Chunk, data: Bytes) -> Result<()> {
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
         self.counters.pool_read_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl Inner {
             return Err(changed(&request.path));
         };
         let checksum = crc32c::crc32c(&data);
-        // A chunk of zeros stays a hole. Its last byte makes the file as long as it is.
+        // A chunk of zeros stays a hole. Only its last byte is written, so that the file gets its length.
         let zeros = data.iter().all(|byte| *byte == 0);
         let skip = if zeros { data.len().saturating_sub(1) } else { 0 };
         for from in (skip..data.len()).step_by(WRITE_BYTES) {
@@ -186,11 +186,11 @@ impl Inner {
         }
         if zeros {
             let (file, start) = (content.file.clone(), chunk.range.start);
-            // The last byte takes no block, either; the length stays. Up to the end of the chunk, also where the file
-            // ends before it: part of a block is only made zero.
+            // Then the block of the last byte is freed; the length stays. The range goes to the end of the chunk even
+            // if the file ends before it, because a part of a block would only be zeroed.
             let _ = blocking(move || {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                // A file system that cannot keeps the block.
+                // A file system without hole punching keeps the block.
                 let _ = rustix::fs::fallocate(&*file, flags, start, CHUNK_BYTES);
                 Ok(())
             })

@@ -1,4 +1,4 @@
-//! Changes of content: made writable, truncated, emptied.
+//! Operations that change content: make it writable, truncate it, empty it.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::open::{check_current, is_given_up};
 use crate::node::Node;
 
 impl Inner {
-    /// The content file of a file that may be changed: complete, and durably marked dirty.
+    /// Returns the content file of a file for changes: the content is complete, and durably marked dirty.
     pub async fn make_writable(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
         self.check_writable()?;
         for _ in 0..5 {
@@ -42,7 +42,7 @@ impl Inner {
         Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
     }
 
-    /// Empties a file without fetching what it had.
+    /// Empties a file without fetching its old content.
     pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let was_open = node.state.lock().is_open();
         let _writing = self.begin_writing(node);
@@ -51,16 +51,16 @@ impl Inner {
         if node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock());
             missing = content.as_ref().is_err_and(|e| e.is(ErrorKind::Corrupt));
-            // In place of one that is missing comes a new one.
+            // A missing content file is replaced by a new one.
             if !missing {
                 let content = content?;
                 return self.empty(node, &content).await;
             }
         }
         if was_open && !missing && node.state.lock().record.file.is_whole() {
-            // Who has the content file open goes on seeing this one.
+            // A program that has the content file open goes on using it, so the file is emptied in place.
             match self.mark_dirty(node).await {
-                // Given up just then: nothing is there to be emptied.
+                // The content was given up meanwhile: there is nothing to empty.
                 Err(e) if is_given_up(node, &e) => {}
                 marked => {
                     marked?;
@@ -95,7 +95,7 @@ impl Inner {
         self.evictor.lock().remove(node.ino.0);
         self.keep_open(node.ino);
         if old.is_some() {
-            // What the kernel keeps for the next open would pin the space of the old content.
+            // The kernel may keep the old content file for the next open, which would pin its space.
             self.tell_kernel_inode(node.ino, true);
         }
         self.flush_bell.notify_one();
@@ -115,7 +115,7 @@ impl Inner {
         self.account(node, &content)
     }
 
-    /// Gives up clean content that turned out to be damaged.
+    /// Gives up clean content that is damaged.
     pub fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
         let mut txn = Txn::begin(self);
         txn.give_up(node.ino)?;
@@ -126,10 +126,11 @@ impl Inner {
 }
 
 impl Inner {
-    /// Empties content in place. What was lost of it is nothing to it any more.
+    /// Empties content in place. A loss of its old bytes is forgotten, because they are gone anyway.
     async fn empty(&self, node: &Arc<Node>, content: &Arc<Content>) -> Result<()> {
-        // A loss that comes from now on may be of what is written next. Who is just syncing may be told of one, which is
-        // taken for one of those then.
+        // Collect a pending write-back error now, because an error that is reported later may concern bytes that are
+        // written next. A caller that is syncing at this moment may get an error of the old bytes. It then counts as
+        // one of the new bytes.
         let _ = self.catalog.glance_written_back(content);
         let id = ContentId(content.id);
         let lost = self.catalog.lost(id);
@@ -144,7 +145,7 @@ impl Inner {
     }
 }
 
-/// Truncates a content file to nothing. What has many blocks takes its time, in which others are served.
+/// Truncates a content file to zero bytes. With many blocks that takes long, so a blocking thread does it.
 async fn empty(content: &Content) -> Result<()> {
     let file = content.file.clone();
     if file.metadata().map_err(super::failed)?.blocks() * 512 <= CHUNK_BYTES {

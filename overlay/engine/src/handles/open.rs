@@ -1,4 +1,4 @@
-//! What an open is given, and what its end leaves.
+//! Open and release: what an open returns, and what is settled after the last close.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
 use super::tell_unless_gone;
 use crate::node::{Node, NodeState};
 
-/// Content files that the daemon keeps open when nobody uses them, at most.
+/// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
-/// How many of them one more open may look at, to close them.
+/// How many of them one more open may examine to close them.
 const TRIM_TRIES: usize = 4;
-/// How often an open begins anew because the file changed under it.
+/// How often an open starts again because the file changed meanwhile.
 const ATTEMPTS: u32 = 5;
 
 pub(super) fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
 }
 
-/// Whether an open asks for all of the file's bytes anyway, of a pool that says then whether there is another version by
-/// now: it need not be asked before. What others asked for already may be older.
+/// Whether an open will fetch the whole file from a pool whose reads fail if the version has changed. Then the version
+/// need not be confirmed before. A fetch that is already in flight does not count, because its answer may be older.
 fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
     if !inner.pool.capabilities().reads_confirm {
         return false;
@@ -41,15 +41,15 @@ impl Overlay {
     /// Opens a regular file by the access mode and `O_TRUNC` of `flags`.
     ///
     /// # Errors
-    /// `Stale` where the name stands for another file by now: look it up again.
+    /// `Stale` if the name refers to another file by now: the caller looks it up again.
     pub async fn open_file(&self, ino: Ino, flags: i32) -> Result<Opened> {
         self.open_file_for(ino, flags, None).await
     }
 
-    /// The same for a thread, by whose cached rights it was decided that it may.
+    /// The same for a thread. The kernel allowed its open by cached rights.
     ///
     /// # Errors
-    /// `Stale`, too, where others changed those rights.
+    /// `Stale`, too, if another client changed those rights.
     pub async fn open_file_for(&self, ino: Ino, flags: i32, thread: Option<u32>) -> Result<Opened> {
         let inner = &self.inner;
         let write = writes(flags);
@@ -94,7 +94,7 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
-                // What it was told before of one that is written past us would not move with the writes.
+                // Attributes that the kernel has cached would not follow passthrough writes.
                 let past = write && opened.resident.is_some();
                 if let (true, Some(kernel)) = (past || !opened.keep_cache, inner.kernel.get()) {
                     kernel.invalidate_attributes_now(ino);
@@ -111,7 +111,7 @@ impl Overlay {
                 }
                 if let Some(content) = &opened.resident {
                     let file = node.state.lock().record.file;
-                    // Given up in between: what would be written to it would be nobody's.
+                    // If the content was given up meanwhile, what is written to its file would be lost.
                     let changed = file.content() != Some(ContentId(content.id)) || (write && !file.is_dirty());
                     if changed || (!file.is_dirty() && !inner.is_kept(content).await) {
                         self.release(ino, flags);
@@ -130,13 +130,14 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
     }
 
-    /// Ends an open with the same flags. One that is not known is ignored: it was another daemon's.
+    /// Ends an open with the same flags. An open that this daemon does not know belonged to an earlier daemon and is
+    /// ignored.
     pub fn release(&self, ino: Ino, flags: i32) {
         self.inner.end_open(ino, writes(flags));
     }
 }
 
-/// Somebody changes the content of a file: while this lives no flush takes it for clean.
+/// A change of a file's content is in progress: while this lives, no flush marks the file clean.
 pub(super) struct Writing<'a> {
     inner: &'a Arc<Inner>,
     ino: Ino,
@@ -149,7 +150,7 @@ impl Drop for Writing<'_> {
 }
 
 impl Inner {
-    /// A change of content that may come without an open: by path, or through one of a daemon that died.
+    /// Begins a change of content that may come without an open: by path, or through an open of a daemon that died.
     pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
         node.state.lock().writers += 1;
         self.begin_counting(node.ino);
@@ -184,12 +185,12 @@ impl Inner {
         inner.table.drop_idle(ino);
     }
 
-    /// Counts an open; `None` where the content was evicted meanwhile and must be fetched again.
+    /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
     fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
         let write = writes(flags);
         let mut state = node.state.lock();
         if state.deleted {
-            // Its last name was removed or replaced after the kernel looked it up, and its content with it.
+            // The last name was removed or replaced after the kernel looked it up, and the content went with it.
             return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} is gone", node.ino)));
         }
         let resident = match state.record.file.is_whole() {
@@ -220,11 +221,11 @@ impl Inner {
             }
         }
         if let Some(content) = &resident {
-            // Never less than what the record promises: a truncated content file must not be read as zeros.
+            // A content file must not be shorter than its record says: the missing bytes would be read as zeros.
             let have = content.file.metadata().map_err(super::failed)?.size();
             let size = state.record.size;
             let clean = !state.record.file.is_dirty();
-            // What a killed daemon appended and did not get to put into the record is cut off.
+            // Bytes that a killed daemon appended but did not record are cut off.
             let cut = clean && have > size && (state.growth.under_way || content.cut(size).is_ok());
             if clean && have != size && !cut {
                 drop(state);
@@ -253,8 +254,8 @@ impl Inner {
         Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
     }
 
-    /// Whether nothing of clean content was lost on its way to the device, as far as the kernel tells. It was glanced at
-    /// just before: here it is waited for who was just being told then.
+    /// Returns whether no write-back error is known for clean content. `register_open` polled without blocking. If
+    /// another caller was consuming the error at that moment, wait for its result.
     async fn is_kept(&self, content: &Arc<Content>) -> bool {
         if !content.is_asked() {
             return self.catalog.check_kept(ContentId(content.id)).is_ok();
@@ -263,8 +264,8 @@ impl Inner {
         blocking(move || catalog.check_written_back(&content)).await.is_ok()
     }
 
-    /// Durably marks whole content as newer than the pool's, before anybody can change it. The caller counts as a writer:
-    /// no mark is taken back meanwhile.
+    /// Durably marks whole content as newer than the pool's copy, before a program can change it. The caller counts as
+    /// a writer, so no flush takes the mark back meanwhile.
     pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         {
             let state = node.state.lock();
@@ -285,7 +286,7 @@ impl Inner {
                 Ok(())
             };
             if node.state.lock().record.file.is_dirty() {
-                // Somebody else's mark is on its way to the disk, or did not come there.
+                // The mark of another caller is not synced yet, or its sync failed.
                 return sync();
             }
             inner.settle_content(&node)?;
@@ -293,7 +294,7 @@ impl Inner {
             check_current(txn.state(node.ino)?)?;
             let record = txn.record(node.ino)?;
             if record.file.is_dirty() {
-                // Somebody else was faster, and may have written since: that is no clean content.
+                // Another caller marked it first and may have written since: the content is no longer clean.
                 drop(txn);
                 return sync();
             }
@@ -302,7 +303,8 @@ impl Inner {
             let state = txn.state(node.ino)?;
             state.changed();
             let content = inner.content(node.ino, state)?;
-            // From here on its times are the truth; the record's may have been set since it was fetched.
+            // From now on the times of the content file are the truth. The record's times may have been set since the
+            // fetch.
             super::set_mtime(&content.file, atime, mtime)?;
             state.clean_stamp = Some(Stamp::of(&content.file)?);
             state.mark_unsynced = true;
@@ -317,8 +319,8 @@ impl Inner {
         .await
     }
 
-    /// Clean content that is about to become the only copy is on the disk first: after a power cut dirty
-    /// content is believed, and what nobody wrote must still be what the pool had.
+    /// Syncs clean content that is about to become the only copy. After a power cut dirty content is trusted, so bytes
+    /// that no program wrote must still be those of the pool.
     fn settle_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         let content = {
             let mut state = node.state.lock();
@@ -330,7 +332,8 @@ impl Inner {
         };
         let id = ContentId(content.id);
         let synced = match self.catalog.sync_content(&content, true) {
-            // A descriptor that is younger than the bytes may not be told: of all content together it is known.
+            // A descriptor that was opened after the bytes were written may miss their write-back error. A sync of the
+            // whole fast pool does not.
             Ok(()) if !content.since_made => self.sync_content_so_far(),
             Err(error) => self.give_up_unwritten(node, id).and(Err(error)),
             Ok(()) => Ok(()),
@@ -344,8 +347,8 @@ impl Inner {
         }
     }
 
-    /// After the last writer: count the space, and find out whether anything was written at all. What is still mapped
-    /// goes on being counted as written.
+    /// Called after the last writer closed: counts the space, and finds out whether anything was written. A file that
+    /// is still mapped continues to count as written.
     fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         self.take_set_id(node)?;
         let unchanged = {
@@ -364,7 +367,7 @@ impl Inner {
             if std::mem::take(&mut state.held_off) {
                 self.hasten(node.ino);
             }
-            // The page cache beside a passthrough open may have what was there before.
+            // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
             state.page_cache_stale = true;
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
@@ -381,7 +384,8 @@ impl Inner {
                 self.catalog.sync_first(content.clone());
             }
             self.count(&mut state, occupied)?;
-            // Saved with many others; until then the inode stays in memory, and after a kill it is counted anew.
+            // The count is saved later, together with others. Until then the inode stays in memory; after a kill the
+            // file is counted again.
             if state.count_unsaved {
                 self.note_uncounted(node.ino);
             }
@@ -405,7 +409,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Settles files that were still mapped when they were closed, and are not any more.
+    /// Settles files that were still mapped when they were closed, and no longer are.
     pub fn settle_unmapped(self: &Arc<Self>) {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
@@ -423,30 +427,30 @@ impl Inner {
                 state.writers == 0 && !held()
             };
             if unmapped && let Err(error) = self.settle(&node) {
-                // One that is damaged must not keep the others from being counted and stopped.
+                // A damaged file must not keep the other files from being counted and stopped.
                 self.writing.lock().remove(&ino);
                 tell_unless_gone(&node, &error, "after the last mapping");
             }
         }
     }
 
-    /// The content is as it was at `stamp`, when the pool's copy equalled it: it is clean, unless somebody can still
-    /// write it.
+    /// Marks content clean if it is as it was at `stamp`, when the pool's copy equalled it, and if no program can still
+    /// write it. Returns whether it is clean.
     pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
-        // Who holds it is asked first: what is stored until then shows in the times.
+        // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
         if state.writers > 0 || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
         if !txn.record(node.ino)?.in_pool() {
-            // Others removed the pool's copy meanwhile: this is the only one.
+            // Another client removed the pool's copy meanwhile: this is the only copy.
             return Ok(false);
         }
         let record = txn.record(node.ino)?;
         if !record.file.is_dirty() {
-            // The last close and a flush came to it at the same time.
+            // The last close and a flush did this at the same time.
             return Ok(true);
         }
         record.file = record.file.flushed()?;
@@ -454,7 +458,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         (state.clean_stamp, state.uploaded, state.written_past) = (None, None, None);
         if self.catalog.glance_written_back(&content).is_err() {
-            // The device does not have it, and the pool does.
+            // The content did not reach the device, but the pool has it.
             txn.give_up(node.ino)?;
             txn.commit()?;
             self.tell_kernel_inode(node.ino, true);
@@ -475,12 +479,12 @@ impl Inner {
         Ok(true)
     }
 
-    /// How many content files stay open when nobody uses them.
+    /// Returns how many content files may stay open while no program uses them.
     fn idle_open_contents(&self) -> usize {
         self.open_contents_max.min(IDLE_OPEN_CONTENTS_MAX)
     }
 
-    /// Notes that a content file is open in the daemon, and closes those that were not used for longest.
+    /// Notes that the daemon has a content file open, and closes the least recently used ones above the limit.
     pub fn keep_open(&self, ino: Ino) {
         let mut open = self.open_contents.lock();
         open.put(ino, ());
@@ -495,7 +499,7 @@ impl Inner {
             };
             // The caller may hold the lock of a node, even of this one.
             match node.state.try_lock() {
-                // Who closes it is not told any more that it was not written back.
+                // After a close, a later descriptor may not be told of a failed write-back.
                 Some(state) if state.record.file.is_dirty() && open.len() < self.open_contents_max => {
                     open.put(victim, ());
                 }
@@ -508,18 +512,18 @@ impl Inner {
         }
     }
 
-    /// Whether more content files are open than may stay so when they are idle.
+    /// Whether more content files are open than may stay open while idle.
     pub fn has_many_open(&self) -> bool {
         self.open_contents.lock().len() > self.idle_open_contents()
     }
 
-    /// Syncs idle content files that the pool does not have, and closes them, where too many are open. Blocks.
+    /// Syncs and closes idle dirty content files, if too many are open. Blocks.
     pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
         let idle = self.idle_dirty();
         if idle.is_empty() {
             return Ok(());
         }
-        // So that none of them takes long.
+        // After this, none of the syncs below takes long.
         self.sync_store()?;
         for (ino, content) in idle {
             let was = Stamp::of(&content.file)?;
@@ -543,7 +547,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Those of them that were not used for longest, where there are more than may stay.
+    /// Returns the least recently used idle dirty content files, if more content files are open than may stay open.
     fn idle_dirty(&self) -> Vec<(Ino, Arc<Content>)> {
         let least: Vec<Ino> = {
             let open = self.open_contents.lock();
@@ -563,13 +567,14 @@ impl Inner {
     }
 }
 
-/// Whether the content is not there any more that was to be marked dirty: it is fetched again.
+/// Whether the content that was to be marked dirty is gone: then the caller fetches it again.
 pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
     error.is(ErrorKind::Busy) || error.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole()
 }
 
 /// # Errors
-/// `Stale` for a file that others replaced while it was open: what is written to it would be lost with the close.
+/// `Stale` for a file that another client removed or replaced while it was open: what is written to it would be lost at
+/// close.
 pub(super) fn check_current(state: &NodeState) -> Result<()> {
     match state.superseded {
         true => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),

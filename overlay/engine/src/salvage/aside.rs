@@ -1,4 +1,4 @@
-//! The directory `saved` of each device: what was set aside, for people to look through.
+//! The directory `saved` of each device: what was set aside, for a person to look through.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -11,12 +11,12 @@ use forebay_backends::{Error, FileKind, PoolPath, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::InodeRecord;
 
-/// Under its name: what the pool did not have.
+/// Files by name: content that the pool did not have.
 const FILES: &str = "files";
-/// Under its number: what may be newer than the pool's copy, or may not.
+/// Files by number: content that may or may not be newer than the pool's copy.
 const OTHER: &str = "other";
 
-/// What was set aside so far, in each device's directory.
+/// The number of files set aside so far, in each device's directory.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     files: Vec<(PathBuf, u64)>,
@@ -24,7 +24,7 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    /// A file that the pool does not have, under all its names.
+    /// Sets aside a file that the pool does not have, under all its names.
     pub fn file(
         &mut self,
         device: &Path,
@@ -38,11 +38,11 @@ impl Aside {
             let place = place(device, path);
             (make_parent(&place).is_ok() && rename_new(content, &place).is_ok()).then_some(place)
         });
-        // A name that is too long for here, or taken.
+        // No name could be used: for example, it is too long for this file system, or taken.
         let Some(taken) = taken else { return self.unknown(device, id, content) };
         for path in names {
             let other = place(device, path);
-            // A second name of what is safe is a convenience.
+            // The content is safe already: a second name is a convenience.
             let _ = make_parent(&other).and_then(|()| fs::hard_link(&taken, &other));
         }
         dress(&taken, record);
@@ -50,7 +50,7 @@ impl Aside {
         Ok(())
     }
 
-    /// A directory or symlink that the pool does not have. No content depends on it.
+    /// Creates a directory or symlink that the pool does not have. No content depends on it.
     pub fn made_here(&mut self, device: &Path, path: &PoolPath, record: &InodeRecord) {
         let place = place(device, path);
         let made = make_parent(&place).and_then(|()| match (record.kind, &record.target) {
@@ -63,7 +63,7 @@ impl Aside {
         }
     }
 
-    /// A content file that cannot be told to be the pool's.
+    /// Sets aside a content file that is not known to equal the pool's copy.
     pub fn unknown(&mut self, device: &Path, id: ContentId, content: &Path) -> Result<()> {
         let dir = device.join("saved").join(OTHER);
         let mut place = dir.join(format!("{:x}", id.0));
@@ -118,8 +118,9 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Gives what was set aside the owner and the extended attributes that the mount showed, for the owner alone: who else may
-/// read it was decided by directories that are not around it any more. The bytes count, so a refusal does not.
+/// Gives a saved file the owner and the extended attributes that the mount showed. Only the owner gets access: which
+/// other users could read it depended on parent directories that it no longer has. The bytes count, so a refusal does
+/// not.
 fn dress(path: &Path, record: &InodeRecord) {
     for (name, value) in record.xattrs.iter().flatten() {
         let _ = rustix::fs::lsetxattr(path, &**name, value, rustix::fs::XattrFlags::empty());

@@ -56,7 +56,7 @@ fn open_files_are_counted_once_each_and_descriptors_stay_for_the_daemon() {
     shares.close(slots[0], Ino(0));
     assert_eq!(shares.open(1, Ino(256)).unwrap_err().errno(), libc::EMFILE);
     shares.close(slots[0], Ino(0));
-    // The other user's file took half a one of the share.
+    // The other user's file reduces the share by half a file.
     shares.close(slots[1], Ino(1));
     assert!(shares.open(1, Ino(256)).is_ok());
     let all = (0..2000).take_while(|n| shares.open(0, Ino(n + 10_000)).is_ok()).count() as u64;

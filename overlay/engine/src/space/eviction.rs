@@ -1,4 +1,4 @@
-//! Room in the fast pool: clean, unleased, unused content goes when something else needs the space.
+//! Room in the fast pool: clean, unleased, unused content is evicted when something else needs the space.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,19 +10,19 @@ use forebay_system::clock::unix_now;
 use super::super::{Inner, Ino, Txn};
 use crate::node::NodeState;
 
-/// Why a file's bytes stay.
+/// Why the content of a file is not evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kept {
     Dirty,
     Leased,
     Open,
     Fetching,
-    /// There is nothing to give up.
+    /// There is nothing to evict.
     Absent,
 }
 
 impl Kept {
-    /// What operators are told, with what helps.
+    /// Returns the reason for operators, with what helps.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Dirty => "not in the pool yet: flush first",
@@ -33,7 +33,7 @@ impl Kept {
         }
     }
 
-    /// What has to come first.
+    /// Returns what has to happen before eviction.
     pub fn what_evicts(self) -> &'static str {
         match self {
             Self::Dirty => "stays until it is flushed",
@@ -46,7 +46,7 @@ impl Kept {
 }
 
 impl Inner {
-    /// Promises space, evicting what may go where there is too little.
+    /// Reserves space, and evicts content if there is too little.
     ///
     /// # Errors
     /// `NoSpace` with the numbers.
@@ -86,7 +86,7 @@ impl Inner {
         .await
     }
 
-    /// Evicts until `bytes` more fit below the high watermark, if it can. Blocks.
+    /// Evicts until `bytes` more fit below the high watermark, if possible. Blocks.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         self.advisor().report_uses();
         let budget = &self.store.budget;
@@ -102,7 +102,7 @@ impl Inner {
             match self.evict_inode(victim)? {
                 Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
                 Err(Kept::Absent) => {}
-                // It was wanted just then. The policy has given it up, and must know of it again.
+                // It came into use meanwhile. The policy has dropped it, so it is inserted again below.
                 Err(_) => stayed.push(victim),
             }
         }
@@ -114,11 +114,12 @@ impl Inner {
         Ok(())
     }
 
-    /// The next inode that the policy gives up and that may go: what was staged for a job that runs goes last.
+    /// Returns the next inode that the policy gives up and that may be evicted. Content staged for a running job goes
+    /// last.
     fn victim(&self) -> Option<Ino> {
         let now = unix_now();
         let may_go = |key: u64| match self.table.peek(Ino(key)) {
-            // One that is locked is in use.
+            // A locked inode is in use.
             Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
             None => self.catalog.leases_of(Ino(key)).is_ok_and(|leases| !leases.hold(now)),
         };
@@ -127,7 +128,7 @@ impl Inner {
         unwanted.or_else(|| evictor.evict(&mut |key| may_go(key))).map(Ino)
     }
 
-    /// Why the content of an inode may not be evicted; `None`: it may.
+    /// Returns why the content of an inode may not be evicted; `None`: it may.
     pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
         let file = state.record.file;
         match () {
@@ -140,19 +141,19 @@ impl Inner {
         }
     }
 
-    /// Gives up the content of an inode. Returns the bytes that it occupied, or why it stays. The eviction policy is told
-    /// by the caller, where the choice was not its own: what it chose itself it goes on to remember.
+    /// Evicts the content of an inode. Returns the bytes that it occupied, or why it stays. If the eviction policy did
+    /// not choose the inode, the caller notifies the policy. The policy goes on remembering what it chose itself.
     pub(crate) fn evict_inode(&self, ino: Ino) -> Result<Result<u64, Kept>> {
         let mut txn = Txn::begin(self);
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
             return Ok(Err(kept));
         }
         let bytes = txn.give_up(ino)?;
-        // What the page cache has of this version stays right.
+        // What the page cache holds of this version stays valid.
         txn.commit()?;
         self.advisor().evicted(ino);
         self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // The kernel holds the content file by its passthrough registration, and with it the space.
+        // The kernel's passthrough registration holds the content file, and with it the space.
         self.tell_kernel_inode(ino, true);
         Ok(Ok(bytes))
     }

@@ -1,4 +1,4 @@
-//! Writers that meet the limit while the flush is only behind wait until it has made room.
+//! If the fast pool is full only because the flush is behind, writers wait until the flush has made room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,20 +11,20 @@ use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, blocking};
 
-/// How long a writer waits in all,
+/// How long a writer waits in all.
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// and while nothing gets to the pool.
+/// How long a writer waits while nothing gets to the pool.
 const STALLED_MAX: Duration = Duration::from_secs(30);
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How old the word that the flush can make room may be: many writers may ask.
+/// How long the answer whether the flush can make room is used again: many writers may need it.
 const KNOWN_FOR: Duration = Duration::from_millis(500);
 
-/// Who waits, and for what.
+/// The writers that wait for room.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     writers: AtomicU64,
-    /// Whether the flush could make room, and when that was looked at.
+    /// When it was last checked whether the flush can make room, and the result.
     coming: Mutex<Option<(Instant, bool)>>,
 }
 
@@ -43,10 +43,10 @@ impl Drop for Waiting<'_> {
 }
 
 impl Inner {
-    /// Repeats what does not fit into the fast pool, as long as flushing can make room.
+    /// Repeats an attempt that does not fit into the fast pool, as long as flushing can make room.
     ///
     /// # Errors
-    /// `NoSpace` with the numbers, where it cannot, or does not within the bounds.
+    /// `NoSpace` with the numbers, if flushing cannot make room, or does not within the bounds.
     pub(crate) async fn with_room<T, F>(self: &Arc<Self>, attempt: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -64,7 +64,7 @@ impl Inner {
                 (waiting.progress, waiting.progressed) = (now, Instant::now());
             }
             let coming = self.is_room_coming().await?;
-            // What was flushed during the attempt may be evicted now.
+            // Files that were flushed during the attempt may be evicted now.
             let hopeless = !coming && before == self.progress();
             if hopeless || waiting.progressed.elapsed() > STALLED_MAX || waiting.began.elapsed() > WAIT_MAX {
                 return Err(error);
@@ -74,7 +74,7 @@ impl Inner {
         }
     }
 
-    /// Writers that wait for room now.
+    /// Returns the number of writers that wait for room.
     pub(crate) fn waiting_for_room(&self) -> u64 {
         self.room.writers.load(Ordering::Relaxed)
     }
@@ -110,7 +110,7 @@ impl Inner {
         .await
     }
 
-    /// Whether a file may be evicted once the background flush has sent it, which is expected to.
+    /// Whether the background flush is expected to send a file, so that it may be evicted then.
     fn frees_room(&self, ino: Ino) -> bool {
         let Ok(node) = self.node(ino) else { return false };
         if self.policy_of(&node).flush == Flush::Manual || self.flusher.errors.of(ino).is_some() {

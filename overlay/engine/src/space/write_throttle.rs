@@ -1,9 +1,8 @@
-//! The hard limit, where the kernel writes past the daemon.
+//! The hard limit for passthrough writers.
 //!
-//! A writer with a passthrough file is not seen while it writes. So such a file is only given where there is
-//! room to spare, and some of it is free already; what it grows by is counted many times a second; and where the
-//! room runs out all the same, its content file is made immutable until there is room again: its next write fails,
-//! and nothing passes the limit.
+//! The daemon does not see passthrough writes. So a file is opened for them only if there is room to spare, and some of
+//! that is free already. Its growth is counted many times a second. If the room runs out all the same, its content file
+//! is made immutable until there is room again: the next write fails, and nothing exceeds the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,48 +18,48 @@ use super::super::{Inner, Ino};
 use crate::node::{Node, NodeState};
 use crate::shares::Promise;
 
-/// Room that must be left for a file to be written past the daemon.
+/// Room that must be left, free or evictable, to open a file for passthrough writes.
 const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
-/// Room below which growth is counted as often as can be.
+/// Room below which growth is counted as often as possible.
 const WATCHED_ROOM: u64 = 2 << 30;
-/// Room below which writers past the daemon are stopped: more than they can write between two counts, on a machine that
-/// is busy, too (2 GiB/s for 100 ms).
+/// Room below which passthrough writers are stopped: more than they can write between two counts, even on a busy
+/// machine (2 GiB/s for 100 ms).
 const LAST_ROOM: u64 = 200 << 20;
-/// Counts while there is little room, and while there is plenty.
+/// Intervals between counts: while there is little room, and while there is plenty.
 const COUNT_OFTEN: Duration = Duration::from_millis(4);
 const COUNT_SELDOM: Duration = Duration::from_millis(100);
 
-/// How long a writer waits for its owner's share while the flush makes no room, and between looks. A file is looked at by
-/// the flush within a second.
+/// How long a writer waits for its owner's share while the flush makes no room, and the interval of its attempts. The
+/// flush looks at a file within a second.
 const SHARE_PATIENCE: Duration = Duration::from_secs(5);
 const SHARE_AGAIN: Duration = Duration::from_millis(20);
 
-/// How old the device's word of its free space may be for who opens a file: little is written meanwhile, beside the room
+/// How old the known free space of the devices may be at an open: little is written meanwhile, compared with the room
 /// that must be left.
 const FREE_KNOWN_FOR: Duration = Duration::from_millis(10);
 
-/// How old the count of what is not flushed may be for who asks for room in the pool: some programs ask at each open,
-/// and each dirty file is looked at.
+/// How old the count of dirty bytes may be for a program that asks for the pool's free space: some programs ask at each
+/// open, and the count looks at each dirty file.
 const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// What is known between two counts.
 #[derive(Debug, Default)]
 pub(crate) struct WriteThrottle {
-    /// Somebody would write past the daemon if what may be evicted were evicted.
+    /// An open would have got passthrough if evictable content had been evicted.
     room_wanted: AtomicBool,
-    /// Told when files begin to be counted.
+    /// Notified when a file begins to be counted, or when room is wanted.
     called: Notify,
-    /// Bytes that the devices had free, and when.
+    /// When the free space of the devices was read, and the bytes.
     free: Mutex<Option<(Instant, u64)>>,
-    /// Bytes that were not flushed yet, and when.
+    /// When the dirty bytes were counted, and the bytes.
     dirty: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Inner {
-    /// Whether a file may be written past the daemon now. Where that needs room that is only to be evicted, the next count
-    /// makes it.
+    /// Whether a file may be opened for passthrough writes now. If that needs an eviction first, the next count makes
+    /// room.
     pub(crate) fn may_write_past(&self, owner: u32) -> bool {
-        // What one user may write is bounded in the same way.
+        // The share of a user is bounded in the same way.
         if self.shares.room_bytes(owner) < ROOM_FOR_PASSTHROUGH {
             return false;
         }
@@ -89,7 +88,7 @@ impl Inner {
         }
     }
 
-    /// Bytes that are not flushed, as they were a moment ago. Blocks.
+    /// Returns the dirty bytes, as they were at most `DIRTY_KNOWN_FOR` ago. Blocks.
     pub(crate) fn dirty_bytes_lately(&self) -> Result<u64> {
         let mut known = self.write_throttle.dirty.lock();
         match *known {
@@ -102,22 +101,22 @@ impl Inner {
         }
     }
 
-    /// How long until the growth of files is to be counted again.
+    /// Returns how long it is until the growth of files is to be counted again.
     pub(crate) fn count_again_in(&self) -> Duration {
         let room = || self.bare_room(self.store.free_bytes()).min(self.shares.least_room_bytes());
         let watched = self.is_counting() && room() < WATCHED_ROOM;
         if watched { COUNT_OFTEN } else { COUNT_SELDOM }
     }
 
-    /// A file may grow from now on.
+    /// Begins to count a file that may grow from now on.
     pub(crate) fn begin_counting(&self, ino: Ino) {
         self.writing.lock().insert(ino);
         self.write_throttle.called.notify_one();
     }
 
-    /// Waits until there may be something to count or to evict, if there is nothing now. For one task.
+    /// Waits until there may be something to count or to evict. Only one task may call this.
     pub(crate) async fn until_counting(&self) {
-        // Both remember what they were told before they are waited for.
+        // Both keep a notification that comes before they are waited for.
         while !self.is_counting() && self.store.budget.above(self.policy.space.high_watermark) == 0 {
             tokio::select! {
                 () = self.write_throttle.called.notified() => {}
@@ -126,19 +125,19 @@ impl Inner {
         }
     }
 
-    /// Whether anything may grow, or somebody waits for room.
+    /// Whether any file may grow, or room is wanted.
     pub(crate) fn is_counting(&self) -> bool {
         !self.writing.lock().is_empty() || self.write_throttle.room_wanted.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be written before anything is evicted, on devices with so many free ones.
+    /// Returns the bytes that may be written before anything is evicted, if the devices have `free` free bytes.
     fn bare_room(&self, free: u64) -> u64 {
         let budget = &self.store.budget;
         let used = budget.used().saturating_add(budget.reserved());
         budget.limit().saturating_sub(used).min(free)
     }
 
-    /// Stops or releases those who write past the daemon. Blocks.
+    /// Stops or releases passthrough writers. Blocks.
     pub(crate) fn throttle_writers(&self) -> Result<()> {
         let wanted = self.write_throttle.room_wanted.swap(false, Ordering::Relaxed);
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
@@ -146,7 +145,8 @@ impl Inner {
         }
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
-        // Who writes through the daemon is given room when there is something to write; who was stopped waits for it.
+        // A writer through the daemon reserves its room when it writes. A passthrough writer cannot, and a stopped one
+        // waits for room.
         let needs_room = |node: &Node| {
             let state = node.state.lock();
             state.written_past.is_some() || state.throttled
@@ -171,7 +171,7 @@ impl Inner {
         Ok(())
     }
 
-    /// There is room: those are stopped whose owner has no more of it, and the others released.
+    /// There is room: stops passthrough writers whose owner has used up its share, and releases the other ones.
     fn throttle_by_shares(&self) -> Result<()> {
         let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
         for ino in writing {
@@ -191,7 +191,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Promises room to the owner of a file, where that has a share. Waits as long as the flush makes some.
+    /// Promises room in the share of a file's owner, if the owner has a share. Waits as long as the flush makes room.
     ///
     /// # Errors
     /// `Quota` with the numbers.
@@ -214,7 +214,7 @@ impl Inner {
         }
     }
 
-    /// Counts an inode with its owner, as it is by now.
+    /// Charges an inode's dirty bytes to its owner, as they are now.
     pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
         let dirty = state.record.file.is_dirty() && !state.deleted;
         let owner = state.record.uid;
@@ -223,8 +223,8 @@ impl Inner {
     }
 }
 
-/// Sets or takes the immutable flag. `false` where the file system or the privileges do not allow it: then
-/// the device's size is the limit.
+/// Sets or clears the immutable flag. Returns `false` if the file system or the privileges do not allow it: then the
+/// device's size is the limit.
 pub(crate) fn set_immutable(content: &Arc<Content>, on: bool) -> bool {
     let Ok(flags) = ioctl_getflags(&*content.file) else { return false };
     let wanted = if on { flags | IFlags::IMMUTABLE } else { flags - IFlags::IMMUTABLE };

@@ -1,9 +1,9 @@
-//! Leases: who asked for a file to stay.
+//! Leases: the promise to an owner that eviction spares a file.
 //!
-//! Each owner, a job or a user, has its own lease on a file, and the file stays while one of them holds. A lease ends
-//! when its time is up, by `forebay release`, with the job that has the name of the owner, with the last name of the
-//! file, and when its staging breaks off before the file is whole. In the last case the owner's earlier lease holds
-//! again. After the last lease the content stays until its space is needed.
+//! Each owner, a job or a user, has its own lease on a file. The file stays while at least one lease holds. A lease
+//! ends when it expires, by `forebay release`, when the job that is its owner ends, when the file loses its last name,
+//! and when its staging stops before the file is whole. In the last case the owner's earlier lease holds again. After
+//! the last lease, the content stays until its space is needed.
 //!
 //! `forebay run` leases for its job if the job runs at the mount. Several commands in one Slurm job do not end each
 //! other's leases; `observe --slurm-job` and `release` do. If a daemon dies, the next one ends the leases of the jobs
@@ -21,7 +21,7 @@ use super::super::{Inner, Ino, Overlay};
 use super::reporter::{Reporter, reported};
 use crate::node::{Node, NodeState};
 
-/// Stagings of one file by one owner that are under way.
+/// The stagings of one file by one owner that are in progress.
 #[derive(Debug)]
 pub(crate) struct Stagings {
     owner: String,
@@ -30,14 +30,14 @@ pub(crate) struct Stagings {
     before: Option<LeaseRecord>,
 }
 
-/// A file that is being staged, with its lease: the lease comes first, so that what was fetched for it cannot go while
-/// the rest comes in. Where the work ends before the whole file is here, and no other staging of its owner goes on, the
-/// lease that its owner had before holds again.
+/// A file that is being staged, with its lease. The lease is granted first, so that eviction spares fetched ranges
+/// while the rest is fetched. If the staging ends before the file is whole, and no other staging of its owner goes on,
+/// the earlier lease of its owner holds again.
 pub(crate) struct Staging<'a> {
     inner: &'a Inner,
     node: &'a Node,
     owner: &'a str,
-    /// The owner is a job that must run.
+    /// The owner is a job, which must be running.
     is_jobs: bool,
 }
 
@@ -54,10 +54,10 @@ impl<'a> Staging<'a> {
         Self { inner, node, owner, is_jobs }
     }
 
-    /// Grants the lease, in place of one that its owner has.
+    /// Grants the lease. It replaces an earlier lease of the owner.
     ///
     /// # Errors
-    /// `NotFound` where the file is gone, or the job.
+    /// `NotFound` if the file or the job is gone.
     pub fn lease(&self, bytes: u64, expires_unix: Option<u64>) -> Result<()> {
         let gone = |what| Err(Error::new(ErrorKind::NotFound, Side::Application, what));
         let lease = LeaseRecord { owner: self.owner.into(), expires_unix, bytes };
@@ -70,7 +70,7 @@ impl<'a> Staging<'a> {
                 self.inner.change_leases(self.node.ino, &mut state, |leases| leases.grant(lease, unix_now()))?;
             }
         }
-        // Whoever ends the job's leases has not seen this one if the job is not there any more.
+        // If the job is gone, the end of its leases may have missed this one.
         if self.is_jobs && !self.inner.advisor().is_running(self.owner) {
             self.inner.end_lease(self.node.ino, Some(self.owner))?;
             return gone("the job that it is staged for has ended");
@@ -103,7 +103,7 @@ impl Drop for Staging<'_> {
 }
 
 impl Overlay {
-    /// Ends leases of one owner. What they were for stays until its room is needed.
+    /// Ends leases of one owner. The content stays until its space is needed.
     pub fn release_leases(&self, request: ReleaseRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let overlay = self.clone();
         reported(|reporter| async move { overlay.release_each(&request, &reporter).await })
@@ -130,7 +130,7 @@ impl Overlay {
             };
             held.into_iter().for_each(|bytes| reporter.advanced(bytes));
         }
-        // They are ended on the disk before anybody relies on it.
+        // The end of the leases is durable before a caller relies on it.
         let again = inner.clone();
         super::super::blocking(move || again.catalog.sync()).await?;
         reporter.done(None);
@@ -139,8 +139,8 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Whose a lease is that is asked for in a job: the job's where it runs here, or else `otherwise`; and whether it is
-    /// the job's.
+    /// Returns the owner of a lease that is requested in a job: the job if it runs at this mount, else `otherwise`.
+    /// Also returns whether the owner is the job.
     pub(crate) fn owner<'a>(&self, job: Option<&'a str>, otherwise: &'a str) -> (&'a str, bool) {
         job.filter(|job| self.advisor().is_running(job)).map_or((otherwise, false), |job| (job, true))
     }
@@ -155,7 +155,7 @@ impl Inner {
         Ok(changed)
     }
 
-    /// Ends the lease that an owner has of a file, or all of them. The bytes that were leased, if one held.
+    /// Ends the lease of one owner on a file, or all leases on it. Returns the bytes that were leased, if a lease held.
     pub(crate) fn end_lease(&self, ino: Ino, owner: Option<&str>) -> Result<Option<u64>> {
         let Some(node) = self.node_unless_gone(ino)? else { return Ok(None) };
         let now = unix_now();
@@ -174,7 +174,7 @@ impl Inner {
         })
     }
 
-    /// Ends what an owner has leased, wherever it is, as far as that can be done.
+    /// Ends all leases of an owner, as far as possible. Returns the first error.
     pub(crate) fn end_leases_of(&self, owner: &str) -> Result<()> {
         let ended = self.leased_by(owner)?.into_iter().map(|ino| self.end_lease(ino, Some(owner)).map(drop));
         ended.fold(Ok(()), Result::and)
@@ -189,7 +189,7 @@ impl Inner {
         Ok(files)
     }
 
-    /// Bytes that eviction leaves alone because somebody has leased them.
+    /// Returns the bytes that eviction spares because of leases.
     pub(crate) fn leased_bytes(&self) -> Result<u64> {
         let (mut sum, now) = (0, unix_now());
         self.catalog.leases(|_, leases| {

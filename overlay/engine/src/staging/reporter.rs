@@ -1,4 +1,4 @@
-//! How operators are told of what they asked for: a stream of progress that ends with a summary.
+//! Reports the progress of an operation to the operator: a stream that ends with a summary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use forebay_backends::{Error, Result};
 use futures::channel::mpsc;
 use parking_lot::Mutex;
 
-/// How often it is told how far something is: often enough for a bar, and a million small files pile nothing up.
+/// The interval of progress messages: often enough for a progress bar, and a million small files queue up few messages.
 const ADVANCE_TOLD_EVERY: Duration = Duration::from_millis(50);
 
-/// Where an operation reports to. A listener that went away does not end a flush or an eviction.
+/// Where an operation reports to. If the receiver is dropped, a flush or an eviction goes on.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     sender: mpsc::UnboundedSender<Progress>,
@@ -54,12 +54,12 @@ impl Reporter {
         self.send(Progress::Failed { path, reason: error.to_string() });
     }
 
-    /// Counts files that did not come to their end, and of which nothing more is told.
+    /// Counts files as failed that did not finish, and that no other message names.
     pub fn unfinished(&self, files: u64) {
         self.failed.fetch_add(files, Ordering::Relaxed);
     }
 
-    /// Ends what was not to be done, with what it would have done.
+    /// Ends a dry run, with what the operation would have done.
     pub fn planned(&self, files: u64, bytes: u64, message: Option<String>) {
         self.files.store(files, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Reporter {
         }));
     }
 
-    /// Ends what is not ended yet: what came to an end with an error.
+    /// Ends the stream of an operation that failed, with its error.
     pub fn finish(&self, result: Result<()>) {
         if let Err(error) = result {
             self.failed.fetch_add(1, Ordering::Relaxed);
@@ -92,7 +92,7 @@ impl Reporter {
     }
 }
 
-/// Does something, whether somebody listens to the end or not.
+/// Runs an operation to its end, even if the receiver is dropped.
 pub(crate) fn reported<W>(work: impl FnOnce(Reporter) -> W) -> mpsc::UnboundedReceiver<Progress>
 where
     W: Future<Output = Result<()>> + Send + 'static,

@@ -13,12 +13,12 @@ use super::conflict::look_again;
 use super::reconcile::{Next, Step, leads_to_unseen};
 use crate::node::Node;
 
-/// How names begin that something has in the pool while others take its place.
+/// Prefix of the name under which an object is parked in the pool while other objects take its place.
 pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
 
-/// What the pool has where something is to be moved.
+/// What the pool has under the name to which something is to be moved.
 enum Target {
-    /// What we think is there, or nothing.
+    /// What the catalog expects, or nothing.
     Ours,
     Theirs,
 }
@@ -46,14 +46,14 @@ impl Inner {
         let nodes = self.nodes_in_order([subject].into_iter().chain(other))?;
         let _locks = lock_all(&nodes).await;
         if self.catalog.name(parent, name)? != *record {
-            // Somebody else was here first: look again.
+            // Another step changed the name first: the caller looks again.
             return Ok(());
         }
-        // A step on another name of the same inode may have come first, too.
+        // A step on another name of the same inode may also have come first.
         if !matches!(self.next(parent, name, record)?, Next::Step(again) if again == step) {
             return Ok(());
         }
-        // And its answer may have been lost.
+        // And the answer to that step may have been lost.
         if self.is_in_doubt(parent) || self.is_in_doubt(subject) || other.is_some_and(|o| self.is_in_doubt(o)) {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl Inner {
             touched.push(from.0);
         }
         let at: Link = (parent, name.into());
-        // What is sent is what is written down as sent, whatever is changed here meanwhile.
+        // The step sends what is recorded as sent, even if the overlay changes meanwhile.
         let sent = self.record_of(subject)?;
         let what = match &step {
             Step::Remove { .. } => {
@@ -72,7 +72,7 @@ impl Inner {
             }
             Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
             Step::Link { .. } => Some(SentWhat::Linked),
-            // Of a file the upload knows what is sent.
+            // For a file, the upload records what is sent.
             Step::Create { .. } if sent.kind == FileKind::File => None,
             Step::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
         };
@@ -108,7 +108,8 @@ impl Inner {
                 self.expect_version_to_move(occupant)?;
                 match record.removed_version() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,
-                    // Its upload was cut off, and what is there is not what was sent: it never arrived.
+                    // Its upload was interrupted, and the pool has something else under the name: the upload never
+                    // arrived.
                     None if record.kind == FileKind::File => {
                         is_gone = false;
                         Ok(())
@@ -142,9 +143,9 @@ impl Inner {
         self.refresh_version(occupant).await
     }
 
-    /// The last name that the pool has of a file is about to go, which somebody may have open: what is only in the
-    /// pool is fetched before. What is written to an object that has names nobody asked for yet must get there by this
-    /// one.
+    /// Called before a name in the pool is removed or replaced. If it is the last name of a file that a program has
+    /// open, what only the pool has is fetched. If the object has other names that were never looked up
+    /// (`unseen_links`), what a program still writes must first reach the pool by this name.
     pub(super) async fn ready_to_go(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let (missing, written) = {
@@ -172,7 +173,7 @@ impl Inner {
         }
     }
 
-    /// The pool no longer has an inode under a name. `is_gone`: nor anything else.
+    /// Records that the pool no longer has an inode under a name. `is_gone`: it has nothing else there, either.
     fn commit_vacated(&self, parent: Ino, name: &[u8], occupant: Ino, is_gone: bool) -> Result<()> {
         let mut txn = Txn::begin(self);
         if txn.name(parent, name)?.pool == Some(occupant) {
@@ -185,8 +186,8 @@ impl Inner {
         txn.commit()
     }
 
-    /// Marks the version of an inode as one that a step of ours on its names changes. Called before the step: its answer,
-    /// or the answer in [`Inner::refresh_version`] after it, may be lost.
+    /// Marks the version of an inode as one that a step of ours on its names changes. Called before the step, because
+    /// the answer to the step, or to the `stat` of [`Inner::refresh_version`] after it, may be lost.
     pub(super) fn expect_version_to_move(&self, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let mut state = node.state.lock();
@@ -194,7 +195,8 @@ impl Inner {
         Ok(())
     }
 
-    /// A step on one of an inode's names moved its change time under the others.
+    /// Reads the version of an inode again: a step on one of its names changed the change time that its other names
+    /// show, too.
     pub(super) async fn refresh_version(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let Ok(node) = self.node(ino) else { return Ok(()) };
         if !node.state.lock().record.in_pool() {
@@ -207,7 +209,7 @@ impl Inner {
                 take_version(&mut txn, ino, &stat)?;
                 txn.commit()
             }
-            // The next look at the name finds out.
+            // The next look at the name finds the version.
             Err(_) => Ok(()),
         }
     }
@@ -264,7 +266,7 @@ impl Inner {
         txn.commit()
     }
 
-    /// What the pool has under a path that is to be taken from `occupant`.
+    /// Returns what the pool has under a path that is to be taken from `occupant`.
     async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<Target> {
         let ours = self.record_of(occupant)?.removed_version();
         match self.ask(self.pool.stat(path)).await {
@@ -275,7 +277,7 @@ impl Inner {
         }
     }
 
-    /// What we wanted to move is no longer in the pool: what is here of it is made anew.
+    /// The object that was to be moved is no longer in the pool: what the fast pool has of it is created anew.
     pub(crate) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
         let mut txn = Txn::begin(self);
         if txn.name(from.0, &from.1)?.pool == Some(ino) {
@@ -283,15 +285,15 @@ impl Inner {
                 self.forget_below(&mut txn, ino)?;
             }
             txn.pool_lacks(from.0, &from.1, ino)?;
-            // Something of others may be there instead.
+            // An object of another client may be there instead.
             look_again(&mut txn, from.0)?;
         }
         self.lost_in_pool(&mut txn, ino)?;
         txn.commit()
     }
 
-    /// Others took the pool's copy of what the mount shows: what is here of it is made anew; of what nothing is here,
-    /// the names go.
+    /// Another client removed the pool's copy of an inode that the mount shows. The flush creates it anew if the fast
+    /// pool has what it needs, for a file its whole content. If not, the names are removed.
     pub(crate) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
         let record = txn.record(ino)?;
         if record.in_pool() || record.links.is_empty() || !record.sent_to.is_empty() {
@@ -337,7 +339,7 @@ impl Inner {
         };
         let stat = match linked {
             Ok(stat) if record.is_object(&stat) => stat,
-            // Others put something else there between the look and the link.
+            // Another client put another object there between the `stat` and the link.
             Ok(stat) => {
                 self.ask(self.pool.remove(path, &Expected::Version(stat.version)))
                     .await
@@ -359,8 +361,8 @@ impl Inner {
         txn.commit()
     }
 
-    /// Moves the pool's occupant of a name out of the way: names that wait for each other in a circle need one
-    /// free place. The mount never shows the name that it has meanwhile; other nodes do.
+    /// Moves the pool's occupant of a name to a temporary name: names that wait for each other in a circle need one
+    /// free place. The mount never shows the temporary name; other nodes do.
     pub(super) async fn move_aside(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
         let Some(occupant) = record.pool else {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
@@ -371,7 +373,7 @@ impl Inner {
         let node = self.node(occupant)?;
         let _lock = node.flush.lock().await;
         if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent) || self.is_in_doubt(occupant) {
-            // Somebody else was here first: look again.
+            // Another step changed the name first: the caller looks again.
             return Ok(());
         }
         let what = SentWhat::Moved { from: link.clone() };
@@ -398,13 +400,13 @@ impl Inner {
     }
 
     fn name_aside(&self, ino: Ino) -> Vec<u8> {
-        // Not a reserved name: those are the pool's own.
+        // Not a reserved name: reserved names belong to the pool.
         format!("{MOVED_ASIDE}{}-{}", self.node_name, ino.0).into_bytes()
     }
 }
 
-/// A flush changed a name of a directory in the pool, which moved the directory's times there: those that the mount
-/// shows are sent again.
+/// Notes that a flush changed a name of a directory in the pool. That changed the directory's times there, so the times
+/// that the mount shows are sent again.
 pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     match txn.state(dir) {
         // Another client removed the directory: it has no times to send.
@@ -412,16 +414,17 @@ pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
         state => state?.names_flushed += 1,
     }
     let record = txn.record(dir)?;
-    // One that was removed here has no times that anybody sees.
+    // The mount does not show the times of a removed directory.
     record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
     Ok(())
 }
 
-/// After a change of names: the version moved by its change time alone, unless somebody else was there too.
+/// Takes the version after a change of names. Only the change time in it is different, unless another client changed
+/// the object, too.
 pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
     let record = txn.record(ino)?;
     if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
-        // Others put something else there: the next look finds out.
+        // Another client put another object there: the next look finds it.
         return Ok(());
     }
     match (&record.version, record.kind) {
@@ -429,7 +432,7 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
         _ => {
             record.version = Some(stat.version.clone());
             txn.take_access(ino, stat)?;
-            // Not of a directory: that it was given another name says nothing of those in it.
+            // Not for a directory: its new name says nothing of the names in it.
             if stat.kind != FileKind::Directory {
                 txn.state(ino)?.validated = Some(std::time::Instant::now());
             }

@@ -1,4 +1,4 @@
-//! What differs of an inode that the pool has under the right names: content, attributes, extended attributes.
+//! Flushes one inode that the pool has under the right names: content, attributes, extended attributes.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use super::refused::mode_without;
 use super::upload::Uploaded;
 use crate::node::Node;
 
-/// How often an upload is tried because others change the file meanwhile.
+/// How often an upload is tried while other clients change the file.
 const ATTEMPTS: u32 = 3;
 
 impl Inner {
-    /// Flushes what differs of one inode; first its name, where the pool does not have it yet.
+    /// Flushes what differs of one inode; first its name, if the pool does not have it yet.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.take_set_id(&self.node(ino)?)?;
         let mut looked = false;
@@ -42,7 +42,7 @@ impl Inner {
                 continue;
             }
             if !record.has_names() && ino != Ino::ROOT {
-                // Unlinked: its removal is all that the pool must be told.
+                // Unlinked: the pool needs only its removal.
                 return Ok(());
             }
             if !self.resolve_doubt(ino).await? {
@@ -59,7 +59,8 @@ impl Inner {
         Ok(())
     }
 
-    /// What others changed of the attributes of a file whose content is newer here: the new copy is to have it.
+    /// Takes attributes that another client changed on a file whose content is newer in the overlay: the new copy must
+    /// have them.
     async fn learn_attrs(&self, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let asked = self.asked(&node.state.lock());
@@ -90,7 +91,8 @@ impl Inner {
     pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         if self.record_of(ino)?.file.is_dirty() {
-            // A new copy has just the attributes that are sent with it. No lock may be held to ask.
+            // The new copy gets only the attributes that are sent with it. These calls to the pool must not be made
+            // under a lock.
             self.learn_attrs(ino).await?;
             self.known_xattrs(ino).await?;
         }
@@ -101,7 +103,7 @@ impl Inner {
             return Ok(());
         }
         if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
-            // It became dirty just now: the next round knows more.
+            // It became dirty just now: the next round has its extended attributes.
             return Ok(());
         }
         if record.file.is_dirty() && !self.uploaded_already(&node).await? {
@@ -109,13 +111,13 @@ impl Inner {
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
             self.replace_content(ino).await?;
-            // What the pool refused then is tried by itself, and reported.
+            // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
             let record = self.record_of(ino)?;
             if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino) {
                 return Ok(());
             }
         }
-        // The directories, too: a listing that was asked for before has the old attributes.
+        // The directories, too: a listing that was requested before has the old attributes.
         let mut touched = vec![ino];
         touched.extend(record.pool_links.iter().map(|(p, _)| *p));
         let _change = PoolChange::begin(self, &touched)?;
@@ -128,7 +130,7 @@ impl Inner {
             match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     if !self.has_other_name(ino)? {
-                        // Removed by somebody else: there is nothing to give attributes to.
+                        // Another client removed it: there is no object to set attributes on.
                         let mut txn = Txn::begin(self);
                         clear(txn.record(ino)?);
                         return txn.commit();
@@ -139,8 +141,8 @@ impl Inner {
         }
     }
 
-    /// The pool does not have an inode under the name that it was asked for by: somebody removed that, or a removal of
-    /// ours was not answered. Whether there is another one to ask by.
+    /// Called if the pool does not have an inode under the name of the last request: another client removed the name,
+    /// or a removal of ours was not answered. Drops the name. Returns whether the inode has another name in the pool.
     fn has_other_name(&self, ino: Ino) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
@@ -158,8 +160,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Whether the pool has what is here, though it was not clean when it was sent: somebody had it open for writing, or
-    /// mapped. It is clean now where nobody has any more.
+    /// Whether the pool has the present content. It was not clean when it was sent, because a program had it open for
+    /// writing, or mapped. It becomes clean now if no program has it open or mapped any more.
     async fn uploaded_already(&self, node: &Arc<Node>) -> Result<bool> {
         let stamp = {
             let state = node.state.lock();
@@ -203,16 +205,16 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::NotFound) && self.has_other_name(ino)? => attempts = 0..ATTEMPTS,
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
-                // Only names or attributes were changed by others: ours are newer.
+                // Another client changed only names or attributes: ours are newer.
                 Ok(stat)
                     if record.version.as_ref().is_some_and(|v| *v != stat.version && v.same_content(&stat.version)) =>
                 {
                     expected = Expected::Version(stat.version);
                 }
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
-                    // Another client's, whose are the times of the directory, too.
+                    // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
-                    // All names that the pool has it under are of the object that somebody changed.
+                    // All of its names in the pool refer to the object that another client changed.
                     None => {
                         for (parent, name) in &record.pool_links {
                             let path = self.pool_path_of(*parent, name)?;
@@ -227,16 +229,17 @@ impl Inner {
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
     }
 
-    /// `moved`: the directory, where the times that the mount shows of it are to be sent again. A pool replaces content
-    /// under its name, and that moves them.
+    /// Commits replaced content. `moved`: the directory, if the times that the mount shows of it are to be sent again.
+    /// A pool replaces content under its name, and that changes the directory's times.
     async fn commit_replaced(&self, ino: Ino, dir: Ino, moved: Option<Ino>, uploaded: Uploaded) -> Result<()> {
         self.sync_names(dir).await?;
         let replaced = |txn: &mut Txn<'_>| moved.map_or(Ok(()), |dir| note_name_flushed(txn, dir));
         self.commit_uploaded(ino, uploaded, &replaced).await
     }
 
-    /// Whether the pool has a directory as the catalog knows it, but for what our own calls change there: another client's
-    /// newer times are not set back. The caller's call on it has begun.
+    /// Whether the pool has a directory as the catalog knows it, apart from what our own calls change there. If not,
+    /// its times are not sent: they would set back newer ones of another client. The caller's call on the directory has
+    /// begun.
     async fn is_as_known(&self, dir: Ino) -> bool {
         if !self.pool.capabilities().directory_versions {
             return false;
@@ -254,8 +257,8 @@ impl Inner {
         self.ask(self.pool.stat(&path)).await.is_ok_and(|stat| known == Some(stat.version))
     }
 
-    /// Sends attributes to the pool. Returns also whether the pool refused the times: a daemon that does not run as root may
-    /// change names and content in a directory of another user, but may not set its times.
+    /// Sends attributes to the pool. Also returns whether the pool refused the times: a daemon that does not run as
+    /// root may change names and content in a directory of another user, but may not set its times.
     async fn set_attrs_allowed(&self, path: &PoolPath, changes: &SetAttrs, there: &Stat) -> Result<(Stat, bool)> {
         let times = changes.atime.is_some() || changes.mtime.is_some();
         let of_another = there.uid != rustix::process::geteuid().as_raw();
@@ -273,12 +276,12 @@ impl Inner {
     }
 
     /// # Errors
-    /// `NotFound` where the pool does not have it under this path.
+    /// `NotFound` if the pool does not have the inode under this path.
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
         let owner = record.dirty.owner && self.pool.capabilities().owners;
         let times = record.dirty.times;
         let mut changes = SetAttrs {
-            // An owner that changes takes set-id bits away: the mode is sent after it.
+            // A change of the owner clears set-id bits: the mode is sent after it.
             mode: (record.dirty.mode || owner).then_some(record.mode).filter(|_| record.kind != FileKind::Symlink),
             uid: owner.then_some(record.uid),
             gid: owner.then_some(record.gid),
@@ -288,17 +291,18 @@ impl Inner {
         };
         let there = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
         if there.kind != record.kind {
-            // What others put in its place is nothing that was given these attributes.
+            // The attributes are not meant for an object that another client put in its place.
             return Err(Error::new(ErrorKind::NotFound, Side::Pool, format!("{path}: replaced by others")));
         }
-        // Where our times cover theirs, only this look tells whether somebody else wrote the content.
+        // If our times are sent, they hide those of the pool: only this `stat` shows whether another client wrote the
+        // content.
         let content_is_ours = match (record.kind, times) {
             (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
             _ => true,
         };
         let moves_version = record.kind == FileKind::File && times && content_is_ours;
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
-            // The version moves with them: it must be known again after a crash.
+            // The times change the version, which must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
             let what = SentWhat::Content { size, mtime: record.mtime };
             if !self.about_to_send(&(*parent, name.clone()), ino, what).await? {
@@ -315,7 +319,7 @@ impl Inner {
             };
             match sent {
                 Err(e) if e.is(ErrorKind::NoAttribute) => {}
-                // The others are not kept waiting.
+                // The other attributes are sent all the same.
                 Err(e) if e.attribute().is_some() => {
                     self.flusher.refused.note(ino, &e);
                     refused.push((name.clone(), value.clone().unwrap_or_default()));
@@ -329,7 +333,7 @@ impl Inner {
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
         let names_flushed = self.node(ino)?.state.lock().names_flushed;
         let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
-        // What the pool has of the rights that were not sent, and what was sent of the others.
+        // Takes rights that were sent from the record, and the other ones from the pool.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
         let rights = |stat: &Stat| {
             let mode = if changes.mode.is_some() { record.mode } else { stat.mode };
@@ -338,7 +342,7 @@ impl Inner {
         };
         let others_changed = record.version.as_ref() != Some(&there.version) || rights(&stat) != rights(&there);
         let mut txn = Txn::begin(self);
-        // A name that another step changed meanwhile may have moved the directory's times after they were sent.
+        // Another step that changed a name meanwhile may have changed the directory's times after they were sent.
         let names_changed = txn.state(ino)?.names_flushed != names_flushed;
         let now = txn.record(ino)?;
         let mut sent = record.clone();
@@ -355,10 +359,10 @@ impl Inner {
         if now.kind != FileKind::File || (content_is_ours && only_attrs) {
             now.occupied_in_pool = stat.occupied;
             now.version = Some(stat.version.clone());
-            // From now on the version tells nothing of what others changed beside the attributes that were sent.
+            // From now on the version does not show what other clients changed beside the attributes that were sent.
             news = others_changed;
             if news {
-                // The version of a directory moves with its names: a listing finds out about its ACL.
+                // The version of a directory changes with its names, so a listing finds out about its ACL.
                 if now.kind != FileKind::Directory {
                     now.xattrs = None;
                 }

@@ -1,4 +1,4 @@
-//! The pool's copy changed under our newer one: both are kept, and it is reported.
+//! Conflicts: the pool's copy changed while the overlay has a newer one. Both are kept, and the conflict is reported.
 //!
 //! If the pool has another version than expected, the bytes are compared first (`same_bytes`): equal bytes are no
 //! conflict, whichever client wrote them.
@@ -13,11 +13,11 @@ use super::super::{Inner, Ino, Txn};
 
 /// Conflicts that are remembered for `status`.
 const REMEMBERED: usize = 1000;
-/// Names of this many bytes are the longest that Linux takes.
+/// The longest name that Linux takes, in bytes.
 const NAME_MAX: usize = 255;
 
 impl Inner {
-    /// Ours moves to a name of its own beside the pool's, which stays. The next round flushes it there.
+    /// Moves our copy to a name of its own beside the pool's copy, which stays. The next round flushes our copy there.
     pub(super) async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
         let copy = self.free_name(parent, name).await?;
         let mut txn = Txn::begin(self);
@@ -32,7 +32,7 @@ impl Inner {
                 link.1 = copy.as_slice().into();
             }
         }
-        // The pool's object under this name is somebody else's by now: the next lookup brings it in.
+        // The pool's object under this name is another client's by now: the next lookup finds it.
         txn.show(parent, name, None)?;
         txn.pool_has(parent, name, None)?;
         if txn.record(ino)?.file.is_whole() {
@@ -52,7 +52,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A name for our copy that neither the mount nor the pool has.
+    /// Returns a name for our copy that neither the mount nor the pool has.
     async fn free_name(&self, parent: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let now = unix_now();
         for number in 0..1000u32 {
@@ -88,7 +88,8 @@ impl Inner {
     }
 }
 
-/// The pool has more in a directory than we knew: the next look at it asks, however fresh what we know is.
+/// Makes the next look at a directory ask the pool, however fresh its cached state is: the pool has more names there
+/// than the catalog knew.
 pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     txn.record(dir)?.listing = Listing::Partly;
     txn.inner().watches.look_again(dir);

@@ -1,4 +1,4 @@
-//! What the pool does not have, made there.
+//! Creates in the pool what it does not have.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Inner {
         let stat = match made {
             Ok(stat) => stat,
             Err(e) if e.is(ErrorKind::Exists) => {
-                // What somebody made to the same effect is shared.
+                // If another client created an equal object, both share it.
                 let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
                 if !self.is_as_made(&record, &stat, path).await? {
                     return self.keep_both(parent, name, ino, path).await;
@@ -46,7 +46,7 @@ impl Inner {
                 theirs = true;
                 stat
             }
-            // Made without it at the next attempt.
+            // The next attempt creates it without this attribute.
             Err(e) if self.flusher.refused.note(ino, &e) => return Ok(()),
             Err(e) => return Err(e.context(path)),
         };
@@ -56,7 +56,8 @@ impl Inner {
         note_name_flushed(&mut txn, parent)?;
         let now = txn.record(ino)?;
         if theirs {
-            // What it was given here and there is one: the mode is theirs, what they do not have is still to be told.
+            // The overlay's object and the other client's are one from now on. The mode is the other client's; extended
+            // attributes that the other client's object does not have are still to be sent.
             settle_attrs(now, &InodeRecord { dirty_xattrs: Vec::new(), ..record });
             txn.take_attrs(ino, &stat)?;
             txn.record(ino)?.xattrs = None;
@@ -64,7 +65,7 @@ impl Inner {
             settle_attrs(now, &record);
             still_to_tell(now, &refused);
             if record.kind == FileKind::Directory && !self.pool.capabilities().directory_versions {
-                // It was empty: all names of it are known.
+                // It was created empty: all of its names are known.
                 txn.state(ino)?.listed_at = Some(began);
             }
         }
@@ -102,7 +103,7 @@ impl Inner {
                 Err(e) => return Err(e),
             }
             match self.ask(self.pool.stat(path)).await {
-                // Removed by somebody else: nothing of theirs is lost by making ours.
+                // Another client removed it: nothing of that client is lost if ours is created.
                 Err(e) if e.is(ErrorKind::NotFound) => expected = Expected::Absent,
                 Err(e) => return Err(e.context(path)),
                 Ok(stat) => match self.same_bytes(ino, path, &stat).await? {
@@ -126,9 +127,9 @@ impl Inner {
     }
 }
 
-/// The attributes that an inode is made with.
+/// Returns the attributes with which an inode is created.
 pub(super) fn attrs_of(record: &InodeRecord) -> Attrs {
-    // Of what others removed from the pool nothing is known but what was changed here.
+    // If another client removed the object, only the attributes that were changed in the overlay are known.
     let changed = record.dirty_xattrs.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
     let xattrs = record.xattrs.clone().unwrap_or_else(|| changed.collect());
     Attrs {
@@ -141,16 +142,16 @@ pub(super) fn attrs_of(record: &InodeRecord) -> Attrs {
     }
 }
 
-/// The pool has the attributes of `sent`: what was changed since is still to be told.
+/// Records that the pool has the attributes of `sent`: what changed since is still to be sent.
 pub(super) fn settle_attrs(record: &mut InodeRecord, sent: &InodeRecord) {
     record.dirty.mode = record.mode != sent.mode;
     record.dirty.owner = (record.uid, record.gid) != (sent.uid, sent.gid);
-    // Names made in a directory after this change its times again.
+    // Names that are created in the directory after this change its times again.
     record.dirty.times = record.kind == FileKind::Directory || (record.atime, record.mtime) != (sent.atime, sent.mtime);
     record.dirty_xattrs.retain(|change| !sent.dirty_xattrs.contains(change));
 }
 
-/// What the pool refused of the attributes that were sent: it stays to be told, and tells operators why.
+/// Keeps attributes that the pool refused among those to be sent, so that operators see why.
 pub(super) fn still_to_tell(record: &mut InodeRecord, refused: &[(Vec<u8>, Vec<u8>)]) {
     for (name, value) in refused {
         if record.dirty_xattrs.iter().all(|(dirty, _)| **dirty != **name) {

@@ -1,4 +1,4 @@
-//! What the policy says of an intent whose time in the queue has come.
+//! Decides by policy about an intent whose time in the queue has come.
 
 use std::time::{Duration, Instant};
 
@@ -11,29 +11,30 @@ use forebay_system::clock::unix_now;
 use super::super::{Inner, Ino};
 use crate::node::{Node, NodeState};
 
-/// What `close` did not come to under `on-close`, names and files whose writer died, is flushed after this.
+/// Under `on-close`, what `close` did not flush (names, and files whose writer died) is flushed after this.
 const AFTER_CLOSE: Duration = Duration::from_secs(1);
-/// A file that is written all the time is flushed after this many times the idle time,
+/// A file that is written all the time is flushed after this many times the idle time.
 const AGE_IDLE_TIMES: u32 = 10;
-/// but not more often than this.
+/// A file that is written all the time is not flushed more often than this.
 const AGE_LEAST: Duration = Duration::from_secs(10);
-/// What can only be flushed when a program closes it is looked at this often, if the close does not tell.
+/// An entry that can only be flushed after a close is looked at this often, in case the close does not notify the
+/// flusher.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// What is to be done with an entry of the queue.
+/// What to do with an entry of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     Now,
     /// Not before this has passed.
     In(Lane, Duration),
-    /// An operator does it.
+    /// An operator flushes it.
     Manual,
     /// There is nothing to flush.
     Gone,
 }
 
 impl Inner {
-    /// `pressed`: the fast pool is full, so nothing waits to be idle.
+    /// Decides what to do with an entry. `pressed`: space is short, so nothing waits to be idle.
     pub(super) fn is_due(&self, entry: &Queued, pressed: bool) -> Result<Due> {
         let subject = match &entry.intent {
             Intent::Inode(ino) => *ino,
@@ -55,7 +56,7 @@ impl Inner {
         let queued = Duration::from_micros(self.catalog.queue_now().saturating_sub(entry.wait.since_us));
         let mut state = node.state.lock();
         if state.is_unlinked(subject) && matches!(entry.intent, Intent::Inode(_)) {
-            // It goes with the last close.
+            // The last close removes it.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
         let is_content = state.record.kind == FileKind::File && state.record.file.is_dirty();
@@ -68,12 +69,12 @@ impl Inner {
         }
         let may_be_written = state.writers > 0 || state.written_past.is_some();
         if !may_be_written {
-            // Without an open since the start it has been idle at least for so long.
+            // `None`: no writer closed it since it came into memory, so it counts as idle.
             let left = state.quiet_since.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
             return Ok(if pressed || left.is_zero() { Due::Now } else { Due::In(Lane::Fresh, left) });
         }
         if matches!(entry.intent, Intent::Inode(_)) && state.is_uploaded() && !has_attributes(&state) {
-            // The pool has it; it counts as dirty because somebody may still write it.
+            // The pool has its content. It counts as dirty because a program may still write it.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
         if queued >= (idle * AGE_IDLE_TIMES).max(AGE_LEAST) {
@@ -90,7 +91,7 @@ impl Inner {
         })
     }
 
-    /// How long a file that programs may write has yet to stay as it is; `None`: it is idle.
+    /// Returns how long a file that programs may write must still stay as it is until it is idle; `None`: it is idle.
     fn until_idle(&self, node: &Node, state: &mut NodeState, idle: Duration) -> Option<Duration> {
         let Ok(content) = self.content(node.ino, state) else { return None };
         let Ok(stamp) = Stamp::of(&content.file) else { return None };
@@ -98,7 +99,7 @@ impl Inner {
             Some((seen, at)) if seen == stamp => at.elapsed(),
             _ => {
                 state.seen = Some((stamp, Instant::now()));
-                // Only good news are believed of the time of day: it may have been set since.
+                // The clock may have been set since: a change time in the future counts as now.
                 let age = u64::try_from(stamp.ctime.secs).map_or(0, |then| unix_now().saturating_sub(then));
                 Duration::from_secs(age.saturating_sub(1))
             }
@@ -106,7 +107,7 @@ impl Inner {
         Some(idle.saturating_sub(unchanged)).filter(|left| !left.is_zero())
     }
 
-    /// The pool is still to be told, or asked.
+    /// Whether the pool must still be told of an intent, or asked about a call in doubt.
     pub(crate) fn still_differs(&self, intent: &Intent) -> bool {
         match intent {
             Intent::Name(parent, name) => self.catalog.name(*parent, name).is_ok_and(|r| r.differs()),
@@ -114,7 +115,7 @@ impl Inner {
         }
     }
 
-    /// A program may write a file just now: that it still differs after a flush is no fault.
+    /// Whether a program may write a file just now: then it may still differ after a flush, which is no failure.
     pub(super) fn may_be_written(&self, ino: Ino) -> bool {
         self.table.peek(ino).is_some_and(|node| {
             let state = node.state.lock();

@@ -1,5 +1,5 @@
-//! What was sent to the pool and never answered, because the call failed or the daemon was killed: a look at the name
-//! tells what became of it, before anything else is done there.
+//! Calls in doubt: what was sent to the pool and never answered, because the call failed or the daemon was killed. A
+//! look at the name resolves the doubt, before anything else is done there.
 //!
 //! Before a call that gives a name of the pool something, the name's record gets what is sent (`sent`) and the inode
 //! gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
@@ -18,12 +18,12 @@ use super::super::{Inner, Ino, Txn, blocking};
 use super::apply::{lock_all, note_name_flushed, take_version};
 
 impl Inner {
-    /// Makes certain where the pool has an inode and the directories above it. Whether anything was uncertain.
+    /// Finds out where the pool has an inode and the directories above it, if that is in doubt. Returns whether it was.
     ///
-    /// No lock of the flusher may be held.
+    /// The caller holds no lock of the flusher.
     ///
     /// # Errors
-    /// Those of the pool: what is uncertain stays so.
+    /// Those of the pool: what is in doubt stays in doubt.
     pub async fn resolve_doubt(&self, ino: Ino) -> Result<bool> {
         if !self.is_in_doubt(ino) {
             return Ok(false);
@@ -32,7 +32,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// The same, and what the names have under which the pool had it: something else may have been sent there.
+    /// The same, and also for the names under which the pool had the inode: something else may have been sent there.
     pub async fn resolve_doubt_of_names(&self, ino: Ino) -> Result<bool> {
         let mut unsure = self.resolve_doubt(ino).await?;
         for (parent, name) in self.record_of(ino)?.pool_links {
@@ -44,7 +44,7 @@ impl Inner {
         Ok(unsure)
     }
 
-    /// Whether something was sent of which nobody knows whether it moved an inode, or a directory above it.
+    /// Whether a call in doubt may have moved an inode, or a directory above it.
     pub(super) fn is_in_doubt(&self, ino: Ino) -> bool {
         let mut unsure = false;
         self.visit_above_in_pool(ino, |_, record| {
@@ -54,12 +54,12 @@ impl Inner {
         unsure
     }
 
-    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` says `false`.
+    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` returns `false`.
     fn visit_above_in_pool(&self, ino: Ino, mut each: impl FnMut(Ino, &InodeRecord) -> bool) {
         let mut next = VecDeque::from([ino]);
         let mut seen = HashSet::from([ino]);
         while let Some(at) = next.pop_front() {
-            // A directory that others removed is known no more.
+            // A directory that another client removed is not known any more.
             let Ok(node) = self.node(at) else { continue };
             let state = node.state.lock();
             if !each(at, &state.record) {
@@ -72,7 +72,7 @@ impl Inner {
     /// `begun`: the inodes whose doubt the caller is resolving.
     fn resolve_doubt_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
         async move {
-            // From the root down: the path of what is below depends on it.
+            // From the root down, because the path of an inode depends on the directories above it.
             let mut above = Vec::new();
             self.visit_above_in_pool(ino, |at, _| {
                 above.push(at);
@@ -101,13 +101,13 @@ impl Inner {
         }
         let _moves = self.flusher.moves.read().await;
         let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
-            // What was there is gone since: whoever sent it got the answer meanwhile.
+            // An inode is gone: the step that sent it has had its answer meanwhile.
             Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
             nodes => nodes?,
         };
         let _locks = lock_all(&nodes).await;
         if self.catalog.name(parent, name)?.sent != record.sent {
-            // Whoever sent it had the lock, and knows by now.
+            // The step that sent it held the lock, and has had its answer.
             return Ok(());
         }
         let path = self.pool_path_of(parent, name);
@@ -117,7 +117,7 @@ impl Inner {
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
                 Err(e) => return Err(e.context(path)),
             },
-            // The directory itself never came to be.
+            // The directory itself was never created in the pool.
             Err(_) => None,
         };
         let (mut arrived, mut half) = (None, None);
@@ -137,10 +137,11 @@ impl Inner {
             let pool = txn.name(parent, name)?.pool;
             txn.pool_has(parent, name, pool)?;
             if let Some((ino, stat)) = half {
-                // What we left there is no change of somebody else's: it is what ours is written over.
+                // A file that this daemon left half written is not a change of another client: the next upload
+                // overwrites it.
                 txn.record(ino)?.version = Some(stat.version.clone());
             }
-            // Of what others took away meanwhile this name was the last hope.
+            // If another client removed the object meanwhile, this name was the last one where it could be.
             for sent in &record.sent {
                 self.lost_in_pool(&mut txn, sent.ino)?;
             }
@@ -152,7 +153,7 @@ impl Inner {
             self.sync_names(from.0).await?;
         }
         let mut txn = Txn::begin(self);
-        // The new name first: an inode without any would not know its version any more.
+        // The new name is recorded first: an inode without names in the pool forgets its version.
         txn.pool_has(parent, name, Some(sent.ino))?;
         note_name_flushed(&mut txn, parent)?;
         if let SentWhat::Moved { from } = &sent.what {
@@ -166,7 +167,7 @@ impl Inner {
                 record.occupied_in_pool = stat.occupied;
                 record.count_links(stat);
             }
-            // Only that it is there is certain, not that it was given all that it should have.
+            // It is certain that the object exists, but not that it got all of its attributes.
             SentWhat::Made { .. } => {
                 let record = txn.record(sent.ino)?;
                 record.version = Some(stat.version.clone());
@@ -187,8 +188,8 @@ impl Inner {
         let (mut is_before, mut is_unchanged) = (false, false);
         if let Some((before, version)) = before {
             is_before = version.same_object(&stat.version);
-            // A new file is another object; the same one, written anew, has another version. Sizes and times tell less:
-            // those of two files may well be the same.
+            // A new file is another object, and a file that was written anew has another version. Sizes and times tell
+            // less: two files may well have the same.
             is_unchanged = version == stat.version || (is_before && before != sent.ino);
         }
         Ok(match &sent.what {
@@ -200,14 +201,13 @@ impl Inner {
             SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
             SentWhat::Made { .. } if is_before || record.kind != stat.kind => false,
             &SentWhat::Made { mode, uid, gid } => {
-                // What it was made with, and not what it was given here since.
+                // The attributes that it was created with, not those that the overlay gave it since.
                 self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
             }
         })
     }
 
-    /// Whether the pool's file under a name is one of several names that was being written in place when the answer was
-    /// lost.
+    /// Whether the pool's file under a name has several names and was being written in place when the answer was lost.
     async fn is_half_written(&self, sent: &Sent, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
         let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
@@ -218,7 +218,7 @@ impl Inner {
         Ok(self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?.contains(&mark))
     }
 
-    /// Whether an object of the pool is what making an inode there makes, but for attributes.
+    /// Whether an object of the pool is what creating an inode there would create, apart from attributes.
     pub(super) async fn is_as_made(&self, record: &InodeRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         Ok(stat.kind == record.kind
             && match stat.kind {
@@ -232,9 +232,9 @@ impl Inner {
             })
     }
 
-    /// Writes down what is about to be sent to a name; it survives a power cut when this returns. The caller holds
-    /// the flush lock of the inode. `false` where the name is another one's by now, or something else is on its way
-    /// there: nothing is to be sent.
+    /// Records what is about to be sent to a name; the record survives a power cut when this returns. The caller holds
+    /// the flush lock of the inode. Returns `false` if the name belongs to another inode by now, or something else is
+    /// in flight to it: then nothing may be sent.
     pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<bool> {
         {
             let mut txn = Txn::begin(self);
@@ -250,8 +250,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// The pool must not be ahead of the catalog, after a power cut either: what it is told next is on the disk when
-    /// this returns.
+    /// Syncs the catalog before a call to the pool: the pool must never be ahead of it, not even after a power cut.
     pub(super) async fn sync_written(&self) -> Result<()> {
         let catalog = self.catalog.clone();
         blocking(move || catalog.sync_written()).await
@@ -270,8 +269,8 @@ pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
     record.all_xattrs_differ();
 }
 
-/// Whether a directory of the pool lets in all that may have written to ours: its owner, and those whom its mode lets
-/// write. What was made in ours is not for a directory that is closed to its makers.
+/// Whether a directory of the pool admits all users that may have written to ours: its owner, and those whom its mode
+/// lets write. Files that were created in ours must not go to a directory that is closed to their creators.
 fn lets_in_as_many(theirs: &Stat, ours: &InodeRecord) -> bool {
     const GROUP: u32 = 0o030;
     const OTHERS: u32 = 0o003;

@@ -1,7 +1,7 @@
-//! One name of the pool, made equal to the overlay's.
+//! Makes one name of the pool equal to the overlay's.
 //!
-//! The next step of a name is remove, rename, link or create, or the names that have to come first. Names that wait for
-//! each other in a circle are freed by parking one of them under a reserved name.
+//! The next step of a name is remove, rename, link or create; or other names have to come first. If names wait for each
+//! other in a circle, one of them is parked under a temporary name.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::apply::MOVED_ASIDE;
 /// Steps that one name may take: more would be a loop.
 const MAX_STEPS: u32 = 100_000;
 
-/// Circles in which nothing can be freed, because somebody else frees it: more than that are no coincidence.
+/// Circles in which no name can be freed, because another flush frees one: more than this are no coincidence.
 const MAX_STUCK: u32 = 1000;
 
 /// What is to be done next for a name.
 pub(super) enum Next {
     /// Other names come first.
     First(Vec<Link>),
-    /// What was written to a file comes first: after this name is gone, none that is known leads to it.
+    /// What was written to a file is flushed first: after this name is gone, no known name leads to the file.
     Content(Ino),
     Step(Step),
 }
@@ -32,19 +32,19 @@ pub(super) enum Next {
 pub(super) enum Step {
     /// Remove what the pool has there.
     Remove { occupant: Ino },
-    /// Move what is elsewhere in the pool to here; `occupant` is replaced.
+    /// Move an object of the pool to this name; `occupant` is replaced.
     Rename { from: Link, moved: Ino, occupant: Option<Ino> },
-    /// Give what is elsewhere in the pool this name too; `occupant` is removed first.
+    /// Give an object of the pool this name, too; `occupant` is removed first.
     Link { ino: Ino, existing: Link },
-    /// Make what the pool does not have; `occupant`, a file, is replaced by a file.
+    /// Create what the pool does not have; `occupant`, a file, is replaced by a file.
     Create { ino: Ino, occupant: Option<Ino> },
 }
 
-/// Of the names that wait for each other, the one that was freed.
+/// Which of the names that wait for each other was freed.
 enum Freed {
-    /// It looks again by itself.
+    /// The last name of the chain: it looks again by itself.
     Last,
-    /// Those who wait look again from there on.
+    /// Another name of the chain: the names that wait for it look again from there on.
     Another,
     None,
 }
@@ -66,7 +66,7 @@ impl Waiting {
 impl Inner {
     /// Makes what the pool has under a name equal to what the mount shows, after the names that come first.
     ///
-    /// Who waits for whom is kept in a list, not in calls of calls: a removed tree may be as deep as it likes.
+    /// The chain of waiting names is a list, not recursive calls: a removed tree may have any depth.
     pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
         let mut chain = vec![Waiting::new((parent, name.into()))];
         let (mut stuck, mut looked) = (0, false);
@@ -84,7 +84,7 @@ impl Inner {
                         }
                     }
                     Freed::Another => _ = chain.pop(),
-                    // Somebody else was faster: those who wait may have nothing to wait for any more.
+                    // Another flush was faster: the waiting names may have nothing to wait for any more.
                     Freed::None if stuck < MAX_STUCK => {
                         stuck += 1;
                         chain.pop();
@@ -119,11 +119,12 @@ impl Inner {
                 Err(e) => Err(e),
             };
             match step {
-                // Somebody else was faster, and has gone on with the directory since: look again.
+                // Another flush was faster, and the name has another record since: look again.
                 Err(e)
                     if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
                         && !self.catalog.name(parent, &name)?.is_as(&record) => {}
-                // Or others removed the directory: what is newer here is made anew, the directory first.
+                // Or another client removed the directory: what is newer in the overlay is created anew, the directory
+                // first.
                 Err(e) if is_news_of_parents(&e) && !looked => {
                     looked = true;
                     self.look_above(parent).await?;
@@ -148,14 +149,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Names that wait for each other, from `link` down to the end of the chain: one that the pool has something
-    /// under is freed.
+    /// Frees one of the names that wait for each other, from `link` down to the end of the chain: one under which the
+    /// pool has something.
     async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
-            // What stands aside already helps nobody by standing aside again.
+            // Parking an object again that is already parked frees no name of use.
             if record.pool.is_some() && !name.starts_with(MOVED_ASIDE.as_bytes()) {
                 self.move_aside(&record, *parent, name).await?;
                 return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
@@ -211,7 +212,7 @@ impl Inner {
         }
     }
 
-    /// The names of the directories above that are not where the pool has them: they come first, from the top.
+    /// Returns the names of the directories above whose place in the pool differs: they come first, from the top.
     fn unplaced_above(&self, dir: Ino) -> Result<Vec<Link>> {
         let mut unplaced = Vec::new();
         let mut at = dir;
@@ -226,7 +227,7 @@ impl Inner {
         Ok(unplaced)
     }
 
-    /// What has to happen before the pool's occupant of a name can be removed from it; `None`: nothing.
+    /// Returns the names that come first before the pool's occupant of a name can be removed from it; `None`: none.
     fn way_out(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Option<Vec<Link>>> {
         let occupant = self.record_of(ino)?;
         if occupant.links.is_empty() {
@@ -254,10 +255,10 @@ impl Inner {
         Ok(None)
     }
 
-    /// Flushes what was written to a file before the last name that is known of it goes.
+    /// Flushes what was written to a file, before the last known name of the file goes.
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
-        // Content, then attributes that were set apart from it.
+        // Content, then attributes that were set separately.
         for _ in 0..2 {
             self.flush_in_place(ino).await?;
             self.resolve_doubt(ino).await?;
@@ -266,7 +267,8 @@ impl Inner {
                 return Ok(());
             }
         }
-        // Others changed it, too: it has no name here under which ours could stand beside theirs.
+        // Another client changed it, too. It has no name in the mount under which ours could stay beside the other
+        // copy.
         let mut txn = Txn::begin(self);
         txn.record(ino)?.unseen_links = 0;
         txn.reap(ino)?;
@@ -278,8 +280,8 @@ impl Inner {
         Ok(())
     }
 
-    /// What was sent and not answered, to the name or of what is to be there or was: looked for first. Whether
-    /// there was any.
+    /// Resolves the calls in doubt for the name, its directory, and the inodes that the mount shows and the pool has
+    /// there. Returns whether there were any.
     async fn resolve_doubt_around(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<bool> {
         let mut settled = self.resolve_doubt(parent).await?;
         for ino in [record.here_ino(), record.pool].into_iter().flatten() {
@@ -297,12 +299,14 @@ impl Inner {
     }
 }
 
-/// The pool lacks a directory on the way to a name, or has something else there: others removed or replaced it.
+/// Whether the pool lacks a directory on the way to a name, or has something else there: another client removed or
+/// replaced it.
 pub(super) fn is_news_of_parents(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory)
 }
 
-/// The last name that is known of an object of the pool that has others: nothing leads to it any more when that goes.
+/// Whether an inode has only one known name left in the pool, and its object has names that are not known: nothing
+/// leads to the object any more when the known name goes.
 pub(super) fn leads_to_unseen(record: &InodeRecord) -> bool {
     record.links.is_empty() && record.unseen_links > 0 && record.pool_links.len() == 1
 }

@@ -1,4 +1,4 @@
-//! Extended attributes that the pool turned out not to take: content goes up without them, and they stay to be told.
+//! Extended attributes that the pool refuses: content is uploaded without them, and they stay among those to be sent.
 //!
 //! If the pool refuses an ACL, the group gets no more rights than the ACL gave it. Refusals at the flush are rare,
 //! because `set_xattr` asks the pool first (`Pool::check_xattrs`): a directory pool tries the attribute on a file
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::super::Ino;
 use crate::acl::{self, Acl};
 
-/// Files whose refused attributes are remembered; of another one the next upload finds them out again.
+/// Files whose refused attributes are remembered. For any other file, the next upload finds them out again.
 const REMEMBERED: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(4095);
 
 /// Names with their values.
@@ -27,7 +27,7 @@ impl Default for Refused {
 }
 
 impl Refused {
-    /// Whether an error says so of an attribute that was not known to be refused.
+    /// Notes the attribute that an error says was refused. Returns whether it was not known to be.
     pub fn note(&self, ino: Ino, error: &Error) -> bool {
         let Some(name) = error.attribute() else { return false };
         let mut refused = self.0.lock();
@@ -39,7 +39,7 @@ impl Refused {
         news
     }
 
-    /// It is another value now, or the pool took it.
+    /// Forgets a refusal: the attribute has another value now, or the pool took it.
     pub fn take_back(&self, ino: Ino, name: &[u8]) {
         let mut refused = self.0.lock();
         let Some(names) = refused.peek_mut(&ino) else { return };
@@ -53,7 +53,7 @@ impl Refused {
         self.0.lock().contains(&ino)
     }
 
-    /// The same attributes without those that are refused, and these.
+    /// Returns the attributes without the refused ones, and the refused ones.
     pub fn split(&self, ino: Ino, mut attrs: Attrs) -> (Attrs, Pairs) {
         let names = self.0.lock().peek(&ino).cloned().unwrap_or_default();
         let is_refused = |(name, _): &(Vec<u8>, Vec<u8>)| names.iter().any(|refused| **refused == **name);
@@ -64,8 +64,8 @@ impl Refused {
     }
 }
 
-/// The mode of an object that cannot have these attributes: without its ACL, the bits of the group would let the owning
-/// group do what the mask lets others do.
+/// Returns the mode of an object that cannot have these attributes. Without its ACL, the group bits, which are the
+/// ACL's mask, would be the rights of the owning group.
 pub(super) fn mode_without<N: AsRef<[u8]>, V: AsRef<[u8]>>(mode: u32, refused: &[(N, V)]) -> u32 {
     let Some((_, value)) = refused.iter().find(|(name, _)| name.as_ref() == acl::ACCESS) else { return mode };
     let group = Acl::parse(value.as_ref()).ok().flatten().map_or(0, |acl| acl.owning_group());

@@ -1,9 +1,9 @@
-//! The flush by policy: rounds over what is due in the queue.
+//! The flush by policy: rounds over the entries of the queue that are due.
 //!
-//! Each lane of each user has its own round, so that what fails, or takes long, of one user holds up nobody else, and no
-//! first attempt waits for repeated ones. Users begin in turn. At most `ROUNDS` rounds of `ROUND` intents are in memory.
+//! Each lane of each user has its own round. So failures and long uploads of one user delay no other user, and no first
+//! attempt waits for repeated ones. Users begin in turn. At most `ROUNDS` rounds of `ROUND` intents are in memory.
 //!
-//! If a round gets nothing done, the log and `status` say so, with the reason for each of up to `STUCK_NAMED` files.
+//! If a round makes no progress, the log and `status` say so, with the reason for each of up to `STUCK_NAMED` files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -21,47 +21,47 @@ use super::{CONCURRENCY, Failed};
 use crate::Ino;
 use crate::{Inner, Txn, blocking};
 
-/// Rounds that are under way at the same time.
+/// Rounds that run at the same time.
 const ROUNDS: usize = 8;
-/// Intents of one round at first attempts,
+/// Intents of one round of first attempts.
 const ROUND: usize = 4096;
-/// and of one at repeated ones.
+/// Intents of one round of repeated attempts.
 const ROUND_AGAIN: usize = 512;
-/// Steps that a round has under way at least, however many users there are.
+/// Steps that a round may run at the same time at least, however many users there are.
 const STEPS_LEAST: usize = 2;
-/// How often what is due is looked for while there is something,
+/// The interval of looks at the queue while entries are due.
 const FLUSH_EVERY: Duration = Duration::from_millis(250);
-/// and while the first is not due yet: the fast pool may be full before.
+/// The interval of looks at the queue while no entry is due yet: the fast pool may be full before the first one is.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A flush that failed is tried again after this long, twice as long each time,
+/// A flush that failed is tried again after this long, twice as long each time.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// and at least this often.
+/// The longest time between two attempts.
 const RETRY_LAST: Duration = Duration::from_secs(60);
-/// Entries that get another place with one batch.
+/// Entries that one batch requeues.
 const PLACES: usize = 256;
-/// How often manual entries may be looked at anew because names moved.
+/// The shortest time between two looks at the manual entries because names moved.
 const MANUAL_EVERY: Duration = Duration::from_secs(10);
-/// Files that a round without progress names, in all.
+/// Files that are named for rounds without progress, in all.
 const STUCK_NAMED: usize = 20;
-/// How often a round without progress is told to the log while it goes on.
+/// The interval of log messages while rounds make no progress.
 const STUCK_TOLD_EVERY: Duration = Duration::from_secs(60);
-/// Users whose place in the queue is remembered; it is found again, only slower.
+/// Lanes whose position in the queue is remembered. Without it, the position is found more slowly.
 const CURSORS: usize = 4096;
-/// and not longer than this.
+/// A position is not remembered longer than this.
 const CURSORS_EVERY: Duration = Duration::from_secs(20);
-/// Files closed last whose next look is to come earlier; more of them wait for it.
+/// Closed files that are looked at earlier than planned, at most. Any further file is looked at when its time comes.
 const HASTENED: usize = 64 << 10;
 
-/// What the queue is told by others.
+/// What other parts of the engine tell the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    /// Files whose last writer closed them while they waited for just that.
+    /// Files that waited in the queue for the close of their last writer, which has come.
     hastened: HashSet<Ino>,
-    /// Names moved: another rule may hold for what is below them.
+    /// Names moved: another rule of the policy may hold for what is below them.
     moved: bool,
 }
 
-/// Lanes whose last round got nothing done, with the reasons.
+/// Lanes whose last round made no progress, with the reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Stuck {
     lanes: BTreeMap<(u32, Lane), Vec<String>>,
@@ -73,7 +73,7 @@ type LaneOf = (u32, Lane);
 /// How a round ended.
 struct End {
     lane: LaneOf,
-    /// All before this is done with.
+    /// All entries before this are done.
     until_us: u64,
     tried: usize,
     done: usize,
@@ -82,19 +82,19 @@ struct End {
 
 #[derive(Default)]
 struct Rounds {
-    /// How far each lane was emptied: what was deleted before that is not gone through at each look. Forgotten now and
-    /// then, since an entry may come to the disk later than its time.
+    /// How far each lane was emptied, so that a look does not go through deleted entries before that. Forgotten now and
+    /// then, since an entry may be written later than its time.
     cursors: HashMap<LaneOf, u64>,
     cursors_since: Option<Instant>,
     running: HashSet<LaneOf>,
     last: u32,
-    /// Where the look at manual entries goes on, user by user.
+    /// Where the look at manual entries goes on, for each user.
     manual: Option<BTreeMap<u32, u64>>,
     manual_looked: Option<Instant>,
 }
 
 impl Inner {
-    /// The last writer closed a file that the queue holds off for that.
+    /// Notes that the last writer closed a file that the queue holds off until then.
     pub(crate) fn hasten(&self, ino: Ino) {
         let mut calls = self.flusher.calls.lock();
         if calls.hastened.len() < HASTENED {
@@ -102,14 +102,14 @@ impl Inner {
         }
     }
 
-    /// A name moved: what no rule flushed before, another one may.
+    /// Notes that a name moved: another rule of the policy may flush what was not flushed before.
     pub(crate) fn rules_may_differ(&self) {
         if self.policy.uniform().is_none() {
             self.flusher.calls.lock().moved = true;
         }
     }
 
-    /// Why rounds got nothing done, file by file.
+    /// Returns why rounds made no progress, file by file.
     pub(crate) fn stuck(&self) -> Vec<String> {
         let stuck = self.flusher.stuck.lock();
         stuck.lanes.values().flatten().take(STUCK_NAMED).cloned().collect()
@@ -136,7 +136,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
             Some(ended) = running.join_next() => match ended {
                 Ok(Ok(end)) => {
                     rounds.end(&inner, end);
-                    // What is due yet is not kept waiting.
+                    // Entries that are still due do not wait.
                     continue;
                 }
                 Ok(Err((lane, error))) => {
@@ -145,7 +145,8 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
                     tracing::error!(%error, user = lane.0, "a flush round ended early");
                 }
                 Err(error) => {
-                    // Which one is not told: those that run are met again when they end.
+                    // The error does not name the round, so all are forgotten. A round that still runs is handled when
+                    // it ends.
                     rounds.running.clear();
                     tracing::error!(%error, "a flush round ended early");
                 }
@@ -159,7 +160,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
 }
 
 impl Rounds {
-    /// Begins what is due. How long until something may be due again; `None`: nothing waits.
+    /// Begins rounds for what is due. Returns how long it is until something may be due again; `None`: nothing waits.
     async fn begin(
         &mut self,
         inner: &Arc<Inner>,
@@ -187,7 +188,7 @@ impl Rounds {
         let full = inner.store.budget.above(inner.policy.space.high_watermark) > 0;
         let pressed = full || inner.waiting_for_room() > 0;
         let mut wait = manual_left.then_some(FLUSH_EVERY);
-        // After the user whose round began last.
+        // The turns begin after the user whose round began last.
         let split = heads.partition_point(|head| head.user <= self.last);
         let turns = heads[split..].iter().chain(&heads[..split]);
         let users = heads.iter().filter(|head| head.lane != Lane::Manual).map(|head| head.user).collect::<HashSet<_>>();
@@ -240,8 +241,8 @@ impl Rounds {
         }
     }
 
-    /// Goes through some of the manual entries, where names moved or the policy may be another one since the start.
-    /// Whether there are more.
+    /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
+    /// moved. Returns whether there are more.
     async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[Slot]) -> Result<bool> {
         let Some(looked) = &mut self.manual else { return Ok(false) };
         if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
@@ -263,7 +264,7 @@ impl Rounds {
 }
 
 impl Inner {
-    /// One round: takes what is due of a lane, flushes it, and gives what still differs another place.
+    /// Runs one round: takes what is due of a lane, flushes it, and requeues what still differs.
     async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<End> {
         let now = self.catalog.queue_now();
         let again = self.clone();
@@ -271,7 +272,7 @@ impl Inner {
             let until = if pressed && lane.1 == Lane::Fresh { u64::MAX } else { now };
             let most = if lane.1 == Lane::Fresh { ROUND } else { ROUND_AGAIN };
             let taken = again.catalog.queue_take(lane.0, lane.1, from_us, until, most)?;
-            // Whatever comes into the lane from now on is later than now.
+            // Entries that come into the lane from now on have a later time than now.
             let until_us = taken.last().map_or(from_us, |entry| entry.slot.at_us.min(now));
             let (mut due, mut places) = (Vec::new(), Vec::new());
             for entry in taken {
@@ -298,7 +299,8 @@ impl Inner {
         Ok(End { lane, until_us, tried, done, stuck })
     }
 
-    /// After a round: what differs no more leaves the queue, the rest waits. How much was done, and why the rest was not.
+    /// After a round: entries that no longer differ leave the queue, the other ones wait. Returns how many are done,
+    /// and why the other ones are not.
     fn put_back(&self, tried: Vec<Queued>, failed: &Failed) -> Result<(usize, Vec<String>)> {
         let failed: HashMap<&Intent, String> =
             failed.iter().map(|f| (&f.intent, format!("{}: {}", f.path, f.error))).collect();
@@ -354,7 +356,7 @@ impl Inner {
     }
 
     fn place_one(&self, txn: &mut Txn<'_>, entry: &Queued, place: Place) -> Result<()> {
-        // What was settled and differs again since has a new entry.
+        // An intent that was settled and differs again since has a new entry.
         if !self.catalog.is_queued_as(entry)? {
             txn.batch.leave_queue(entry);
             return Ok(());
@@ -370,7 +372,7 @@ impl Inner {
                     txn.batch.forget_intent(entry);
                     return Ok(());
                 }
-                // It differs, and what it is about cannot be found.
+                // It differs, but its subject cannot be found.
                 (Lane::Later, RETRY_LAST, entry.wait)
             }
             Place::In(lane, wait) => (lane, wait, Wait { failures: 0, ..entry.wait }),
@@ -396,7 +398,7 @@ impl Inner {
         txn.batch.requeue(entry, Slot { user, lane, at_us }, next)
     }
 
-    /// Files whose last writer closed them are looked at as if they had just been queued.
+    /// Requeues files whose last writer closed them as if they had just been queued.
     fn hasten_all(&self, inos: HashSet<Ino>) -> Result<()> {
         let mut places = Vec::new();
         for ino in inos {
@@ -415,7 +417,8 @@ impl Inner {
         self.place_all(places)
     }
 
-    /// Gives some manual entries of a user back to the queue, where the policy does not say so any more. Where to go on.
+    /// Gives some manual entries of a user back to the queue, if the policy is no longer manual for them. Returns where
+    /// to go on.
     fn look_at_manual(&self, user: u32, from_us: u64) -> Result<Option<u64>> {
         let taken = self.catalog.queue_take(user, Lane::Manual, from_us, u64::MAX, ROUND)?;
         let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us + 1);
@@ -443,7 +446,7 @@ enum Place {
     Failed,
 }
 
-/// Reasons of the last failed attempts, for operators: of the files that failed last.
+/// The reasons of failed attempts, for operators, of the files that failed last.
 #[derive(Debug)]
 pub(crate) struct Errors(Mutex<lru::LruCache<Ino, String>>);
 
@@ -456,7 +459,7 @@ impl Default for Errors {
 impl Errors {
     const REMEMBERED: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(4095);
 
-    /// Whether it is another one than before.
+    /// Remembers a file's error. Returns whether it differs from the one before.
     pub fn note(&self, ino: Ino, error: String) -> bool {
         let mut errors = self.0.lock();
         errors.put(ino, error.clone()).is_none_or(|before| before != error)

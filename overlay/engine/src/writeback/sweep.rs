@@ -1,8 +1,7 @@
-//! Unfinished files that a daemon which was killed left in the pool. Their names tell which process wrote them, and the
-//! catalog which directories it wrote to: these are swept after the next start.
+//! Sweeps unfinished files that a killed daemon left in the pool. Their names tell which process wrote them.
 //!
 //! The directories of uploads, and the processes that uploaded from this fast pool, are in the catalog before the first
-//! byte is sent. After the next start the files of processes that ended are removed.
+//! byte is sent. After the next start, the files of processes that ended are removed from these directories.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,27 +12,27 @@ use parking_lot::Mutex;
 
 use super::super::{Inner, Ino};
 
-/// Begins the key of each directory that is uploaded to.
+/// Prefix of the key of each directory that is uploaded to.
 const DIRECTORY: &str = "uploading/";
-/// The processes that may have left something.
+/// Key of the processes that may have left files.
 const WRITERS: &str = "writers";
-/// Of more processes nothing is remembered: a daemon that never lives until all is swept cannot reach its pool.
+/// Processes that are remembered, at most: a daemon that never lives until all is swept cannot reach its pool.
 const WRITERS_MAX: usize = 256;
-/// What could not be swept is tried again after this.
+/// A directory that could not be swept is tried again after this.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Uploads under way in each directory. Those that have none any more stay until the next sync of the catalog.
+/// Uploads in progress in each directory. A directory without uploads stays until the next sync of the catalog.
 #[derive(Debug, Default)]
 pub(crate) struct Uploading(Mutex<Dirs>);
 
 #[derive(Debug, Default)]
 struct Dirs {
     uploads: HashMap<Ino, u32>,
-    /// What earlier daemons left there is not removed yet.
+    /// Directories from which the files of earlier daemons are not removed yet.
     unswept: HashSet<Ino>,
 }
 
-/// One upload.
+/// One upload in progress.
 pub(super) struct Noted<'a> {
     uploading: &'a Uploading,
     dir: Ino,
@@ -54,7 +53,8 @@ pub(crate) struct Left {
 }
 
 impl Inner {
-    /// A file is about to be made in a directory of the pool. This must be on the disk before it is: see `about_to_send`.
+    /// Notes that a file is about to be created in a directory of the pool. The note must be durable before that: see
+    /// `about_to_send`.
     pub(super) fn note_upload(&self, dir: Ino) -> Result<Noted<'_>> {
         let uploading = &self.flusher.uploading;
         let mut dirs = uploading.0.lock();
@@ -65,7 +65,7 @@ impl Inner {
         Ok(Noted { uploading, dir })
     }
 
-    /// Directories that nothing is uploaded to any more. Blocks.
+    /// Forgets directories without uploads. Blocks.
     pub(crate) fn forget_uploads(&self) -> Result<()> {
         let mut dirs = self.flusher.uploading.0.lock();
         let ended = dirs.uploads.iter().filter(|(_, uploads)| **uploads == 0).map(|(dir, _)| dir);
@@ -77,7 +77,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What is to be swept, before this daemon uploads anything itself.
+    /// Returns what is to be swept. Called before this daemon uploads anything itself.
     pub(crate) fn left_uploads(&self) -> Result<Left> {
         let mut writers: Vec<String> = self.catalog.meta(WRITERS)?.unwrap_or_default();
         let dirs = self.catalog.meta_keys(DIRECTORY)?;
@@ -94,7 +94,7 @@ impl Inner {
         Ok(Left { dirs, writers })
     }
 
-    /// Sweeps what is left, however long the pool is out of reach.
+    /// Sweeps what is left, and retries as long as the pool cannot be reached.
     pub(crate) async fn sweep_pool(self: Arc<Self>, mut left: Left) {
         while !left.writers.is_empty() {
             let mut again = Vec::new();
@@ -126,7 +126,7 @@ impl Inner {
 
     async fn sweep_directory(&self, dir: Ino, writers: &[String]) -> Result<u64> {
         let path: PoolPath = match self.pool_path(dir) {
-            // Removed since, with all that was in it.
+            // Removed since, with everything in it.
             Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => return Ok(0),
             path => path?,
         };
@@ -137,7 +137,7 @@ impl Inner {
         }
     }
 
-    /// Nothing is left of earlier daemons.
+    /// Records that nothing is left of earlier daemons.
     fn all_swept(&self) -> Result<()> {
         self.catalog.set_meta(WRITERS, &vec![this_writer()])?;
         let mut dirs = self.flusher.uploading.0.lock();

@@ -1,7 +1,7 @@
-//! Names that a flush changes in the pool are on the pool's disks before the catalog says that the pool has them.
+//! Names that a flush changes in the pool are made durable there before the catalog says that the pool has them.
 //!
-//! Else a pool that loses power forgets a name of which the catalog takes the file for clean. Until then what was sent
-//! is written down, so that after a power cut of this machine, too, it is looked for and sent again.
+//! Else a pool that loses power could forget a name whose file is clean in the catalog. Until then the record of what
+//! was sent stays. So after a power cut of this machine, too, the flush looks for it and sends it again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,18 +9,19 @@ use forebay_backends::{ErrorKind, Result};
 
 use super::super::{Inner, Ino};
 
-/// Syncs of one directory: of several that wait at the same time one serves all.
+/// Syncs of one directory. One sync serves all callers that wait at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct NamesSync {
     asked: AtomicU64,
-    /// How many of those that asked were served.
+    /// How many of the requests were served.
     done: tokio::sync::Mutex<u64>,
 }
 
 impl Inner {
-    /// Makes the names of a directory that were changed before durable in the pool. The caller holds `moves`.
+    /// Makes the changed names of a directory durable in the pool. The caller holds `moves`.
     pub(super) async fn sync_names(&self, dir: Ino) -> Result<()> {
-        // Others removed it with all that was in it, or its owner may write there, but not read, and so not sync.
+        // Another client removed the directory with everything in it. Or the directory's owner may write to it, but not
+        // read it, and so not sync it.
         let cannot_be = |kind| {
             use ErrorKind::{NotDirectory, NotFound, NotPermitted, PermissionDenied, Stale};
             matches!(kind, NotFound | NotDirectory | PermissionDenied | NotPermitted | Stale)

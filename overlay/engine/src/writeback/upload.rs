@@ -1,11 +1,11 @@
-//! Content, sent to the pool as one consistent snapshot.
+//! Uploads content to the pool as one consistent snapshot.
 //!
-//! The stream of the data ends with an error if the content file was written meanwhile, so the pool never gets the
-//! middle of a write. Before the upload of a file that a program may write or has mapped, its pages are written back:
-//! the kernel notes a store through a mapping in the file's times only if the page was clean.
+//! The stream of the data ends with an error if the content file was written meanwhile, so the pool never gets a part
+//! of a write. Before the upload of a file that a program may write or has mapped, its pages are written back: the
+//! kernel notes a store through a mapping in the file's times only if the page was clean.
 //!
 //! The file becomes clean if stamp (size, mtime, ctime) and generation are those of the snapshot, and no writer and no
-//! mapping is left. Else it stays dirty, on the base of the version that the pool has now.
+//! mapping is left. Else it stays dirty, based on the version that the pool has now.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -23,28 +23,28 @@ use futures::stream;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::create::{attrs_of, settle_attrs, still_to_tell};
 
-/// How often an upload begins anew because somebody writes the file meanwhile.
+/// How often an upload starts again because a program writes the file meanwhile.
 const ATTEMPTS: u32 = 4;
 
-/// What the pool has been given.
+/// An upload that the pool has accepted.
 pub(super) struct Uploaded {
     stat: Stat,
     /// The record as it was sent.
     sent: InodeRecord,
-    /// What the record said when it was sent; the content file knew better.
+    /// The record's mtime when it was sent. The content file had the true one.
     recorded_mtime: Time,
     stamp: Stamp,
     generation: u64,
     bytes: u64,
-    /// Whatever was changed since the stamp shows in another one.
+    /// Every change since the stamp shows in another stamp.
     settled: bool,
-    /// The same of what was changed by who opened it after the stamp.
+    /// The same for changes by a program that opened the file after the stamp.
     apart: bool,
-    /// What was sent is on the disk here, too.
+    /// What was sent is durable on the fast pool, too.
     synced: bool,
-    /// The extended attributes of an object that others made.
+    /// The extended attributes of an object that another client created.
     theirs: Option<Xattrs>,
-    /// Extended attributes that the pool did not take.
+    /// Extended attributes that the pool refused.
     refused: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -54,19 +54,19 @@ struct Snapshot {
     record: InodeRecord,
     generation: u64,
     stamp: Stamp,
-    /// Somebody may change it without the daemon.
+    /// A program may change it without the daemon.
     held: bool,
     settled: bool,
     apart: bool,
 }
 
 impl Inner {
-    /// Puts the content of a file under a path of the pool, which is the one of a name. `None`: the name is another
-    /// one's by now.
+    /// Uploads the content of a file to a path of the pool, which is the path of the name `at`. Returns `None` if the
+    /// name belongs to another inode by now.
     ///
     /// # Errors
-    /// `Conflict` where the pool has something else there than expected; `Busy` where the file is written so
-    /// often that no snapshot is consistent.
+    /// `Conflict` if the pool has something else there than expected; `Busy` if the file is written so often that no
+    /// snapshot is consistent.
     pub(super) async fn upload(
         self: &Arc<Self>,
         ino: Ino,
@@ -92,7 +92,8 @@ impl Inner {
                 Ok(stat) => {
                     let is_held = self.node(ino)?.state.lock().writers > 0 || is_held(&content.file);
                     if is_held && !(held && settled) {
-                        // It stays dirty, on the base of what the pool has now: after a power cut it must not be older.
+                        // It stays dirty, based on what the pool has now: after a power cut, the content must not be
+                        // older than that.
                         self.sync_content(&content).await?;
                     }
                     self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +112,7 @@ impl Inner {
                     }));
                 }
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
-                // Each of them is refused once.
+                // Each attribute is refused only once, so the attempts end.
                 Err(e) if self.flusher.refused.note(ino, &e) => {
                     tracing::warn!(%path, error = %e, "the content goes to the pool without an attribute");
                     attempts = 0..ATTEMPTS;
@@ -126,8 +127,8 @@ impl Inner {
         ))
     }
 
-    /// What is stored through a mapping from now on shows in the times of the content file: the kernel notes a store to
-    /// a page only where it was written back before.
+    /// Makes later stores through a mapping show in the times of the content file: the kernel notes a store to a page
+    /// only if the page was written back before.
     pub(super) async fn write_back_mapped(&self, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         let content = {
@@ -156,7 +157,7 @@ impl Inner {
             self.catalog.check_kept(ContentId(content.id))?;
             let stamp = Stamp::of(&content.file)?;
             if state.writers == 0 && !is_held(&content.file) {
-                // Nobody opens it while it is locked here: what is written from now on begins after the stamp.
+                // No program can open it while its state is locked: every write from now on begins after the stamp.
                 let apart = self.store.tells_times_apart(&stamp);
                 let (record, generation) = (state.record.clone(), state.generation);
                 return Ok(Snapshot { content, record, generation, stamp, held: false, settled: true, apart });
@@ -169,20 +170,20 @@ impl Inner {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        // A store through a mapping is noted in the times only where its page was written back before.
+        // The kernel notes a store through a mapping in the times only if its page was written back before.
         self.sync_content(&content).await?;
         self.take_set_id(&node)?;
         let state = node.state.lock();
         let stamp = Stamp::of(&content.file)?;
         let apart = self.store.tells_times_apart(&stamp);
-        // What was stored between the two would hide what is stored to the same page from now on.
+        // A store between the two stamps would hide later stores to the same page.
         let settled = before == stamp && !state.written_direct && apart;
         let (record, generation) = (state.record.clone(), state.generation);
         drop(state);
         Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart })
     }
 
-    /// The data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
+    /// Returns the data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
     fn pieces(self: &Arc<Self>, content: Arc<Content>, stamp: Stamp) -> Pieces<'static> {
         let inner = self.clone();
         stream::try_unfold((0u64, false), move |(at, ended)| {
@@ -195,7 +196,8 @@ impl Inner {
                     if Stamp::of(&content.file)? != stamp {
                         return Err(written_meanwhile());
                     }
-                    // All was read: what was not told by now was not lost before.
+                    // All bytes were read. If no failed write-back is reported by now, no byte was lost before it was
+                    // read.
                     blocking(move || inner.catalog.check_written_back(&content)).await?;
                     return Ok(None);
                 };
@@ -213,8 +215,8 @@ impl Inner {
         .boxed()
     }
 
-    /// The file is in the pool as it was sent: clean, unless somebody wrote it since. `names` adds to the same change what
-    /// became of names.
+    /// Commits an upload: the file is clean, unless a program wrote it since. `names` adds changes of names to the same
+    /// batch.
     pub(super) async fn commit_uploaded(
         &self,
         ino: Ino,
@@ -222,14 +224,14 @@ impl Inner {
         names: &(dyn Fn(&mut Txn<'_>) -> Result<()> + Sync),
     ) -> Result<()> {
         while let Some(unsynced) = self.try_commit_uploaded(ino, &uploaded, names)? {
-            // No lock is held for as long as a disk takes.
+            // No lock is held during the sync.
             self.sync_content(&unsynced).await?;
             uploaded.synced = true;
         }
         Ok(())
     }
 
-    /// The same. Changes nothing where the content file must be synced before; returns it then.
+    /// The same. If the content file must be synced first, changes nothing and returns it.
     fn try_commit_uploaded(
         &self,
         ino: Ino,
@@ -239,7 +241,7 @@ impl Inner {
         let mut txn = Txn::begin(self);
         let state = txn.state(ino)?;
         let content = state.content.clone();
-        // Who holds it is asked first: what is stored until then shows in the times.
+        // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
         let held = state.writers > 0 || content.as_ref().is_some_and(|content| is_held(&content.file));
         let unchanged = match &content {
             Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
@@ -248,7 +250,7 @@ impl Inner {
         let same = state.generation == uploaded.generation && unchanged && uploaded.settled;
         let quiet = same && !held;
         if let (false, false, Some(content)) = (quiet, uploaded.synced, &content) {
-            // As in `upload`: somebody opened it meanwhile.
+            // As in `upload`: a program opened it meanwhile.
             return Ok(Some(content.clone()));
         }
         let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
@@ -267,8 +269,8 @@ impl Inner {
         record.version = Some(uploaded.stat.version.clone());
         record.occupied_in_pool = uploaded.stat.occupied;
         record.count_links(&uploaded.stat);
-        // While it was dirty the content file knew when it was modified; it still knows better where the time was set
-        // meanwhile, which both know.
+        // While the file was dirty, its content file had the true mtime, which the record takes now. If the time was
+        // set meanwhile, the record has it already.
         if record.mtime == uploaded.recorded_mtime {
             record.mtime = uploaded.stamp.mtime;
             if written {
@@ -285,7 +287,7 @@ impl Inner {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
             if !kept {
-                // The device does not have it, and the pool does.
+                // The content did not reach the device, but the pool has it.
                 txn.give_up(ino)?;
                 given_up = true;
             }
@@ -295,8 +297,8 @@ impl Inner {
         let id = record.file.content();
         let state = txn.state(ino)?;
         if let (true, Some(id)) = (clean, id) {
-            // From here on the record is what it is counted with. Until now it may be what a daemon that was killed has
-            // counted, and the look after the start counts what is dirty alone.
+            // From now on the record's count is used. Until now it may be the count of a killed daemon, because the
+            // look after the start counts only dirty files.
             let meta = match &content {
                 Some(content) => {
                     content.file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a content file"))?
@@ -308,7 +310,7 @@ impl Inner {
             if quiet {
                 state.written_past = None;
             }
-            // What was written is not on the disk for sure: as what was fetched just now.
+            // The content may not be durable yet, so it gets the epoch of what is fetched now.
             let mut residency = self.residency(state)?.clone();
             residency.epoch = self.catalog.epoch();
             txn.batch.put_unproven_content(id, &mut residency);
@@ -325,7 +327,8 @@ impl Inner {
         Ok(None)
     }
 
-    /// Whether the pool's object has just the bytes that we have: then there is no conflict, whoever wrote it.
+    /// Compares the pool's object with our bytes. Returns an upload if they are equal: then there is no conflict,
+    /// whichever client wrote them.
     pub(super) async fn same_bytes(
         self: &Arc<Self>,
         ino: Ino,
@@ -351,7 +354,7 @@ impl Inner {
         blocking(move || catalog.check_written_back(&read)).await?;
         let recorded_mtime = sent.mtime;
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
-        // Where the attributes are somebody else's, ours are still to be told.
+        // If the pool's attributes are another client's, ours are still to be sent.
         (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
         let theirs = match self.pool.capabilities().xattrs {
             true => self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?,
@@ -376,19 +379,19 @@ impl Inner {
     }
 }
 
-/// Returns when every `write(2)` that was under way has ended: it set the times when it began. Only direct I/O that
-/// is waited for later goes on.
+/// Waits until every `write(2)` in progress has ended: it set the times when it began. Only asynchronous direct I/O may
+/// still go on.
 fn await_writes(file: &File) -> Result<()> {
     use rustix::io::Errno;
-    // Takes the lock that writes hold, and changes nothing, not even the times.
+    // Takes the lock that writes hold. Changes nothing, not even the times.
     match rustix::fs::fremovexattr(file, "user.forebay.none") {
-        // Without any, or stopped at the limit.
+        // There is no such attribute, or the writer was stopped at the limit and the file is immutable.
         Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(()),
         Err(e) => Err(Error::os(e.raw_os_error(), Side::Cache, "wait for writes to a content file")),
     }
 }
 
-/// The next range that is not a hole, from `at` on.
+/// Returns the next range from `at` on that is not a hole.
 fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     use rustix::fs::SeekFrom;
     if at >= size {
@@ -404,7 +407,7 @@ fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     Ok(Some((start, end.min(size))))
 }
 
-/// What makes theirs ours.
+/// Returns the changes that make their attributes ours.
 fn differing(ours: &Xattrs, theirs: &Xattrs) -> XattrChanges {
     let set = ours.iter().filter(|attribute| !theirs.contains(attribute));
     let removed = theirs.iter().filter(|(name, _)| ours.iter().all(|(n, _)| n != name));
