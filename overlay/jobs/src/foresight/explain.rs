@@ -1,4 +1,4 @@
-//! Why a file is here, how probable its use is, and what would evict it.
+//! Explains why a file is cached, how probable its use is, and what would evict it.
 
 use forebay_api::foresight::{Explanation, Reader};
 use forebay_api::operator::{ContentState, TypedPath};
@@ -9,7 +9,7 @@ use forebay_engine::{Ino, blocking};
 use crate::Inner;
 use crate::Jobs;
 
-/// Profiles that are looked through, those that were seen last: each is read from the catalog for it.
+/// Profiles that are searched, the most recent ones first: each must be read from the catalog.
 const PROFILES_MAX: usize = 256;
 
 impl Jobs {
