@@ -113,8 +113,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
             inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
             look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
-        // An inode that the kernel forgot changed nothing in the catalog, so no sync follows that would give back
-        // memory.
+        // If the kernel only forgot inodes, the catalog did not change, so no sync follows that would give memory back.
         inner.engine.give_back_memory();
         wait = inner.registry.wait();
     }
