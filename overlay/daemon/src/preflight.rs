@@ -111,7 +111,7 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
             format!("{place} is already mounted by forebay (pid {})", entry.state.supervisor.pid),
         )
         .remedy(format!("forebay umount {place}"))),
-        // `forebay umount` waits for this, too.
+        // `is_over` has waited for the daemon of the earlier mount, as `forebay umount` does.
         Some(entry) if alive && unmount::is_over(&entry) => Ok(false),
         Some(entry) if alive => Err(Failure::new(
             FailureKind::Busy,

@@ -158,7 +158,7 @@ mod tests {
             flags_of("suid,noexec", false, has, false).unwrap(),
             (has - MountFlags::NOSUID) | MountFlags::NOEXEC
         );
-        // mount(8) lists all that is to stay, but not this.
+        // mount(8) lists all options that stay, except `sync`.
         let listed = "rw,nodev,relatime,noexec";
         assert_eq!(flags_of(listed, true, has, false).unwrap(), (has - MountFlags::NOSUID) | MountFlags::NOEXEC);
     }

@@ -27,7 +27,8 @@ use super::{Failure, FailureKind, limits};
 /// Facts about the mount that the engine does not know.
 pub struct Facts {
     pub mountpoint: String,
-    /// Why the kernel does not read resident files without the daemon; this may change. `None`: it does.
+    /// Why the kernel does not read resident files without the daemon; this may change. `None`: it reads them by
+    /// itself.
     pub no_passthrough: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
 

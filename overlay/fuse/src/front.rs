@@ -79,7 +79,7 @@ impl Front {
         });
     }
 
-    /// For requests that make a name.
+    /// For requests that create a name.
     pub fn dispatch_entry<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEntry)
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
@@ -287,7 +287,7 @@ impl Front {
 /// An open that is ready for its reply.
 pub struct Granted {
     pub opened: Opened,
-    /// Writes must take privileges from the file.
+    /// Writes must clear privileges of the file.
     pub privileged: bool,
     /// The user for whom the open is counted.
     pub user: UserSlot,

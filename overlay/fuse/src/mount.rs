@@ -1,4 +1,4 @@
-//! Serving a mount.
+//! Serves a mount.
 
 use std::fs;
 use std::io;
@@ -51,7 +51,7 @@ pub struct MountOptions {
     pub immutable: bool,
     /// Threads that answer requests, at most one for each core. 0: one for two cores, at most 8.
     pub threads: usize,
-    /// What `mount` and `df` show as the source.
+    /// The source that `mount` and `df` show.
     pub fs_name: String,
     /// Try passthrough for resident files.
     pub passthrough: bool,

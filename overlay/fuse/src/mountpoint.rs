@@ -21,7 +21,7 @@ use rustix::net::{
 use super::MountOptions;
 use super::init::MAX_WRITE_BYTES;
 
-/// Shown as the type of the mount: `fuse.forebay`.
+/// The subtype that makes the type of the mount `fuse.forebay`.
 const SUBTYPE: &str = "forebay";
 /// The set-uid helper that mounts for users other than root.
 const HELPER: &str = "fusermount3";

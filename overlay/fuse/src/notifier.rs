@@ -21,8 +21,8 @@ use tokio::sync::oneshot;
 use super::device::Device;
 use super::iomode::IoModes;
 
-/// Notes that may wait in one lane. Equal ones are one note. Beyond that, the kernel is told to forget all names, and
-/// notes about single inodes are dropped: their data stays cached until its time to live is over.
+/// Notes that may wait in one lane. Equal ones are one note. Beyond that, one note invalidates all names, and notes
+/// about single inodes are dropped: what they would invalidate stays cached until its time to live is over.
 const WAITING_MAX: usize = 64 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

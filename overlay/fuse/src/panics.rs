@@ -52,7 +52,7 @@ mod tests {
 
     const CHILD: &str = "FOREBAY_TEST_PANICS";
 
-    /// Run by the tests below, in a process of its own.
+    /// The test below runs this in a process of its own.
     #[test]
     fn panics_in_a_process_of_its_own() {
         let Ok(how) = std::env::var(CHILD) else { return };

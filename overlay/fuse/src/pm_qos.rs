@@ -23,7 +23,8 @@ pub const DEVICE: &str = "/dev/cpu_dma_latency";
 const NO_BOUND: i32 = -1;
 /// This many requests of one session thread are a stream if they come within `STREAM_WITHIN`.
 const STREAM: u32 = 8;
-/// At 4,000 requests per second and more, programs wait mainly for wake-ups.
+/// The longest time in which `STREAM` requests are a stream. At 4,000 requests per second and more, programs wait
+/// mainly for wake-ups.
 const STREAM_WITHIN: Duration = Duration::from_millis(2);
 /// A stream ends if no request came for this long.
 const QUIET: Duration = Duration::from_millis(10);

@@ -21,7 +21,7 @@ pub struct Adopted {
     balance: Mutex<HashMap<(Ino, bool), i64>>,
 }
 
-/// The flags under which the engine knows an adopted open.
+/// Returns the flags under which the engine knows an adopted open.
 fn flags(writable: bool) -> i32 {
     if writable { libc::O_RDWR } else { libc::O_RDONLY }
 }

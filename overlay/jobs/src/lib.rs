@@ -4,8 +4,8 @@
 //! written through the daemon. The observer, where this process may load eBPF programs, sees what the kernel serves by
 //! itself. Both sources see reads through the page cache of the mount; these are counted from the observer alone.
 //!
-//! * requests: opens; what is written through the daemon, and in which part of the file; what is read past the page
-//!   cache; without an observer, all that is read through the daemon
+//! * requests: opens; writes through the daemon, and which part of the file they change; reads through the daemon that
+//!   bypass the page cache; without an observer, all reads through the daemon
 //! * observer: every touch of a page: the process, the kind of access, the part of the file, and whether the page had
 //!   to be filled
 //!
@@ -24,7 +24,8 @@
 //! gets the counts of that moment. Eviction reads the counts before it chooses, at most once in `EVICTION_LOOKS`: a
 //! file whose counts grew was used.
 //!
-//! If two commands run at the same time under one job name, the second counts as part of the first, and is told so.
+//! If two commands run at the same time under one job name, the second counts as part of the first, and its client is
+//! notified.
 
 mod accounting;
 mod attribution;
@@ -90,7 +91,7 @@ struct Registry {
     starting: AtomicBool,
     /// The observer, or why there is none.
     watch: OnceLock<std::result::Result<Watch, String>>,
-    /// The thread that looks after jobs.
+    /// The collector's thread.
     collector: OnceLock<std::thread::Thread>,
     /// Set once the jobs of an earlier daemon are taken over.
     settled: OnceLock<()>,

@@ -36,7 +36,7 @@ const RESTING_MAX: usize = 4096;
 /// Records that are read before the ring is emptied again.
 const NAMED_EVERY: usize = 1024;
 
-/// What is watched of a mount.
+/// The places and hooks of a mount that the observer uses.
 #[derive(Debug, Clone)]
 pub struct Observe {
     pub mountpoint: PathBuf,
@@ -60,7 +60,7 @@ impl Inode {
     }
 }
 
-/// What is known so far.
+/// What earlier records and the ring told.
 #[derive(Default)]
 struct Known {
     /// When records were last read.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::super::config::MountConfig;
 use super::super::{Failure, limits, paths};
 
-/// The longest name of a directory on the file systems known to us.
+/// The longest name of a directory on any known file system.
 const NAME_BYTES: usize = 255;
 const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nfs/home\" limit = \"500G\"; it may also \
                        have fast, memory, threads, policy, deadline, retry, read-only, immutable";

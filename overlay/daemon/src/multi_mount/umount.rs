@@ -54,7 +54,7 @@ pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The failure, with the pools that were unmounted before it.
+/// Adds to a failure the pools that were unmounted before it.
 fn after(gone: &[&str], failure: Failure) -> Failure {
     match gone {
         [] => nothing_was_done(failure),

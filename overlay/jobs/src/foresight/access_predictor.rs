@@ -4,9 +4,9 @@
 //! work is needed and none is done.
 //!
 //! A reader is a job, or else a session (one terminal, one service). If the names of a directory are not known, the
-//! pool is asked for them with lower priority than readers. Suggestions go through the planner. Files that are staged
-//! and not opened yet take at most `POOL_SHARE` of the fast pool. A staged file counts as wasted when it is evicted, or
-//! after `PATIENCE`.
+//! directory is listed in the pool with lower priority than readers. Suggestions go through the planner. Files that are
+//! staged and not opened yet take at most `POOL_SHARE` of the fast pool. A staged file counts as wasted when it is
+//! evicted, or after `PATIENCE`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

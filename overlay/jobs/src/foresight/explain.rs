@@ -16,7 +16,7 @@ impl Jobs {
     /// Explains a file.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` where it is no regular file.
+    /// `NotFound`; `InvalidInput` if it is no regular file.
     pub async fn explain(&self, path: &PoolPath) -> Result<Explanation> {
         let ino = self.inner.engine.resolve(path).await?;
         self.inner.engine.check_is_file(ino)?;
