@@ -1,4 +1,4 @@
-//! A command that is run as a job: it gets the signals that are meant for it, and how it ends is how we end.
+//! Runs a command as a job: passes signals on to it, and exits as the command exits.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -9,31 +9,32 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::signals::Held;
 
-/// How often it is looked for the end of a command of which nothing was told.
+/// How often the end of the command is checked if no signal arrives.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// As shells say that a command was not found, and that it cannot be run.
+/// The exit codes of shells for a command that was not found, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
-/// As shells say that a command was ended by signal n: 128 + n.
+/// Shells exit with 128 + n if signal n ended the command.
 const BY_SIGNAL: i32 = 128;
 
-/// Readiness to run a command. Orphans below it become our children: who looks for their ancestors finds us.
+/// Prepares this process to run a command. Orphans below the command become children of this process, so a search for
+/// their ancestors finds it.
 pub struct Stage(Held);
 
 impl Stage {
     pub fn set() -> io::Result<Self> {
         let held = Held::new(&[Held::ASK_TO_END.as_slice(), &[libc::SIGCHLD]].concat())?;
-        // Where it is ignored, as whoever started us may have left it, children are gone without a word.
-        // SAFETY: the default is no handler of ours.
+        // If SIGCHLD is ignored, as the parent of this process may have set it, children vanish without a status.
+        // SAFETY: the default disposition is no handler of this program.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         Ok(Self(held))
     }
 
-    /// Runs a command to its end and returns what to exit with.
+    /// Runs a command to its end. Returns the exit code for this process.
     ///
     /// # Errors
-    /// It cannot be run: with what to exit with, as shells do.
+    /// The command cannot be run: the error has the exit code that shells use.
     pub fn run(&self, command: &mut Command) -> Result<u8, (u8, io::Error)> {
         let before = self.0.before();
         // SAFETY: it only sets the signal mask, which is async-signal-safe.
@@ -47,7 +48,7 @@ impl Stage {
             match self.0.wait(Some(LOOK_EVERY)) {
                 Some(came) if came.signal != libc::SIGCHLD => {
                     if let (false, Some(signal)) = (came.by_kernel, Signal::from_named_raw(came.signal)) {
-                        // It may have ended just now.
+                        // The command may have ended just now.
                         let _ = kill_process(pid, signal);
                     }
                 }
@@ -61,7 +62,7 @@ impl Stage {
     }
 }
 
-/// Takes in who has ended. How `child` did, if it is among them.
+/// Reaps all children that have ended. Returns the exit code of `child`, if it is among them.
 fn reap(child: Pid) -> Option<u8> {
     let mut ended = None;
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {

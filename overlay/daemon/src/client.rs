@@ -1,4 +1,4 @@
-//! The side of the local API that asks. Blocking, and bounded everywhere.
+//! The client side of the local API. All calls block, and all have a time limit.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use super::protocol::{Reply, Request};
 use super::registry::{Entry, Phase};
 use super::{Failure, FailureKind, limits};
 
-/// The replies to one request, without signs of life, until the daemon is done.
+/// The replies to one request, without heartbeats, until the daemon is done.
 #[derive(Debug)]
 pub struct Replies {
     lines: BufReader<UnixStream>,
@@ -83,7 +83,7 @@ fn lost(mountpoint: &str, error: &std::io::Error) -> Failure {
         .remedy(format!("`forebay status {mountpoint}` shows whether it was started again; then repeat the command"))
 }
 
-/// Connects within [`limits::CONNECT`]. A worker that is being started again is waited for, a dead daemon is not.
+/// Connects within [`limits::CONNECT`]. Waits for a worker that is being restarted, but not for a dead daemon.
 fn connect(entry: &Entry) -> Result<UnixStream, Failure> {
     const PAUSE: Duration = Duration::from_millis(20);
     let deadline = Instant::now() + limits::CONNECT;
@@ -113,7 +113,7 @@ fn attempt(entry: &Entry) -> Result<UnixStream, Errno> {
     Ok(stream)
 }
 
-/// The failure that says that nobody serves a mount any more.
+/// Returns the failure for a mount whose daemon is dead.
 pub fn dead(entry: &Entry) -> Failure {
     let mountpoint = entry.mountpoint().display();
     Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running"))

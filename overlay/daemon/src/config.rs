@@ -1,4 +1,4 @@
-//! How a mount is made: everything that a worker needs to start again as it was.
+//! The configuration of a mount: all that a restarted worker needs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mounts;
 
-/// The pace to which a pool is slowed down, for demonstrations and tests.
+/// The speed to which a pool is slowed down, for demonstrations and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
     pub bytes_per_sec: u64,
@@ -18,42 +18,42 @@ pub struct Pace {
 /// The options of one mount. Paths are absolute and canonical once they have passed the preflight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountConfig {
-    /// A URL that [`forebay_backends::Location`] knows; a directory's is its plain path.
+    /// A URL that [`forebay_backends::Location`] knows; for a directory its plain path.
     pub pool: String,
     pub mountpoint: PathBuf,
     /// Directories of the fast pool, one for each device.
     pub fast: Vec<PathBuf>,
-    /// Bytes of content on the fast pool. `None`: as the engine chooses.
+    /// Bytes of content on the fast pool. `None`: the engine chooses.
     pub limit_bytes: Option<u64>,
-    /// The text of the policy, not the name of its file: a restart must not meet another policy.
+    /// The text of the policy, not the name of its file: a restart must use the same policy.
     pub policy: Option<String>,
     pub read_only: bool,
-    /// The pool never changes, neither by us nor by others.
+    /// The pool never changes, neither through this mount nor through another client.
     pub immutable: bool,
-    /// Users other than the one who mounts may use the mount.
+    /// Other users than the one who mounts may use the mount.
     pub allow_other: bool,
     pub throttle: Option<Pace>,
-    /// Threads that answer the kernel. `None`: as many as cores.
+    /// Threads that answer the kernel. `None`: one for two cores, at most 8.
     pub threads: Option<usize>,
-    /// Budget of all buffers together. `None`: as the engine chooses.
+    /// Budget of all buffers together. `None`: the engine chooses.
     pub memory_bytes: Option<u64>,
     /// Options of the mount itself, beside those of the file system: `nosuid`, `noexec`, ...
     #[serde(default)]
     pub kernel_options: Vec<String>,
-    /// Hooks of the kernel that the observer does without, by the names of their tracepoints, for tests; `all`: there is
-    /// no observer.
+    /// Kernel hooks that the observer does not use, by the names of their tracepoints, for tests. `all`: there is no
+    /// observer.
     #[serde(default)]
     pub mask_hooks: Vec<String>,
 }
 
 impl MountConfig {
-    /// What the file system of a directory pool forbids, and with it the mount.
+    /// Returns the mount flags that restrict the file system of a directory pool, and so the mount.
     pub fn forbidden(&self) -> MountFlags {
         let directory = Path::new(self.pool.strip_prefix("file://").unwrap_or(&self.pool));
         if directory.is_absolute() { mounts::flags_below(directory) } else { MountFlags::empty() }
     }
 
-    /// The command line that makes this mount again, for messages and for people.
+    /// Returns the command line that makes this mount again, for messages.
     pub fn command_line(&self) -> String {
         let mut words =
             vec!["forebay mount".to_string(), quoted(&self.pool), quoted(&self.mountpoint.to_string_lossy())];
@@ -80,7 +80,7 @@ impl MountConfig {
     }
 }
 
-/// `word` as a shell would take it.
+/// Quotes `word` for a shell.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }

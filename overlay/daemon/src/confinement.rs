@@ -1,9 +1,9 @@
-//! What the processes of a mount of root's give up for good, before they serve anyone: privileges by programs that they
+//! Confines the processes of a root mount before they serve requests. They give up privileges of programs that they
 //! start, capabilities that no part of them needs, and system calls that no file system daemon makes.
 //!
-//! All of it is inherited: the supervisor confines itself while it has one thread, and its workers begin with that. A
-//! worker gives up more by itself (`capabilities`). An ordinary user's daemon has nothing to give up, and its helper for
-//! mounts is a set-id program, which a confined process cannot start.
+//! Child processes inherit all of it: the supervisor confines itself while it has one thread, and its workers start
+//! confined. A worker gives up more by itself (`capabilities`). A daemon of an ordinary user has nothing to give up,
+//! and its mount helper is a set-id program, which a confined process could not start.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +15,11 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use super::capabilities::NEEDED;
 
-/// What a worker needs, and what its observer is loaded with.
+/// The capabilities that a worker needs, and those that load its observer.
 const SUPERVISED: CapabilitySet = NEEDED.union(CapabilitySet::BPF).union(CapabilitySet::PERFMON);
 
-/// System calls that fail with `EPERM` in all processes of a mount. They change the machine, or reach into other processes
-/// and name spaces. What is left out on purpose: `bpf` and `perf_event_open`, by which a restarted worker loads its
+/// System calls that fail with `EPERM` in all processes of a mount. They change the machine, or act on other processes
+/// and namespaces. Three are left out on purpose: `bpf` and `perf_event_open`, with which a restarted worker loads its
 /// observer, and `umount2`.
 const DENIED: &[libc::c_long] = &[
     // Other processes.
@@ -49,7 +49,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
     libc::SYS_quotactl,
-    // Other mounts and name spaces.
+    // Other mounts and namespaces.
     libc::SYS_mount,
     libc::SYS_move_mount,
     libc::SYS_open_tree,
@@ -82,8 +82,8 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Gives up what no process of a mount needs. To be called with one thread, when the mount is made. What cannot be given up
-/// is told in the log: the mount serves all the same.
+/// Gives up what no process of a mount needs. Must be called while there is one thread, when the mount is made. If
+/// something cannot be given up, the log says so, and the mount serves all the same.
 pub fn confine() {
     if !rustix::process::geteuid().is_root() {
         return;
@@ -97,7 +97,7 @@ pub fn confine() {
 fn bound() -> io::Result<()> {
     for capability in CapabilitySet::all().difference(SUPERVISED).iter() {
         match remove_capability_from_bounding_set(capability) {
-            // A kernel that does not know it does not give it.
+            // A kernel that does not know the capability does not grant it.
             Err(rustix::io::Errno::INVAL) => {}
             other => other?,
         }
@@ -111,7 +111,7 @@ fn bound() -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Denies system calls, and privileges by programs that are started: one needs the other.
+/// Denies system calls, and privileges of programs that are started: the filter requires the latter.
 fn filter() -> io::Result<()> {
     let arch = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
     let rules: BTreeMap<i64, Vec<_>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();

@@ -1,4 +1,4 @@
-//! What this machine allows, what a lack of it costs, and the command that grants it.
+//! Checks what this machine allows, what a missing feature costs, and which command grants it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,20 +14,20 @@ pub use probes::{machine, places};
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Ok,
-    /// It works without, at a cost.
+    /// Forebay works without it, at a cost.
     Missing,
-    /// It does not work without.
+    /// Forebay does not work without it.
     Needed,
 }
 
-/// The answer to one question about the machine.
+/// The result of one check of the machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
     pub name: &'static str,
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What the lack costs.
+    /// What it costs that the feature is missing.
     pub costs: Option<&'static str>,
     /// The command that grants it.
     pub remedy: Option<String>,
@@ -58,14 +58,14 @@ const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
-/// Whether this process holds a capability now.
+/// Returns whether this process holds a capability now.
 fn holds(capability: u32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
     line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> capability & 1 == 1)
 }
 
-/// The program of this name in the search path, and whether it runs with its owner's rights.
+/// Finds a program in the search path. Returns its path, and whether it is set-uid.
 fn in_path(name: &str) -> Option<(std::path::PathBuf, bool)> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(name)).find_map(|file| {
@@ -74,13 +74,13 @@ fn in_path(name: &str) -> Option<(std::path::PathBuf, bool)> {
     })
 }
 
-/// The first two numbers of a kernel release.
+/// Returns the first two numbers of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The type of the file system behind a path.
+/// Returns the type of the file system of a path.
 pub(super) fn fs_type(path: &Path) -> Option<&'static str> {
     let magic = rustix::fs::statfs(path).ok()?.f_type;
     Some(match u32::try_from(magic).ok()? {

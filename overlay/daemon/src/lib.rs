@@ -1,11 +1,11 @@
 //! The local API of a daemon, and the two processes behind a mount.
 //!
 //! A mount has a *supervisor*, which holds the `/dev/fuse` descriptor and does nothing else, and a *worker*, which
-//! serves the descriptor, the catalog and the control socket. A worker that dies takes nothing with it: the
-//! descriptor keeps the mount alive, and the supervisor starts another worker on it.
+//! serves the descriptor, the catalog and the control socket. If the worker dies, nothing is lost: the descriptor keeps
+//! the mount alive, and the supervisor starts another worker on it.
 //!
-//! Operators talk to the worker by JSON lines over a unix socket in the runtime directory of the mount. Which mount
-//! a path belongs to is decided by text alone, so that no command ever waits for a mount that does not answer.
+//! Operators send JSON lines to the worker over a unix socket in the runtime directory of the mount. Commands find the
+//! mount of a path by its text alone, so that no command ever waits for a mount that does not answer.
 
 pub mod child;
 pub mod client;

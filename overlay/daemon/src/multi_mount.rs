@@ -1,18 +1,18 @@
 //! Mixed roots: one directory that shows several pools, each under a name of its own.
 //!
-//! Each pool is a mount of its own below the root, with its own daemon, catalog and limit. So one that hangs or dies
-//! does not touch the others, and the kernel itself refuses renames and links from one pool to another with `EXDEV`.
-//! The root is a directory with nothing in it but the names: for root a small tmpfs that is mounted read-only; for
-//! others, who may not mount one, their own directory.
+//! Each pool is a mount of its own below the root, with its own daemon, catalog and limit. So a pool that hangs or dies
+//! does not affect the others, and the kernel itself refuses renames and links between pools with `EXDEV`. The root is
+//! a directory that contains only the names. For root it is a small tmpfs that is mounted read-only. Other users may
+//! not mount a tmpfs; for them it is their own directory.
 //!
 //! One daemon with several engines would need less memory, but would die for all pools. With one mount for each pool,
-//! no pool waits for another pool's lock, memory or daemon, and each has a `statfs` of its own. The record `mixed.json`
-//! in the runtime directory of the root lists the names. It counts for nothing once none of them is mounted.
+//! no pool waits for another pool's lock, memory or daemon, and each has its own `statfs`. The record `mixed.json` in
+//! the runtime directory of the root lists the names. It is ignored once none of them is mounted.
 //!
 //! | module | does |
 //! |---|---|
 //! | `table` | `forebay.toml` → one `MountConfig` for each `[[pool]]` |
-//! | `check` | the preflight of each mount, and whether the pools keep out of each other's way |
+//! | `check` | the preflight of each mount, and whether the pools conflict with each other |
 //! | `directory` | the root and the names in it |
 //! | `mount`, `umount` | all pools or none |
 //! | `foreground` | `-f`: ends with the last daemon |
@@ -42,7 +42,7 @@ use super::{Failure, FailureKind, mounts, paths};
 /// The record of a mixed root, in the runtime directory of its mountpoint.
 const RECORD: &str = "mixed.json";
 
-/// A mixed root that was made.
+/// A mixed root, as recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
     pub mountpoint: PathBuf,
@@ -50,18 +50,18 @@ pub struct Root {
     pub pools: Vec<String>,
     /// The file that describes it.
     pub file: PathBuf,
-    /// Directories of the names that were made below a mountpoint that is no mount, and are removed with it.
+    /// Directories of names that were created because the root is not a tmpfs. They are removed with the root.
     #[serde(default)]
     pub made: Vec<String>,
 }
 
-/// Where a command acts: a mount and a path below it.
+/// The target of a command: a mount and a path below it.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub entry: Entry,
     pub inner: String,
-    /// What goes before the mount's paths where they are shown: the pool's name and a slash where the mixed root was
-    /// meant, else nothing.
+    /// Prefix for the mount's paths in output: the pool's name and a slash if the command was given the mixed root,
+    /// else nothing.
     pub prefix: String,
 }
 
@@ -72,12 +72,12 @@ impl From<Located> for Place {
 }
 
 impl Root {
-    /// The mixed root that is mounted at exactly this place.
+    /// Returns the mixed root at exactly this mountpoint.
     pub fn at(mountpoint: &Path) -> Option<Self> {
         all().into_iter().find(|root| root.mountpoint == mountpoint)
     }
 
-    /// The root that a path means, by its text or by symlinks that lead to it.
+    /// Returns the root that a path names, by its text or through symlinks.
     pub fn meant_by(path: &Path) -> Option<Self> {
         let text = paths::absolute(path).ok()?;
         let mut roots = all();
@@ -93,17 +93,17 @@ impl Root {
         self.mountpoint.join(pool)
     }
 
-    /// Its pools, and their mounts as far as they are there.
+    /// Returns its pools, each with its mount if there is one.
     pub fn mounts(&self) -> Vec<(&str, Option<Entry>)> {
         let entries = registry::entries();
         let entry = |name: &str| entries.iter().find(|e| e.mountpoint() == self.path_of(name)).cloned();
         self.pools.iter().map(|name| (name.as_str(), entry(name))).collect()
     }
 
-    /// All its pools, each from its top.
+    /// Returns the top directories of all its pools.
     ///
     /// # Errors
-    /// `NoDaemon` where one is not mounted: what is asked of the root is asked of all.
+    /// `NoDaemon` if a pool is not mounted: a command for the root is a command for all pools.
     pub fn places(&self) -> Result<Vec<Place>, Failure> {
         let place = |(name, entry): (&str, Option<Entry>)| {
             let entry = entry.ok_or_else(|| self.lacks(name))?;
@@ -112,14 +112,14 @@ impl Root {
         self.mounts().into_iter().map(place).collect()
     }
 
-    /// The failure that says that a pool is not mounted.
+    /// Returns the failure for a pool that is not mounted.
     pub fn lacks(&self, pool: &str) -> Failure {
         let place = self.mountpoint.display();
         Failure::new(FailureKind::NoDaemon, format!("pool {pool} of the mixed root {place} is not mounted"))
             .remedy(format!("forebay umount {place}, then: {}", self.command_line()))
     }
 
-    /// The failure that says that the place is taken.
+    /// Returns the failure for a mountpoint that is in use.
     pub fn is_here(&self) -> Failure {
         let place = self.mountpoint.display();
         Failure::new(FailureKind::Busy, format!("{place} is already mounted by forebay: {}", self.pools.join(", ")))
@@ -146,8 +146,8 @@ impl Root {
         runtime.replace(&runtime.dir().join(RECORD), &text)
     }
 
-    /// Whether anything of it is left: its directory, a mount, a daemon or, where nothing is mounted any more that could
-    /// keep us waiting, a directory that was made for a name.
+    /// Returns whether anything of the root is left: its directory, a mount, a daemon, or a directory that was created
+    /// for a name. The last is checked only if nothing is mounted that could block the check.
     fn is_left(&self) -> bool {
         let mounted = |name: &String| mounts::is_ours(&self.path_of(name));
         directory::is_mounted(&self.mountpoint)
@@ -156,18 +156,19 @@ impl Root {
             || self.made.iter().any(|name| self.path_of(name).is_dir())
     }
 
-    /// Whether one of its pools has a daemon.
+    /// Returns whether one of its pools has a daemon.
     fn is_served(&self) -> bool {
         self.mounts().into_iter().filter_map(|(_, entry)| entry).any(|e| e.supervisor_alive() || e.worker_alive())
     }
 }
 
-/// All mixed roots that this user may ask about. A record whose mounts somebody else took away counts for nothing.
+/// Returns all mixed roots that this user may query. A record without mounts is ignored: another process unmounted
+/// them.
 pub fn all() -> Vec<Root> {
     registry::runtimes().filter_map(|runtime| Root::load(&runtime).ok()).filter(Root::is_left).collect()
 }
 
-/// The mounts that a path means: the one that it lies in, or for a mixed root those of all its pools.
+/// Returns the mounts that a path names: the mount that it lies in, or for a mixed root the mounts of all its pools.
 pub fn places(path: &Path) -> Result<Vec<Place>, Failure> {
     let failure = match registry::locate(path) {
         Ok(located) => return Ok(vec![located.into()]),

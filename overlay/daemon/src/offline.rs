@@ -1,4 +1,4 @@
-//! A fast pool that no daemon has open: what it belongs to, and its check.
+//! A fast pool that no daemon has open: which mount it belongs to, and its check.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -11,10 +11,10 @@ use forebay_api::operator::FsckReport;
 use forebay_cache::guard;
 use forebay_engine::salvage;
 
-/// The note in each fast directory that says how it was mounted last.
+/// The note in each fast directory, with the configuration of its last mount.
 const NOTE: &str = "mount.json";
 
-/// Writes the note. Failing to is no reason not to mount.
+/// Writes the note. A failure does not prevent the mount.
 pub fn remember(config: &MountConfig) {
     for fast in &config.fast {
         let written = serde_json::to_vec_pretty(config)
@@ -26,13 +26,14 @@ pub fn remember(config: &MountConfig) {
     }
 }
 
-/// How a fast directory was mounted last.
+/// Returns the configuration of the last mount of a fast directory.
 pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     let note = fast.join(NOTE);
     let read = || -> io::Result<Vec<u8>> {
         let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&note)?;
         let meta = file.metadata()?;
-        // The note names a pool, and where bytes may go: by its descriptor, since the name may be given to another file.
+        // The note names a pool, and where bytes may go, so its owner is checked. The check is by descriptor, since the
+        // name may be given to another file.
         if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
@@ -50,13 +51,13 @@ pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
         }
         _ => Failure::io(note.display(), &e),
     })?;
-    // A note of the owner's own that was moved into a directory of another user's is not believed either.
+    // Nor is a note of this user trusted if it was moved into a directory of another user.
     guard::take(fast)?;
     serde_json::from_slice(&text).map_err(|e| Failure::new(FailureKind::Corrupt, format!("{}: {e}", note.display())))
 }
 
-/// Opens a fast pool as it was mounted last, checks it, and closes it. With `repair`, a catalog that cannot be opened
-/// is replaced by an empty one, and what it knew and the pool does not have is set aside.
+/// Opens a fast pool as it was last mounted, checks it, and closes it. With `repair`, a catalog that cannot be opened
+/// is replaced by an empty one. What the old catalog knew and the pool does not have is set aside.
 pub fn fsck(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
     let salvaged = if repair { salvage::salvage(&config.fast)? } else { None };
     let Some(salvaged) = salvaged else { return check(config, repair) };
@@ -70,7 +71,7 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
     let outcome = rt.block_on(async {
-        // A check changes nothing in the pool: what is due stays due.
+        // A check changes nothing in the pool: due intents stay due.
         let manual = Some("[default]\nflush = \"manual\"\n".to_owned());
         let overlay = worker::open(&MountConfig { policy: manual, ..config.clone() }, false).await?;
         let report = overlay.fsck(repair).await;

@@ -1,4 +1,4 @@
-//! What is checked before a mount is made, so that a mistake is named while nothing has happened yet.
+//! Checks a mount before it is made, so that a mistake is reported before anything has changed.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -13,16 +13,16 @@ use super::config::MountConfig;
 use super::registry::{self, Entry};
 use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
 
-/// What a mount would do, as far as it can be told beforehand.
+/// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// With all paths made absolute.
+    /// The configuration, with absolute paths.
     pub config: MountConfig,
     /// Fast directories that do not exist yet.
     pub to_create: Vec<PathBuf>,
     /// A dead mount at the mountpoint that must be detached first.
     pub stale_mount: bool,
-    /// Files that the mount would hide.
+    /// The mountpoint has files that the mount would hide.
     pub hides_files: bool,
 }
 
@@ -36,8 +36,8 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
     Ok(Plan { config, to_create, stale_mount, hides_files })
 }
 
-/// Checks pool, fast directories and limit, makes their paths canonical, and returns the fast directories that do not
-/// exist yet. They must lie apart from `config.mountpoint`, which is not looked at.
+/// Checks pool, fast directories and limit, and makes their paths canonical. Returns the fast directories that do not
+/// exist yet. Pool and fast directories must lie apart from `config.mountpoint`, which is itself not checked.
 pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure> {
     let pool = pool_dir(config)?;
     if let Some(pool) = &pool {
@@ -74,7 +74,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
     Ok(to_create)
 }
 
-/// Does what the check found to be missing: makes directories and detaches a dead mount.
+/// Carries out the plan: creates directories and detaches a dead mount.
 pub fn prepare(plan: &Plan) -> Result<(), Failure> {
     if plan.stale_mount {
         let mountpoint = &plan.config.mountpoint;
@@ -90,13 +90,13 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
             .map_err(|e| Failure::io(format!("cannot create fast directory {}", dir.display()), &e))?;
     }
     plan.config.fast.iter().try_for_each(|dir| {
-        // First: a file that is made to try follows what another user put there.
+        // `guard::take` comes first: the probe file of `writable` would follow a link that another user put there.
         guard::take(dir)?;
         writable(dir)
     })
 }
 
-/// Whether a dead mount of ours lies at the mountpoint. A live one is refused.
+/// Returns whether a dead forebay mount lies at the mountpoint. Fails if the mount is alive.
 pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
     if let Some(root) = multi_mount::Root::at(mountpoint) {
         return Err(root.is_here());
@@ -111,7 +111,7 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
             format!("{place} is already mounted by forebay (pid {})", entry.state.supervisor.pid),
         )
         .remedy(format!("forebay umount {place}"))),
-        // What `forebay umount` waits for.
+        // `is_over` has waited for the daemon of the earlier mount, as `forebay umount` does.
         Some(entry) if alive && unmount::is_over(&entry) => Ok(false),
         Some(entry) if alive => Err(Failure::new(
             FailureKind::Busy,
@@ -122,7 +122,7 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
     }
 }
 
-/// The canonical path of a directory to mount at, and whether it holds anything.
+/// Returns the canonical path of a directory to mount at, and whether it holds anything.
 pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
     let place = text.display();
     let meta = std::fs::metadata(text).map_err(|e| match e.raw_os_error() {
@@ -140,8 +140,8 @@ pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
     Ok((utf8(canonical)?, hides))
 }
 
-/// The pool's directory; `None` where it is none: then only its URL is looked at. Asked on another thread, because a
-/// mounted pool that is down may never answer.
+/// Returns the pool's directory. `None`: the pool is no directory, and only its URL is checked. The request is made on
+/// another thread, since a mounted pool that is down may never answer.
 fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
     let location = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
     let Some(dir) = location.directory() else { return Ok(None) };
@@ -150,7 +150,7 @@ fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
     let (answer, answers) = mpsc::channel();
     std::thread::spawn(move || {
         let looked = dir.canonicalize().and_then(|real| Ok((real.metadata()?, real)));
-        // Nobody listens after the deadline: there is nobody left to tell.
+        // After the deadline the receiver is gone.
         let _ = answer.send(looked);
     });
     let remedy = "check that the pool is mounted: `findmnt`, `ls`";
@@ -167,7 +167,8 @@ fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// The canonical path of a fast directory and whether it exists. Where it does not, what exists of it is canonical.
+/// Returns the canonical path of a fast directory, and whether it exists. If it does not exist, its existing ancestor
+/// is canonical.
 fn fast_dir(fast: &Path) -> Result<(PathBuf, bool), Failure> {
     let text = paths::absolute(fast).map_err(|e| Failure::io("fast directory", &e))?;
     match text.canonicalize() {
@@ -203,7 +204,8 @@ pub(super) fn apart(what: &str, a: &Path, other: &str, b: &Path) -> Result<(), F
         .remedy("use directories apart from each other"))
 }
 
-/// A mount of ours reserves names that pools need, and one that waits for another may wait for itself.
+/// Fails if a directory lies in a forebay mount. Such a mount reserves names that pools need, and a mount that waits
+/// for another one may wait for itself.
 fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
     let mounts = mounts::list().map_err(|e| Failure::io("the list of mounts", &e))?;
     let mount = mounts.iter().filter(|m| dir.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len());
@@ -217,7 +219,7 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The fast directory that a mount uses, too.
+/// Returns a fast directory that another mount uses, too.
 fn shared_with<'a>(config: &'a MountConfig, entry: &Entry) -> Option<&'a PathBuf> {
     config.fast.iter().find(|fast| entry.state.config.fast.contains(fast))
 }

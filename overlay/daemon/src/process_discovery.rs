@@ -1,4 +1,4 @@
-//! Where the processes of a job are that others started: cgroups, and Slurm's among them.
+//! Finds the processes of a job that another program started: cgroups, and among them Slurm's.
 
 use std::fs;
 use std::io;
@@ -10,21 +10,21 @@ use super::Failure;
 use forebay_jobs::Members;
 use forebay_system::process;
 
-/// Where hierarchies of cgroups are mounted.
+/// The mountpoint of cgroup hierarchies.
 const CGROUPS: &str = "/sys/fs/cgroup";
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
-/// How deep Slurm's cgroup of a job is looked for: `system.slice/slurmstepd.scope/job_1` in version 2,
+/// The depth to which Slurm's cgroup of a job is searched: `system.slice/slurmstepd.scope/job_1` in version 2,
 /// `memory/slurm_node/uid_0/job_1` in version 1.
 const DEPTH: usize = 5;
-/// How long a program may take to begin. It is a matter of microseconds of processor time; on a busy node the
-/// processor is what it waits for.
+/// How long the start of a program may take. It takes microseconds of processor time; on a busy node it waits for a
+/// processor.
 const BEGINNING_MAX: Duration = Duration::from_secs(2);
 const BEGINNING_LOOK: Duration = Duration::from_millis(1);
 
-/// The processes of a cgroup.
+/// Returns the members of a cgroup.
 ///
 /// # Errors
-/// It is not there, is no cgroup, or is one of version 1 that is empty.
+/// It does not exist, is no cgroup, or is an empty one of version 1.
 pub fn cgroup(dir: &Path) -> Result<Members, Failure> {
     let given = |e: &io::Error| Failure::given(format!("cgroup {}", dir.display()), e);
     let dir = dir.canonicalize().map_err(|e| given(&e))?;
@@ -41,17 +41,17 @@ pub fn cgroup(dir: &Path) -> Result<Members, Failure> {
     Ok(Members::Processes(pids))
 }
 
-/// The cgroup's name, as /proc/PID/cgroup has it.
+/// Returns the cgroup's name, as /proc/PID/cgroup has it.
 fn below_root(dir: &Path) -> String {
     let is_root = |dir: &&Path| {
-        // The root of the hierarchy alone has no type.
+        // Only the root of the hierarchy has no type.
         !dir.join("cgroup.type").exists()
     };
     let root = dir.ancestors().find(is_root).unwrap_or(Path::new("/"));
     format!("/{}", dir.strip_prefix(root).unwrap_or(dir).display())
 }
 
-/// The processes that are in a cgroup now, and in those below it.
+/// Returns the processes that are now in a cgroup or below it.
 pub fn processes(dir: &Path) -> Vec<u32> {
     let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     let mut pids: Vec<u32> = procs.lines().filter_map(|line| line.parse().ok()).collect();
@@ -61,16 +61,17 @@ pub fn processes(dir: &Path) -> Vec<u32> {
     pids
 }
 
-/// Whether a cgroup has processes, or any below it.
+/// Returns whether a cgroup, or one below it, has processes.
 pub fn is_populated(dir: &Path) -> bool {
     let events = fs::read_to_string(dir.join("cgroup.events")).unwrap_or_default();
     events.lines().any(|line| line == "populated 1")
 }
 
-/// What Slurm runs of a job on this node: its cgroup, or else the processes that have its number in their environment.
+/// Returns what Slurm runs of a job on this node: its cgroup, or else the processes that have the job's number in their
+/// environment.
 ///
 /// # Errors
-/// There is neither.
+/// Neither exists.
 pub fn job(id: &str) -> Result<(Members, Option<PathBuf>), Failure> {
     if let Some(dir) = find(Path::new(CGROUPS), &format!("job_{id}"), DEPTH) {
         return Ok((cgroup(&dir)?, Some(dir)));
@@ -83,7 +84,7 @@ pub fn job(id: &str) -> Result<(Members, Option<PathBuf>), Failure> {
     Ok((Members::Processes(pids), None))
 }
 
-/// A directory of this name, however deep, but no deeper than `depth`.
+/// Finds a directory of this name, at most `depth` levels down.
 fn find(dir: &Path, name: &str, depth: usize) -> Option<PathBuf> {
     let below: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
     let found = below.iter().find(|dir| dir.file_name().is_some_and(|n| n == name));
@@ -95,7 +96,7 @@ fn with_environment(variable: &str) -> Vec<u32> {
     process::all().filter(|pid| *pid != std::process::id()).filter(has).collect()
 }
 
-/// What a process has in its environment; of one that just begins its program, what it will have.
+/// Returns the environment of a process. If the process is just starting its program, waits for the new environment.
 fn environment(pid: u32) -> Vec<u8> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The runtime directories: which mounts there are, and which of them a path belongs to.
+//! The runtime directories: they record which mounts exist, and so which mount a path belongs to.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use super::config::MountConfig;
 use super::{Failure, FailureKind, mounts, paths};
 pub use forebay_system::process::Process;
 
-/// Where a mount is in its life.
+/// The phase of a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -20,11 +20,11 @@ pub enum Phase {
     Serving,
     /// The worker died; another one is starting.
     Restarting,
-    /// The worker dies again and again; the mount is kept, and it is tried every few seconds.
+    /// The worker dies again and again. The mount is kept, and a new worker is started every few seconds.
     Failing,
 }
 
-/// What is known of a mount without asking its daemon. Written by the supervisor only.
+/// The state of a mount that is known without asking its daemon. Only the supervisor writes it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct State {
     pub version: String,
@@ -46,7 +46,7 @@ pub struct State {
 pub struct Runtime(PathBuf);
 
 impl Runtime {
-    /// The directory of a mountpoint, for the user who mounts.
+    /// Returns the directory of a mountpoint, for the user who mounts.
     pub fn of(mountpoint: &Path) -> Self {
         Self(own_root().join(format!("{:016x}", paths::stable_hash(mountpoint.as_os_str()))))
     }
@@ -67,8 +67,8 @@ impl Runtime {
         self.0.join("daemon.log")
     }
 
-    /// Makes the directory, readable for nobody else, and takes its lock: held by the supervisor as long as it
-    /// lives, so that two of them never serve one mountpoint.
+    /// Creates the directory, readable for this user alone, and takes its lock. The supervisor holds the lock as long
+    /// as it lives, so that no two supervisors serve one mountpoint.
     pub fn claim(&self) -> Result<File, Failure> {
         let make = || -> io::Result<File> {
             let mut builder = std::fs::DirBuilder::new();
@@ -76,7 +76,7 @@ impl Runtime {
             if let Some(root) = self.0.parent() {
                 let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
                 builder.mode(mode).create(root)?;
-                // Before anything is made in it, and never through a link.
+                // Before anything is created in it, and never through a link.
                 if !is_trusted(root) {
                     let why = "its parent belongs to another user, is a link, or others may write there: set \
                                XDG_RUNTIME_DIR to a directory of your own";
@@ -103,7 +103,7 @@ impl Runtime {
         serde_json::from_slice(&text).map_err(io::Error::other)
     }
 
-    /// Replaces the state in one step.
+    /// Replaces the state atomically.
     pub fn save(&self, state: &State) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(state).map_err(io::Error::other)?;
         self.replace(&self.0.join("state.json"), &text)
@@ -112,7 +112,7 @@ impl Runtime {
     pub fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         let part = file.with_extension("part");
         let mut options = File::options();
-        // For this user alone, whatever the umask is; never through a link that another user put there.
+        // Readable for this user alone, whatever the umask; never through a link that another user created.
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut out = options.open(&part)?;
         out.set_permissions(std::fs::Permissions::from_mode(0o600))?;
@@ -121,7 +121,7 @@ impl Runtime {
         std::fs::rename(part, file)
     }
 
-    /// Removes what an earlier mount left, all but its log and the lock.
+    /// Removes what an earlier mount left, except the log and the lock.
     pub fn clear(&self) {
         let Ok(files) = std::fs::read_dir(&self.0) else { return };
         for file in files.flatten().filter(|f| f.file_name() != "lock" && f.path() != self.log()) {
@@ -131,7 +131,7 @@ impl Runtime {
         }
     }
 
-    /// Forgets the mount.
+    /// Removes the directory.
     pub fn remove(&self) {
         match std::fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -142,7 +142,7 @@ impl Runtime {
     }
 }
 
-/// Where this user's mounts are registered.
+/// Returns the directory in which this user's mounts are registered.
 fn own_root() -> PathBuf {
     let uid = rustix::process::geteuid();
     if uid.is_root() {
@@ -152,21 +152,21 @@ fn own_root() -> PathBuf {
         Some(dir) if dir.is_absolute() && dir.is_dir() => dir.join("forebay"),
         _ => {
             let session = PathBuf::from(format!("/run/user/{}", uid.as_raw()));
-            // Where there is none, /tmp is what is left; a name there that another user took is refused.
+            // If there is no session directory, /tmp is used. A name in /tmp that another user has taken is refused.
             let there = std::fs::symlink_metadata(&session).is_ok_and(|m| m.is_dir() && m.uid() == uid.as_raw());
             if there { session.join("forebay") } else { PathBuf::from(format!("/tmp/forebay-{}", uid.as_raw())) }
         }
     }
 }
 
-/// Whether nobody but this user and root can put anything into a directory. Names in /tmp are anyone's to take.
+/// Returns whether only this user and root can create anything in a directory. In /tmp any user can take a name.
 fn is_trusted(dir: &Path) -> bool {
     let owner = rustix::process::geteuid().as_raw();
     std::fs::symlink_metadata(dir)
         .is_ok_and(|m| m.is_dir() && (m.uid() == owner || m.uid() == 0) && m.mode() & 0o022 == 0)
 }
 
-/// A mount that this user may ask about.
+/// A mount that this user may query.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub runtime: Runtime,
@@ -187,7 +187,7 @@ impl Entry {
     }
 }
 
-/// All runtime directories: this user's, and root's where they may be read.
+/// Returns all runtime directories: this user's, and root's if they are readable.
 pub(super) fn runtimes() -> impl Iterator<Item = Runtime> {
     let mut roots = vec![own_root(), PathBuf::from("/run/forebay")];
     roots.dedup();
@@ -199,7 +199,7 @@ pub(super) fn runtimes() -> impl Iterator<Item = Runtime> {
         .map(|dir| Runtime(dir.path()))
 }
 
-/// All registered mounts, sorted by mountpoint: this user's, and root's where they may be read.
+/// Returns all registered mounts, sorted by mountpoint: this user's, and root's if they are readable.
 pub fn entries() -> Vec<Entry> {
     let mut found: Vec<Entry> =
         runtimes().filter_map(|runtime| runtime.load().ok().map(|state| Entry { runtime, state })).collect();
@@ -207,21 +207,21 @@ pub fn entries() -> Vec<Entry> {
     found
 }
 
-/// A path under a mount: the mount, and the path's rest below it, escaped for the local API.
+/// A path in a mount: the mount, and the rest of the path below it, escaped for the local API.
 #[derive(Debug, Clone)]
 pub struct Located {
     pub entry: Entry,
     pub inner: String,
 }
 
-/// Finds the mount that a path lies in, without touching it.
+/// Finds the mount that a path lies in, without a request to the mount.
 pub fn locate(path: &Path) -> Result<Located, Failure> {
     let text = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
     let entries = entries();
     if let Some(found) = longest(&entries, &text) {
         return Ok(found);
     }
-    // A symlink may lead into a mount: follow it up to the border of any mount of ours, and no further.
+    // A symlink may lead into a mount: follow the path up to the first forebay mount, and no further.
     let ours: Vec<PathBuf> = foreign_mounts(&[]);
     let stop =
         |p: &Path| ours.iter().any(|m| p.starts_with(m)) || entries.iter().any(|e| p.starts_with(e.mountpoint()));
@@ -235,7 +235,7 @@ fn longest(entries: &[Entry], path: &Path) -> Option<Located> {
     Some(Located { entry: entry.clone(), inner: paths::encode(&inner) })
 }
 
-/// Mountpoints of our type that are not in the registry.
+/// Returns mountpoints of type `fuse.forebay` that are not in the registry.
 pub fn foreign_mounts(known: &[Entry]) -> Vec<PathBuf> {
     let mounts = mounts::list().unwrap_or_default().into_iter();
     mounts
@@ -259,7 +259,7 @@ fn not_found(path: &Path, followed: &Path, ours: &[PathBuf]) -> Failure {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

@@ -1,5 +1,5 @@
-//! Options of a mount that is served, changed by `-o remount`. What the kernel keeps changes at once, without the daemon;
-//! what the daemon was started with stays as it is, and is refused where something else is asked for.
+//! Changes options of a mount that is served (`-o remount`). Options that the kernel keeps change at once, without the
+//! daemon. Options with which the daemon was started stay as they are; a request for another value is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -10,18 +10,18 @@ use super::config::MountConfig;
 use super::registry::{self, Entry};
 use super::{Failure, FailureKind, mounts, multi_mount, paths, supervisor};
 
-/// What is asked for.
+/// The requested options.
 #[derive(Debug)]
 pub struct Remount {
-    /// Of the daemon's options those that were given; the others are empty.
+    /// The options of the daemon that were given; the others are empty.
     pub config: MountConfig,
     /// The options of the mount itself that were given, in their order.
     pub options: Vec<String>,
-    /// Those are all that the mount is to have: mount(8) put them together from those that it has.
+    /// The list is complete: mount(8) adds the present options of the mount to it.
     pub is_complete: bool,
 }
 
-/// What mount(2) is to be told.
+/// The arguments for mount(2).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     pub mountpoint: PathBuf,
@@ -33,10 +33,10 @@ impl Plan {
         self.flags.contains(MountFlags::RDONLY)
     }
 
-    /// Does it. Files that are open for writing keep a mount from becoming read-only.
+    /// Remounts. Files that are open for writing keep a mount from becoming read-only.
     pub fn apply(&self) -> Result<(), Failure> {
         let place = &self.mountpoint;
-        // FUSE has no options of its own that can change.
+        // FUSE has no options of its own that a remount can change.
         match rustix::mount::mount_remount(place, self.flags, "") {
             Err(rustix::io::Errno::BUSY) => {
                 Err(supervisor::in_use(place).remedy("close what is open for writing there"))
@@ -49,7 +49,7 @@ impl Plan {
     }
 }
 
-/// Checks what is asked for against the mount that is there. Changes nothing.
+/// Checks the requested options against the present mount. Changes nothing.
 pub fn check(asked: &Remount) -> Result<Plan, Failure> {
     let place = paths::absolute(&asked.config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
     if multi_mount::Root::at(&place).is_some() {
@@ -67,7 +67,7 @@ pub fn check(asked: &Remount) -> Result<Plan, Failure> {
     Ok(Plan { mountpoint: place, flags })
 }
 
-/// Why an option is refused, and what gets it all the same.
+/// Returns the failure for an option that is refused, with the way to get it all the same.
 fn refused(option: &str, why: &str, place: &Path) -> Failure {
     let place = place.display();
     Failure::usage(format!("mount option `{option}` cannot be changed by a remount: {why}")).remedy(format!(
@@ -75,7 +75,7 @@ fn refused(option: &str, why: &str, place: &Path) -> Failure {
     ))
 }
 
-/// Refuses what is not what the daemon was started with.
+/// Fails if a daemon option is requested with another value than the daemon was started with.
 fn stays(asked: &MountConfig, entry: &Entry) -> Result<(), Failure> {
     let has = &entry.state.config;
     let refused = |option: String, now: String| {
@@ -119,7 +119,7 @@ fn stays(asked: &MountConfig, entry: &Entry) -> Result<(), Failure> {
 }
 
 fn flags(asked: &Remount, has: MountFlags, config: &MountConfig) -> Result<MountFlags, Failure> {
-    // What the daemon sees to as well: mount(8) does not list it with what the mount has.
+    // The daemon handles these, too; mount(8) does not list them among the present options.
     let daemons = MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC;
     let kept = daemons | MountFlags::LAZYTIME;
     let from = if asked.is_complete { has & kept } else { has };
@@ -158,7 +158,7 @@ mod tests {
             flags_of("suid,noexec", false, has, false).unwrap(),
             (has - MountFlags::NOSUID) | MountFlags::NOEXEC
         );
-        // mount(8) lists all that is to stay, but not this.
+        // mount(8) lists all options that stay, except `sync`.
         let listed = "rw,nodev,relatime,noexec";
         assert_eq!(flags_of(listed, true, has, false).unwrap(), (has - MountFlags::NOSUID) | MountFlags::NOEXEC);
     }

@@ -1,4 +1,4 @@
-//! The side of the local API that answers.
+//! The server side of the local API.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -24,22 +24,23 @@ use tokio_util::task::AbortOnDropHandle;
 use super::protocol::{Reply, Request};
 use super::{Failure, FailureKind, limits};
 
-/// What the engine does not know of the mount that it is behind.
+/// Facts about the mount that the engine does not know.
 pub struct Facts {
     pub mountpoint: String,
-    /// Why the kernel does not read resident files without asking us: it may cease to. `None`: it does.
+    /// Why the kernel does not read resident files without the daemon; this may change. `None`: it reads them by
+    /// itself.
     pub no_passthrough: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
 /// Answers clients until it is dropped.
 ///
-/// It has a thread of its own, so that they get signs of life however busy the engine is, or stuck in a fast pool that
-/// does not answer.
+/// The server has a thread of its own, so that clients get heartbeats even if the engine is busy, or stuck in a fast
+/// pool that does not answer.
 pub struct Server(#[expect(dead_code, reason = "its drop tells the thread to end")] oneshot::Sender<()>);
 
 impl Server {
-    /// Binds the socket for this user alone, replacing one that a dead worker left behind. The engine works on the
-    /// runtime that this is called in.
+    /// Binds the socket for this user alone, and replaces a socket that a dead worker left. The engine's work runs on
+    /// the tokio runtime of the caller.
     pub fn start(socket: &Path, overlay: Overlay, jobs: Jobs, facts: Facts) -> io::Result<Self> {
         match std::fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -50,7 +51,7 @@ impl Server {
         listener.set_nonblocking(true)?;
         let turns = Semaphore::new(limits::CLIENTS);
         let context = Arc::new(Context { overlay, jobs, facts, engine: Handle::current(), turns });
-        // What is shown of everything is looked at by a thread of this runtime, one at a time.
+        // Work that reads everything runs on one blocking thread of this runtime, one at a time.
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build()?;
         let listener = {
             let _entered = runtime.enter();
@@ -92,7 +93,7 @@ async fn serve(listener: UnixListener, context: Arc<Context>) {
                 });
             }
             Err(error) => {
-                // Out of descriptors, most likely: the next attempt comes when others may have been closed.
+                // Probably out of descriptors: by the next attempt, some may have been closed.
                 tracing::warn!("cannot accept a client: {error}");
                 tokio::time::sleep(limits::HEARTBEAT).await;
             }
@@ -240,7 +241,7 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
     Ok(())
 }
 
-/// The process that asks, as this one sees it.
+/// Returns the client's process, as this process sees it.
 fn owner(client: &UCred) -> Result<Process, Failure> {
     let pid = client.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     pid.map(Process::of).ok_or_else(|| Failure::usage("the daemon cannot see who asks: it is in another container"))
@@ -250,7 +251,7 @@ fn unknown_job(id: &str) -> Failure {
     Failure::usage(format!("there is no job `{id}`")).remedy("`forebay job list` shows those that are known")
 }
 
-/// How a command was started, by whom: only root may speak for others.
+/// Sets the user of an invocation to the client's. Only root may name another user.
 fn by(client: &UCred, invocation: Invocation) -> Invocation {
     let user = if client.uid() == 0 { invocation.user } else { client.uid() };
     Invocation { user, ..invocation }
@@ -265,12 +266,12 @@ fn unknown_profile(error: Error) -> Failure {
     }
 }
 
-/// What was named is not there.
+/// Converts an error. `NotFound` means that the request named something that does not exist.
 fn refused(error: Error) -> Failure {
     if error.is(ErrorKind::NotFound) { Failure::usage(error.to_string()) } else { error.into() }
 }
 
-/// Begins work whose tasks are the engine's.
+/// Begins work whose tasks run on the engine's runtime.
 fn in_engine<T>(engine: &Handle, begin: impl FnOnce() -> T) -> T {
     let _entered = engine.enter();
     begin()
@@ -307,8 +308,7 @@ impl Replies {
         tokio::time::timeout(limits::SILENCE, self.0.write_all(&line)).await?
     }
 
-    /// Gives signs of life while the engine works an answer out. Ends with the client: then the work is dropped where it
-    /// waits next.
+    /// Sends heartbeats while the engine works. If the client leaves, the work is dropped at its next await.
     async fn waiting_for<T: Send + 'static>(
         &mut self,
         engine: &Handle,
@@ -319,7 +319,8 @@ impl Replies {
         Ok(self.alive_until(&mut work).await?.map_err(ended_early)?)
     }
 
-    /// The same of work that says how far it is. `None`: it got no further for as long as [`limits::STATUS`].
+    /// As `alive_until`, for work that reports its progress. Returns `None` if there was no progress for
+    /// [`limits::STATUS`].
     async fn alive_while<T>(
         &mut self,
         mut work: impl Future<Output = T> + Unpin,

@@ -1,28 +1,28 @@
-//! Signals that are waited for in place of being obeyed.
+//! Blocks signals and waits for them.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// A signal that came.
+/// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Came {
     pub signal: i32,
-    /// The kernel sent it, as a terminal's Ctrl-C does to all that run there.
+    /// The kernel sent it, as for Ctrl-C on a terminal, which goes to all processes that run there.
     pub by_kernel: bool,
 }
 
-/// Signals that are held back in this thread, and in those that it starts, until this is dropped.
+/// Signals that are blocked in this thread, and in threads that it starts, until this is dropped.
 pub struct Held {
     held: libc::sigset_t,
     before: libc::sigset_t,
 }
 
 impl Held {
-    /// What asks a program to end.
+    /// The signals that ask a program to end.
     pub const ASK_TO_END: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-    /// Call it before there are other threads: those would be hit.
+    /// Must be called before there are other threads: the signals would be delivered to those.
     pub fn new(signals: &[i32]) -> io::Result<Self> {
         let mut held = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
@@ -39,7 +39,7 @@ impl Held {
         }
     }
 
-    /// The next of them, for as long as said at most.
+    /// Waits for the next of these signals, at most for `limit`.
     pub fn wait(&self, limit: Option<Duration>) -> Option<Came> {
         let limit = limit.map(|limit| libc::timespec {
             tv_sec: limit.as_secs() as libc::time_t,
@@ -47,7 +47,7 @@ impl Held {
         });
         let mut info = MaybeUninit::uninit();
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: set and limit outlive the call; `info` is read only where the call says that it was written.
+        // SAFETY: set and limit outlive the call; `info` is read only if the call says that it was written.
         unsafe {
             let signal = libc::sigtimedwait(&raw const self.held, info.as_mut_ptr(), limit);
             let info: libc::siginfo_t = if signal > 0 { info.assume_init() } else { return None };
@@ -55,7 +55,7 @@ impl Held {
         }
     }
 
-    /// What was held back before: for a child process. Async-signal-safe.
+    /// Restores the earlier signal mask, for a child process. Async-signal-safe.
     pub(super) fn restore(before: &libc::sigset_t) -> io::Result<()> {
         // SAFETY: the set outlives the call.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) } {

@@ -1,8 +1,8 @@
-//! The process that keeps a mount alive: it holds the `/dev/fuse` descriptor, starts the worker, and starts it
-//! again when it dies. It opens no catalog and touches neither pool nor fast pool.
+//! The process that keeps a mount alive. It holds the `/dev/fuse` descriptor, starts the worker, and starts another one
+//! if the worker dies. It opens no catalog and touches neither pool nor fast pool.
 //!
 //! Programs wait while there is no worker. So the next one starts at once if the last one served requests, or after
-//! `limits::BLINK` if more than `RAPID_CRASHES` in a row died young. After workers that died before they served, the
+//! `limits::BLINK` if more than `RAPID_CRASHES` in a row died early. After workers that died before they served, the
 //! pauses double, up to `RESTART_PAUSE`.
 
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ use super::config::MountConfig;
 use super::registry::{Phase, Process, Runtime, State, now_unix};
 use super::{Failure, FailureKind, confinement, limits, mounts, unmount, worker};
 
-/// What a supervisor or a worker says on its standard output, once: one line of JSON.
+/// What a supervisor or a worker writes to its standard output, once: one line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -37,9 +37,9 @@ pub enum Outcome {
 pub struct Ready {
     pub mountpoint: PathBuf,
     pub pid: u32,
-    /// The kernel reads resident files without asking the daemon.
+    /// The kernel reads resident files without the daemon.
     pub passthrough: bool,
-    /// Why it does not.
+    /// Why there is no passthrough.
     #[serde(default)]
     pub no_passthrough: Option<String>,
     pub dirty_files: u64,
@@ -49,7 +49,7 @@ pub struct Ready {
 }
 
 impl Outcome {
-    /// Says it on standard output. The one who waited may be gone, which is no concern of ours.
+    /// Writes it to standard output. The reader may be gone; that is no error.
     pub fn tell(&self) {
         if let Ok(mut line) = serde_json::to_vec(self) {
             line.push(b'\n');
@@ -63,7 +63,7 @@ impl Outcome {
 pub fn launch(config: &MountConfig) -> Result<Ready, Failure> {
     let runtime = Runtime::of(&config.mountpoint);
     let failed = |e: io::Error| Failure::io("cannot start the daemon", &e);
-    // The lock is tried here too, so that the log of a daemon that runs is not emptied.
+    // The lock is tried before the log is emptied, so that the log of a running daemon is kept.
     drop(runtime.claim()?);
     let log = OpenOptions::new().create(true).append(true).open(runtime.log()).map_err(failed)?;
     log.set_len(0).map_err(failed)?;
@@ -86,39 +86,39 @@ pub fn launch(config: &MountConfig) -> Result<Ready, Failure> {
     }
 }
 
-/// The line that the supervisor says, within [`limits::MOUNT`].
+/// Returns the line that the supervisor writes, if it comes within [`limits::MOUNT`].
 fn first_line(stdout: Option<std::process::ChildStdout>) -> Option<Outcome> {
     let mut lines = io::BufReader::new(stdout?);
     let (answer, answers) = mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
         let read = lines.read_line(&mut line).map(|_| line);
-        // Nobody listens after the deadline.
+        // After the deadline the receiver is gone.
         let _ = answer.send(read);
     });
     let line = answers.recv_timeout(limits::MOUNT).ok()?.ok()?;
     serde_json::from_str(&line).ok()
 }
 
-/// The program file, as it is named now: after an upgrade the next worker runs the new one.
+/// Returns the program file by its present name: after an upgrade the next worker runs the new program.
 fn program() -> io::Result<PathBuf> {
     let exe = std::env::current_exe()?;
     Ok(if exe.exists() { exe } else { PathBuf::from("/proc/self/exe") })
 }
 
-/// Mounts and supervises until the mount is gone. `confined` is called once this process has given up what it does not
+/// Mounts, and supervises until the mount is gone. `confined` is called once this process has given up what it does not
 /// need, and `on_ready` when the mount serves.
 pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
     let lock = runtime.claim()?;
-    // What a mount left that ended without its supervisor would be taken for ours.
+    // Files of a mount that ended without its supervisor would be taken for this mount's.
     runtime.clear();
     // A working directory would keep its file system busy for as long as the mount lives.
     std::env::set_current_dir("/").map_err(failed)?;
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let mounted = mount(&config).inspect(|_| {
-        // Nothing is mounted after this, and no other thread is there yet.
+        // Nothing is mounted after this point, and there is no other thread yet.
         confinement::confine();
         confined();
     });
@@ -130,12 +130,12 @@ pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&
         outcome
     });
     runtime.remove();
-    // A pool that does not answer may hold a thread that only the end of the process takes along.
+    // A pool that does not answer may hold a thread, which ends only with the process.
     rt.shutdown_background();
     outcome
 }
 
-/// Makes the mount, which nobody serves yet.
+/// Mounts. No process serves the mount yet.
 fn mount(config: &MountConfig) -> Result<OwnedFd, Failure> {
     let mut options = worker::mount_options(config);
     options.flags |= config.forbidden();
@@ -151,13 +151,13 @@ struct Supervisor {
     _lock: File,
 }
 
-/// How one worker's life ended.
+/// How one worker ended.
 enum Ended {
     /// The mount is gone.
     Unmounted,
-    /// It told why it could not start.
+    /// It reported why it could not start.
     Refused(Failure),
-    /// `served`: requests were answered before. `panicked`: a fault of the program, which the next worker may meet, too.
+    /// `served`: it answered requests before. `panicked`: a program fault, which may hit the next worker, too.
     Died { why: String, served: bool, panicked: bool },
 }
 
@@ -180,7 +180,7 @@ impl Supervisor {
     async fn supervise(&mut self, on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
         let mut on_ready = Some(on_ready);
         let (mut rapid, mut useless) = (0, 0);
-        // The worker reads there what it is to serve.
+        // The worker reads its configuration from the state.
         self.save();
         loop {
             let started = Instant::now();
@@ -248,7 +248,8 @@ impl Supervisor {
         Ok(ended(self.wait(&mut child).await?, served))
     }
 
-    /// The descriptor is the worker's standard input: handed over without any number to agree upon.
+    /// Returns the command of a worker. The descriptor is the worker's standard input, so that no number has to be
+    /// agreed upon.
     fn worker_command(&self) -> io::Result<Command> {
         use std::os::unix::process::CommandExt;
         let program = if self.program.exists() { &self.program } else { Path::new("/proc/self/exe") };
@@ -258,12 +259,12 @@ impl Supervisor {
             .arg(self.runtime.dir())
             .stdin(Stdio::from(self.device.try_clone()?))
             .stdout(Stdio::piped())
-            // Its own group: Ctrl-C on a terminal is for the supervisor, which unmounts in good order.
+            // A process group of its own: Ctrl-C on a terminal is for the supervisor, which unmounts in good order.
             .process_group(0);
         Ok(command)
     }
 
-    /// Waits for the worker's end; a signal meanwhile asks for an unmount.
+    /// Waits for the worker's end. A signal meanwhile starts an unmount.
     async fn wait(&mut self, child: &mut Child) -> io::Result<ExitStatus> {
         let mut tick = tokio::time::interval(Duration::from_secs(60));
         let mut asked = 0;
@@ -280,11 +281,11 @@ impl Supervisor {
         }
     }
 
-    /// Pauses before the next worker. True when the mount is gone meanwhile.
+    /// Pauses before the next worker. Returns true if the mount is gone afterwards.
     async fn paused(&mut self, pause: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // Nobody answers the kernel now, so that only a lazy unmount is sure not to wait.
+            // No process answers the kernel now, so only a lazy unmount is sure not to wait.
             () = self.signals.stop() => {
                 let mountpoint = self.state.config.mountpoint.clone();
                 let _ = tokio::task::spawn_blocking(move || stop(&mountpoint, true)).await;
@@ -293,7 +294,7 @@ impl Supervisor {
         !mounts::is_ours(&self.state.config.mountpoint)
     }
 
-    /// Takes away what is left of the mount: it has no worker and will get none.
+    /// Detaches the mount if it still exists: it has no worker and will get none.
     async fn end(&mut self) {
         let mountpoint = self.state.config.mountpoint.clone();
         if mounts::is_ours(&mountpoint) {
@@ -316,7 +317,7 @@ impl Supervisor {
         }
     }
 
-    /// Both processes append to the log, so that emptying it is safe at any time.
+    /// Empties the log if it is too large. Both processes append to the log, so this is safe at any time.
     fn bound_log(&self) {
         let Ok(log) = OpenOptions::new().append(true).open(self.runtime.log()) else { return };
         if log.metadata().is_ok_and(|m| m.len() > limits::LOG_BYTES) && log.set_len(0).is_ok() {
@@ -338,10 +339,10 @@ fn ended(status: ExitStatus, served: bool) -> Ended {
     }
 }
 
-/// Programs wait for the next worker. So one that served is followed at once, or after [`limits::BLINK`] if more than
-/// [`limits::RAPID_CRASHES`] in a row died young (`rapid`). If `useless` workers in a row died before they served, the
-/// pause doubles with each, up to [`limits::RESTART_PAUSE`]. So it does if each worker that dies young panics: a request
-/// that is sent again, or a flush, makes the next one panic as well.
+/// Returns the pause before the next worker, for which programs wait. After a worker that served, there is no pause, or
+/// [`limits::BLINK`] if more than [`limits::RAPID_CRASHES`] in a row died early (`rapid`). If `useless` workers in a
+/// row died before they served, the pause doubles with each, up to [`limits::RESTART_PAUSE`]. It also doubles if each
+/// worker that dies early panics: a request that is sent again, or a flush, makes the next one panic as well.
 fn pause(useless: u32, rapid: u32, panicked: bool) -> Duration {
     let doubled = |times: u32| limits::BLINK.saturating_mul(1 << (times - 1).min(10)).min(limits::RESTART_PAUSE);
     match (useless, rapid.saturating_sub(limits::RAPID_CRASHES)) {
@@ -352,7 +353,7 @@ fn pause(useless: u32, rapid: u32, panicked: bool) -> Duration {
     }
 }
 
-/// The signals that ask for an end.
+/// The signals that ask a process to end.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -377,7 +378,7 @@ impl Signals {
     }
 }
 
-/// Unmounts because a signal asked for it. A mount in use stays, and the log says who uses it.
+/// Unmounts after a signal. A mount in use stays, and the log names the processes that use it.
 pub(super) fn stop(mountpoint: &Path, lazy: bool) {
     match unmount::take_away(mountpoint, lazy) {
         Ok(()) if lazy => tracing::warn!("{} is detached; its daemon ends with its last user", mountpoint.display()),
@@ -386,12 +387,12 @@ pub(super) fn stop(mountpoint: &Path, lazy: bool) {
     }
 }
 
-/// Why an unmount was refused, and by whom.
+/// Returns why an unmount was refused, with the processes that use the mount.
 pub fn refused(mountpoint: &Path, error: Error) -> Failure {
     if error.is(ErrorKind::Busy) { in_use(mountpoint) } else { error.into() }
 }
 
-/// Says who uses what lies below a mountpoint.
+/// Returns the failure for a mountpoint in use, with the processes that use it.
 pub(super) fn in_use(mountpoint: &Path) -> Failure {
     const SHOWN: usize = 5;
     let place = mountpoint.display();

@@ -1,4 +1,4 @@
-//! Taking one mount away, with its daemon.
+//! Unmounts one mount, and waits for its daemon.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use super::registry::{Entry, Phase};
 use super::{Failure, FailureKind, limits, mounts, supervisor};
 
-/// Unmounts. A mount in use is refused with the names of those who use it, unless it is `lazy`.
+/// Unmounts. If the mount is in use and `lazy` is false, fails with the names of the processes that use it.
 pub fn detach(mountpoint: &Path, lazy: bool) -> Result<(), Failure> {
     take_away(mountpoint, lazy).map_err(|e| supervisor::refused(mountpoint, e))
 }
 
-/// Takes a mount away. `lazy` detaches it at once and lets those who use it finish. A mount that someone else took
-/// away meanwhile is as good.
+/// Unmounts. `lazy` detaches the mount at once and lets present users finish. Succeeds if another process unmounted it
+/// meanwhile.
 ///
-/// Blocks while the kernel writes back what it still holds: never call it on the thread that serves the mount.
+/// Blocks while the kernel writes back what it still holds. Must not be called on the thread that serves the mount.
 pub fn take_away(mountpoint: &Path, lazy: bool) -> forebay_backends::Result<()> {
     match forebay_fuse::unmount(mountpoint, lazy) {
         Err(_) if !mounts::is_ours(mountpoint) => Ok(()),
@@ -22,7 +22,7 @@ pub fn take_away(mountpoint: &Path, lazy: bool) -> forebay_backends::Result<()> 
     }
 }
 
-/// Waits until the daemon of what was unmounted has written its catalog and ended, so that the fast pool can be used
+/// Waits until the daemon of an unmounted mount has written its catalog and ended, so that the fast pool can be used
 /// again at once.
 pub fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
     if !has_ended(entry, if lazy { limits::STOP_LAZY } else { limits::STOP }) {
@@ -38,7 +38,7 @@ pub fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the daemon of what was unmounted ends within this time.
+/// Returns whether the daemon of an unmounted mount ends within this time.
 fn has_ended(entry: &Entry, within: Duration) -> bool {
     const PAUSE: Duration = Duration::from_millis(20);
     let deadline = Instant::now() + within;
@@ -51,8 +51,8 @@ fn has_ended(entry: &Entry, within: Duration) -> bool {
     true
 }
 
-/// Whether a mount is gone and its daemon ends now: `umount(8)` does not wait for it. One that is just starting is not
-/// mounted yet.
+/// Returns whether a mount is gone and its daemon is ending: `umount(8)` does not wait for the daemon. A mount that is
+/// just starting is not mounted yet, so it does not count.
 pub fn is_over(entry: &Entry) -> bool {
     let mountpoint = entry.mountpoint();
     let processes = [Some(entry.state.supervisor), entry.state.worker];

@@ -1,5 +1,5 @@
-//! The process that does the work of a mount: engine, front end and control socket, on a descriptor that its
-//! supervisor holds.
+//! The process that does the work of a mount: engine, front end and control socket, on a descriptor that its supervisor
+//! holds.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,13 +21,13 @@ use super::server::{Facts, Server};
 use super::supervisor::{Outcome, Ready, Signals, stop};
 use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
 
-/// Threads for calls that block. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are the engine's.
+/// Threads for blocking calls. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are for the engine.
 const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
-/// The engine's own threads: more than this only wait for each other.
+/// The engine's threads: more than these only wait for each other.
 const ENGINE_THREADS: usize = 4;
 
-/// Serves the mount of a runtime directory until it is unmounted. Tells its outcome on standard output. `confined` is
-/// called once this thread has given up what it does not need: what it starts has no more.
+/// Serves the mount of a runtime directory until it is unmounted. Writes its outcome to standard output. `confined` is
+/// called once this thread has given up what it does not need; threads that it starts later have no more than it has.
 pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     let outcome = start(dir, confined);
     if let Err(failure) = &outcome {
@@ -42,12 +42,12 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
     let runtime = Runtime::at(dir.to_path_buf());
     let state = runtime.load().map_err(|e| Failure::io(format!("no mount is described in {}", dir.display()), &e))?;
-    // What is made in the pool is shut until it has its mode, which is given to it by its descriptor; all else is the
-    // daemon's own.
+    // A file that is created in the pool has no permissions for group and others until the daemon sets its mode by its
+    // descriptor. All other files are the daemon's own.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
     let device = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
-    // Before any other thread is there.
+    // Before there is any other thread.
     let collector = Collector::start().map_err(failed)?;
     capabilities::give_up();
     confined();
@@ -106,7 +106,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Col
     finish(runtime, state, &overlay, &jobs).await
 }
 
-/// Waits until the kernel has let go of the mount; signals meanwhile ask for that.
+/// Waits until the mount is gone. A signal meanwhile starts an unmount.
 async fn until_unmounted(config: &MountConfig, mounted: Arc<Mounted>) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
     let mut end = tokio::task::spawn_blocking(move || mounted.wait());
@@ -144,11 +144,11 @@ async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay, jobs: &Jobs
     closed
 }
 
-/// Opens the engine of a mount. `reattached`: the mount is the one of a worker that died, with its open files.
+/// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
 pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
     let policy = policy(config)?;
     let pool = pool(config, &policy).await?;
-    // What cannot be changed in the pool is not changed in front of it.
+    // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
     let options = Options {
         pool,
@@ -166,7 +166,7 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
     Ok(Overlay::open(options).await?)
 }
 
-/// What is observed of a mount.
+/// Returns what the observer watches for a mount.
 fn observe(config: &MountConfig) -> Result<Observe, Failure> {
     let pool = match Location::parse(&config.pool)? {
         Location::Directory(dir) | Location::Striped(_, dir) => Some(dir),
@@ -175,7 +175,7 @@ fn observe(config: &MountConfig) -> Result<Observe, Failure> {
     Ok(Observe { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
 }
 
-/// The policy of a mount.
+/// Returns the policy of a mount.
 pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     match &config.policy {
         Some(text) => Ok(Policy::parse(text)?),
@@ -200,7 +200,7 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Fa
     Ok(Arc::new(Deadline::new(counted, deadlines)))
 }
 
-/// The front end's options of a mount.
+/// Returns the front end's options of a mount.
 pub fn mount_options(config: &MountConfig) -> MountOptions {
     let options = MountOptions::new(&config.mountpoint);
     MountOptions {
@@ -215,7 +215,7 @@ pub fn mount_options(config: &MountConfig) -> MountOptions {
     }
 }
 
-/// How to take the kernel's connection over: from its first message on, or where an earlier worker left it.
+/// Returns how to attach to the kernel: from its INIT request on, or where an earlier worker left the connection.
 fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
     match Handshake::load(runtime.dir()) {
         Ok(handshake) => Ok(Attach::Again(handshake)),
@@ -224,7 +224,7 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
     }
 }
 
-/// Every open resident file holds a descriptor: take as many as the administrator allows.
+/// Raises the limit of open files as far as the administrator allows: every open resident file holds a descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! A fuser session on a device, with or without a handshake of the kernel's.
+//! Starts a fuser session on a device, with or without an INIT handshake of the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,12 +9,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::device::Device;
 use super::init::Handshake;
 
-/// Whether the kernel has still to be greeted.
+/// Whether the kernel still waits for the answer to INIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
     /// The mount is new: its INIT request is waiting.
     Fresh,
-    /// A previous process answered INIT, and died. It left its handshake, and open modes in the state directory.
+    /// A previous process answered INIT and died. It left its handshake and the table of open modes in the state
+    /// directory.
     Again(Handshake),
 }
 
@@ -28,9 +29,9 @@ const INIT_EXT: u64 = 1 << 30;
 pub fn session<F: Filesystem>(fs: F, device: &Device, attach: Attach, threads: usize) -> io::Result<Session<F>> {
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));
-    // The queue of a cloned descriptor dies with the process that cloned it, and with it the requests in it.
+    // If the process that cloned a descriptor dies, the queue of that descriptor is lost with the requests in it.
     config.clone_fd = false;
-    // Who may use the mount is the kernel's to check (allow_other); fuser need not check again.
+    // The kernel checks which users may access the mount (allow_other); fuser need not check again.
     let acl = SessionACL::All;
     match attach {
         Attach::Fresh => Session::from_fd(fs, device.as_fd().try_clone_to_owned()?, acl, config),
@@ -38,8 +39,9 @@ pub fn session<F: Filesystem>(fs: F, device: &Device, attach: Attach, threads: u
     }
 }
 
-/// fuser insists on a handshake. It is given one over a socket with what the kernel said to our predecessor;
-/// then the device takes the place of the socket under the same number.
+/// fuser requires a handshake. This function writes an INIT request to a socket, with the values that the kernel sent
+/// to the previous process. Once fuser has answered it, the device replaces the socket under the same descriptor
+/// number.
 fn take_over<F: Filesystem>(
     fs: F,
     device: &Device,
@@ -50,10 +52,10 @@ fn take_over<F: Filesystem>(
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::io::write(&ours, &init_request(handshake))?;
     let session = Session::from_fd(fs, theirs, acl, config)?;
-    // The answer went into the socket; nobody needs it.
+    // fuser's answer is in the socket; the kernel must not get it.
     drop(ours);
     replace(&session, device)?;
-    // Before the first thread reads: what is unanswered now was read by the dead process.
+    // Before the first thread reads: all requests that are unanswered now were read by the dead process.
     if let Err(error) = device.resend() {
         tracing::warn!(%error, "the kernel can't repeat the requests that were lost with the previous process");
     }

@@ -1,4 +1,4 @@
-//! Between the engine's words and FUSE's.
+//! Converts between the types of the engine and those of FUSE.
 
 use std::time::SystemTime;
 
@@ -6,13 +6,13 @@ use forebay_backends::{Error, FileKind, Time};
 use forebay_engine::{Attr, Caller, Ino, SetTime};
 use fuser::{Errno, FileAttr, FileType, INodeNo, Request, TimeOrNow};
 
-/// What `st_blksize` shows: the size with which programs like `cp` read and write. One fetch of the fast
-/// path is never smaller, and 128 KiB keeps `stdio` buffers modest.
+/// The value of `st_blksize`: the size with which programs like `cp` read and write. One fetch of the fast path is
+/// never smaller, and 128 KiB keeps `stdio` buffers modest.
 const BLOCK_SIZE_BYTES: u32 = 128 << 10;
 
-/// The errno that the kernel is given for `error`.
+/// Returns the errno with which a request that failed with `error` is answered.
 ///
-/// ENOSYS is never among them: FUSE takes it to mean "never ask for this again", for the whole mount.
+/// Never ENOSYS: the kernel would take it to mean that the whole mount lacks the operation, and never send it again.
 pub fn errno(error: &Error) -> Errno {
     match error.errno() {
         libc::ENOSYS => Errno::EOPNOTSUPP,
@@ -52,12 +52,12 @@ pub fn attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What a reply says of a name that does not exist: no inode.
+/// Attributes for a negative lookup reply: inode 0.
 pub fn nothing() -> FileAttr {
     FileAttr { kind: FileType::RegularFile, ..directory(Ino(0)) }
 }
 
-/// A directory of which only the number matters.
+/// Attributes of a directory whose inode number alone matters.
 pub fn directory(ino: Ino) -> FileAttr {
     let epoch = SystemTime::UNIX_EPOCH;
     FileAttr {
@@ -90,8 +90,9 @@ pub fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-/// The time that the kernel sent. Of one before 1970 fuser takes the nanoseconds away from the seconds, where they are
-/// to be added: seconds and nanoseconds are put apart again as it put them together. What it sends needs no such care.
+/// Returns the time that the kernel sent. For a time before 1970, fuser subtracts the nanoseconds from the seconds
+/// where it must add them. This function recovers both numbers and adds them. Times that fuser sends to the kernel need
+/// no correction.
 fn time_from_fuser(time: SystemTime) -> Time {
     match SystemTime::UNIX_EPOCH.duration_since(time) {
         Ok(before) if !before.is_zero() => {
@@ -101,8 +102,8 @@ fn time_from_fuser(time: SystemTime) -> Time {
     }
 }
 
-/// A device number from the C library's encoding (64 bits) to the kernel's wire encoding (12 bits of major,
-/// 20 bits of minor).
+/// Converts a device number from the C library's encoding (64 bits) to the kernel's wire encoding (12 bits of major, 20
+/// bits of minor).
 pub fn rdev_to_kernel(rdev: u64) -> u32 {
     let (major, minor) = (libc::major(rdev), libc::minor(rdev));
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xfff00) << 12)
@@ -128,7 +129,7 @@ mod tests {
     #[test]
     fn times_before_1970_are_those_that_the_kernel_sent() {
         use std::time::Duration;
-        // As fuser makes them of seconds and nanoseconds.
+        // Computes a time from seconds and nanoseconds as fuser does.
         let sent = |secs: i64, nanos: u32| match u64::try_from(secs) {
             Ok(secs) => SystemTime::UNIX_EPOCH + Duration::new(secs, nanos),
             Err(_) => SystemTime::UNIX_EPOCH - Duration::new(secs.unsigned_abs(), nanos),

@@ -1,29 +1,29 @@
-//! Session threads that follow a client to the processor it is bound to.
+//! Moves session threads to the processor that their client is bound to.
 //!
-//! A request is two wake-ups: ours, and the client's. Where client and session thread sleep on different processors
-//! each of them has to be fetched out of idle, which costs several times what the request itself does (on virtual
-//! machines tens of microseconds); on one processor it is a context switch. The scheduler would rather have both on
-//! processors of their own, since it can't know that never more than one of them runs. So where a client *is* bound
-//! to one processor, as batch systems bind the tasks of a job, the thread that serves it goes there. A client that
-//! may run anywhere is followed nowhere: it would be moved away from us at the next wake-up.
+//! A request costs two wake-ups: that of the session thread and that of the client. If the two sleep on different
+//! processors, each wake-up takes a processor out of idle, which costs several times what the request itself does (on
+//! virtual machines tens of microseconds). On one processor a wake-up is a context switch. The scheduler prefers
+//! separate processors, since it cannot know that never more than one of the two runs. So if a client is bound to one
+//! processor, as batch systems bind the tasks of a job, the thread that serves it moves to that processor. The thread
+//! does not follow a client that may run anywhere: the scheduler would move such a client away at the next wake-up.
 
 use std::cell::RefCell;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// So many requests in a row from clients bound to one processor make a thread follow. Moving costs about as much
-/// as is gained by one request.
+/// A thread follows after this many requests in a row from clients bound to one processor. A move costs about as much
+/// as it saves for one request.
 const STREAK: u32 = 32;
-/// After so many requests a client is asked again where it is bound.
+/// After this many requests, the affinity of a client is read again.
 const ASK_AGAIN: u32 = 256;
 
 thread_local! {
     static THREAD: RefCell<Follower> = RefCell::new(Follower::new(sched_getaffinity(None).ok()));
 }
 
-/// Takes note on a session thread that it serves a request of the thread `client`; 0 where that is not known. Whether
-/// the two share a processor.
+/// Notes on a session thread that it serves a request of the thread `client` (0: not known). Returns whether the two
+/// share a processor.
 pub fn serve(client: u32) -> bool {
     if client == 0 {
         return false;
@@ -31,24 +31,25 @@ pub fn serve(client: u32) -> bool {
     THREAD.with_borrow_mut(|thread| {
         let bound = |client| sched_getaffinity(Pid::from_raw(client)).ok().and_then(|set| only(&set));
         if let Some(to) = thread.serve(client as i32, bound) {
-            // The thread can be where it is, too.
+            // If this fails, the thread stays on its present processors.
             let _ = sched_setaffinity(None, &to);
         }
         thread.following.is_some()
     })
 }
 
-/// The processor, where a thread may use one only.
+/// Returns the processor, if the set has exactly one.
 fn only(set: &CpuSet) -> Option<usize> {
     if set.count() == 1 { (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)) } else { None }
 }
 
 /// What one session thread knows of its clients.
 struct Follower {
-    /// Where the thread may run. `None` on a machine with more processors than we can name: it follows nobody.
+    /// The processors on which the thread may run. `None` if the machine has more processors than a `CpuSet` can name:
+    /// the thread follows no client.
     home: Option<CpuSet>,
     client: i32,
-    /// Where `client` is bound, as of `asked` requests ago.
+    /// The processor that `client` was bound to `asked` requests ago.
     bound: Option<usize>,
     asked: u32,
     /// Requests in a row from clients that are bound to `bound`.
@@ -61,7 +62,7 @@ impl Follower {
         Self { home, client: 0, bound: None, asked: 0, streak: 0, following: None }
     }
 
-    /// A request of `client` came. Returns where the thread shall run from now on, where that changes.
+    /// Counts a request of `client`. Returns the processors for the thread, if they change.
     fn serve(&mut self, client: i32, bound: impl FnOnce(i32) -> Option<usize>) -> Option<CpuSet> {
         let home = self.home?;
         if client != self.client || self.asked >= ASK_AGAIN {

@@ -1,4 +1,5 @@
-//! Requests that the kernel decided by rights that it has cached: see `engine/rights.rs`.
+//! Requests that the kernel permitted by rights in its cache. If the pool has other rights by now, they fail with
+//! `Stale`, and the kernel decides again: see `engine/rights.rs`.
 
 use std::time::Duration;
 
@@ -8,10 +9,10 @@ use forebay_engine::{Attr, Ino, Lookup, Opened};
 use super::front::Front;
 
 impl Front {
-    /// Looks a name up for a thread that may search the directory.
+    /// Looks a name up, if the present rights of the directory decided the request of `thread`.
     pub async fn lookup_for(&self, thread: u32, parent: Ino, name: &[u8]) -> Result<Lookup> {
         let found = match name {
-            // Of an inode that the kernel has by its number alone.
+            // The kernel looks up `.` and `..` of an inode that it knows by number alone.
             b"." => return self.overlay.itself(parent).await,
             b".." => return self.overlay.parent(parent).await,
             name => self.overlay.lookup(parent, name).await?,
@@ -34,10 +35,10 @@ impl Front {
         Ok((attr, ttl))
     }
 
-    /// Opens a file for a thread that may.
+    /// Opens a file, if its present rights decided the request of `thread`.
     pub async fn open_for(&self, thread: u32, ino: Ino, flags: i32) -> Result<Opened> {
         match self.overlay.open_file_for(ino, flags, Some(thread)).await {
-            // Not the name: what it stood for is gone. The kernel looks it up again.
+            // The inode is gone, not necessarily the name. On `Stale` the kernel looks the name up again.
             Err(error) if error.is(ErrorKind::NotFound) => {
                 Err(Error::new(ErrorKind::Stale, error.side(), error.to_string()))
             }
@@ -45,7 +46,8 @@ impl Front {
         }
     }
 
-    /// Opens a directory for a thread that may read it. `true`: what the kernel has cached of the listing still holds.
+    /// Opens a directory, if its present rights decided the request of `thread`. Returns whether the listing that the
+    /// kernel has cached is still valid.
     pub async fn open_dir_for(&self, thread: u32, ino: Ino) -> Result<bool> {
         let keep_cache = self.overlay.open_dir(ino).await?;
         self.overlay.check_rights(ino, thread).await?;
@@ -54,7 +56,7 @@ impl Front {
 
     pub async fn get_xattr_for(&self, thread: u32, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let value = self.overlay.get_xattr(ino, name).await?;
-        // Others the kernel asks for while it decides, or shows to all.
+        // The kernel reads other attributes while it checks permissions, or shows them to all users.
         if name.starts_with(b"user.") {
             self.overlay.check_rights(ino, thread).await?;
         }

@@ -11,7 +11,7 @@ const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 /// `_IOW(229, 2, uint32_t)`
 const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
 
-/// `FUSE_NOTIFY_RESEND`: requests that were read but not answered are to be sent again. Linux 6.9.
+/// `FUSE_NOTIFY_RESEND`: the kernel sends requests again that were read but not answered. Linux 6.9.
 const NOTIFY_RESEND: i32 = 7;
 /// `FUSE_NOTIFY_INC_EPOCH`: no cached name is valid any more. Linux 6.16.
 const NOTIFY_INC_EPOCH: i32 = 8;
@@ -36,7 +36,7 @@ impl Device {
         Ok(Self(self.0.try_clone()?))
     }
 
-    /// Asks the kernel to send again what a dead process had read and not answered.
+    /// Asks the kernel to resend the requests that a dead process read and did not answer.
     ///
     /// # Errors
     /// EINVAL before Linux 6.9: those requests hang until the mount is aborted.

@@ -17,21 +17,21 @@ use parking_lot::Mutex;
 
 use super::convert;
 
-/// Directories that may be open with a snapshot of their own, which is taken at the first read: of most opens
-/// the kernel answers every read from its cache. More of them can be open; those are read anew for
-/// each part of the listing.
+/// Open directories that may have a snapshot. The snapshot is taken at the first read, since for most opens the kernel
+/// answers every read from its cache. More directories can be open: their names are read anew for each part of the
+/// listing.
 const OPEN_MAX: usize = 64 << 10;
-/// All snapshots together. A larger one is kept alone. What does not stay is collected anew for the next part: cookies
-/// are of names, not of snapshots.
+/// Bound on all snapshots together. A larger snapshot is kept alone. If a snapshot was dropped, the next part of the
+/// listing collects the names anew: cookies belong to names, not to snapshots.
 const SNAPSHOTS_BYTES: usize = 8 << 20;
 const EPOCH_SHIFT: u32 = 32;
 
-/// The cookies of `.` and `..`; those of entries are above. A cookie names where to go on, after.
+/// The cookies of `.` and `..`; entries have larger ones. A listing continues after the entry that its cookie names.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
-/// The open directories, by the handle that the kernel was given, and the snapshots that they are read from. All handles
-/// of one state of a directory share one.
+/// The open directories by the handle that the kernel has, and their snapshots. All handles of one state of a directory
+/// share one snapshot.
 pub struct Dirs {
     epoch: u32,
     open: Mutex<OpenDirs>,
@@ -48,7 +48,7 @@ struct OpenDirs {
 #[derive(Default)]
 struct OpenDir {
     snapshot: Weak<DirOrder>,
-    /// Reading from the start a second time is `rewinddir`, which must show what is there now.
+    /// A second read from the start is `rewinddir`, which must show the present names.
     started: bool,
 }
 
@@ -59,7 +59,7 @@ impl OpenDirs {
         }
     }
 
-    /// Keeps a snapshot, and drops those that were used longest ago where all are too large.
+    /// Keeps a snapshot. While all snapshots are too large, drops the least recently used one.
     fn keep(&mut self, order: &Arc<DirOrder>) {
         let key = (order.dir, order.state());
         if self.snapshots.get(&key).is_some() {
@@ -80,7 +80,7 @@ impl Dirs {
         Self { epoch, open: Mutex::new(open) }
     }
 
-    /// A handle for a directory that was opened.
+    /// Returns a handle for a directory that was opened.
     pub fn insert(&self) -> FileHandle {
         let mut open = self.open.lock();
         let epoch = u64::from(self.epoch) << EPOCH_SHIFT;
@@ -101,13 +101,13 @@ impl Dirs {
         let mut open = self.open.lock();
         let Some(snapshot) = open.by_handle.remove(&handle.0).and_then(|dir| dir.snapshot.upgrade()) else { return };
         let key = (snapshot.dir, snapshot.state());
-        // The weak ones are the handles'.
+        // Each handle holds a weak reference: with none left, no other handle reads this snapshot.
         if Arc::weak_count(&snapshot) == 0 {
             open.drop_snapshot(&key);
         }
     }
 
-    /// The snapshot to read `ino` from, at `offset`.
+    /// Returns the snapshot from which `ino` is read at `offset`.
     async fn snapshot(&self, overlay: &Overlay, ino: Ino, handle: FileHandle, offset: u64) -> Result<Arc<DirOrder>> {
         if let Some(snapshot) = self.known(handle, offset) {
             return Ok(snapshot);
@@ -125,7 +125,7 @@ impl Dirs {
     fn known(&self, handle: FileHandle, offset: u64) -> Option<Arc<DirOrder>> {
         let mut open = self.open.lock();
         if handle.0 as u32 != 0 && open.by_handle.len() < OPEN_MAX {
-            // Another process gave it: its reader goes on, and closes it in the end.
+            // A previous process issued this handle. Its reader continues, and closes it eventually.
             open.by_handle.entry(handle.0).or_default();
         }
         let dir = open.by_handle.get_mut(&handle.0)?;
@@ -159,7 +159,7 @@ impl Dirs {
         Ok(())
     }
 
-    /// Fills `reply` with names and attributes. Each entry in it counts as a lookup, `.` and `..` don't.
+    /// Fills `reply` with names and attributes. Each entry counts as a lookup, except `.` and `..`.
     pub async fn read_plus(
         &self,
         overlay: &Overlay,
@@ -170,7 +170,7 @@ impl Dirs {
     ) -> Result<()> {
         let snapshot = self.snapshot(overlay, ino, handle, offset).await?;
         for (cookie, dot, name) in dots(&snapshot).into_iter().filter(|(cookie, ..)| *cookie > offset) {
-            // The kernel takes only the number and the kind of these two.
+            // The kernel uses only the inode number and the type of these two.
             if reply.add(INodeNo(dot.0), cookie, name, &Duration::ZERO, &convert::directory(dot), Generation(0)) {
                 return Ok(());
             }
@@ -180,7 +180,7 @@ impl Dirs {
             let entry = match overlay.placed_entry(&snapshot, placed).await {
                 Ok(Some(entry)) => entry,
                 Ok(None) => continue,
-                // What is there already is good; the error comes back with the next part.
+                // The entries so far are valid; the error is returned with the next part.
                 Err(_) if filled => break,
                 Err(error) => return Err(error),
             };

@@ -1,10 +1,10 @@
-//! Changes of names that are on the disk before they are answered (`dirsync`).
+//! Makes changes of names durable before they are answered (`dirsync`).
 
 use forebay_backends::Result;
 use forebay_engine::{Entry, Opened, Overlay, UserSlot};
 
-/// What is `done`, once `sync` made it durable. If that fails the kernel is told an error, and of nothing that it would
-/// forget or close: `uncount` takes back what was counted for the answer.
+/// Returns `done` once `sync` has made it durable. If `sync` fails, the kernel gets an error, and no inode or handle
+/// that it would forget or release later. So `uncount` takes back what was counted for the answer.
 pub async fn once_durable<T>(
     overlay: &Overlay,
     done: T,
@@ -20,15 +20,15 @@ pub async fn once_durable<T>(
     }
 }
 
-/// Nothing was counted.
+/// Takes back nothing, since nothing was counted.
 pub fn nothing(_: &Overlay, (): ()) {}
 
-/// A name was looked up or made.
+/// Takes back the lookup of a name that was looked up or created.
 pub fn entry(overlay: &Overlay, entry: Entry) {
     overlay.forget(entry.attr.ino, 1);
 }
 
-/// A file was made and opened with these flags.
+/// Takes back the lookup and the open of a file that was created with these flags.
 pub fn created(flags: i32) -> impl FnOnce(&Overlay, (Entry, Opened, UserSlot)) + Send + 'static {
     move |overlay, (made, _, user)| {
         overlay.release(made.attr.ino, flags);

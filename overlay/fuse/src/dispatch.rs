@@ -1,4 +1,4 @@
-//! The one way in which a request becomes an answer.
+//! Runs each request until it is answered.
 //!
 //! Each operation of the engine is one future, polled first on the session thread. If the answer is in memory or in the
 //! catalog, the future is ready then and the reply is sent at once. If it needs the pool or the disk, the same future
@@ -20,14 +20,16 @@ use super::panics;
 
 /// Runs `work` and hands its outcome to `reply`, exactly once.
 ///
-/// `work` is polled once on the calling thread: what the cache can answer is answered there, since handing a
-/// request to another thread costs half of the request rate. What is still pending then goes to the runtime,
-/// and `reply` is called from there. The first poll has no waker; that is sound because the runtime polls the
-/// task again before anything may rely on a wake-up.
+/// `work` is polled once on the calling thread. A cache hit is answered on that thread, since handing a request to
+/// another thread costs half of the request rate. If `work` is still pending, it goes to the runtime, which also calls
+/// `reply`. The first poll has no waker. That is sound because the runtime polls the task again before anything may
+/// rely on a wake-up.
 ///
-/// `of`: the user who asks. Beyond the user's share of requests that wait, one waits for an earlier one of the same user.
+/// `of`: the user of the request. If the user's share of waiting requests is used up, the request waits for an earlier
+/// request of the same user.
 ///
-/// A panic in `work` becomes EIO, so that the kernel does not ask the next worker for the same: this one ends by it.
+/// A panic in `work` is answered with EIO, and ends this worker. Without an answer the kernel would resend the request
+/// to the next worker.
 pub fn dispatch<T, W, R>(runtime: &Handle, of: Option<(&Arc<Shares>, u32)>, operation: &'static str, work: W, reply: R)
 where
     T: 'static,

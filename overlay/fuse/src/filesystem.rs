@@ -1,4 +1,4 @@
-//! Each request of the kernel, turned into one call of the engine.
+//! Translates each request of the kernel into one call of the engine.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,8 +23,8 @@ use super::{convert, dirsync, init, rename, resend, setid};
 /// Block size of `statfs`, in bytes.
 const STATFS_BLOCK_BYTES: u32 = 4096;
 const NAME_MAX_BYTES: u32 = 255;
-/// One `copy_file_range` request: long enough to be cheap, short enough that a signal is heard. The program that
-/// calls gets a short count and goes on.
+/// Limit of one `copy_file_range` request: large enough to be cheap, small enough that a signal is handled soon. The
+/// program gets a short count and calls again.
 const COPY_MAX_BYTES: u64 = 128 << 20;
 
 fn bytes(name: &OsStr) -> Vec<u8> {
@@ -213,7 +213,7 @@ impl Filesystem for Front {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if self.terms.no_open {
-            // For good: the kernel opens files by itself from now on, and keeps their pages.
+            // ENOSYS is permanent: from now on the kernel opens files without a request, and keeps their pages.
             return reply.error(Errno::ENOSYS);
         }
         let (ino, flags, caller) = (Ino(ino.0), flags.0, convert::caller(request));
@@ -308,7 +308,7 @@ impl Filesystem for Front {
         };
         let (front, data) = (self.clone(), Bytes::copy_from_slice(data));
         let (noted, job) = (self.jobs.clone(), self.jobs.job_of(request.pid()));
-        // With O_SYNC, O_DSYNC or `sync`. After a write through the page cache the kernel asks for it itself.
+        // For O_SYNC, O_DSYNC or `sync`. After a write through the page cache the kernel sends FSYNC itself.
         let durable = is_synchronous(flags.0) && Handle::decode(handle).is_some_and(|h| h.mode != Mode::Cached);
         let work = async move {
             let count = front.write(Ino(ino.0), offset, data, kill).await?;
@@ -345,7 +345,8 @@ impl Filesystem for Front {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        // First: dying in between, we would rather count an open too many than one too few.
+        // The reply comes first. If the daemon dies between the two steps, one open too many is counted, which is
+        // better than one too few.
         reply.ok();
         if let Some(handle) = Handle::decode(handle) {
             self.released(Ino(ino.0), handle, flags.0);
@@ -376,7 +377,7 @@ impl Filesystem for Front {
             let outcome = front.dirs.read(&front.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
-        // Where the work panics, the reply answers EIO as it is dropped.
+        // If the work panics, dropping the reply answers EIO.
         self.dispatch(request, "readdir", work, |outcome| match outcome {
             Ok((reply, Ok(()))) => reply.ok(),
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
@@ -460,7 +461,7 @@ impl Filesystem for Front {
         let (overlay, user) = (self.overlay.clone(), request.uid());
         let work = async move {
             let mut list = Vec::new();
-            // As other file systems do: these are for the administrator, by name, too.
+            // As in other file systems, only root sees the names of `trusted.` attributes.
             let shown = |name: &Vec<u8>| user == 0 || !name.starts_with(b"trusted.");
             for name in overlay.list_xattrs(Ino(ino.0)).await?.into_iter().filter(shown) {
                 list.extend_from_slice(&name);
@@ -544,7 +545,7 @@ impl Filesystem for Front {
         });
     }
 
-    // Not ours to answer: ENOSYS tells the kernel to do without, once and for all.
+    // Not implemented. After ENOSYS the kernel manages without the operation, and never sends it again.
 
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State and helpers that all requests share.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use super::reopen::Adopted;
 use super::text_busy::is_running;
 use super::{convert, cpu_affinity, dirsync, dispatch, setid};
 
-/// One mount's side of the conversation with the kernel.
+/// The daemon's side of one FUSE mount.
 #[derive(Clone)]
 pub struct Front(Arc<Shared>);
 
@@ -32,7 +32,7 @@ pub struct Shared {
     pub dirs: Dirs,
     pub adopted: Arc<Adopted>,
     pub wakeups: Arc<Wakeups>,
-    /// Which attach this is: handles of others are known by it.
+    /// Identifies this attach. A handle with another epoch was issued by another process.
     pub epoch: u32,
     pub mountpoint: PathBuf,
     pub terms: Terms,
@@ -55,7 +55,7 @@ impl Front {
         Self(Arc::new(shared))
     }
 
-    /// Answers `request`, on the thread that read it where that is possible: see [`dispatch::dispatch`].
+    /// Answers `request`, if possible on the thread that read it: see [`dispatch::dispatch`].
     pub fn dispatch<T, W, R>(&self, request: &Request, operation: &'static str, work: W, reply: R)
     where
         T: 'static,
@@ -68,7 +68,7 @@ impl Front {
         dispatch::dispatch(&self.runtime, Some((self.overlay.shares(), request.uid())), operation, work, reply);
     }
 
-    /// For requests that are answered with "done".
+    /// For requests whose reply has no content.
     pub fn dispatch_done<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEmpty)
     where
         W: Future<Output = Result<()>> + Send + 'static,
@@ -79,7 +79,7 @@ impl Front {
         });
     }
 
-    /// For requests that make a name.
+    /// For requests that create a name.
     pub fn dispatch_entry<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEntry)
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
@@ -91,8 +91,8 @@ impl Front {
         });
     }
 
-    /// A change of names. With `dirsync` it is durable before it is answered. Where it cannot be, the kernel is told an
-    /// error: `uncount` then takes back what was counted for the answer.
+    /// Runs a change of names. With `dirsync` the change is durable before it is answered. If it cannot be made
+    /// durable, the kernel gets an error, and `uncount` takes back what was counted for the answer.
     pub fn names<T, W, U>(&self, work: W, uncount: U) -> impl Future<Output = Result<T>> + Send + use<T, W, U>
     where
         T: Send,
@@ -109,7 +109,7 @@ impl Front {
         }
     }
 
-    /// A change of an inode. With `sync` it is durable before it is answered.
+    /// Runs a change of an inode. With `sync` the change is durable before it is answered.
     pub fn changes<T, W>(&self, ino: Ino, work: W) -> impl Future<Output = Result<T>> + Send + use<T, W>
     where
         T: Send,
@@ -125,7 +125,8 @@ impl Front {
         }
     }
 
-    /// For requests that ask for bytes with a buffer of `size`, or with 0 for how large it must be.
+    /// For requests that return bytes into a buffer of `size`. With size 0, the reply is the size that the buffer must
+    /// have.
     pub fn dispatch_sized<W>(&self, request: &Request, operation: &'static str, size: u32, work: W, reply: ReplyXattr)
     where
         W: Future<Output = Result<Vec<u8>>> + Send + 'static,
@@ -138,7 +139,7 @@ impl Front {
         });
     }
 
-    /// Opens a file: the engine's part, and what else an open has to see to.
+    /// Opens a file: counts it for the user, opens it in the engine, and clears privileges that a truncation ends.
     pub async fn open_file(&self, ino: Ino, flags: i32, caller: Caller) -> Result<Granted> {
         let user = self.overlay.shares().open(caller.uid, ino)?;
         match self.open_counted(ino, flags, caller).await {
@@ -167,7 +168,7 @@ impl Front {
         }
     }
 
-    /// Takes privileges from a file that was truncated by the open, and tells whether writes must.
+    /// Clears the privileges of a file that the open truncated. Returns whether writes must clear privileges.
     async fn after_open(&self, ino: Ino, flags: i32, caller: Caller) -> Result<bool> {
         if !is_writable(flags) {
             return Ok(false);
@@ -184,12 +185,12 @@ impl Front {
         setid::is_privileged(&self.overlay, ino).await
     }
 
-    /// Chooses how the kernel does the I/O of an open. Returns its handle, and the flags of the answer.
+    /// Chooses how the kernel does the I/O of an open. Returns the handle, the flags of the answer, and the grant.
     pub fn grant(&self, ino: Ino, flags: i32, granted: &Granted) -> (Handle, FopenFlags, Grant) {
         let Granted { opened, privileged, user } = granted;
         let (privileged, user) = (*privileged, *user);
         let writable = is_writable(flags);
-        // Past the daemon the bytes alone would be synced, not the name that they are under.
+        // For a synchronous passthrough write the kernel would sync only the bytes, not the name of the file.
         let through_daemon = writable && (privileged || is_synchronous(flags));
         let content = opened.resident.as_ref().filter(|_| !through_daemon);
         let grant = self.modes.grant(ino, Wish { content, writable });
@@ -204,12 +205,12 @@ impl Front {
         fuser::Generation(self.overlay.generation(ino))
     }
 
-    /// Tells the kernel what a name stands for.
+    /// Replies with the inode of a name.
     pub fn reply_entry(&self, entry: &Entry, reply: ReplyEntry) {
         reply.entry(&entry.ttl, &convert::attr(&entry.attr), self.generation(entry.attr.ino));
     }
 
-    /// Tells the kernel of an open file.
+    /// Replies with an open file.
     pub fn reply_opened(&self, ino: Ino, flags: i32, granted: &Granted, reply: ReplyOpen) {
         let (handle, answer, grant) = self.grant(ino, flags, granted);
         if grant.needs_backing() {
@@ -224,7 +225,7 @@ impl Front {
         }
     }
 
-    /// Tells the kernel of a new file that is open.
+    /// Replies with a new file that is open.
     pub fn reply_created(&self, entry: &Entry, flags: i32, granted: &Granted, reply: ReplyCreate) {
         let (handle, answer, grant) = self.grant(entry.attr.ino, flags, granted);
         let (attr, generation) = (convert::attr(&entry.attr), self.generation(entry.attr.ino));
@@ -240,9 +241,9 @@ impl Front {
         }
     }
 
-    /// Writes, and takes from the file the privileges that a write ends.
+    /// Clears the privileges that a write ends, and writes.
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes, kill: Kill) -> Result<u32> {
-        // First: there is no moment at which new content has them.
+        // Before the write, so that new content never has these privileges.
         if kill.capabilities {
             setid::clear_capabilities(&self.overlay, ino).await?;
         }
@@ -252,9 +253,9 @@ impl Front {
         self.overlay.write(ino, offset, data).await
     }
 
-    /// Takes from a file the privileges that a change of its content ends, before the change: without one there is no
-    /// moment at which new content has them. For requests with which the kernel does not say what to take: root stands
-    /// for whoever has CAP_FSETID.
+    /// Clears the privileges of a file that a change of its content ends. The caller does so before the change, so that
+    /// new content never has them. For requests in which the kernel does not say what to clear: root stands for a
+    /// caller with CAP_FSETID.
     pub async fn before_change(&self, ino: Ino, caller: Caller) -> Result<()> {
         setid::clear_capabilities(&self.overlay, ino).await?;
         if caller.uid != 0 && setid::clear_bits(&self.overlay, ino).await? {
@@ -263,7 +264,7 @@ impl Front {
         Ok(())
     }
 
-    /// The kernel closed a file, and was told that we know.
+    /// Handles the release of a file, after the kernel got the reply.
     pub fn released(&self, ino: Ino, handle: Handle, flags: i32) {
         if !self.modes.release(ino, handle.mode, handle.writable) {
             tracing::debug!(%ino, ?handle, "a release of an open that is not on record");
@@ -275,7 +276,7 @@ impl Front {
         }
     }
 
-    /// The kernel's attributes of `ino` are stale by something that it asked for.
+    /// Invalidates the kernel's attributes of `ino`, after one of its own requests changed them.
     pub fn attributes_changed(&self, ino: Ino) {
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_inode(ino, false);
@@ -283,25 +284,25 @@ impl Front {
     }
 }
 
-/// An open that may be answered.
+/// An open that is ready for its reply.
 pub struct Granted {
     pub opened: Opened,
-    /// Writes must take privileges from the file.
+    /// Writes must clear privileges of the file.
     pub privileged: bool,
-    /// With whom it is counted.
+    /// The user for whom the open is counted.
     pub user: UserSlot,
 }
 
-/// What a write takes from a file.
+/// The privileges that a write clears.
 #[derive(Debug, Clone, Copy)]
 pub struct Kill {
     pub bits: bool,
     pub capabilities: bool,
 }
 
-/// Writes by this open are durable when they are answered.
+/// Returns whether writes by this open must be durable before they are answered.
 pub fn is_synchronous(flags: i32) -> bool {
-    // O_SYNC contains it.
+    // O_SYNC includes O_DSYNC.
     flags & libc::O_DSYNC != 0
 }
 

@@ -1,7 +1,7 @@
-//! What a FUSE file handle says by itself.
+//! The facts that a FUSE file handle contains.
 //!
-//! A handle must mean the same to a later process that takes the mount over, so it names no entry of a table:
-//! it *is* the facts. Reads and writes never need it, only the inode.
+//! A handle must mean the same to a later process that takes the mount over. So it is no index of a table: it contains
+//! the facts themselves. Reads and writes find their file by the inode.
 
 use forebay_engine::UserSlot;
 use fuser::FileHandle;
@@ -9,35 +9,35 @@ use fuser::FileHandle;
 /// How the kernel does the I/O of one open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Through the page cache of the FUSE inode; misses are asked of us.
+    /// Through the page cache of the FUSE inode; the daemon gets requests for page-cache misses.
     Cached = 1,
-    /// On the content file; we are not asked.
+    /// Passthrough to the content file; the daemon gets no requests.
     Passthrough = 2,
-    /// Each request is asked of us.
+    /// Each read and write is a request to the daemon.
     Direct = 3,
-    /// Each request is asked of us, and mappings are of the content file that others have open in passthrough:
-    /// all that the kernel allows beside those.
+    /// Each read and write is a request to the daemon, and mappings are of the content file that other opens have in
+    /// passthrough. Beside those, the kernel allows no other mode.
     Beside = 4,
 }
 
 /// The handle of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
-    /// Which process gave it: a random number for each attach.
+    /// Identifies the process that issued the handle: a random number for each attach.
     pub epoch: u32,
     pub mode: Mode,
     /// Opened for writing.
     pub writable: bool,
     /// At the time of the open the file had set-id bits or capabilities, which writes must clear.
     pub privileged: bool,
-    /// With whom it is counted.
+    /// The user for whom the open is counted.
     pub user: UserSlot,
 }
 
 const MODE_MASK: u64 = 0b111;
 const WRITABLE: u64 = 1 << 3;
 const PRIVILEGED: u64 = 1 << 4;
-/// Above them the user.
+/// The bits above hold the user.
 const USER_SHIFT: u32 = 8;
 const USER_MASK: u64 = 0xff_ffff;
 const EPOCH_SHIFT: u32 = 32;
@@ -55,7 +55,7 @@ impl Handle {
         FileHandle(raw)
     }
 
-    /// `None` for handle 0, with which the kernel reads files that it opened without asking.
+    /// Returns `None` for handle 0, which the kernel uses for files that it opened without a request.
     pub fn decode(handle: FileHandle) -> Option<Self> {
         let raw = handle.0;
         let mode = match raw & MODE_MASK {

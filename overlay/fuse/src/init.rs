@@ -1,4 +1,4 @@
-//! What is agreed with the kernel when a mount begins.
+//! Negotiates the features and limits of a mount with the kernel (INIT).
 
 use std::fs;
 use std::io;
@@ -7,18 +7,18 @@ use std::path::Path;
 use fuser::{InitFlags, KernelConfig};
 use serde::{Deserialize, Serialize};
 
-/// Largest WRITE, and largest READ.
+/// Size of the largest READ or WRITE request.
 pub const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// The kernel's readahead for cached opens. See [`super::mount`] for the other half of it.
+/// The kernel's readahead for cached opens. [`super::mount`] raises a second limit, in /sys.
 pub const MAX_READAHEAD_BYTES: u32 = 1 << 20;
-/// Readahead and asynchronous requests that may wait for us at once.
+/// Readahead and asynchronous requests that may be pending at once.
 const MAX_BACKGROUND: u16 = 64;
 
 /// Name of the handshake's file in the state directory.
 const FILE: &str = "handshake.json";
 
-/// What the kernel offered in its INIT request. A process that takes the mount over needs it, since the kernel
-/// says it only once.
+/// What the kernel offered in its INIT request. A process that takes the mount over needs it, since the kernel sends
+/// INIT only once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handshake {
     pub major: u32,
@@ -29,41 +29,42 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Writes the handshake into `state_dir`, whole or not at all.
+    /// Writes the handshake into `state_dir`, atomically.
     pub fn save(&self, state_dir: &Path) -> io::Result<()> {
         let (path, new) = (state_dir.join(FILE), state_dir.join(format!("{FILE}.new")));
         fs::write(&new, serde_json::to_vec(self)?)?;
         fs::rename(new, path)
     }
 
-    /// The handshake that a previous process saved in `state_dir`.
+    /// Returns the handshake that a previous process saved in `state_dir`.
     ///
     /// # Errors
-    /// `NotFound` where that process died before the mount was ready: unmount then, and mount anew.
+    /// `NotFound` if that process died before the mount was ready. The caller must unmount, and mount anew.
     pub fn load(state_dir: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&fs::read(state_dir.join(FILE))?)?)
     }
 }
 
-/// What of the mount options the handshake depends on.
+/// The mount options on which the handshake depends.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub passthrough: bool,
-    /// Backing files may lie on a stacked file system such as overlayfs; the mount can then not be the lower
-    /// layer of one.
+    /// Backing files may lie on a stacked file system such as overlayfs. The mount can then not be the lower layer of
+    /// one.
     pub stacked_backing: bool,
     /// OPEN is answered with ENOSYS.
     pub no_open: bool,
-    /// What changes an inode is durable before it is answered.
+    /// A change of an inode is durable before it is answered.
     pub sync: bool,
-    /// What changes names is durable before it is answered.
+    /// A change of names is durable before it is answered.
     pub dirsync: bool,
 }
 
-/// Asks for what the kernel offers of what we want. Returns the offer, and whether passthrough is agreed.
+/// Requests the features that the kernel offers and the daemon wants. Returns the offer, and whether passthrough is
+/// agreed.
 pub fn negotiate(config: &mut KernelConfig, terms: Terms) -> (Handshake, bool) {
     let offered = config.capabilities();
-    // The limit is told only in the refusal of a value above it.
+    // fuser tells the limit only when it refuses a larger value.
     let limit = config.set_max_readahead(u32::MAX).err();
     let handshake = Handshake {
         major: config.kernel_abi().0,
@@ -89,10 +90,10 @@ pub fn negotiate(config: &mut KernelConfig, terms: Terms) -> (Handshake, bool) {
     (handshake, passthrough)
 }
 
-/// Left out on purpose: WRITEBACK_CACHE (a quarter to a half of the write rate, and acknowledged bytes that we
-/// never saw), POSIX_LOCKS and FLOCK_LOCKS (locks are local to the mount and the kernel keeps them),
-/// SETXATTR_EXT and SECURITY_CTX (fuser does not read the longer requests they bring), AUTO_INVAL_DATA
-/// (EXPLICIT_INVAL_DATA instead: we say what is stale).
+/// Left out on purpose: WRITEBACK_CACHE (it costs a quarter to a half of the write rate, and programs get
+/// acknowledgements for bytes that the daemon has not seen), POSIX_LOCKS and FLOCK_LOCKS (locks are local to the mount
+/// and the kernel keeps them), SETXATTR_EXT and SECURITY_CTX (fuser does not read the longer requests that follow from
+/// them), AUTO_INVAL_DATA (the daemon uses EXPLICIT_INVAL_DATA instead, and invalidates stale data itself).
 fn wanted(terms: Terms) -> InitFlags {
     let mut flags = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_ASYNC_DIO

@@ -1,13 +1,14 @@
-//! Which I/O mode each open is given, so that the kernel never has to refuse one.
+//! Chooses the I/O mode of each open, so that the kernel never has to refuse one.
 //!
-//! The kernel (`fs/fuse/iomode.c`) allows on one inode either cached opens or passthrough opens, only one backing
-//! file at a time, and beside passthrough no open without it; what does not fit fails with EIO. An open that asks
-//! for both passthrough and direct I/O is served by us and counts as passthrough. A plain direct open fits where
-//! nothing is passed through, but a shared mapping of it makes the inode cached. From that follows the table in
-//! [`Inode::choose`].
+//! The kernel (`fs/fuse/iomode.c`) allows on one inode either cached opens or passthrough opens, and only one backing
+//! file at a time. Beside passthrough opens it allows only opens that ask for passthrough, too. An open that breaks
+//! these rules fails with EIO. An open that asks for both passthrough and direct I/O is served by the daemon and counts
+//! as passthrough. A plain direct open is allowed if the inode has no passthrough opens, but a shared mapping of it
+//! makes the inode cached. The table in [`Inode::choose`] follows from these rules.
 //!
-//! Counts are raised before the kernel hears of an open and lowered after it has forgotten it, so ours are
-//! never below the kernel's: a choice made by them may be less than the best, never one that is refused.
+//! The daemon raises a count before the kernel gets the reply to an open, and lowers it after the kernel released the
+//! open. So the daemon's counts are never below the kernel's: a chosen mode may be slower than possible, but is never
+//! refused.
 
 mod table;
 
@@ -27,30 +28,30 @@ use super::handle::Mode;
 use table::{Record, SlotId, Table};
 
 const SHARDS: usize = 32;
-/// Backing ids that are kept for the next open of a file, in all. Each pins one open file in the kernel, and
-/// saves a fifth of what an open costs.
+/// Bound on the backing ids that are kept for the next open of a file. Each pins one open file in the kernel, and saves
+/// a fifth of the cost of an open.
 const IDLE_BACKINGS_MAX: usize = 16 << 10;
 
 /// Makes files known to the kernel as backing files.
 pub trait Registrar: Send + Sync {
-    /// The id under which the kernel knows `file` from now on; never 0.
+    /// Registers `file`. Returns the id under which the kernel knows it; never 0.
     fn register(&self, file: &File) -> io::Result<u32>;
-    /// Open files go on using the file; the id is free.
+    /// Frees the id. Open files go on using the backing file.
     fn unregister(&self, id: u32);
 }
 
-/// Whether opens can be given passthrough.
+/// Whether opens can get passthrough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PassthroughState {
     On,
-    /// Off for good, and why, and what to do about it.
+    /// Off for the rest of the mount. The text says why, and what to do about it.
     Off(String),
 }
 
 /// What is known of an open when its mode is chosen.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
-    /// The content file, where the kernel may use it.
+    /// The content file, if the kernel may use it.
     pub content: Option<&'a Arc<Content>>,
     pub writable: bool,
 }
@@ -81,7 +82,7 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Inode {
     cached: u32,
-    /// In passthrough, and beside it.
+    /// Opens in passthrough, and beside it.
     passthrough: u32,
     direct: u32,
     writers: u32,
@@ -94,16 +95,16 @@ struct Backing {
     /// Id of the content file.
     content: u64,
     id: u32,
-    /// False once the content was replaced: not for another open after the present ones.
+    /// False once the content was replaced: the id is then not kept after the last present open.
     current: bool,
-    /// The open file that the kernel holds by the id. While the daemon keeps it, it opens the content file no second
-    /// time: of two open files each would show the other as somebody who may write. `None`: it was opened by a process
-    /// that died, and is given back at the last release.
+    /// The open file that the kernel holds by the id. While the daemon keeps it, it does not open the content file a
+    /// second time: each of two open files would look to the other like a possible writer. `None`: a process that died
+    /// opened the file; the id is given back at the last release.
     ours: Option<Arc<Content>>,
 }
 
-/// A mode that was given, with the backing id for passthrough. Dropped without [`Grant::commit`], it is taken
-/// back: the kernel never heard of it.
+/// A chosen mode, with the backing id for passthrough. A drop without [`Grant::commit`] takes it back: the kernel never
+/// got the reply.
 pub struct Grant {
     modes: Arc<IoModes>,
     pub ino: Ino,
@@ -114,12 +115,12 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The kernel must be told the backing id.
+    /// Returns whether the reply to the kernel must have the backing id.
     pub fn needs_backing(&self) -> bool {
         matches!(self.mode, Mode::Passthrough | Mode::Beside)
     }
 
-    /// The kernel is being told: the open counts until it is released.
+    /// Keeps the open counted until it is released. Called just before the reply.
     pub fn commit(mut self) {
         self.committed = true;
     }
@@ -134,7 +135,7 @@ impl Drop for Grant {
 }
 
 impl Inode {
-    /// The mode for an open, given the opens that there are:
+    /// Returns the mode for an open, given the present opens of the inode:
     ///
     /// | open now | the file may be passed through | it may not |
     /// |---|---|---|
@@ -144,7 +145,7 @@ impl Inode {
     /// | passthrough, another content file | beside | beside |
     /// | only direct | cached, since one of them may have a shared mapping | cached |
     ///
-    /// Direct opens are given only where there is no room to keep a record.
+    /// Mode direct is given only if the table of open modes has no room for a record.
     fn choose(&self, content: Option<u64>) -> Mode {
         debug_assert!(self.cached == 0 || self.passthrough == 0, "the kernel refuses this mix");
         match (content, &self.backing) {
@@ -181,15 +182,15 @@ impl Inode {
 }
 
 impl IoModes {
-    /// Modes of a fresh mount. They are kept in the file at `table`, if any, for [`Self::inherit`].
+    /// Creates the modes of a fresh mount. They are kept in the file at `table`, if any, for [`Self::inherit`].
     pub fn new(registrar: Box<dyn Registrar>, table: Option<&Path>) -> io::Result<Self> {
         Ok(Self::with_table(registrar, table.map(Table::create).transpose()?))
     }
 
-    /// Modes of a mount that a previous process served, and the opens that it gave.
+    /// Takes over the modes of a mount that a previous process served. Returns the opens of that process, too.
     ///
-    /// Backing ids that no open uses are given back to the kernel: the dead process can't do it any more, and
-    /// each pins the space of a file.
+    /// Backing ids that no open uses are given back to the kernel: the dead process cannot do it, and each id pins the
+    /// space of a file.
     pub fn inherit(registrar: Box<dyn Registrar>, table: &Path) -> io::Result<(Self, Vec<Inherited>)> {
         let (table, records) = Table::open(table)?;
         let modes = Self::with_table(registrar, Some(table));
@@ -238,8 +239,8 @@ impl IoModes {
         *inode.count(mode) += 1;
         inode.writers += u32::from(wish.writable);
         if !self.persist(ino, inode) {
-            // Not on record, the next process would not know of it: then it must be one that fits whatever that
-            // process gives. Nothing is passed through here, or there would be a record.
+            // Without a record, the next process does not know of this open, so it must be compatible with every mode
+            // that process gives. The inode has no passthrough opens, or it would have a record.
             *inode.count(mode) -= 1;
             *inode.count(Mode::Direct) += 1;
             mode = Mode::Direct;
@@ -250,7 +251,7 @@ impl IoModes {
         Grant { modes: Arc::clone(self), ino, mode, backing, writable: wish.writable, committed: false }
     }
 
-    /// Counts an open no more. False where it was not counted: given by a process that kept no record.
+    /// Stops counting an open. Returns false if it was not counted: a process that kept no record gave it.
     pub fn release(&self, ino: Ino, mode: Mode, writable: bool) -> bool {
         let mut shard = self.shard(ino).lock();
         let shard = &mut *shard;
@@ -275,8 +276,8 @@ impl IoModes {
         true
     }
 
-    /// The content of `ino` was replaced or evicted, or the kernel forgot the inode: a backing id that is kept
-    /// for the next open is given back, and with it the space that it pins.
+    /// Gives back a backing id that is kept for the next open, and with it the space that the id pins. Called when the
+    /// content of `ino` was replaced or evicted, or the kernel forgot the inode.
     pub fn drop_backing(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         let shard = &mut *shard;
@@ -294,8 +295,8 @@ impl IoModes {
         }
     }
 
-    /// The daemon lets go of a content file: a backing id that is kept for the next open of the inode is given back,
-    /// since it keeps the file open.
+    /// Gives back a backing id that is kept for the next open of the inode, since it keeps the content file open.
+    /// Called when the daemon closes the content file.
     pub fn drop_idle_backing(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         let shard = &mut *shard;
@@ -313,19 +314,19 @@ impl IoModes {
         }
     }
 
-    /// Finds out early whether passthrough is allowed, so that the state tells the truth before the first open.
-    /// To be called once the handshake is done.
+    /// Finds out early whether passthrough is allowed, so that the state is right before the first open. Must be called
+    /// after the handshake.
     pub fn probe(&self) {
         let Ok(no_regular_file) = File::open("/dev/null") else { return };
         match self.registrar.register(&no_regular_file) {
             Ok(id) => self.registrar.unregister(id),
-            // The privilege is looked at before the file. Any other complaint is about the file.
+            // The kernel checks the privilege before the file. Every other error is about the file.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => self.register_failed(&error),
             Err(_) => {}
         }
     }
 
-    /// No passthrough from now on. The first reason is kept.
+    /// Turns passthrough off from now on. The first reason is kept.
     pub fn turn_off(&self, why: impl Into<String>) {
         let mut reason = self.why_off.lock();
         if !self.off.swap(true, Ordering::AcqRel) {
@@ -334,7 +335,7 @@ impl IoModes {
         }
     }
 
-    /// Sees to it that the kernel has `content` as the backing file of `inode`.
+    /// Makes `content` the kernel's backing file of `inode`. Returns whether that succeeded.
     fn back(&self, inode: &mut Inode, content: &Arc<Content>) -> bool {
         match &mut inode.backing {
             Some(backing) if backing.content == content.id => {
@@ -373,7 +374,7 @@ impl IoModes {
         self.turn_off(why);
     }
 
-    /// Stores the counts for the next process. False where there is no room for them.
+    /// Stores the counts for the next process. Returns false if the table has no room for them.
     fn persist(&self, ino: Ino, inode: &mut Inode) -> bool {
         let Some(table) = &self.table else { return true };
         let record = inode.record(ino);

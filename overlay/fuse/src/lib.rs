@@ -1,19 +1,19 @@
-//! The front end that the kernel talks to: a FUSE mount.
+//! The FUSE front end: answers the kernel's requests to a mount.
 //!
 //! | module | is |
 //! |---|---|
 //! | `mount` | options, and serving a mount |
 //! | `mountpoint` | mounting and unmounting, apart from serving: the mount outlives the daemon |
-//! | `attach`, `init` | the beginning of a session, for the first process and for the next ones |
+//! | `attach`, `init` | the start of a session, for the first process and for those that take over |
 //! | `filesystem`, `front` | each request, turned into one call of the engine |
-//! | `dispatch` | the one way from a request to its answer |
-//! | `dirsync` | changes that are on the disk before they are answered |
+//! | `dispatch` | runs each request until it is answered |
+//! | `dirsync` | changes that are durable before they are answered |
 //! | `cpu_affinity`, `pm_qos` | on which processor a request is answered, and how fast processors wake up for it |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
 //! | `dirs` | open directories |
-//! | `notifier` | telling the kernel what to forget |
+//! | `notifier` | invalidations of what the kernel has cached |
 //! | `reopen`, `resend` | what a dead process leaves: open files, unanswered requests |
-//! | `setid` | set-id bits and capabilities, which writes take away |
+//! | `setid` | set-id bits and capabilities, which writes clear |
 //! | `device`, `convert` | ioctls and notifications; types |
 
 mod attach;

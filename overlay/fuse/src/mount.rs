@@ -1,4 +1,4 @@
-//! Serving a mount.
+//! Serves a mount.
 
 use std::fs;
 use std::io;
@@ -29,41 +29,41 @@ use super::reopen::Adopted;
 /// Name of the table of open modes in the state directory.
 const MODES_FILE: &str = "open-modes";
 
-/// The kernel gives requests to waiting threads in turns. A thread more than are needed is one more that is fetched out
-/// of its sleep for each request, with the caches of another core: one program's opens take twice as long with two
-/// threads on two cores as with one. What takes long is done elsewhere, so few are needed.
+/// The kernel gives requests to waiting threads in turns. One thread more than necessary is one more thread that each
+/// request may have to wake, on a core with other caches: one program's opens take twice as long with two threads on
+/// two cores as with one. Few threads are needed, since long operations run on the runtime.
 const THREADS_MAX: usize = 8;
 
 /// How a mount looks and behaves.
 ///
-/// Access times are the engine's: FUSE leaves them to the file system, reads through the page cache or through
-/// passthrough never reach us, and so `atime` moves only where it is set, as on a mount with `noatime`.
+/// The engine keeps access times: FUSE leaves them to the file system. Reads through the page cache or passthrough
+/// never reach the daemon, so `atime` changes only if a program sets it, as on a mount with `noatime`.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
     pub mountpoint: PathBuf,
-    /// Users other than the one that mounts may use it; the kernel checks permissions.
+    /// Other users than the one that mounts may use the mount; the kernel checks permissions.
     pub allow_other: bool,
     pub read_only: bool,
-    /// What mount(2) is told beside that: `nosuid` and `nodev`, unless the mount asks for less.
+    /// Further flags for mount(2): `nosuid` and `nodev`, unless the caller requests fewer.
     pub flags: MountFlags,
-    /// Nothing changes, here or in the pool: files are opened without asking us, and stay in the page cache.
+    /// Nothing changes in the mount or in the pool: the kernel opens files without a request, and keeps their pages
+    /// cached.
     pub immutable: bool,
-    /// Threads that answer requests: at most as many as there are cores are used. 0 for one for each two cores, and
-    /// no more than 8.
+    /// Threads that answer requests, at most one for each core. 0: one for two cores, at most 8.
     pub threads: usize,
-    /// What `mount` and `df` show as the source.
+    /// The source that `mount` and `df` show.
     pub fs_name: String,
     /// Try passthrough for resident files.
     pub passthrough: bool,
     /// The fast pool lies on a stacked file system, such as overlayfs.
     pub stacked_backing: bool,
-    /// A directory, best on a tmpfs, for what the next process must know to take the mount over: the handshake
-    /// and the open modes. Without one, the mount ends with this process.
+    /// A directory, best on a tmpfs, for what the next process needs to take the mount over: the handshake and the open
+    /// modes. Without one, the mount ends with this process.
     pub state_dir: Option<PathBuf>,
 }
 
 impl MountOptions {
-    /// The usual mount of root's: for all users, writable, with passthrough.
+    /// Returns the default options: writable, with passthrough, and for all users if root mounts.
     pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
         Self {
             mountpoint: mountpoint.into(),
@@ -93,7 +93,7 @@ pub struct Mounted {
     session: Mutex<Option<JoinHandle<io::Result<()>>>>,
 }
 
-/// Takes a mount away, from any thread.
+/// Unmounts, from any thread.
 #[derive(Debug, Clone)]
 pub struct Unmounter {
     mountpoint: PathBuf,
@@ -110,14 +110,14 @@ impl Mounted {
     /// Blocks until the mount is gone and its last request is answered. A second call returns at once.
     ///
     /// # Errors
-    /// Side `Kernel`: the conversation with the kernel broke off.
+    /// Side `Kernel`: the FUSE session failed.
     pub fn wait(&self) -> Result<()> {
         let Some(session) = self.session.lock().take() else { return Ok(()) };
         let outcome = session.join().unwrap_or_else(|_| Err(io::Error::other("the session panicked")));
         outcome.map_err(|error| Error::io(error, Side::Kernel, "FUSE session"))
     }
 
-    /// Takes the mount away; `wait` returns after that. See [`mountpoint::unmount`].
+    /// Unmounts; `wait` returns after that. See [`mountpoint::unmount`].
     pub fn unmount(&self, lazy: bool) -> Result<()> {
         self.unmounter.unmount(lazy)
     }
@@ -126,7 +126,7 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// What the next process needs for [`Attach::Again`]. It is in the state directory too.
+    /// Returns what the next process needs for [`Attach::Again`]. The state directory has it, too.
     pub fn handshake(&self) -> Handshake {
         self.handshake
     }
@@ -136,7 +136,7 @@ impl Mounted {
     }
 }
 
-/// Mounts, and serves from this process.
+/// Mounts, and serves the mount from this process.
 ///
 /// # Errors
 /// As [`mountpoint::mount_device`] and [`serve`]; nothing stays mounted.
@@ -150,8 +150,8 @@ pub fn mount(overlay: Overlay, jobs: Jobs, options: MountOptions) -> Result<Moun
     })
 }
 
-/// `jobs` are those of `overlay`. Answers the requests that come from `device`, with threads of its own, until the mount is gone. Must be
-/// called inside a tokio runtime, which does what can't be answered at once.
+/// Answers the requests that come from `device`, on threads of its own, until the mount is gone. `jobs` are those of
+/// `overlay`. Must be called inside a tokio runtime, which runs the requests that cannot be answered at once.
 ///
 /// # Errors
 /// Side `Kernel`: no handshake. Side `Cache`: the state directory can't be used. `InvalidInput`: no runtime, or
@@ -180,7 +180,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         epoch,
         mountpoint: mountpoint.clone(),
         terms: Terms {
-            // Of what is written past the daemon nothing is synced but the bytes.
+            // With `sync` there is no passthrough: the kernel would sync only the bytes of a write.
             passthrough: options.passthrough && !options.immutable && !sync,
             stacked_backing: options.stacked_backing,
             no_open: options.immutable,
@@ -232,8 +232,8 @@ fn absolute(mountpoint: &Path) -> Result<PathBuf> {
         .map_err(|error| Error::io(error, Side::Application, format!("mountpoint {}", mountpoint.display())))
 }
 
-/// The kernel offers FUSE no more readahead than 128 KiB; only root can raise it, and only from outside. Cold
-/// sequential reads of files that are not passed through gain half from it.
+/// The kernel limits the readahead of FUSE to 128 KiB. Only root can raise the limit, and only in /sys. Cold sequential
+/// reads of files without passthrough gain half from it.
 fn raise_readahead(mountpoint: &Path) {
     let Some(number) = mountpoint::device_number(mountpoint) else { return };
     let knob = format!("/sys/class/bdi/{number}/read_ahead_kb");

@@ -1,5 +1,5 @@
-//! Putting a FUSE device at a directory, and taking it away. Nothing of it lasts longer than the call: the
-//! device that comes back can be kept by one process and served by another.
+//! Mounts a FUSE device at a directory, and unmounts it. These functions keep no state: one process can keep the device
+//! that is returned, and another can serve it.
 
 use std::ffi::CString;
 use std::io::{self, IoSliceMut};
@@ -21,7 +21,7 @@ use rustix::net::{
 use super::MountOptions;
 use super::init::MAX_WRITE_BYTES;
 
-/// Shown as the type of the mount: `fuse.forebay`.
+/// The subtype that makes the type of the mount `fuse.forebay`.
 const SUBTYPE: &str = "forebay";
 /// The set-uid helper that mounts for users other than root.
 const HELPER: &str = "fusermount3";
@@ -40,7 +40,7 @@ fn failed(error: io::Error, options: &MountOptions) -> Error {
 /// Mounts at `options.mountpoint` and returns the device that serves the mount.
 ///
 /// # Errors
-/// Side `Kernel`: no FUSE, no privilege and no helper, or a mountpoint that is not a directory of ours.
+/// Side `Kernel`: no FUSE, no privilege and no helper, or a mountpoint that is not a directory of the caller.
 pub fn mount_device(options: &MountOptions) -> Result<OwnedFd> {
     if rustix::process::geteuid().is_root() {
         mount_as_root(options).map_err(|error| failed(error, options))
@@ -52,7 +52,7 @@ pub fn mount_device(options: &MountOptions) -> Result<OwnedFd> {
 fn mount_as_root(options: &MountOptions) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
-    // In the call itself: what is added later is not there for whoever is first.
+    // The flags are part of the mount call: flags that are added later would not hold for the first requests.
     let mut flags = options.flags;
     if options.read_only || options.immutable {
         flags |= MountFlags::RDONLY;
@@ -127,7 +127,7 @@ fn mount_by_helper(options: &MountOptions) -> Result<OwnedFd> {
     }
 }
 
-/// The descriptor that comes with one byte; `None` where the helper gave up.
+/// Receives the descriptor that comes with one byte. Returns `None` if the helper gave up.
 fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -146,10 +146,10 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     Ok(device)
 }
 
-/// Takes the mount away. `lazy`: at once for new users, for the present ones when they are done.
+/// Unmounts. `lazy`: detaches the mount at once for new users, and for present users when they are done.
 ///
 /// # Errors
-/// `Busy` where files are open and it is not lazy.
+/// `Busy` if files are open and `lazy` is false.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {
     let what = || format!("unmount {}", mountpoint.display());
     if rustix::process::geteuid().is_root() {
@@ -168,7 +168,8 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {
     Err(Error::new(kind, Side::Kernel, format!("{}: {said}", what())))
 }
 
-/// Device number of the mount as `major:minor`. Only the directory above is asked: the mount may not answer yet.
+/// Returns the device number of the mount as `major:minor`. Resolves only the parent directory: the mount may not
+/// answer yet.
 pub fn device_number(mountpoint: &Path) -> Option<String> {
     let want = mountpoint.parent()?.canonicalize().ok()?.join(mountpoint.file_name()?);
     let table = std::fs::read("/proc/self/mountinfo").ok()?;

@@ -1,10 +1,10 @@
-//! Tells the kernel what to forget.
+//! Sends invalidations to the kernel.
 //!
-//! The kernel takes locks for it which it may hold while it waits for an answer of ours. So nothing is sent from
-//! a thread that answers requests: two threads of their own do it, one for names and attributes, one for bytes
-//! (which may have to wait for pages that are being read). The engine puts notes into bounded sets. Only the attributes of
-//! what is being opened are forgotten at once: the kernel takes no lock for that, and after the answer it would be too
-//! late, for it reads no further than the size that it knows.
+//! For an invalidation the kernel takes locks that it may hold while it waits for an answer of the daemon. So no thread
+//! that answers requests sends one. Two threads do: one for names and attributes, one for bytes (which may have to wait
+//! for pages that are being read). The engine puts notes into bounded sets. Only the attributes of a file that is being
+//! opened are invalidated at once: the kernel takes no lock for that, and after the answer it would be too late, since
+//! the kernel reads no further than the size that it knows.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -21,8 +21,8 @@ use tokio::sync::oneshot;
 use super::device::Device;
 use super::iomode::IoModes;
 
-/// Notes that may wait in one lane. Equal ones are one note. Beyond that the kernel is told to forget all names,
-/// and notes about single inodes are dropped: what they meant stays cached until its time to live is over.
+/// Notes that may wait in one lane. Equal ones are one note. Beyond that, one note invalidates all names, and notes
+/// about single inodes are dropped: what they would invalidate stays cached until its time to live is over.
 const WAITING_MAX: usize = 64 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,12 +30,12 @@ enum Note {
     Name(Ino, Box<[u8]>),
     Attributes(Ino),
     Bytes(Ino),
-    /// Those from this offset on.
+    /// The bytes from this offset on.
     Tail(Ino, i64),
     AllNames,
 }
 
-/// One thread and what it has still to send.
+/// The notes that one thread has to send.
 #[derive(Default)]
 struct Lane {
     waiting: Mutex<Waiting>,
@@ -46,13 +46,13 @@ struct Lane {
 struct Waiting {
     order: VecDeque<Note>,
     known: HashSet<Note>,
-    /// Who is told when a note was sent.
+    /// Channels that are notified when a note was sent.
     told: Vec<(Note, oneshot::Sender<()>)>,
     closed: bool,
 }
 
 impl Waiting {
-    /// Adds a note, unless an equal one waits. False where the lane is full.
+    /// Adds a note, unless an equal one waits. Returns false if the lane is full.
     fn push(&mut self, note: Note) -> bool {
         if self.order.len() >= WAITING_MAX && note != Note::AllNames {
             return false;
@@ -63,7 +63,7 @@ impl Waiting {
         true
     }
 
-    /// The next note, and who is told when it was sent.
+    /// Returns the next note, and the channels to notify once it was sent.
     fn pop(&mut self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
         let note = self.order.pop_front()?;
         self.known.remove(&note);
@@ -71,7 +71,7 @@ impl Waiting {
         Some((note, told))
     }
 
-    /// All notes about names become one about all of them.
+    /// Replaces all notes about names by one about all names.
     fn collapse_names(&mut self) {
         self.order.retain(|note| !matches!(note, Note::Name(..)));
         self.known.retain(|note| !matches!(note, Note::Name(..)));
@@ -93,7 +93,7 @@ impl Lane {
         self.filled.notify_one();
     }
 
-    /// The same; the receiver is told when the note was sent. A lane that is full drops what would tell it.
+    /// As `push`; the receiver is notified once the note was sent. If the lane is full, the sender is dropped.
     fn push_and_tell(&self, note: Note) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         let mut waiting = self.waiting.lock();
@@ -104,7 +104,8 @@ impl Lane {
         told
     }
 
-    /// The next note, and who is told when it was sent; waits for one. `None` once the lane is closed.
+    /// Waits for the next note. Returns it with the channels to notify once it was sent; `None` once the lane is
+    /// closed.
     fn next(&self) -> Option<(Note, Vec<oneshot::Sender<()>>)> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -169,7 +170,7 @@ impl KernelCache for KernelNotifier {
     }
 
     fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()> {
-        // A range that begins within a page takes the whole page.
+        // If the range begins within a page, the kernel drops the whole page.
         self.bytes.push_and_tell(Note::Tail(ino, i64::try_from(offset).unwrap_or(i64::MAX)))
     }
 
@@ -186,7 +187,8 @@ impl KernelCache for KernelNotifier {
     }
 }
 
-/// A range that starts below zero stands for "attributes only", one of length 0 for "to the end".
+/// Sends a note. For the kernel, a range that starts below zero means "attributes only", and length 0 means "to the
+/// end".
 fn send(notifier: &Notifier, device: &Device, note: &Note) {
     let sent = match note {
         Note::Name(parent, name) => notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)),
@@ -197,7 +199,7 @@ fn send(notifier: &Notifier, device: &Device, note: &Note) {
     };
     match sent {
         Ok(()) => {}
-        // Neither is a fault: a directory that is not cached, a mount that ends.
+        // No fault: the directory is not cached, or the mount ends.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENODEV | libc::ENOTCONN)) => {}
         Err(error) => tracing::warn!(?note, %error, "the kernel did not take an invalidation"),
     }

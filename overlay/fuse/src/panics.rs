@@ -1,26 +1,26 @@
-//! A panic ends the worker. What it left half done in memory is not to be believed, and nothing would tell: locks are
-//! free again. The supervisor starts another worker, which begins with what the catalog has.
+//! A panic ends the worker. Its state in memory may be half changed, and nothing would show that: the panic releases
+//! all locks. The supervisor starts another worker, which starts from the catalog.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How long a request may take to be answered whose work panicked on another thread. Without an answer the kernel sends it
-/// to the next worker, which would end by it, too.
+/// How long the process waits for the answer to a request whose work panicked on another thread. Without an answer the
+/// kernel resends the request to the next worker, which would panic, too.
 const GRACE: Duration = Duration::from_millis(100);
-/// What the worker ends with.
+/// Exit status of a worker that panicked.
 pub const STATUS: i32 = 70;
 
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// From now on a panic, on whichever thread, ends this process.
+/// Makes a panic, on any thread, end this process from now on.
 pub fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let later = || {
             thread::sleep(GRACE);
             end()
         };
-        // Before the log, which may block.
+        // Before logging, which may block.
         let first = !ENDING.swap(true, Ordering::SeqCst);
         if first && thread::Builder::new().name("ending".into()).spawn(later).is_err() {
             end();
@@ -29,14 +29,14 @@ pub fn end_on_panic() {
     }));
 }
 
-/// A request was answered whose work panicked: nothing is waited for any more.
+/// Called when a request whose work panicked was answered: the process has nothing left to wait for.
 pub(super) fn answered() {
     if ENDING.load(Ordering::SeqCst) {
         end();
     }
 }
 
-/// At once: what ends in the usual way writes down what it believes.
+/// Ends the process without cleanup: a normal exit would write the state in memory to disk.
 fn end() -> ! {
     // SAFETY: it takes a number, and does not return.
     unsafe { libc::_exit(STATUS) }
@@ -52,7 +52,7 @@ mod tests {
 
     const CHILD: &str = "FOREBAY_TEST_PANICS";
 
-    /// Run by the tests below, in a process of its own.
+    /// The test below runs this in a process of its own.
     #[test]
     fn panics_in_a_process_of_its_own() {
         let Ok(how) = std::env::var(CHILD) else { return };

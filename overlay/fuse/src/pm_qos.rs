@@ -1,11 +1,11 @@
-//! Processors that stay awake while requests stream.
+//! Keeps processors awake while requests stream.
 //!
-//! A request is two wake-ups: ours, and the client's. A processor that went idle in between is fetched back by an
-//! interrupt, and out of whatever state it saves power in; on virtual machines by their host. That takes several times
-//! as long as answering. Linux takes a bound on it from whoever holds `/dev/cpu_dma_latency` open
-//! (Documentation/power/pm_qos_interface.rst): at 0 an idle processor polls for work. The bound holds for the whole
-//! machine and costs power, so it is given only while requests come in a stream, and ends with the process whatever
-//! happens to it.
+//! A request costs two wake-ups: that of the session thread and that of the client. If a processor went idle in
+//! between, an interrupt has to wake it, out of its power-saving state; on virtual machines the host has to run it
+//! again. That takes several times as long as the answer. A process that holds `/dev/cpu_dma_latency` open sets a bound
+//! on this latency (Documentation/power/pm_qos_interface.rst): at 0 an idle processor polls for work. The bound holds
+//! for the whole machine and costs power. So it is set only while requests stream, and the kernel removes it when the
+//! process ends.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,15 +17,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
-/// Takes the bound.
+/// The device to which the bound is written.
 pub const DEVICE: &str = "/dev/cpu_dma_latency";
-/// What is written to take the bound back: `PM_QOS_DEFAULT_VALUE`.
+/// The value that removes the bound: `PM_QOS_DEFAULT_VALUE`.
 const NO_BOUND: i32 = -1;
-/// So many requests of one session thread,
+/// This many requests of one session thread are a stream if they come within `STREAM_WITHIN`.
 const STREAM: u32 = 8;
-/// that take no longer than this, are a stream: at 4,000 per second and more wake-ups are what is waited for.
+/// The longest time in which `STREAM` requests are a stream. At 4,000 requests per second and more, programs wait
+/// mainly for wake-ups.
 const STREAM_WITHIN: Duration = Duration::from_millis(2);
-/// A stream has ended when nothing came for this long.
+/// A stream ends if no request came for this long.
 const QUIET: Duration = Duration::from_millis(10);
 
 thread_local! {
@@ -35,9 +36,9 @@ thread_local! {
 /// The bound of one mount.
 #[derive(Debug)]
 pub struct Wakeups {
-    /// The device, and how long a wake-up may take in microseconds while requests stream. `None`: no bound is given.
+    /// The device, and the bound in microseconds. `None`: no bound is set.
     device: Option<(File, i32)>,
-    /// Counts what comes in streams.
+    /// Counts the stretches of `STREAM` fast requests.
     streamed: AtomicU64,
     is_held: AtomicBool,
     /// Held while the bound is changed.
@@ -45,7 +46,7 @@ pub struct Wakeups {
 }
 
 impl Wakeups {
-    /// `bound`: how long a wake-up may take while requests stream; `None` for as long as it may.
+    /// `bound`: how long a wake-up may take while requests stream. `None`: no bound.
     pub fn new(bound: Option<Duration>) -> Self {
         let device = bound.and_then(|bound| match File::options().write(true).open(DEVICE) {
             Ok(device) => Some((device, i32::try_from(bound.as_micros()).unwrap_or(i32::MAX))),
@@ -61,7 +62,7 @@ impl Wakeups {
         Self { device, streamed: AtomicU64::new(0), is_held: AtomicBool::new(false), changing: Mutex::new(()) }
     }
 
-    /// Takes note on a session thread that it serves a request.
+    /// Notes on a session thread that it serves a request.
     pub fn serve(self: &Arc<Self>, runtime: &Runtime) {
         if self.device.is_none() || !PACE.with_borrow_mut(|pace| pace.serve(Instant::now)) {
             return;
@@ -72,7 +73,7 @@ impl Wakeups {
         }
     }
 
-    /// Whether it was not held before.
+    /// Sets the bound. Returns whether it was not set before.
     fn hold(&self) -> bool {
         let _changing = self.changing.lock();
         let first = !self.is_held.swap(true, Ordering::Relaxed);
@@ -113,7 +114,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Whether this request ends a stretch of [`STREAM`] ones that came fast.
+    /// Counts a request. Returns whether it completes a stretch of [`STREAM`] fast requests.
     fn serve(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.count += 1;
         if self.count < STREAM {
@@ -165,7 +166,7 @@ mod tests {
                 assert!(begun.elapsed() < Duration::from_secs(30), "it is held for ever");
                 std::thread::sleep(QUIET);
             }
-            // It says so after the device.
+            // `is_held` changes after the device.
             while wakeups.is_held.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }

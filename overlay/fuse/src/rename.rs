@@ -24,7 +24,7 @@ pub async fn rename(
         _ => return Err(Error::new(ErrorKind::InvalidInput, Side::Application, format!("rename with flags {flags}"))),
     };
     if repeated && whiteout.is_some() && is_whiteout(overlay, &from).await? {
-        // Its own: moved once more, it would replace what was moved.
+        // The first attempt left this whiteout. A second rename would move it over the file that was moved.
         return Ok(());
     }
     let repeated = repeated && mode != RenameMode::Exchange;

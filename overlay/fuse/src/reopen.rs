@@ -1,7 +1,7 @@
-//! Files that a previous process opened and the kernel still holds.
+//! Files that a previous process opened and that the kernel still holds open.
 //!
-//! The engine must know of them, or it would take their content away. They are opened again on its side, in the
-//! background, since the pool may not answer; a release that comes first is remembered.
+//! The engine must know of these files, or it would evict their content. They are opened again in the engine, in the
+//! background, since the pool may not answer. A release that arrives before its open is remembered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use tokio::sync::Semaphore;
 
 use super::iomode::Inherited;
 
-/// Opens that are made again at once.
+/// Files that are opened again at the same time.
 const PARALLEL: usize = 64;
 
-/// How many adopted opens there are of an inode, for writing or not; negative where releases came first.
+/// Counts the adopted opens of each inode, for reading and for writing. A count is negative if releases arrived first.
 #[derive(Default)]
 pub struct Adopted {
     balance: Mutex<HashMap<(Ino, bool), i64>>,
 }
 
-/// The flags under which the engine knows an adopted open.
+/// Returns the flags under which the engine knows an adopted open.
 fn flags(writable: bool) -> i32 {
     if writable { libc::O_RDWR } else { libc::O_RDONLY }
 }
 
 impl Adopted {
-    /// The kernel closed a file that a previous process opened.
+    /// Handles the release of a file that a previous process opened.
     pub fn release(&self, overlay: &Overlay, ino: Ino, writable: bool) {
         if self.add(ino, writable, -1) >= 0 {
             overlay.release(ino, flags(writable));
         }
     }
 
-    /// Opens again all of `opens`; returns when that is tried.
+    /// Opens all of `opens` again. Returns when each was tried.
     pub async fn adopt(self: Arc<Self>, overlay: Overlay, opens: Vec<Inherited>) {
         let permits = Arc::new(Semaphore::new(PARALLEL));
         let tasks = opens.into_iter().map(|open| {

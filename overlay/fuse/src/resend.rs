@@ -1,22 +1,22 @@
-//! Requests that come a second time.
+//! Requests that the kernel sends a second time.
 //!
-//! When the daemon dies, the kernel repeats what it had not yet answered. It may have done it all the same: then
-//! the name that is to be made exists, and the one that is to be removed does not. A repeated request that finds
-//! its own work done succeeds. (Exchanging two names is the one change that can't be told from not having
-//! happened; it is done again.)
+//! When the daemon dies, the kernel resends the requests that were not answered. The dead daemon may have carried out
+//! such a request: then the name to create exists, or the name to remove does not. A repeated request that finds its
+//! own work done succeeds. (An exchange of two names leaves no trace by which it could be recognised; it is done
+//! again.)
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_engine::{Entry, Ino, Lookup, Opened, Overlay};
 use fuser::Request;
 
-/// `FUSE_UNIQUE_RESEND`: the kernel marks the number of a repeated request.
+/// `FUSE_UNIQUE_RESEND`: the bit that the kernel sets in the number of a repeated request.
 const RESENT: u64 = 1 << 63;
 
 pub fn is_repeated(request: &Request) -> bool {
     request.unique().0 & RESENT != 0
 }
 
-/// The outcome of making a name: of a repeated request, what is there is its own work.
+/// Returns the outcome of creating a name. If a repeated request finds the name, the first attempt created it.
 pub async fn made(
     overlay: &Overlay,
     parent: Ino,
@@ -31,7 +31,7 @@ pub async fn made(
     }
 }
 
-/// The same of a file that is open then.
+/// The same for a file that is created and opened.
 pub async fn created(
     overlay: &Overlay,
     parent: Ino,
@@ -55,7 +55,7 @@ pub async fn created(
     }
 }
 
-/// The entry under a name, if it is of that kind. Counts a lookup where it returns one.
+/// Returns the entry of a name, if it is of that kind. Counts a lookup if it returns one.
 pub async fn found(overlay: &Overlay, parent: Ino, name: &[u8], kind: FileKind) -> Result<Option<Entry>> {
     match overlay.lookup(parent, name).await? {
         Lookup::Found(entry) if entry.attr.kind == kind => Ok(Some(entry)),
@@ -67,7 +67,7 @@ pub async fn found(overlay: &Overlay, parent: Ino, name: &[u8], kind: FileKind) 
     }
 }
 
-/// The outcome of removing a name: a repeated request that finds nothing removed it.
+/// Returns the outcome of removing a name. If a repeated request does not find the name, the first attempt removed it.
 pub fn removed(repeated: bool, outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(error) if repeated && error.is(ErrorKind::NotFound) => Ok(()),
@@ -75,7 +75,7 @@ pub fn removed(repeated: bool, outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// The outcome of moving a name: a repeated request that finds only the target moved it.
+/// Returns the outcome of a rename. If a repeated request finds only the target, the first attempt moved it.
 pub async fn moved(
     overlay: &Overlay,
     new_parent: Ino,

@@ -1,12 +1,11 @@
-//! Set-id bits and file capabilities, which a change of content or owner takes away.
+//! Set-id bits and file capabilities, which a change of content or owner clears.
 //!
-//! With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves this to us, in exchange for not asking for
-//! `security.capability` before every write. Its rules: `chown` clears all; a write or truncation clears
-//! capabilities, and the set-id bits too unless the caller has CAP_FSETID. The kernel says so for writes; for
-//! truncations fuser does not pass the bit on, and root stands for who has the capability.
+//! With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves this to the daemon, and does not request `security.capability` before
+//! every write. The rules: `chown` clears both. A write or truncation clears capabilities, and the set-id bits too
+//! unless the caller has CAP_FSETID. For a write, the kernel says whether to clear the bits. For a truncation, fuser
+//! does not pass that flag on, so root stands for a caller with the capability.
 //!
-//! Writes through passthrough clear nothing, so a file that has anything to clear is not passed through to a
-//! writer.
+//! Passthrough writes clear nothing. So a writer gets no passthrough to a file that has something to clear.
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_engine::{Attr, Caller, Change, Ino, Overlay};
@@ -14,13 +13,13 @@ use forebay_engine::{Attr, Caller, Change, Ino, Overlay};
 const CAPABILITIES: &[u8] = b"security.capability";
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
-/// The mode of a file that is written, without set-id bits; `None` where it stays as it is.
+/// Returns the mode of a file after a write, without set-id bits; `None` if it does not change.
 fn cleared(attr: &Attr) -> Option<u32> {
     if attr.kind == FileKind::File { without_set_id(attr) } else { None }
 }
 
-/// The mode without set-id bits; `None` where it stays as it is. Set-group-id without group execution is no
-/// privilege: it marked mandatory locking once. On directories the bits say something else.
+/// Returns the mode without set-id bits; `None` if it does not change. Set-group-id without group execution is no
+/// privilege: it once marked mandatory locking. On directories the bits have another meaning.
 fn without_set_id(attr: &Attr) -> Option<u32> {
     if attr.kind == FileKind::Directory {
         return None;
@@ -32,7 +31,7 @@ fn without_set_id(attr: &Attr) -> Option<u32> {
     (mode != attr.mode).then_some(mode)
 }
 
-/// True for a file that a write may have to take privileges from.
+/// Returns whether a write may have to clear privileges of the file.
 pub async fn is_privileged(overlay: &Overlay, ino: Ino) -> Result<bool> {
     let (attr, _) = overlay.getattr(ino).await?;
     Ok(cleared(&attr).is_some() || (attr.mode & 0o111 != 0 && has_capabilities(overlay, ino).await?))
@@ -46,7 +45,7 @@ async fn has_capabilities(overlay: &Overlay, ino: Ino) -> Result<bool> {
     }
 }
 
-/// Takes the capabilities of a file away.
+/// Removes the capabilities of a file.
 pub async fn clear_capabilities(overlay: &Overlay, ino: Ino) -> Result<()> {
     if has_capabilities(overlay, ino).await? {
         overlay.remove_xattr(ino, CAPABILITIES).await?;
@@ -54,7 +53,7 @@ pub async fn clear_capabilities(overlay: &Overlay, ino: Ino) -> Result<()> {
     Ok(())
 }
 
-/// Takes the set-id bits of a file away. True where it had any.
+/// Clears the set-id bits of a file. Returns whether it had any.
 pub async fn clear_bits(overlay: &Overlay, ino: Ino) -> Result<bool> {
     let (attr, _) = overlay.getattr(ino).await?;
     let Some(mode) = cleared(&attr) else { return Ok(false) };
@@ -62,7 +61,7 @@ pub async fn clear_bits(overlay: &Overlay, ino: Ino) -> Result<bool> {
     Ok(true)
 }
 
-/// What goes with `change`: adds the mode without set-id bits to it, and takes capabilities away.
+/// Completes `change`: adds the mode without set-id bits to it, and removes the capabilities of the file.
 pub async fn complete(overlay: &Overlay, ino: Ino, change: &mut Change, caller: Caller) -> Result<()> {
     let new_owner = change.uid.is_some() || change.gid.is_some();
     let truncated = change.size.is_some();
@@ -71,7 +70,8 @@ pub async fn complete(overlay: &Overlay, ino: Ino, change: &mut Change, caller: 
         return Ok(());
     }
     let (attr, _) = overlay.getattr(ino).await?;
-    // Writes do not ask for capabilities of a file that nobody may run: they go when its owner lets it be run.
+    // A write does not check for capabilities of a file that is not executable. So they are removed when the owner
+    // makes the file executable.
     if by_mode && attr.kind == FileKind::File && attr.mode & 0o111 == 0 {
         clear_capabilities(overlay, ino).await?;
     }

@@ -1,6 +1,7 @@
-//! What one job uses: its files, in the order of their first uses.
+//! The files that one job uses, in the order of their first uses.
 //!
-//! The order is that of the monotonic clock: the kernel stamps first touches by it, and the front end stamps opens.
+//! The order is that of the monotonic clock: the kernel stamps first touches with it, and the front end stamps opens
+//! with it.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,16 +12,16 @@ use forebay_api::operator::TypedPath;
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 use forebay_engine::Ino;
 
-/// Files of one job that are told of. Each takes some 300 bytes: ten megabytes for a job that reads everything.
+/// Files of one job that are reported. Each takes some 300 bytes: ten megabytes for a job that reads everything.
 pub const FILES_MAX: usize = 32_768;
-/// Files beyond those that are counted.
+/// Files beyond `FILES_MAX` that are counted, at most.
 const OMITTED_MAX: usize = 262_144;
 
 /// A file that a job uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum FileId {
     Overlay(Ino),
-    /// In the pool's own directory, by its path there.
+    /// A file that the job uses in the pool's own directory, by its path there.
     Pool(TypedPath),
 }
 
@@ -35,7 +36,7 @@ pub struct PartMap {
 
 const BITS: usize = MAP_WORDS * 64;
 
-/// A file that a job used, as it is when the job has ended.
+/// A file that a job used, as reported when the job has ended.
 #[derive(Debug, Clone)]
 pub struct UsedFile {
     pub id: FileId,
@@ -48,7 +49,7 @@ impl UsedFile {
         self.shown.traffic.read_bytes > 0
     }
 
-    /// Whether something was read that the job had not written itself, as far as is known.
+    /// Returns whether the job read something that it had not written itself, as far as is known.
     pub fn reads_unwritten(&self) -> bool {
         self.is_read() && (self.shown.traffic.written_bytes == 0 || self.parts.reads_unwritten())
     }
@@ -59,7 +60,7 @@ impl PartMap {
         self.shift > 0 && self.read.iter().zip(self.written).any(|(read, written)| read & !written != 0)
     }
 
-    /// Bytes of a part, and which of them were read. `None`: that is not known.
+    /// Returns the bytes of a part, and which parts were read. `None`: that is not known.
     pub fn read_parts(&self) -> Option<(u64, [u64; MAP_WORDS])> {
         (self.shift > 0).then(|| (1 << self.shift, self.read))
     }
@@ -68,7 +69,7 @@ impl PartMap {
         Self { shift, read, written }
     }
 
-    /// The parts that these bytes lie in, at the finest grain that they allow.
+    /// Returns the parts that these bytes lie in, at the finest possible grain.
     pub fn of_read(bytes: Range<u64>) -> Self {
         let (shift, read) = of_bytes(bytes);
         Self::new(shift, read, [0; MAP_WORDS])
@@ -94,7 +95,7 @@ impl PartMap {
         self.written.iter_mut().zip(theirs.written).for_each(|(to, from)| *to |= from);
     }
 
-    /// The same at a coarser grain.
+    /// Returns the same map at a coarser grain.
     fn at(&self, shift: u32) -> Self {
         let coarse = |words: &[u64; MAP_WORDS]| {
             let mut out = [0; MAP_WORDS];
@@ -157,7 +158,7 @@ fn ranges(words: &[u64; MAP_WORDS]) -> String {
 pub struct Use {
     /// Monotonic clock, ns.
     pub first_ns: u64,
-    /// What it was called then.
+    /// The path of the file at that time.
     pub path: TypedPath,
     pub traffic: Traffic,
     pub parts: PartMap,
@@ -167,7 +168,7 @@ pub struct Use {
 #[derive(Debug, Default)]
 pub struct Accounting {
     files: HashMap<FileId, Use>,
-    /// By their hashes.
+    /// Files beyond `FILES_MAX`, by their hashes.
     omitted: HashSet<u64>,
     sum: Traffic,
 }
@@ -177,7 +178,8 @@ impl Accounting {
         self.files.contains_key(file) || self.files.len() >= FILES_MAX
     }
 
-    /// Counts `new` for what was counted as `old` before. `path` is what the file is called now, where it may be new.
+    /// Replaces the counts `old` of a file by `new`. `path` is the present path of the file, needed if the file may be
+    /// new.
     pub fn count(
         &mut self,
         file: &FileId,
@@ -219,7 +221,7 @@ impl Accounting {
         self.omitted.len()
     }
 
-    /// All files, that of the first use first.
+    /// Returns all files, ordered by first use.
     pub fn ranked(&self) -> Vec<(&FileId, &Use)> {
         let mut all: Vec<_> = self.files.iter().collect();
         all.sort_by(|(_, a), (_, b)| (a.first_ns, &a.path).cmp(&(b.first_ns, &b.path)));
@@ -273,7 +275,7 @@ mod tests {
             let ino = Ino(1_000_000 - at);
             uses.count(&FileId::Overlay(ino), at + 5, Some(format!("{at}")), &none, &read, &PartMap::default());
         }
-        // An earlier use than the one that was told first.
+        // An earlier use than the one that was counted first.
         uses.count(&FileId::Overlay(Ino(1_000_000 - 7)), 1, None, &none, &none, &PartMap::default());
         let ranked = uses.ranked();
         assert_eq!(ranked.len(), FILES_MAX);

@@ -1,4 +1,4 @@
-//! Which job a thread belongs to, by its parents and its cgroup.
+//! Finds the job of a thread, by its parents and its cgroup.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use forebay_system::process::process_and_parent;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-/// Threads that are remembered.
+/// Threads whose job is remembered.
 const THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4095);
-/// How long: numbers of processes come again, and who is nobody's may be added to a job.
+/// How long a thread's job is remembered. Process numbers are used again, and a process that belongs to no job may be
+/// added to one.
 const REMEMBERED: Duration = Duration::from_secs(1);
-/// Parents that are looked at, one's own included.
+/// Processes that are examined, from the thread's own process upwards.
 const GENERATIONS_MAX: usize = 64;
 
-/// What was found out lately.
+/// Recent results.
 #[derive(Debug)]
 pub struct Attribution {
     known: Mutex<LruCache<u32, (Instant, Option<u32>)>>,
@@ -27,7 +28,7 @@ impl Default for Attribution {
 }
 
 impl Attribution {
-    /// The job that claims the process of a thread, or its cgroup, or the nearest of its ancestors.
+    /// Returns the job that claims the process of a thread or its nearest ancestor, or else its cgroup.
     pub fn job_of(
         &self,
         thread: u32,
@@ -44,7 +45,7 @@ impl Attribution {
         job
     }
 
-    /// Claims have changed.
+    /// Forgets all results. Called when claims have changed.
     pub fn forget(&self) {
         self.known.lock().clear();
     }
@@ -69,13 +70,13 @@ fn climb(
     None
 }
 
-/// The cgroup of version 2, below the root of the hierarchy.
+/// Returns the cgroup of version 2, below the root of the hierarchy.
 fn cgroup(thread: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{thread}/cgroup")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// Whether a cgroup is another or lies below it.
+/// Returns whether a cgroup is `ancestor` or lies below it.
 pub fn is_within(cgroup: &str, ancestor: &str) -> bool {
     cgroup.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || ancestor == "/")
 }

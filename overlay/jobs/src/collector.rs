@@ -1,10 +1,11 @@
-//! The thread that keeps jobs: starts the observer, takes jobs up again that another daemon began, empties the ring, and
-//! ends jobs whose owners are gone.
+//! The thread that tracks jobs: it starts the observer, takes over the jobs of an earlier daemon, empties the ring, and
+//! ends jobs whose clients are gone.
 //!
 //! Records are read in batches, each with one system call. The ring wakes the thread when a quarter of it is used.
 //!
-//! If a worker dies, its counts are lost. The jobs that ran are in the catalog with their processes. The next worker
-//! goes on with those whose owners live, adds their processes and all descendants, and marks the report as interrupted.
+//! If a worker dies, its counts are lost. The catalog has the jobs that ran, with their processes. The next worker goes
+//! on with those jobs whose clients live, adds their processes and all descendants, and marks the report as
+//! interrupted.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,21 +22,22 @@ use super::lifecycle::End;
 use super::watch::{Observe, Watch};
 use super::{Inner, Jobs, Registry};
 
-/// How long it waits for the ring of first touches to fill up while a job runs, at most,
+/// The longest wait for the ring of first touches while a job runs.
 const RING_WAIT: Duration = Duration::from_secs(1);
-/// and while the observer rests and no job runs: whatever changes that wakes it.
+/// The longest wait while the observer is detached and no job runs: any change of that wakes the thread.
 const IDLE_WAIT: Duration = Duration::from_secs(30);
-/// How often records are looked at, and owners of jobs, at most.
+/// Records, and the clients of jobs, are checked no more often than this.
 const RECORDS_EVERY: Duration = Duration::from_secs(3);
-/// Looking at records is given one fiftieth of a CPU: after it, it rests for so many times as long.
+/// Reading records may take one fiftieth of a CPU: after each time the thread pauses for this multiple of the time
+/// taken.
 const REST: u32 = 50;
 
-/// The thread, while it waits for a mount. It has the capabilities of who starts it until the observer is loaded, and
-/// may be the only one that has them.
+/// The thread before it has a mount. It keeps the capabilities of the thread that starts it until the observer is
+/// loaded, and may be the only thread that has them.
 pub struct Collector(SyncSender<(Weak<Inner>, Observe)>);
 
 impl Collector {
-    /// Starts the thread. It ends with the engine that it is given to, or when this is dropped.
+    /// Starts the thread. It ends with the engine that it is given, or when this is dropped.
     pub fn start() -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(1);
         std::thread::Builder::new().name("forebay-jobs".into()).spawn(move || wait(&receiver))?;
@@ -44,9 +46,9 @@ impl Collector {
 }
 
 impl Jobs {
-    /// Begins to keep jobs, with an observer where this process may have one. Returns at once.
+    /// Begins to track jobs, with an observer if this process may have one. Returns at once.
     ///
-    /// `opens_unseen`: the kernel does not tell of opens.
+    /// `opens_unseen`: the kernel sends no OPEN requests.
     pub fn observe(&self, collector: Collector, wanted: Observe, opens_unseen: bool) {
         let jobs = &self.inner.registry;
         jobs.opens_unseen.store(opens_unseen, Ordering::Relaxed);
@@ -63,7 +65,7 @@ fn wait(begin: &Receiver<(Weak<Inner>, Observe)>) {
     }
 }
 
-/// Who waits for the start waits no longer when this is dropped, however it went.
+/// Its drop ends all waits for the start of the observer, also if the start failed.
 struct Starting<'a>(&'a Registry);
 
 impl Drop for Starting<'_> {
@@ -111,14 +113,14 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
             inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
             look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
-        // What the kernel forgot changed nothing in the catalog, so that no sync follows it.
+        // If the kernel only forgot inodes, the catalog did not change, so no sync follows that would give memory back.
         inner.engine.give_back_memory();
         wait = inner.registry.wait();
     }
 }
 
 impl Registry {
-    /// How long the collector waits where nothing wakes it.
+    /// Returns how long the collector waits if nothing wakes it.
     fn wait(&self) -> Duration {
         let at_work = self.watch().is_some_and(|watch| watch.observer.is_at_work());
         match (self.any(), at_work) {
@@ -128,9 +130,9 @@ impl Registry {
         }
     }
 
-    /// Has the collector look at once: a job began, or all is to end.
+    /// Wakes the collector: a job began, or all jobs are to end.
     pub(super) fn wake_keeper(&self) {
-        // It waits for the ring where there is one, and else for this.
+        // The collector waits for the ring if there is one, and else in `park_timeout`.
         if let Some(watch) = self.watch() {
             watch.observer.ring_bell();
         }
@@ -147,7 +149,7 @@ impl Inner {
         self.registry.wake_keeper();
     }
 
-    /// Ends jobs before whoever began them says so.
+    /// Ends jobs whose clients have not ended them.
     fn end_jobs_where(&self, end: End, over: impl Fn(&JobHead) -> bool) {
         let numbers: Vec<u32> = {
             let table = self.registry.table.lock();
@@ -160,7 +162,7 @@ impl Inner {
         }
     }
 
-    /// Goes on with the jobs that an earlier daemon did not see the end of.
+    /// Takes over the jobs that an earlier daemon did not see the end of.
     fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
         let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
         self.engine.catalog().jobs(|serial, head| {

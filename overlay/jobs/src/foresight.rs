@@ -1,16 +1,17 @@
-//! What a job will read, by what earlier runs of it read: learned when a job ends, and brought in when the next begins.
+//! Predicts what a job will read from what earlier runs read. Profiles are learned when a job ends, and used to stage
+//! files when the next run begins.
 //!
-//! The decisions are those of the `prefetch` crate; here are the profiles that it decides by, and what is done about it.
+//! The `prefetch` crate decides. This module keeps the profiles for its decisions, and carries the decisions out.
 //!
-//! Readers go first: a request that no reader waits for begins only while no reader waits for the pool, or as one of a
-//! few after a short while (`engine/fetch/demand_priority`). The less of what was staged for earlier runs was used, the more
-//! probable a use must be to be staged: prefetch that is wasted throttles itself, profile by profile.
+//! Readers go first: a request without a waiting reader begins only while no reader waits for the pool, or as one of a
+//! few after a short while (`engine/fetch/demand_priority`). The less of the data that was staged for earlier runs was
+//! used, the more probable a use must be before it is staged. So wasted prefetch throttles itself, profile by profile.
 //!
-//! `forebay stage -- COMMAND` uses the same plan, but with leases. Expected files for which the plan has no room are left
-//! out and reported. If the paths that are named beside the command do not fit, the stage is refused as a whole. With
-//! `--within` the chosen files fit into the time by the measured speed of the pool (`engine/fetch/bandwidth_estimator`), and
-//! staging ends when the time is up. `forebay stage` also waits its turn, goes no faster than `--rate`, and ends with the
-//! command; files that are whole by then stay, leased.
+//! `forebay stage -- COMMAND` uses the same plan, but with leases. Expected files for which the plan has no room are
+//! left out and reported. If the paths that are named beside the command do not fit, the stage is refused as a whole.
+//! With `--within`, the chosen files fit into the time at the measured speed of the pool
+//! (`engine/fetch/bandwidth_estimator`), and staging ends when the time is up. `forebay stage` also waits its turn,
+//! goes no faster than `--rate`, and ends with the command; files that are resident by then stay, leased.
 
 mod access_predictor;
 mod directory_prefetch;
@@ -38,11 +39,11 @@ pub use forebay_prefetch::profile::ProfileDocument;
 pub use forebay_prefetch::signature::Invocation;
 use job_prefetch::JobPrefetch;
 
-/// A profile stands in for jobs that are like its own by at least this much.
+/// A job without a profile uses the profile of the most similar signature, if the similarity is at least this.
 const SIMILARITY_MIN: f64 = 0.5;
-/// What is known of the jobs of a mount, and what is under way for those that run.
+/// Predictions for the jobs and readers of a mount, and the prefetch that is under way.
 pub(crate) struct Foresight {
-    /// Where what is staged ahead runs.
+    /// The runtime on which staging runs.
     runtime: Handle,
     running: Mutex<HashMap<JobSerial, Arc<JobPrefetch>>>,
     pub following: AccessPredictor,
@@ -61,12 +62,12 @@ impl Foresight {
         }
     }
 
-    /// Whether a file was staged for a job that runs, or just now for a reader that is followed.
+    /// Returns whether a file was staged for a running job, or a short while ago for a reader that is followed.
     pub fn keeps(&self, ino: Ino) -> bool {
         self.following.keeps(ino) || self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
     }
 
-    /// Why a file was staged for a job that runs.
+    /// Returns why a file was staged for a running job.
     fn staged_for(&self, ino: Ino) -> Option<String> {
         let running = self.running.lock();
         let ahead = running.values().find(|ahead| ahead.staged.lock().contains_key(&ino))?;
@@ -74,7 +75,7 @@ impl Foresight {
     }
 }
 
-/// A profile, as operators are shown it.
+/// Returns a profile as operators see it.
 fn summary_of(head: ProfileHead) -> ProfileSummary {
     ProfileSummary {
         id: head.signature.id(),
@@ -88,13 +89,13 @@ fn summary_of(head: ProfileHead) -> ProfileSummary {
 }
 
 impl Inner {
-    /// What a command will read, and what of it is worth staging now. Nothing where no run like it is known.
+    /// Returns what a command will read, and which of it is worth staging now. Empty if no similar run is known.
     pub(crate) fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
         let (expected, accuracy) = self.expected(invocation)?;
         let pool = means.pool.unwrap_or_else(|| self.engine.pool_rate(None));
         let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
             file: at as u64,
-            // What is here already needs its room as well, but no time.
+            // What is resident needs room as well, but no time.
             bytes: expected.bytes,
             missing_bytes: match means.time {
                 Some(_) => parse_path(&expected.path)
@@ -115,7 +116,7 @@ impl Inner {
         Ok(Foreseen { expected, plan })
     }
 
-    /// What a command will read, and what share of what was staged for runs like it was used.
+    /// Returns what a command will read, and the share of the data staged for similar runs that was used.
     fn expected(&self, invocation: &Invocation) -> Result<(Vec<Expected>, f64)> {
         let signature = invocation.signature();
         let accuracy = |head: Option<&ProfileHead>| match head {
@@ -141,7 +142,7 @@ impl Inner {
         Ok((profile.predict_similar(invocation, near), accuracy(Some(&head))))
     }
 
-    /// Bytes that what is staged ahead may occupy: all but what is dirty, leased, or staged for other jobs.
+    /// Returns the bytes that staged data may occupy: all but those that are dirty, leased, or staged for other jobs.
     fn room_ahead(&self) -> Result<u64> {
         let running = self.foresight.running.lock();
         let staged: u64 = running.values().map(|ahead| ahead.staged.lock().values().sum::<u64>()).sum();
@@ -187,7 +188,7 @@ impl Inner {
 }
 
 impl Jobs {
-    /// All profiles, in the order of their signatures.
+    /// Returns all profiles, in the order of their signatures.
     pub async fn profiles(&self) -> Result<Vec<ProfileSummary>> {
         let inner = self.inner.clone();
         blocking(move || {
@@ -201,10 +202,10 @@ impl Jobs {
         .await
     }
 
-    /// One profile, by its short name or its signature, with all that it says.
+    /// Returns one profile with its content, by its short name or its signature.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` where the short name stands for several.
+    /// `NotFound`; `InvalidInput` if several profiles have the short name.
     pub async fn profile(&self, wanted: String) -> Result<(ProfileSummary, ProfileDocument)> {
         let inner = self.inner.clone();
         blocking(move || {
@@ -216,7 +217,7 @@ impl Jobs {
         .await
     }
 
-    /// Takes a profile in, in place of one of the same signature.
+    /// Imports a profile. It replaces one of the same signature.
     ///
     /// # Errors
     /// `InvalidInput` that names the field.
@@ -225,7 +226,7 @@ impl Jobs {
         blocking(move || inner.import_profile(document).map(summary_of)).await
     }
 
-    /// Gives a profile up, or all of them. How many there were.
+    /// Deletes one profile, or all. Returns how many were deleted.
     ///
     /// # Errors
     /// As [`Self::profile`].

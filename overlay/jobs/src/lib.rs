@@ -1,31 +1,31 @@
-//! Jobs: which job used what, what is learned from it, and what is fetched ahead of the next run.
+//! Jobs: which job used which files, what is learned from it, and what is staged ahead of the next run.
 //!
-//! Two sources feed one record of each job: the requests that reach the daemon, which tell of opens and of what is read
-//! and written through it; and, where this process may load eBPF programs, the observer, which sees what the kernel serves
-//! by itself. Reads through the page cache of the mount are seen by both, and counted from the observer alone.
+//! Two sources feed the record of a job. The requests that reach the daemon tell of opens, and of what is read and
+//! written through the daemon. The observer, where this process may load eBPF programs, sees what the kernel serves by
+//! itself. Both sources see reads through the page cache of the mount; these are counted from the observer alone.
 //!
-//! * requests: opens; what is written through the daemon, and in which part of the file; what is read past the page
-//!   cache; without an observer, all that is read through the daemon
+//! * requests: opens; writes through the daemon, and which part of the file they change; reads through the daemon that
+//!   bypass the page cache; without an observer, all reads through the daemon
 //! * observer: every touch of a page: the process, the kind of access, the part of the file, and whether the page had
 //!   to be filled
 //!
 //! | module | does |
 //! |---|---|
-//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as one of the processes that asked for it |
-//! | `attribution` | thread → job: by the observer's tasks, else by the parents in /proc, else by the cgroup |
+//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as one of the processes that began or joined it |
+//! | `attribution` | thread → job: by the tasks of the observer, else by the parents in /proc, else by the cgroup |
 //! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
-//! | `accounting` | the files of one job, at most `FILES_MAX`; further ones count in the sums alone |
-//! | `observer_activation` | when the observer works |
+//! | `accounting` | the files of one job, at most `FILES_MAX`; more files count in the sums alone |
+//! | `observer_activation` | when the observer is attached |
 //! | `collector` | the thread of all jobs |
 //! | `shown` | reports for operators |
-//! | `foresight` | profiles, and what is fetched ahead of a job or a reader |
+//! | `foresight` | profiles, and what is staged ahead of a job or a reader |
 //!
 //! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
-//! gets what is known at that moment. Eviction asks before it chooses, at most once in `EVICTION_LOOKS`: a file whose
-//! counts grew was used.
+//! gets the counts of that moment. Eviction reads the counts before it chooses, at most once in `EVICTION_LOOKS`: a
+//! file whose counts grew was used.
 //!
-//! Of two commands that run at the same time under one job name, the second counts as part of the first, and is told
-//! so.
+//! If two commands run at the same time under one job name, the second counts as part of the first, and its client is
+//! notified.
 
 mod accounting;
 mod attribution;
@@ -66,35 +66,36 @@ use foresight::{Foresight, Invocation};
 pub use watch::Observe;
 use watch::{Counted, Watch};
 
-/// Content files that were opened last: whose they were, though they may be gone when their use is told.
+/// Number of content files, the most recently opened ones, whose inode is remembered: a record may be read after the
+/// content file is gone.
 const CONTENTS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add((16 << 10) - 1);
-/// Who asks again sooner is told what was seen then.
+/// A caller that asks again within this time gets the counts of the first time.
 const FRESH: Duration = Duration::from_millis(100);
-/// Eviction looks at what was used no more often than this.
+/// Eviction reads the counts no more often than this.
 const EVICTION_LOOKS: Duration = Duration::from_secs(1);
 
-/// What only requests tell: what is not seen then.
+/// What is not seen if requests are the only source.
 const MISSING: &str = "what the kernel reads and writes without the daemon: resident files, and the page cache";
 const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable mount by itself";
 
 /// The jobs of a mount.
 struct Registry {
-    /// How many run: what a request looks at first.
+    /// The number of running jobs, which a request reads first.
     running: AtomicU32,
     table: Mutex<Table>,
     attribution: Attribution,
     contents: Mutex<LruCache<ContentId, Ino>>,
-    /// Bytes that opens of a job brought from the pool, and that the observer has not seen read yet.
+    /// Bytes that a job's opens fetched from the pool, and that the observer has not seen read yet.
     fetched: Mutex<LruCache<(u32, Ino), u64>>,
-    /// Somebody is about to set `watch`, and then `settled`.
+    /// The collector is about to set `watch`, and then `settled`.
     starting: AtomicBool,
     /// The observer, or why there is none.
     watch: OnceLock<std::result::Result<Watch, String>>,
-    /// The thread that looks after jobs.
+    /// The collector's thread.
     collector: OnceLock<std::thread::Thread>,
-    /// Jobs of an earlier daemon are taken up.
+    /// Set once the jobs of an earlier daemon are taken over.
     settled: OnceLock<()>,
-    /// The kernel does not tell of opens.
+    /// The kernel sends no OPEN requests.
     opens_unseen: AtomicBool,
     since: Instant,
 }
@@ -104,7 +105,7 @@ struct Table {
     running: BTreeMap<u32, Running>,
     last_number: u32,
     last_serial: JobSerial,
-    /// What no job used.
+    /// Traffic that belongs to no job.
     others: Traffic,
 }
 
@@ -112,7 +113,7 @@ struct Running {
     serial: JobSerial,
     head: JobHead,
     uses: Accounting,
-    /// One of those who began it has said that it is over.
+    /// One of its clients has said that the job is over.
     is_over: bool,
 }
 
@@ -139,14 +140,14 @@ impl Registry {
         self.watch.get()?.as_ref().ok()
     }
 
-    /// Waits until jobs can begin and end. Blocks for some tenths of a second at the start of a daemon.
+    /// Waits until jobs can begin and end: some tenths of a second at the start of a daemon.
     fn wait_until_settled(&self) {
         if self.starting.load(Ordering::Acquire) {
             self.settled.wait();
         }
     }
 
-    /// Whether a job of this name runs.
+    /// Returns whether a job of this name runs.
     pub fn runs(&self, id: &str) -> bool {
         self.table.lock().running.values().any(|running| running.head.summary.id == id)
     }
@@ -155,12 +156,12 @@ impl Registry {
         self.running.load(Ordering::Relaxed) > 0
     }
 
-    /// Whose content file this was when it was opened last.
+    /// Returns the inode whose content file this was at its last open.
     fn content_of(&self, id: ContentId) -> Option<Ino> {
         self.contents.lock().get(&id).copied()
     }
 
-    /// Takes up to `bytes` of what a job's opens of a file brought from the pool.
+    /// Takes up to `bytes` of the bytes that a job's opens of a file fetched from the pool. Returns how many it took.
     fn take_fetched(&self, job: u32, ino: Ino, bytes: u64) -> u64 {
         let mut fetched = self.fetched.lock();
         let Some(left) = fetched.get_mut(&(job, ino)) else { return 0 };
@@ -172,7 +173,7 @@ impl Registry {
         taken
     }
 
-    /// The job of a thread whose request is answered.
+    /// Returns the job of a thread whose request is being answered.
     fn job_of(&self, thread: u32) -> Option<u32> {
         let observed = |process| self.watch().and_then(|watch| watch.observer.job_of(process));
         let claims = |pid| {
@@ -192,7 +193,7 @@ impl Registry {
         self.attribution.job_of(thread, claims, claims_cgroup)
     }
 
-    /// Whether something may be brought in ahead of a reader: unless it is a job that was begun without that.
+    /// Returns whether data may be staged ahead of a reader: false for a job that was begun without prefetch.
     pub fn may_be_helped(&self, job: Option<u32>) -> bool {
         let table = self.table.lock();
         let head = job.and_then(|job| table.running.get(&job)).map(|running| &running.head);
@@ -240,7 +241,7 @@ impl Registry {
     }
 }
 
-/// The jobs of a mount. Clones are the same jobs.
+/// The jobs of a mount. All clones share one state.
 #[derive(Clone)]
 pub struct Jobs {
     inner: Arc<Inner>,
@@ -252,7 +253,7 @@ struct Inner {
     foresight: Foresight,
 }
 
-/// What the engine asks. The engine does not keep jobs alive.
+/// Answers the engine's questions about jobs. The engine does not keep jobs alive.
 struct Advice(Weak<Inner>);
 
 impl Advisor for Advice {
@@ -292,7 +293,7 @@ impl Advisor for Advice {
 }
 
 impl Jobs {
-    /// Begins to keep the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
+    /// Begins to track the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
     pub fn start(engine: Overlay) -> Self {
         let inner = Arc::new(Inner { engine, registry: Registry::default(), foresight: Foresight::new() });
         inner.engine.set_advisor(Arc::new(Advice(Arc::downgrade(&inner))));
@@ -304,7 +305,7 @@ impl Jobs {
         Self { inner }
     }
 
-    /// Ends all jobs, keeps what they used until now, and shuts the engine down: for a daemon that ends.
+    /// Ends all jobs, saves what they used until now, and shuts the engine down. For a daemon that ends.
     pub async fn shutdown(&self) -> Result<()> {
         let inner = self.inner.clone();
         inner.engine.stop().cancel();
@@ -316,48 +317,47 @@ impl Jobs {
         self.inner.engine.shutdown().await.and(ended)
     }
 
-    /// Registers a job, or joins one that runs. It runs as long as one of those who asked for it does.
+    /// Registers a job, or joins a running one. It runs as long as one of its clients lives.
     ///
     /// # Errors
-    /// `InvalidInput` where it cannot be called so; `NotFound` where a process is not there; `Busy` where too many
-    /// run.
+    /// `InvalidInput` if the name is not allowed; `NotFound` if a process does not exist; `Busy` if too many jobs run.
     pub async fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
         let inner = self.inner.clone();
         blocking(move || inner.begin_job(request, client, uid)).await
     }
 
-    /// Ends a job for one who asked for it: with the last one it is over, or is not looked at any more if it `goes_on`.
-    /// `None`: no such job runs.
+    /// Removes a client from a job. With the last client the job is over, or with `goes_on` the job only stops being
+    /// observed. Returns `None` if no such job runs.
     pub async fn end_job(&self, id: String, client: Process, goes_on: bool) -> Result<Option<JobSummary>> {
         let inner = self.inner.clone();
         blocking(move || inner.end_job(&id, client, goes_on)).await
     }
 
-    /// All jobs that are known, the oldest first.
+    /// Returns all known jobs, the oldest first.
     pub async fn jobs(&self) -> Result<Vec<JobSummary>> {
         let inner = self.inner.clone();
         blocking(move || inner.all_jobs()).await
     }
 
-    /// The newest job of a name, with its files. `None`: there is none.
+    /// Returns the newest job of a name, with its files. `None`: there is none.
     pub async fn job(&self, id: String) -> Result<Option<(JobSummary, Vec<JobFile>)>> {
         let inner = self.inner.clone();
         blocking(move || inner.job(&id)).await
     }
 
-    /// All that was counted so far, for one who will ask again after this time.
+    /// Returns all counts so far, for a caller that will ask again after this time.
     pub async fn sample_jobs(&self, interval: Duration) -> Result<Sample> {
         let inner = self.inner.clone();
         blocking(move || Ok(inner.sample_jobs(interval))).await
     }
 
-    /// The job of a thread. Where none runs this is one load.
+    /// Returns the job of a thread. If no job runs, this is one load.
     pub fn job_of(&self, thread: u32) -> Option<u32> {
         let jobs = &self.inner.registry;
         if jobs.any() { jobs.job_of(thread) } else { None }
     }
 
-    /// A job opened a file.
+    /// Counts an open of a file by a job.
     pub fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
         if let (true, Some(content)) = (self.inner.registry.any(), &opened.resident) {
             self.inner.registry.contents.lock().put(ContentId(content.id), ino);
@@ -369,7 +369,7 @@ impl Jobs {
         self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
     }
 
-    /// A job read a file through the daemon. `cached`: by way of the page cache, where the observer sees it.
+    /// Counts a read through the daemon. `cached`: the read goes through the page cache, where the observer sees it.
     pub fn note_read(&self, job: Option<u32>, ino: Ino, read: Range<u64>, cached: bool) {
         if !(cached && self.inner.registry.watch().is_some_and(|watch| watch.observer.is_at_work())) {
             let bytes = read.end - read.start;
@@ -378,13 +378,13 @@ impl Jobs {
         }
     }
 
-    /// A job wrote to a file through the daemon.
+    /// Counts a write through the daemon.
     pub fn note_write(&self, job: Option<u32>, ino: Ino, written: Range<u64>) {
         let traffic = Traffic { written_bytes: written.end - written.start, ..Traffic::default() };
         self.note(job, ino, traffic, PartMap::of_write(written));
     }
 
-    /// A job had the daemon copy from one content file to another.
+    /// Counts a copy between two content files that the daemon made for a job.
     pub fn note_copy(&self, job: Option<u32>, (from, read): (Ino, Range<u64>), (to, written): (Ino, Range<u64>)) {
         let bytes = read.end - read.start;
         let traffic = Traffic { read_bytes: bytes, fast_bytes: bytes, ..Traffic::default() };
@@ -408,8 +408,8 @@ impl Jobs {
 }
 
 impl Inner {
-    /// Takes over what the observer saw, unless that was done less than `age` ago: into the records of jobs, and into the
-    /// order of eviction.
+    /// Collects what the observer saw, unless that was done less than `age` ago, into the records of jobs and the order
+    /// of eviction.
     fn collect_uses(&self, age: Duration) {
         let Some(watch) = self.registry.watch() else { return };
         let mut read = Vec::new();
@@ -433,7 +433,7 @@ impl Inner {
         }
     }
 
-    /// What a file is called. `None`: it has no name any more.
+    /// Returns the present path of a file. `None`: it has no name any more.
     fn path_now(&self, file: &FileId) -> Option<TypedPath> {
         match file {
             FileId::Overlay(ino) => self.engine.path_of(*ino).map(|path| paths::encode(path.as_bytes())),
@@ -442,7 +442,7 @@ impl Inner {
     }
 }
 
-/// As the observer stamps first touches.
+/// Returns the time on the clock with which the observer stamps first touches.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -16,17 +16,17 @@ use crate::Inner;
 
 /// Jobs that run at a time.
 const RUNNING_MAX: usize = 256;
-/// Processes that are forked while a tree of processes is added are found by looking again, so often.
+/// A tree of processes is read this many times, to find processes that were forked while it was added.
 const TREE_LOOKS: usize = 4;
 
 /// How a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Whoever began it says so.
+    /// A client has said that the job is over.
     Told,
-    /// Whoever began it is gone.
+    /// All clients are gone.
     Orphaned,
-    /// It goes on, and is not looked at any more.
+    /// The job goes on, and is not observed any more.
     Unseen,
 }
 
@@ -44,7 +44,7 @@ impl Inner {
             let what = format!("process {gone} does not exist");
             return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
         }
-        // What it can see is told of the job from the start.
+        // The report of the job says from the start what the observer can see.
         self.observer_at_work(Duration::ZERO);
         let (number, is_told) = self.enter_job(&request, client, uid)?;
         self.add_processes(number, &roots);
@@ -58,7 +58,7 @@ impl Inner {
         Ok(begun)
     }
 
-    /// Begins to bring in what a job will read, where that is wanted.
+    /// Begins to stage what a job will read, if that is wanted.
     pub(super) fn go_ahead_of(self: &Arc<Self>, number: u32) {
         let wanted = |running: &Running| {
             let invocation = running.head.invocation.clone().filter(|_| running.head.prefetch);
@@ -70,8 +70,8 @@ impl Inner {
         }
     }
 
-    /// A job's place in the table, a new one or one that is there; and whether this is how one learns what it is a run
-    /// of: of a job that is joined, the first who knows says so.
+    /// Returns the number of a job in the table, a new job or a running one. The bool is true if this request is the
+    /// first that says which command the job runs: a job that is joined learns it from the first client that knows.
     fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<(u32, bool)> {
         let mut table = self.registry.table.lock();
         let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
@@ -167,7 +167,7 @@ impl Inner {
         self.registry.attribution.forget();
     }
 
-    /// Writes down that a job runs, for the next daemon.
+    /// Records in the catalog that a job runs, for the next daemon.
     pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
         let known = self.registry.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
         let Some((serial, mut head, summary)) = known else {
@@ -202,7 +202,7 @@ impl Inner {
         self.finish_job(number, if is_over { End::Told } else { End::Unseen })
     }
 
-    /// Looks for the last time, and keeps what was seen.
+    /// Collects the counts of a job for the last time, and saves its report.
     pub(super) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
         if let Some(Err(error)) = self.registry.watch().map(|watch| watch.observer.end(number)) {
             tracing::warn!("a job that has ended is still observed: {error}");
@@ -231,7 +231,7 @@ impl Inner {
         }
         let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
         let id = &ended.head.summary.id;
-        // They are another one's by now if one of the same name has begun.
+        // If another job of the same name runs, the leases belong to that job.
         if end != End::Unseen && ended.head.ends_leases && !self.registry.runs(id) {
             self.engine.end_leases_of(id)?;
             ended.head.ends_leases = false;
@@ -240,7 +240,7 @@ impl Inner {
         Ok(Some(ended.head.summary))
     }
 
-    /// Ends the leases of jobs that were not seen to their end.
+    /// Ends the leases of jobs whose end no daemon saw.
     pub(super) fn end_leases_left_by(&self, is_over: impl Fn(&JobHead) -> bool) -> Result<()> {
         let mut left = Vec::new();
         self.engine.catalog().jobs(|serial, head| {

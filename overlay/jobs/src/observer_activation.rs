@@ -1,17 +1,17 @@
-//! When the observer is at work.
+//! Decides when the observer is attached.
 //!
-//! A program in the kernel costs every read of a page 60 to 134 ns, whoever makes it (`make bench-observer`). So the programs
-//! are attached only while somebody needs what they tell: a job runs, somebody looks on, or eviction is near enough that
-//! it will want to know what is used.
+//! A program in the kernel costs every read of a page 60 to 134 ns, whichever process makes it (`make bench-observer`).
+//! So the programs are attached only while their records are needed: a job runs, `top` runs, or eviction is so near
+//! that it will need to know what is used.
 //!
-//! Eviction is near from half of the low watermark on, or of what the device still has if that is less. The programs
-//! are detached `LINGER` after the last need; `[observer] at-work` in the policy says otherwise. Meanwhile requests
-//! tell of opens, so that opened files do not look unused. On mounts of immutable data the kernel tells of no opens, so
-//! the observer does not rest.
+//! Eviction counts as near once half of the low watermark is used: of the fast pool's limit, or of the space that the
+//! device still has for it if that is less. The programs are detached `LINGER` after the last need, unless `[observer]
+//! at-work` in the policy says otherwise. Meanwhile requests tell of opens, so that opened files do not look unused. On
+//! mounts of immutable data the kernel sends no OPEN requests, so the observer stays attached.
 //!
-//! Since Linux 5.19 no capability is needed to attach loaded programs. A process that could not attach them again does
-//! not let the observer rest. If attaching fails all the same, there is no observer until it succeeds while no job
-//! runs; reports say so.
+//! Since Linux 5.19 no capability is needed to attach loaded programs. If this process could not attach them again, it
+//! never detaches them. If attaching fails all the same, there is no observer until it succeeds while no job runs;
+//! reports say so.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,25 +19,25 @@ use std::time::{Duration, Instant};
 use super::watch::Watch;
 use super::{Inner, Registry};
 
-/// Share of the low watermark from which on uses are noted for eviction, however far it still is.
+/// Uses are recorded for eviction from this share of the low watermark on.
 const NOTED_FROM: f64 = 0.5;
-/// How long it goes on when nobody needs it any more: the next job may begin at once.
+/// How long the observer stays attached after the last need: the next job may begin at once.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Of one observer. Under this lock it is put to work, and let rest.
+/// The state of one observer. Its lock is held while the programs are attached or detached.
 #[derive(Debug, Default)]
 pub(super) struct ObserverActivation {
-    /// Until then somebody needs it.
+    /// The observer is needed until then.
     needed_until: Option<Instant>,
-    /// It could come back.
+    /// The programs can be attached again after they were detached.
     is_allowed: bool,
-    /// Why it could not, the last time. It is not tried again while jobs run: what they use is known by their requests, and
-    /// nothing is told twice, or of half of a job.
+    /// Why the last attempt to attach failed. There is no other attempt while jobs run: requests count what they use,
+    /// and no use must be counted twice, or half of a job be observed.
     failed: Option<String>,
 }
 
 impl Watch {
-    /// Lets the observer rest from now on, where this process can have it work again.
+    /// Permits that the observer is detached from now on, if this process can attach it again.
     pub(super) fn allow_rest(&mut self) {
         match self.observer.try_again() {
             Ok(()) => self.rest.get_mut().is_allowed = true,
@@ -45,7 +45,7 @@ impl Watch {
         }
     }
 
-    /// Why it sees nothing, though somebody needs it.
+    /// Returns why the observer sees nothing although it is needed.
     pub(super) fn failure(&self) -> Option<String> {
         self.rest.lock().failed.clone()
     }
@@ -71,14 +71,14 @@ impl Watch {
 }
 
 impl Registry {
-    /// The observer, if it can tell what is used.
+    /// Returns the observer, if it can tell what is used.
     pub(super) fn seeing(&self) -> Option<&Watch> {
         self.watch().filter(|watch| watch.failure().is_none())
     }
 }
 
 impl Inner {
-    /// The observer, at work from now on for at least as long as said, and a while longer. `None`: it is not.
+    /// Attaches the observer for at least this time and `LINGER`. Returns `None` if it is not attached.
     pub(super) fn observer_at_work(&self, at_least: Duration) -> Option<&Watch> {
         let watch = self.registry.watch()?;
         let mut rest = watch.rest.lock();
@@ -88,7 +88,7 @@ impl Inner {
         watch.observer.is_at_work().then_some(watch)
     }
 
-    /// Lets the observer rest, or has it work, as it is needed now.
+    /// Attaches or detaches the observer, as it is needed now.
     pub(super) fn rest_or_work(&self, watch: &Watch) {
         let mut rest = watch.rest.lock();
         let now = Instant::now();
@@ -106,7 +106,7 @@ impl Inner {
 
     fn needs_observer(&self) -> bool {
         let jobs = &self.registry;
-        // Where the kernel tells of no opens nothing else says what is used.
+        // If the kernel sends no OPEN requests, only the observer tells what is used.
         self.engine.policy().observes_always
             || jobs.any()
             || jobs.opens_unseen.load(Ordering::Relaxed)
@@ -116,12 +116,13 @@ impl Inner {
     fn is_eviction_near(&self) -> bool {
         let budget = &self.engine.fast_pool().budget;
         let used = budget.used().saturating_add(budget.reserved());
-        // Others may fill the device before we reach our limit.
+        // Other users of the device may fill it before the fast pool reaches its limit.
         let room = budget.limit().min(used.saturating_add(self.engine.fast_pool().free_bytes()));
         used as f64 > room as f64 * self.engine.policy().space.low_watermark * NOTED_FROM
     }
 
-    /// The fast pool is filled further. Where uses should be noted from now on, who keeps jobs is told.
+    /// Wakes the collector if the fast pool is now so full that uses should be recorded. Called when the fast pool
+    /// grew.
     pub(crate) fn note_filling(&self) {
         if let Some(watch) = self.registry.watch()
             && !watch.observer.is_at_work()

@@ -1,4 +1,4 @@
-//! What operators are told of jobs.
+//! Reports of jobs for operators.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Inner {
         Sample { at_ms, jobs: jobs.collect(), others: table.others, observer }
     }
 
-    /// The files of a job that has ended, in the order of their first uses.
+    /// Returns the files of a job that has ended, in the order of their first uses.
     pub(super) fn used_files(&self, uses: &Accounting) -> Vec<UsedFile> {
         let ranked = self.ranked(uses);
         let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
@@ -72,7 +72,7 @@ impl Inner {
         ranked.into_iter().zip(parts).map(used).collect()
     }
 
-    /// The files of a job, by the names that they had when they were used first.
+    /// Returns the files of a job, by the names that they had at their first use.
     fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
         let file = |(at, (file, used)): (usize, (&FileId, &Use))| {
             let shown = JobFile {
@@ -87,7 +87,7 @@ impl Inner {
         uses.ranked().into_iter().enumerate().map(file).collect()
     }
 
-    /// The same by the names that they have now, where they have one.
+    /// Replaces the names by the present ones, where the files have one.
     fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
         let named = |(file, shown): (FileId, JobFile)| match self.path_now(&file) {
             Some(path) => JobFile { path, ..shown },

@@ -1,14 +1,14 @@
-//! The observer at work: what it watches for a mount, and what its records say of the overlay's files.
+//! The observer of a mount: which places it watches, and what its records say of the overlay's files.
 //!
 //! Three kinds of places are watched. In the mount, inode numbers are those of the overlay. In the content directory of
-//! each fast device, a first touch tells the path, the path tells the number of the content file, and the catalog its
-//! inode. The pool's own directory, if the pool is one, is watched for jobs alone: reads there bypass the mount. There
-//! is room for `MAX_PLACES` places, and the pool is left out first.
+//! each fast device, a first touch has the path, the path has the number of the content file, and the catalog has the
+//! inode of that content file. If the pool is a directory, it is watched for jobs alone, since reads of it bypass the
+//! mount. There is room for `MAX_PLACES` places; the pool is the first to be left out.
 //!
-//! The source of the bytes follows from the pages that had to be filled: on a content file from the fast pool, on the
-//! mount through the daemon. Bytes that were read without filling a page came from memory. Pages that readahead filled
-//! and no program asked for do not count as read. Records of no job that rest are given up beyond `RESTING_MAX`. If the
-//! path of a record was lost, the record is given up, so that the next touch tells the path.
+//! The source of the bytes follows from the pages that had to be filled: from the fast pool for a content file, through
+//! the daemon for the mount. Bytes that were read without filling a page came from memory. Pages that readahead filled
+//! and no program read do not count as read. Idle records that belong to no job are dropped beyond `RESTING_MAX`. If
+//! the path of a record was lost, the record is dropped, so that the next touch sends the path.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -29,20 +29,20 @@ use super::accounting::{FileId, PartMap};
 use super::observer_activation::ObserverActivation;
 use crate::Inner;
 
-/// Records of no job that are kept where nothing was added to them since the last look. Beyond that they are given up:
-/// the kernel's table has room for a quarter of a million.
+/// Bound on the records that belong to no job and did not change since they were last read. More are dropped: the
+/// kernel's table has room for a quarter of a million.
 const RESTING_MAX: usize = 4096;
 
-/// Records between two looks at the ring.
+/// Records that are read before the ring is emptied again.
 const NAMED_EVERY: usize = 1024;
 
-/// What is watched of a mount.
+/// The places and hooks of a mount that the observer uses.
 #[derive(Debug, Clone)]
 pub struct Observe {
     pub mountpoint: PathBuf,
-    /// The pool's own directory, where it is one.
+    /// The pool's own directory, if the pool is a directory.
     pub pool: Option<PathBuf>,
-    /// Hooks that are not used, by the names of their tracepoints; `all`: none is.
+    /// Hooks that are not used, by the names of their tracepoints. `all`: no hook is used.
     pub masked: Vec<String>,
 }
 
@@ -60,15 +60,15 @@ impl Inode {
     }
 }
 
-/// What is known so far.
+/// What earlier records and the ring told.
 #[derive(Default)]
 struct Known {
-    /// When records were looked at last.
+    /// When records were last read.
     at: Option<Instant>,
-    /// The files that inodes of fast pool and pool are, and what they were called at first.
+    /// The files that inodes of the fast pool and the pool belong to, and their first known paths.
     files: HashMap<Inode, (FileId, TypedPath)>,
     counted: HashMap<Key, Traffic>,
-    /// Records of files that are not known, at the last look.
+    /// Records whose files were unknown when records were last read.
     unnamed: HashSet<Key>,
 }
 
@@ -87,7 +87,7 @@ pub struct Watch {
 pub struct Counted {
     pub job: u32,
     pub file: FileId,
-    /// What it is called, where it may be new.
+    /// The path of the file, if the file may be new.
     pub path: Option<TypedPath>,
     pub first_ns: u64,
     pub old: Traffic,
@@ -96,10 +96,10 @@ pub struct Counted {
 }
 
 impl Watch {
-    /// Begins to watch. Takes some tenths of a second.
+    /// Starts the observer. Takes some tenths of a second.
     ///
     /// # Errors
-    /// Why this process, or this kernel, cannot.
+    /// The reason why this process, or this kernel, cannot observe.
     pub fn start(inner: &Inner, wanted: &Observe) -> Result<Self, String> {
         let mount = device_of(&wanted.mountpoint)?;
         let mount = Place::file_system(mount, true);
@@ -132,7 +132,7 @@ impl Watch {
         Ok(Self { observer, mount, contents, pool, left_out, known, rest })
     }
 
-    /// What it cannot show.
+    /// Returns what the observer cannot see.
     pub fn missing(&self) -> Vec<String> {
         let lacking = self.observer.hooks().iter().filter(|state| state.lacking.is_some());
         let mut missing: Vec<String> = lacking.map(|state| state.hook.without.to_owned()).collect();
@@ -140,29 +140,29 @@ impl Watch {
         missing
     }
 
-    /// Whether some reads go unseen.
+    /// Returns whether the observer misses some reads.
     pub fn misses_reads(&self) -> bool {
         self.observer.hooks().iter().any(|state| state.lacking.is_some() && state.hook.tells_reads())
     }
 
-    /// Takes what the ring has, so that it does not run full.
+    /// Empties the ring, so that it does not run full.
     pub fn take_touches(&self, inner: &Inner) {
         self.name(inner, &mut self.known.lock());
     }
 
-    /// Tells `each` what was added since the last time, unless that is less than `age` ago.
+    /// Calls `each` with the counts that changed since the last time, unless that is less than `age` ago.
     pub fn collect(&self, inner: &Inner, age: Duration, mut each: impl FnMut(Counted)) {
         let mut known = self.known.lock();
         if known.at.is_some_and(|at| at.elapsed() < age) {
             return;
         }
-        // The inodes that records tell of, or will tell of the next time.
+        // Inodes that have records, or whose paths were in the ring: their records are read the next time.
         let mut used: HashSet<Inode> = self.name(inner, &mut known).into_iter().collect();
         let (mut resting, mut unnamed, mut told) = (Vec::new(), HashSet::new(), 0);
         let all = self.observer.records(|key, record| {
             used.insert(Inode::of(key));
             told += 1;
-            // The ring has the path of whatever has a record, if it had room for it.
+            // If the ring had room, it has the path of every file that has a record.
             if told % NAMED_EVERY == 0 || self.file(key, &known).is_none() {
                 used.extend(self.name(inner, &mut known));
             }
@@ -174,7 +174,8 @@ impl Watch {
             let old = known.counted.get(key).copied();
             let mut new = traffic(record, is_content);
             if let (true, FileId::Overlay(ino)) = (is_content, &file) {
-                // The daemon wrote what the open waited for: it was in the page cache, but came from the pool.
+                // The daemon wrote the bytes for which the open waited: they were in the page cache, but came from the
+                // pool.
                 let before = old.map_or(0, |old| old.pool_bytes);
                 let more = inner.registry.take_fetched(key.job, *ino, new.read_bytes.saturating_sub(before));
                 new = from_pool(new, before + more);
@@ -204,7 +205,7 @@ impl Watch {
             }
             self.observer.forget(resting);
         }
-        // Their paths were lost: the next touch tells them.
+        // Their paths were lost: the next touch sends them again.
         let lost: Vec<Key> = unnamed.intersection(&known.unnamed).copied().collect();
         unnamed.retain(|key| !known.unnamed.contains(key));
         self.observer.forget(lost);
@@ -213,7 +214,7 @@ impl Watch {
         known.at = Some(Instant::now());
     }
 
-    /// Gives up what is recorded of a job that has ended.
+    /// Drops the records of a job that has ended.
     pub fn forget(&self, job: u32) {
         let mut known = self.known.lock();
         let of_job = |key: &&Key| key.job == job;
@@ -232,7 +233,7 @@ impl Watch {
         }
     }
 
-    /// Empties the ring, and returns whose paths it had.
+    /// Empties the ring. Returns the inodes whose paths it had.
     fn name(&self, inner: &Inner, known: &mut Known) -> Vec<Inode> {
         let mut all = Vec::new();
         for touch in self.observer.first_touches() {
@@ -245,7 +246,7 @@ impl Watch {
         all
     }
 
-    /// Which file was touched.
+    /// Returns which file was touched.
     fn identify(&self, inner: &Inner, touch: &FirstTouch) -> Option<(FileId, TypedPath)> {
         let path = paths::encode(touch.path.as_os_str().as_bytes());
         if touch.key.device == self.mount {
@@ -256,8 +257,8 @@ impl Watch {
             && let Some(ino) =
                 inner.registry.content_of(id).or_else(|| Some(inner.engine.catalog().content(id).ok()??.ino))
         {
-            // Where the pool lies on the same file system, it may have a file that is called so. A content file that was
-            // removed meanwhile was ours.
+            // If the pool lies on the same file system, it may have a file with such a path. If the content file no
+            // longer exists, the touch was of the content file.
             let is_content = |stat: std::fs::Metadata| stat.ino() == touch.key.ino;
             if self.pool != Some(touch.key.device) || inner.engine.fast_pool().stat(id).map_or(true, is_content) {
                 let path = inner.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
@@ -268,11 +269,11 @@ impl Watch {
     }
 }
 
-/// What a record says, in bytes. `is_content`: of a content file.
+/// Converts a record into bytes by source. `is_content`: the record is of a content file.
 fn traffic(record: &Record, is_content: bool) -> Traffic {
     let direct = record.way(Way::DirectRead).bytes;
     let cached = record.way(Way::Read).bytes + record.way(Way::Map).bytes;
-    // What is read ahead and never asked for is not read.
+    // Bytes that were read ahead but never requested do not count as read.
     let filled = record.way(Way::Fill).bytes.min(cached);
     let below = direct + filled;
     let (fast_bytes, pool_bytes) = if is_content { (below, 0) } else { (0, below) };
@@ -286,7 +287,7 @@ fn traffic(record: &Record, is_content: bool) -> Traffic {
     }
 }
 
-/// The same where the first `bytes` came from the pool for this very reader.
+/// Moves the first `bytes` of the traffic to the pool: they were fetched for this reader.
 fn from_pool(traffic: Traffic, bytes: u64) -> Traffic {
     let cached = traffic.cache_bytes.min(bytes);
     let fast = traffic.fast_bytes.min(bytes - cached);
@@ -298,7 +299,7 @@ fn from_pool(traffic: Traffic, bytes: u64) -> Traffic {
     }
 }
 
-/// The number of the file system that is mounted at a place, which is not asked.
+/// Returns the device number of the file system that is mounted at a place, without a request to it.
 fn device_of(mountpoint: &Path) -> Result<u64, String> {
     let found = forebay_system::mounts::at(mountpoint).map_err(|e| e.to_string())?;
     let number = found.as_ref().and_then(|mount| mount.device.split_once(':'));
@@ -307,7 +308,7 @@ fn device_of(mountpoint: &Path) -> Result<u64, String> {
     Ok(rustix::fs::makedev(major, minor))
 }
 
-/// The content file that a path below the directory of all of them names.
+/// Returns the content file that is named by a path below the content directory.
 fn content_id(path: &Path) -> Option<ContentId> {
     let mut parts = path.iter();
     let (_, name) = (parts.next()?, parts.next()?.to_str()?);

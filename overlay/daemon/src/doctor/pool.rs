@@ -1,4 +1,4 @@
-//! What a pool can do, and whether it does what every pool must: the conformance suite on a scratch directory.
+//! Checks what a pool can do, and runs the conformance suite in a scratch directory of the pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use tokio::time::timeout;
 use super::{Check, Verdict as CheckVerdict, probes};
 use crate::{Failure, FailureKind, limits};
 
-/// What is found, as it is found.
+/// One step of the check, reported as it happens.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
-    /// A directory was looked at.
+    /// The directory of the pool was checked.
     Looked(Check),
     Attached {
         pool: String,
         capabilities: Capabilities,
     },
-    /// What is done next, or would be.
+    /// The plan for the suite.
     Planned {
-        /// Below the root of the pool; it is made for this, and removed.
+        /// The scratch directory below the root of the pool; it is created and removed by this run.
         scratch: String,
         cases: usize,
         dry_run: bool,
@@ -50,29 +50,29 @@ pub enum CaseEnd {
     NotApplicable,
 }
 
-/// How it ended.
+/// The result of the suite.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Summary {
     pub passed: usize,
     pub failed: usize,
     pub not_applicable: usize,
-    /// Cases that were not begun, or cut off.
+    /// Cases that were not started, or were interrupted.
     pub not_run: usize,
     /// Why the scratch directory is still there.
     pub left_behind: Option<String>,
 }
 
-/// What became of it all.
+/// The outcome of the check.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// The place of the pool was looked at, and lacks what it needs.
+    /// The directory of the pool lacks something that it needs.
     NotThere,
-    /// Nothing was to be done.
+    /// A dry run.
     Planned,
     Tried(Summary),
 }
 
-/// A pool that can be tried.
+/// A pool to check.
 #[derive(Debug)]
 pub struct Candidate {
     location: Location,
@@ -80,18 +80,17 @@ pub struct Candidate {
 
 impl Candidate {
     /// # Errors
-    /// `Usage` where it is no URL of a pool. Nothing is asked for.
+    /// `Usage` if it is no URL of a pool. No request is made.
     pub fn parse(url: &str) -> Result<Self, Failure> {
         let location = Location::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
         Ok(Self { location })
     }
 
-    /// Attaches the pool, runs the suite where it is not a dry run, and tells of each step. The signals by which a
-    /// program is asked to end stop it, and the scratch directory is removed; a second one ends that, too.
+    /// Attaches the pool, runs the suite unless `dry_run` is set, and reports each step to `tell`. SIGINT, SIGTERM or
+    /// SIGHUP stops the suite, and the scratch directory is removed; a second signal stops the removal, too.
     ///
     /// # Errors
-    /// Where the pool cannot be attached, where it cannot be written to, and where a signal came before anything was
-    /// done.
+    /// If the pool cannot be attached or written to, or a signal came before anything was done.
     pub fn examine(&self, dry_run: bool, tell: &mut dyn FnMut(&Step)) -> Result<Outcome, Failure> {
         if let Location::Directory(dir) = &self.location {
             let check = probes::pool_dir(dir);
@@ -110,7 +109,7 @@ impl Candidate {
             rest().await;
             outcome
         });
-        // A call to a file system that hangs never ends, and nothing waits for it.
+        // A call to a file system that hangs never ends; do not wait for it.
         runtime.shutdown_background();
         outcome
     }
@@ -119,7 +118,7 @@ impl Candidate {
         let location = self.location.clone();
         // On a thread of its own: opening a directory may block.
         let opening = tokio::spawn(async move { location.open().await });
-        // The first signal waits for the end, so that a probe of the server leaves nothing there.
+        // The first signal does not interrupt attaching, so that a probe of the server leaves nothing behind.
         let opened = tokio::select! {
             opened = timeout(limits::POOL_ATTACH, opening) => opened,
             () = stop.asked(2) => return Err(interrupted()),
@@ -202,7 +201,7 @@ async fn examine(
     Ok(Outcome::Tried(summary))
 }
 
-/// Waits a moment for what was begun in the background when calls were cut off.
+/// Waits for a limited time for background work of calls that were interrupted.
 async fn rest() {
     const PAUSE: Duration = Duration::from_millis(20);
     let metrics = tokio::runtime::Handle::current().metrics();
@@ -211,7 +210,7 @@ async fn rest() {
             tokio::time::sleep(PAUSE).await;
         }
     };
-    // Connections that a server keeps open are no work.
+    // Connections that a server keeps open are no background work.
     let _ = timeout(limits::POOL_REST, quiet).await;
 }
 
@@ -219,7 +218,7 @@ fn interrupted() -> Failure {
     Failure::new(FailureKind::Incomplete, "interrupted before anything was done in the pool")
 }
 
-/// Counts the signals by which the program is asked to end.
+/// Counts the signals that ask this program to end.
 struct Stop {
     count: watch::Receiver<u32>,
     listening: tokio::task::AbortHandle,
@@ -249,11 +248,11 @@ impl Stop {
         *self.count.borrow()
     }
 
-    /// Returns when the program was asked `times`.
+    /// Returns when the program got `times` signals.
     async fn asked(&self, times: u32) {
         let mut count = self.count.clone();
         if count.wait_for(|count| *count >= times).await.is_err() {
-            // Nobody listens any more: nobody asks.
+            // The listener has ended, so no more signals are counted.
             std::future::pending::<()>().await;
         }
     }

@@ -1,4 +1,4 @@
-//! The questions themselves.
+//! The single checks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use forebay_fuse::WAKEUP_DEVICE as DEVICE;
 use super::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, Check, Verdict, fs_type, holds, in_path, version};
 use crate::{limits, mounts};
 
-/// Passthrough came with this kernel.
+/// The first kernel with passthrough.
 const PASSTHROUGH_SINCE: (u32, u32) = (6, 9);
 /// The oldest kernel that the front end is tested on.
 const OLDEST: (u32, u32) = (5, 15);
 /// Open files that a busy mount needs.
 const DESCRIPTORS: u64 = 65_536;
 
-/// What does not depend on a mount.
+/// Checks the machine, without regard to a mount.
 pub fn machine() -> Vec<Check> {
     let mut checks = vec![kernel(), device(), passthrough()];
     checks.extend(unprivileged_mount());
@@ -26,7 +26,7 @@ pub fn machine() -> Vec<Check> {
     checks
 }
 
-/// The fast directories that a mount would use.
+/// Checks the fast directories that a mount would use.
 pub fn places(fast: &[PathBuf]) -> Vec<Check> {
     fast.iter().map(|dir| fast_dir(dir)).collect()
 }
@@ -79,7 +79,7 @@ fn passthrough() -> Check {
     )
 }
 
-/// What a user without CAP_SYS_ADMIN needs.
+/// Checks what a user without CAP_SYS_ADMIN needs to mount.
 fn unprivileged_mount() -> Vec<Check> {
     if holds(CAP_SYS_ADMIN) {
         return Vec::new();
@@ -125,7 +125,7 @@ fn io_uring() -> Check {
     Check::of(ok, "io_uring", found, costs, "sysctl -w kernel.io_uring_disabled=0; in a container: a seccomp profile")
 }
 
-/// What the observer is allowed, and what each of its hooks shows.
+/// Checks what the observer is allowed, and what each of its hooks shows.
 fn observer() -> Vec<Check> {
     const GRANT: &str = "sudo setcap cap_bpf,cap_perfmon+ep $(command -v forebay), or the systemd unit";
     let held = holds(CAP_SYS_ADMIN) || (holds(CAP_BPF) && holds(CAP_PERFMON));
@@ -208,7 +208,8 @@ fn fast_dir(dir: &Path) -> Check {
     }
 }
 
-/// A pool that is a directory. Asked on another thread: one that is down may never answer.
+/// Checks a pool that is a directory. The request is made on another thread, since a pool that is down may never
+/// answer.
 pub(super) fn pool_dir(dir: &Path) -> Check {
     const NAME: &str = "pool";
     let known = mounts::list().unwrap_or_default();
@@ -217,7 +218,7 @@ pub(super) fn pool_dir(dir: &Path) -> Check {
     let (answer, answers) = std::sync::mpsc::channel();
     let asked = dir.to_path_buf();
     std::thread::spawn(move || {
-        // Nobody listens after the deadline.
+        // After the deadline the receiver is gone.
         let _ = answer.send(fs::read_dir(asked).map(|_| ()));
     });
     let place = dir.display();

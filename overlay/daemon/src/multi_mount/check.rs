@@ -1,4 +1,4 @@
-//! What is checked before a mixed root is made: each pool as if it were mounted alone, and all of them together.
+//! Checks a mixed root before it is mounted: each pool as if it were mounted alone, and all pools together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::super::{Failure, FailureKind, paths, unmount};
 use super::table::{Named, within};
 use super::{Root, directory};
 
-/// What mounting would do, as far as it can be told beforehand.
+/// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub root: Root,
-    /// One for each of the root's pools, in its order.
+    /// One plan for each pool of the root, in the root's order.
     pub pools: Vec<preflight::Plan>,
     /// Dead mounts below the mountpoint that must be detached first.
     pub dead_mounts: Vec<PathBuf>,
-    /// Files that the mount would hide.
+    /// The mountpoint has files that the mount would hide.
     pub hides_files: bool,
 }
 
@@ -35,7 +35,8 @@ pub fn check(mountpoint: &Path, file: &Path, pools: Vec<Named>) -> Result<Plan, 
     }
     let mut plans = Vec::with_capacity(pools.len());
     for Named { name, mut config } in pools {
-        // Apart from the root, not only from its own place there: the root hides all that lies below it.
+        // The pool must lie apart from the whole root, not only from its own directory there: the root hides all that
+        // lies below it.
         config.mountpoint = place.clone();
         let to_create = preflight::storage(&mut config).map_err(|f| within(&label(&file, &name), f))?;
         config.mountpoint = place.join(&name);
@@ -47,12 +48,12 @@ pub fn check(mountpoint: &Path, file: &Path, pools: Vec<Named>) -> Result<Plan, 
     Ok(Plan { root, pools: plans, dead_mounts, hides_files })
 }
 
-/// How messages name a pool.
+/// Returns the name of a pool for messages.
 pub(super) fn label(file: &Path, name: &str) -> String {
     format!("{}: [[pool]] {name:?}", file.display())
 }
 
-/// What an earlier root left here, innermost first. One that is served is refused.
+/// Returns the mounts that an earlier root left at the mountpoint, innermost first. Fails if that root is served.
 fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure> {
     let left = Root::at(mountpoint);
     if let Some(root) = left.as_ref().filter(|root| root.is_served()) {
@@ -76,7 +77,7 @@ fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Fail
     Ok(dead)
 }
 
-/// What one pool keeps in its fast directories must not be seen in another pool, nor be another's.
+/// The fast directories of a pool must not be visible in another pool, nor be shared with it.
 fn apart_from_each_other(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
     let named = || root.pools.iter().zip(plans);
     for (at, (name, plan)) in named().enumerate() {
@@ -96,7 +97,7 @@ fn apart_from_each_other(root: &Root, plans: &[preflight::Plan]) -> Result<(), F
     Ok(())
 }
 
-/// The limits of pools that have nothing but the same devices must fit there together.
+/// The limits of pools that share the same devices must fit there together.
 fn fits(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
     let mut total_bytes: BTreeMap<u64, u64> = BTreeMap::new();
     let mut users: Vec<(&str, BTreeSet<u64>, u64)> = Vec::new();
@@ -133,7 +134,7 @@ fn fits(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does what the check found to be missing: detaches dead mounts and makes fast directories.
+/// Carries out the plan: detaches dead mounts and creates fast directories.
 pub(super) fn prepare(plan: &Plan) -> Result<(), Failure> {
     for place in &plan.dead_mounts {
         if directory::is_mounted(place) {

@@ -1,4 +1,4 @@
-//! The directory of a mixed root: it holds the names of the pools, and nothing else can be put there.
+//! The directory of a mixed root. It holds the names of the pools; nothing else can be created in it.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -10,26 +10,26 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use super::super::{Failure, FailureKind, limits, mounts, supervisor};
 use super::Root;
 
-/// What `mount` and `df` show as the source.
+/// The source that `mount` and `df` show.
 const SOURCE: &str = "forebay";
 const FS_TYPE: &str = "tmpfs";
-/// Everybody may look; the pools say themselves who may do what in them.
+/// All users may list it; each pool has its own permissions.
 const MODE: u32 = 0o755;
-/// Inodes of the tmpfs beside those of the names: its own, and some that the kernel may count.
+/// Inodes of the tmpfs beside those of the names: that of the root directory, and some that the kernel may count.
 const SPARE_INODES: usize = 8;
 
-/// Whether this user's roots are file systems of their own.
+/// Returns whether the roots of this user are file systems of their own.
 pub(super) fn is_own_mount() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether the tmpfs of a mixed root is mounted here.
+/// Returns whether the tmpfs of a mixed root is mounted at this place.
 pub(super) fn is_mounted(mountpoint: &Path) -> bool {
     let found = mounts::at(mountpoint).ok().flatten();
     found.is_some_and(|m| m.fs_type == FS_TYPE && m.source == SOURCE)
 }
 
-/// Makes the directory with the names. What was made of it before a failure is for [`remove`].
+/// Creates the directory with the names. After a failure the caller removes with [`remove`] what was created.
 pub(super) fn make(root: &Root) -> Result<(), Failure> {
     let place = &root.mountpoint;
     let failed = |e: io::Error| Failure::io(format!("cannot make the mixed root {}", place.display()), &e);
@@ -56,17 +56,17 @@ pub(super) fn make(root: &Root) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the directory away.
+/// Removes the directory.
 ///
 /// # Errors
-/// `Busy` where somebody uses it and it is not `lazy`.
+/// `Busy` if it is in use and `lazy` is false.
 pub(super) fn remove(root: &Root, lazy: bool) -> Result<(), Failure> {
     let place = &root.mountpoint;
     if is_mounted(place) {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
         return match rustix::mount::unmount(place, flags) {
             Err(rustix::io::Errno::BUSY) => Err(supervisor::in_use(place)),
-            // Somebody else took it away meanwhile, which is as good.
+            // Another process unmounted it meanwhile; that is no failure.
             Err(_) if !is_mounted(place) => Ok(()),
             outcome => outcome.map_err(|e| Failure::io(format!("cannot unmount {}", place.display()), &e.into())),
         };
@@ -83,7 +83,7 @@ pub(super) fn remove(root: &Root, lazy: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a directory that holds anything but directories of the names: it would stay in sight beside the pools.
+/// Fails if a directory holds anything but directories of the names: it would stay visible beside the pools.
 pub(super) fn refuse_content(mountpoint: &Path, pools: &[String]) -> Result<(), Failure> {
     let place = mountpoint.display();
     let entries = std::fs::read_dir(mountpoint).map_err(|e| Failure::io(format!("mountpoint {place}"), &e))?;

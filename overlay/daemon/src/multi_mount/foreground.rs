@@ -1,4 +1,4 @@
-//! A mixed root that is kept by one process in the foreground, as a service wants it.
+//! Runs a mixed root in the foreground, as a service manager expects it.
 
 use std::io;
 
@@ -9,13 +9,13 @@ use super::super::supervisor::{Ready, Signals};
 use super::super::{Failure, FailureKind};
 use super::{Plan, Root, directory, mount, umount};
 
-/// Mounts, and returns when all pools are unmounted. `on_ready` is called once, when they serve. The first signal to end
-/// unmounts all of them, unless one is in use, which the log says; the second detaches them.
+/// Mounts, and returns when all pools are unmounted. `on_ready` is called once, when all pools serve. The first signal
+/// unmounts all pools, unless one is in use, which the log says; the second detaches them.
 pub fn keep(plan: &Plan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot stay in the foreground", &e);
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     rt.block_on(async {
-        // Before the first daemon is started, so that no end of one is missed and no signal leaves half a root.
+        // Before the first daemon is started, so that no end of a daemon is missed and no signal leaves a partial root.
         let mut ends = signal(SignalKind::child()).map_err(failed)?;
         let mut signals = Signals::new().map_err(failed)?;
         let plan = plan.clone();
@@ -37,7 +37,7 @@ pub fn keep(plan: &Plan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure>
                 }
             }
         }
-        // Where the pools were unmounted one by one, the root is still there.
+        // If the pools were unmounted one by one, the root still exists.
         if Root::at(&root.mountpoint).is_some() {
             directory::remove(&root, asked > 1)?;
             root.runtime().remove();

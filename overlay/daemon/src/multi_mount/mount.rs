@@ -1,4 +1,4 @@
-//! Makes a mixed root: all of its pools are mounted, or none.
+//! Mounts a mixed root: all of its pools, or none.
 
 use std::thread;
 
@@ -8,16 +8,16 @@ use super::check::{label, prepare};
 use super::table::within;
 use super::{Plan, Root, directory, umount};
 
-/// Mounts all pools at the same time, since each may have to wait for its own server, and returns when all of them
-/// serve. Where one fails the others are unmounted again.
+/// Mounts all pools at the same time, since each may have to wait for its own server. Returns when all pools serve. If
+/// one fails, the others are unmounted again.
 ///
 /// # Errors
-/// Why the first pool failed, by the order of the file, with its name; nothing is mounted.
+/// Why the first pool, in the order of the file, failed, with its name. Nothing is mounted then.
 pub fn mount(plan: &Plan) -> Result<(Root, Vec<Ready>), Failure> {
     let mut root = plan.root.clone();
     let runtime = root.runtime();
     let lock = runtime.claim()?;
-    // Another may have been quicker since the check.
+    // Another process may have mounted the root since the check.
     if root.is_served() {
         return Err(root.is_here());
     }
@@ -26,7 +26,7 @@ pub fn mount(plan: &Plan) -> Result<(Root, Vec<Ready>), Failure> {
     if !directory::is_own_mount() {
         root.made = root.pools.iter().filter(|name| !root.path_of(name).exists()).cloned().collect();
     }
-    // Before anything is mounted: who is cut off leaves what `forebay umount` can take away.
+    // Before anything is mounted: if this process is interrupted, `forebay umount` can remove what it left.
     let outcome = root
         .save()
         .map_err(|e| Failure::io(format!("cannot write down the mixed root in {}", runtime.dir().display()), &e))
@@ -44,7 +44,7 @@ fn all_or_the_first_failure(plan: &Plan) -> Result<Vec<Ready>, Failure> {
     thread::scope(|scope| {
         let launched: Vec<_> =
             named.iter().map(|(name, pool)| (name, scope.spawn(|| supervisor::launch(&pool.config)))).collect();
-        // All are waited for, so that none is still on its way when the others are unmounted.
+        // Wait for all threads, so that no pool is still being mounted when the others are unmounted.
         let outcomes: Vec<_> = launched
             .into_iter()
             .map(|(name, thread)| {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::super::config::MountConfig;
 use super::super::{Failure, limits, paths};
 
-/// The longest name of a directory on any file system that we know of.
+/// The longest name of a directory on any known file system.
 const NAME_BYTES: usize = 255;
 const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nfs/home\" limit = \"500G\"; it may also \
                        have fast, memory, threads, policy, deadline, retry, read-only, immutable";
@@ -23,7 +23,7 @@ pub struct Named {
     pub config: MountConfig,
 }
 
-/// One `[[pool]]`. What it does not say is as the command line has it for all.
+/// One `[[pool]]`. The command line gives the values that are missing.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Table {
@@ -34,7 +34,7 @@ struct Table {
     limit: Option<String>,
     memory: Option<String>,
     threads: Option<NonZeroU8>,
-    /// A policy file of its own, instead of what the pools share.
+    /// A policy file for this pool, instead of the policy that the pools share.
     policy: Option<PathBuf>,
     deadline: Option<String>,
     retry: Option<String>,
@@ -42,8 +42,9 @@ struct Table {
     immutable: Option<bool>,
 }
 
-/// Reads the file. `common` is what the command line says for all pools; its mountpoint is the root, and each of its
-/// fast directories gets a directory for each pool that names none. Relative paths in the file start where it lies.
+/// Reads the file. `common` has what the command line says for all pools. Its mountpoint is the root, and each of its
+/// fast directories gets a subdirectory for each pool that names none. Relative paths in the file are relative to its
+/// directory.
 ///
 /// # Errors
 /// `Usage`, with the file, the table and what is wrong in it.
@@ -84,7 +85,7 @@ fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<Named>, Fa
     Ok(pools)
 }
 
-/// The failure, with the table that it is about.
+/// Adds the table to a failure that it caused.
 pub(super) fn within(label: &str, failure: Failure) -> Failure {
     Failure { what: format!("{label}: {}", failure.what), ..failure }
 }
@@ -132,7 +133,7 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
     Ok(Named { name: table.name, config })
 }
 
-/// A name is one directory, in sight of everybody.
+/// Checks a name: it becomes one directory that all users see.
 fn check_name(name: &str) -> Result<(), Failure> {
     let why = if name.is_empty() {
         "is empty"
@@ -161,7 +162,7 @@ fn bytes(key: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
     text.map(read).transpose()
 }
 
-/// The policy of one pool as text, since its daemon is started again without the file.
+/// Returns the policy of one pool as text, since its daemon is restarted without the file.
 fn policy(
     table: &Table,
     beside: impl Fn(&Path) -> PathBuf,
@@ -174,7 +175,7 @@ fn policy(
             let file = beside(file);
             let text =
                 std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
-            // Read from the text first, so that a mistake is named with its line.
+            // Parse the text first, so that a mistake is reported with its line.
             Policy::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
             toml::from_str(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?
         }
@@ -197,7 +198,7 @@ fn policy(
     Ok(Some(text))
 }
 
-/// Puts a setting into the table below a key, which is made if there is none.
+/// Puts a setting into the table `table`, which is created if there is none.
 fn set(policy: &mut toml::Table, table: &str, key: &str, value: &str, replace: bool) {
     let inner = policy.entry(table).or_insert_with(|| toml::Table::new().into());
     let Some(inner) = inner.as_table_mut() else { return };

@@ -1,4 +1,4 @@
-//! Takes a mixed root away.
+//! Unmounts a mixed root.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::super::registry::Entry;
 use super::super::{Failure, FailureKind, mounts, supervisor, unmount};
 use super::{Root, directory};
 
-/// Refuses a root where anything is in use, as far as this user may see: so either all pools are unmounted or none.
+/// Fails if anything in the root is in use, as far as this user can see. So either all pools are unmounted or none.
 pub fn refuse_in_use(root: &Root) -> Result<(), Failure> {
     if !mounts::holders(&root.mountpoint, 1).is_empty() {
         return Err(nothing_was_done(supervisor::in_use(&root.mountpoint)));
@@ -31,8 +31,8 @@ fn nothing_was_done(failure: Failure) -> Failure {
 /// Unmounts all pools and the root, and returns when their daemons have ended.
 ///
 /// # Errors
-/// `Busy` where something is in use, and nothing was unmounted; or where it came into use just now: then the pools
-/// before it are unmounted, and a repetition takes the others away.
+/// `Busy` if something is in use: then nothing was unmounted. If a pool came into use only during the call, the pools
+/// before it are unmounted, and another call unmounts the rest.
 pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
     if !lazy {
         refuse_in_use(root)?;
@@ -54,7 +54,7 @@ pub fn umount(root: &Root, lazy: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The failure, with the pools that were unmounted before it.
+/// Adds to a failure the pools that were unmounted before it.
 fn after(gone: &[&str], failure: Failure) -> Failure {
     match gone {
         [] => nothing_was_done(failure),
@@ -62,7 +62,7 @@ fn after(gone: &[&str], failure: Failure) -> Failure {
     }
 }
 
-/// Takes away what was made of a root that cannot be made as a whole.
+/// Removes what was created of a root that cannot be mounted as a whole.
 pub(super) fn give_up(root: &Root) {
     let entries: Vec<Entry> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
     for name in root.pools.iter().rev() {

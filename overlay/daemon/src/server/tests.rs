@@ -105,7 +105,7 @@ async fn a_client_that_leaves_does_not_stop_the_others() {
         let mut client = Client::connect(daemon.entry.runtime.socket()).unwrap();
         client.write_all(LS).unwrap();
     }
-    // It waits for a turn, as they did.
+    // This request waits for a turn, as the earlier ones did.
     let told = replies(daemon.entry.runtime.socket(), LS).await.unwrap();
     assert!(matches!(told.as_slice(), [.., Reply::End]), "{told:?}");
 }
@@ -120,10 +120,10 @@ async fn a_dead_daemon_is_named_with_the_command_that_brings_it_back() {
     assert!(failure.to_string().contains("forebay mount"), "{failure}");
 }
 
-/// A request that takes one of the turns.
+/// A request that waits for a turn.
 const LS: &[u8] = b"{\"op\":\"ls\",\"path\":\"\",\"recursive\":false}\n";
 
-/// All replies to a request, asked without the client that hides the signs of life.
+/// Returns all replies to a request, heartbeats included.
 fn replies(socket: PathBuf, request: &'static [u8]) -> tokio::task::JoinHandle<Vec<Reply>> {
     tokio::task::spawn_blocking(move || {
         let mut client = Client::connect(socket).unwrap();
@@ -134,8 +134,8 @@ fn replies(socket: PathBuf, request: &'static [u8]) -> tokio::task::JoinHandle<V
     })
 }
 
-/// The engine may be busy, or stuck in a fast pool that does not answer: that is not silence, not even for more clients
-/// than it would work for at a time, and nothing that `status` waits for.
+/// Clients get heartbeats although the engine is busy, or stuck in a fast pool that does not answer. That also holds
+/// for more clients than have a turn. `status` waits for none of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
     let daemon = daemon().await;
@@ -150,7 +150,7 @@ async fn a_client_gets_signs_of_life_while_the_engine_is_stuck() {
     }
 }
 
-/// A job, as the reply to a request about one has it.
+/// Returns the job in the reply to a request about one.
 async fn job(daemon: &Daemon, request: Request) -> Result<forebay_jobs::JobSummary, Failure> {
     match call(daemon, request).await.swap_remove(0)? {
         Reply::Jobs(mut jobs) => Ok(jobs.swap_remove(0)),
@@ -169,11 +169,11 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let begin = |members| request("train", members);
     let end = || Request::EndJob { id: "train".into(), goes_on: false };
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
-    // Other tests have children.
+    // Other tests may have child processes.
     assert_eq!(begun.processes[0], Process::current(), "the one who asks, seen by the socket");
     assert_eq!((begun.observer, begun.missing.len()), (ObserverKind::Requests, 1));
     job(&daemon, begin(Members::Caller)).await.unwrap();
-    // A thread of ours opens a file.
+    // A thread of this process opens a file.
     let asked = daemon.jobs.clone();
     let noted = std::thread::spawn(move || {
         let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();

@@ -1,8 +1,8 @@
-//! The opens that the kernel holds, in a file that the next process finds when this one dies.
+//! The opens that the kernel holds, in a file for the next process.
 //!
-//! The kernel keeps open files over the death of the daemon, and refuses opens that don't fit them. So each
-//! change of the counts is stored in shared memory before the kernel hears of it. The file needs no sync: it
-//! means nothing once the mount is gone, so a reboot may lose it. It belongs on a tmpfs, such as /run.
+//! The kernel keeps files open when the daemon dies, and refuses opens that are incompatible with them. So each change
+//! of the counts is stored in shared memory before the kernel gets the reply. The file needs no sync: it is meaningless
+//! once the mount is gone, so a reboot may lose it. It belongs on a tmpfs, such as /run.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,12 +21,12 @@ const SLOTS_MAX: usize = 1 << 18;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record {
     pub ino: u64,
-    /// The content file that `backing` stands for.
+    /// The content file that is registered as `backing`.
     pub content: u64,
     /// Backing id that is registered with the kernel; 0 for none.
     pub backing: u32,
     pub cached: u32,
-    /// In passthrough, and beside it.
+    /// Opens in passthrough, and beside it.
     pub passthrough: u32,
     pub direct: u32,
     /// How many of the opens are for writing.
@@ -48,7 +48,7 @@ struct Slot {
 #[repr(C, align(64))]
 struct Header {
     magic: AtomicU64,
-    /// Slots from here on were never used.
+    /// Slots from this index on were never used.
     high_water: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ struct Layout {
     slots: [Slot; SLOTS_MAX],
 }
 
-/// Where a record is kept. Not `Clone`: it is given back once.
+/// The slot of a record. Not `Clone`, since it is given back once.
 #[derive(Debug)]
 pub struct SlotId(usize);
 
@@ -74,7 +74,7 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
         file.set_len(size_of::<Layout>() as u64)?;
@@ -83,7 +83,7 @@ impl Table {
         Ok(table)
     }
 
-    /// The table that a previous process left, and what is in it.
+    /// Opens the table that a previous process left. Returns it with its records.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<(SlotId, Record)>)> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         if file.metadata()?.len() != size_of::<Layout>() as u64 {
@@ -104,7 +104,7 @@ impl Table {
         Ok((table, records))
     }
 
-    /// Puts `record` into a free slot. `None` where the table is full.
+    /// Puts `record` into a free slot. Returns `None` if the table is full.
     pub fn insert(&self, record: &Record) -> Option<SlotId> {
         let at = self.free.lock().pop().or_else(|| self.grow())?;
         let slot = SlotId(at);

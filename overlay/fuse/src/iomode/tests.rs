@@ -143,7 +143,7 @@ fn the_next_process_goes_on_with_the_opens_of_the_last() {
     before.grant(Ino(9), read(Some(&content(3)))).commit();
     before.release(Ino(9), Mode::Passthrough, false);
     assert_eq!(ids.live.lock().len(), 2);
-    // As after kill -9: nothing of `before` is run any more.
+    // As after kill -9: no code of `before` runs any more.
     std::mem::forget(before);
 
     let (after, mut opens) = IoModes::inherit(Box::new(ids.clone()), &path).unwrap();

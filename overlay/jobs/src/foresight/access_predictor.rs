@@ -1,11 +1,12 @@
-//! Readers are followed: what they will open next is told from what they open, and brought in before they do.
+//! Follows readers: predicts which files they open next from the files that they open, and stages them.
 //!
-//! Only opens that find something missing are looked at, and those of what was brought in for them: where everything is
-//! here nothing is to be done, and nothing is.
+//! Only two kinds of opens count: those with a cache miss, and those of staged files. If everything is resident, no
+//! work is needed and none is done.
 //!
 //! A reader is a job, or else a session (one terminal, one service). If the names of a directory are not known, the
-//! pool is asked for them behind the readers. Suggestions go through the planner. Files that came in and were not
-//! opened yet take at most `POOL_SHARE` of the fast pool; one counts as wasted when it is evicted, or after `PATIENCE`.
+//! directory is listed in the pool with lower priority than readers. Suggestions go through the planner. Files that are
+//! staged and not opened yet take at most `POOL_SHARE` of the fast pool. A staged file counts as wasted when it is
+//! evicted, or after `PATIENCE`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,25 +24,25 @@ use super::directory_prefetch::{NextDirectory, Walks};
 use crate::Inner;
 use crate::Jobs;
 
-/// Opens that wait to be looked at; more are passed over: a busy daemon has no time for guesses.
+/// Opens that wait to be examined. More are ignored: a busy daemon has no time for predictions.
 const WAITING_MAX: usize = 4096;
-/// Opens that are looked at in one go.
+/// Opens that are examined together.
 const BATCH: usize = 64;
-/// The most of one file that is brought in: its reader is ahead of itself from then on.
+/// Bytes of one file that are staged at most; readahead serves the rest.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// The share of the fast pool that what nobody has opened yet may take.
+/// The share of the fast pool that staged files may take that no reader has opened yet.
 pub(super) const POOL_SHARE: f64 = 0.25;
-/// Who has not opened a file by then will not.
+/// A staged file that was not opened within this time counts as wasted.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How often that is looked at.
+/// How often `PATIENCE` is checked.
 const LOOKS: Duration = Duration::from_secs(10);
-/// Files of a directory whose order is looked at, at most.
+/// Names of a directory that are examined at most.
 const SIBLINGS_MAX: usize = 1 << 17;
-/// Files that are awaited, at most: some 150 bytes each.
+/// Files that are awaited at most; each takes some 150 bytes.
 const AWAITED_MAX: usize = 1 << 16;
 /// The share of the time that listings may take.
 const LISTING_SHARE: f64 = 0.05;
-/// What they may take at once.
+/// The time that listings may take at once.
 const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy)]
@@ -51,17 +52,17 @@ enum Event {
         ino: Ino,
     },
     Gone(Ino),
-    /// It could not be brought in.
+    /// The file or directory could not be staged.
     Failed(Ino),
     Ended(Who),
 }
 
-/// A file that was brought in, or was here, and is expected to be opened.
+/// A file that was staged, or was resident, and is expected to be opened.
 #[derive(Debug)]
 struct Awaited {
     reader: Who,
     since: Instant,
-    /// What was asked of the pool for it.
+    /// The bytes that were requested from the pool for it.
     bytes: u64,
     why: String,
 }
@@ -72,7 +73,7 @@ impl Awaited {
     }
 }
 
-/// Files that are awaited, and the bytes of them all.
+/// Awaited files, and the sum of their bytes.
 #[derive(Debug, Default)]
 struct AwaitedFiles {
     files: HashMap<Ino, Awaited>,
@@ -93,7 +94,7 @@ impl AwaitedFiles {
         removed
     }
 
-    /// Takes out those of which something holds.
+    /// Removes the files for which `holds` returns true, and returns them.
     fn take(&mut self, holds: impl Fn(&Awaited) -> bool) -> Vec<(Ino, Awaited)> {
         let taken: Vec<(Ino, Awaited)> = self.files.extract_if(|_, awaited| holds(awaited)).collect();
         self.bytes -= taken.iter().map(|(_, awaited)| awaited.bytes).sum::<u64>();
@@ -108,15 +109,15 @@ pub(super) struct Wanted {
     pub why: String,
 }
 
-/// A file that is to be brought in.
+/// A file that will be staged.
 pub(super) struct Admitted {
     ino: Ino,
     bytes: u64,
-    /// Since when it is awaited.
+    /// When the file became awaited.
     since: Instant,
 }
 
-/// What follows from opens.
+/// What to stage and list after some opens.
 #[derive(Default)]
 pub(super) struct Next {
     files: Vec<Admitted>,
@@ -125,7 +126,7 @@ pub(super) struct Next {
     pub unlisted: HashSet<Ino>,
 }
 
-/// The time that listings took, less what they may take since.
+/// The time that listings took, less the time that they were allowed since.
 #[derive(Debug)]
 struct ListingTime {
     spent: Duration,
@@ -141,21 +142,21 @@ impl ListingTime {
     }
 }
 
-/// What the fast pool can take beside what is dirty, leased or staged for jobs, as it was at some moment.
+/// The bytes that the fast pool can hold beside dirty, leased and staged content, as of `at`.
 #[derive(Debug, Default)]
 struct Room {
     at: Option<Instant>,
     bytes: u64,
 }
 
-/// Who is followed, and what is expected of them.
+/// The readers that are followed, and the files that they are expected to open.
 pub(crate) struct AccessPredictor {
     events: mpsc::Sender<Event>,
     queue: Mutex<Option<mpsc::Receiver<Event>>>,
     awaited: Mutex<AwaitedFiles>,
-    /// How many of these there are, to be looked at without the lock.
+    /// The number of awaited files, to be read without the lock.
     awaited_count: AtomicUsize,
-    /// Rung when there are some again.
+    /// Notified when files are awaited again.
     awaiting: Notify,
     online: Mutex<Online>,
     pub(super) walks: Mutex<Walks>,
@@ -187,18 +188,18 @@ impl AccessPredictor {
         self.awaited_count.load(Ordering::Relaxed) > 0 && self.awaited.lock().files.contains_key(&ino)
     }
 
-    /// Whether a file was brought in a short while ago for somebody who has not come to it yet.
+    /// Returns whether a file was staged a short while ago for a reader that has not opened it yet.
     pub fn keeps(&self, ino: Ino) -> bool {
         self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(Awaited::is_kept)
     }
 
-    /// Why a file was brought in that nobody has opened yet.
+    /// Returns why a file was staged that no reader has opened yet.
     pub fn why(&self, ino: Ino) -> Option<String> {
         let awaited = self.awaited.lock();
         awaited.files.get(&ino).filter(|awaited| awaited.is_kept()).map(|awaited| awaited.why.clone())
     }
 
-    /// The content of a file is given up.
+    /// Handles the eviction of a file's content.
     pub fn evicted(&self, ino: Ino) {
         if self.awaits(ino) {
             self.tell(Event::Gone(ino));
@@ -214,7 +215,7 @@ impl AccessPredictor {
     }
 
     fn tell(&self, event: Event) {
-        // Full: it is passed over.
+        // If the queue is full, the event is dropped.
         let _ = self.events.try_send(event);
     }
 
@@ -230,7 +231,7 @@ impl AccessPredictor {
 }
 
 impl Jobs {
-    /// Somebody opened a file to read it. `thread`: who asked.
+    /// Handles an open for reading. `thread`: the thread that opens the file.
     pub fn follow(&self, job: Option<u32>, thread: u32, ino: Ino, opened: &Opened) {
         let following = &self.inner.foresight.following;
         if !self.inner.engine.policy().prefetch.online || !(opened.missed || following.awaits(ino)) {
@@ -238,7 +239,7 @@ impl Jobs {
         }
         let reader = match job {
             Some(job) => Who::Job(job),
-            // What is typed at one terminal, or what one service does.
+            // A session is all that runs at one terminal, or in one service.
             None => {
                 let session = rustix::process::Pid::from_raw(thread.cast_signed());
                 let session = session.and_then(|thread| rustix::process::getsid(Some(thread)).ok());
@@ -256,14 +257,14 @@ impl Inner {
         let turns = Arc::new(Semaphore::new(AHEAD_REQUESTS));
         let mut events = Vec::new();
         let mut looked = Instant::now();
-        // The sender lives as long as the engine; this is ended from outside.
+        // The sender lives as long as the engine; the caller cancels this future.
         loop {
             let following = &self.foresight.following;
             let awaits_any = following.awaited_count.load(Ordering::Relaxed) > 0;
             tokio::select! {
                 _ = queue.recv_many(&mut events, BATCH) => {}
                 () = following.awaiting.notified(), if !awaits_any => continue,
-                // To give up what no reader comes for.
+                // To give up files that no reader opened.
                 () = tokio::time::sleep(LOOKS), if awaits_any => {}
             }
             let (inner, batch) = (self.clone(), std::mem::take(&mut events));
@@ -294,7 +295,7 @@ impl Inner {
         }
     }
 
-    /// Begins to bring in what was admitted.
+    /// Begins to stage the files that were admitted.
     pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
         for file in files {
             let (inner, turns) = (self.clone(), turns.clone());
@@ -309,7 +310,7 @@ impl Inner {
         let Admitted { ino, bytes, since } = file;
         let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
         let following = &self.foresight.following;
-        // Its reader may have come to it meanwhile, or have ended.
+        // The reader may have opened the file meanwhile, or have ended.
         let is_awaited = |awaited: &AwaitedFiles| awaited.files.get(&ino).is_some_and(|awaited| awaited.since == since);
         if !is_awaited(&following.awaited.lock()) {
             return;
@@ -325,7 +326,7 @@ impl Inner {
         }
     }
 
-    /// What follows from opens.
+    /// Returns what to stage and list after some events.
     fn next_files(&self, events: &[Event]) -> Next {
         let following = &self.foresight.following;
         let mut online = following.online.lock();
@@ -365,7 +366,7 @@ impl Inner {
         next
     }
 
-    /// Of what will probably be opened next, what is worth to be brought in now.
+    /// Returns those of the suggested files that are worth staging now.
     fn choose(&self, reader: Who, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
         let wanted = suggestions.into_iter().map(|suggestion| Wanted {
             ino: Ino(suggestion.file),
@@ -378,9 +379,8 @@ impl Inner {
         })
     }
 
-    /// Of files that a reader will probably open, in that order, those for which there is room in a share of the fast
-    /// pool, and that are worth it. They are awaited from now on. `tell` is told of each whether it is one of them, or was
-    /// before.
+    /// Returns those of the wanted files, in their order, that are worth staging and fit into a share of the fast pool.
+    /// They are awaited from now on. Calls `tell` for each file: true if the file is awaited now, or was before.
     pub(super) fn admit(
         &self,
         reader: Who,
@@ -400,7 +400,7 @@ impl Inner {
             if !seen.insert(wanted.ino) {
                 continue;
             }
-            // Who awaits it already may be nearer to it.
+            // The reader that awaits it already may be nearer to it.
             if following.awaits(wanted.ino) {
                 tell(wanted.ino, true);
                 continue;
@@ -432,7 +432,7 @@ impl Inner {
                 &self.engine.pool_rate(None),
                 &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
             );
-            // What is here already is awaited as well: its open says where the reader is.
+            // A resident file is awaited as well: its open shows where the reader is.
             for candidate in &plan.chosen {
                 let Wanted { ino, why, .. } = of(candidate);
                 awaited.insert(*ino, Awaited { reader, since: now, bytes: candidate.bytes, why: why.clone() });
@@ -444,7 +444,7 @@ impl Inner {
         })
     }
 
-    /// Bytes that what is brought in for readers who are followed may take, as of a short while ago.
+    /// Returns the bytes that files staged for followed readers may take, as of a short while ago.
     pub(super) fn room_for_followed(&self) -> u64 {
         let mut room = self.foresight.following.room.lock();
         if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
@@ -453,12 +453,12 @@ impl Inner {
         room.bytes
     }
 
-    /// The files of a directory, where all its names are known; else it is added to those that are to be listed.
+    /// Returns the files of a directory if all its names are known. If not, adds the directory to `unlisted`.
     pub(super) fn siblings(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
         self.names_of(dir, FileKind::File, unlisted)
     }
 
-    /// The same of directories, which count as one byte each.
+    /// The same for directories, which count as one byte each.
     pub(super) fn subdirectories(&self, dir: Ino, unlisted: &mut HashSet<Ino>) -> Option<Vec<Sibling>> {
         self.names_of(dir, FileKind::Directory, unlisted)
     }
@@ -488,7 +488,7 @@ impl Inner {
         listed.is_ok().then_some(entries)
     }
 
-    /// How many of the first names of a directory, `most` of them, are files. `None`: its names are not known.
+    /// Returns how many of the first `most` names of a directory are files. `None`: its names are not known.
     pub(super) fn count_files(&self, dir: Ino, most: usize) -> Option<usize> {
         self.engine.is_listed(dir)?.then_some(())?;
         let (mut files, mut seen) = (0, 0);
@@ -500,13 +500,13 @@ impl Inner {
         counted.ok().map(|()| files)
     }
 
-    /// What nobody came for in all this time was brought in for nothing.
+    /// Gives up awaited files that no reader opened within `PATIENCE`.
     fn give_up_waiting(&self) {
         let following = &self.foresight.following;
         let late = following.change(|awaited| awaited.take(|awaited| awaited.since.elapsed() > PATIENCE));
         let mut online = following.online.lock();
         for (ino, awaited) in late {
-            // What was here anyway cost nothing.
+            // A file that was resident anyway cost nothing.
             if awaited.bytes > 0 { online.wasted(ino.0) } else { online.not_staged(ino.0) }
         }
     }

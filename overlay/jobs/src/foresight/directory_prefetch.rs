@@ -1,11 +1,12 @@
-//! Readers that go through a tree: which directories come next, and what is in them.
+//! Predicts which directories a reader of a tree enters next, and stages their files.
 //!
-//! What a reader opens tells of the other files of its directory. Where directories have a few files each that is too
-//! late: the reader is through with one before anything is known of it. So directories are told as files are: to enter one
-//! is to open it, in the directory above. Those that come next are listed, and their files are brought in.
+//! The opens of a reader predict the other files of the directory. If each directory has only a few files, that is too
+//! late: the reader has left the directory before a prediction is possible. So directories are predicted in the same
+//! way as files: to enter a directory counts as an open of it, in the directory above. The predicted directories are
+//! listed, and their files are staged.
 //!
-//! A directory is listed because it comes next, behind the readers, and never only because it was left. The probability
-//! of a file follows from the share of a directory's files that the reader opened so far.
+//! A directory is listed, with lower priority than readers, only if it is predicted; never only because the reader left
+//! it. The probability of a file follows from the share of the files of earlier directories that the reader opened.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -20,19 +21,19 @@ use tokio::sync::Semaphore;
 use super::access_predictor::{Next, POOL_SHARE, Wanted};
 use crate::Inner;
 
-/// Readers whose way is known.
+/// Readers whose directories are remembered.
 const WALKS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
-/// Directories that a reader may be in at the same time, as several processes of one job are.
+/// Directories in which a reader may be at the same time, as the processes of one job are.
 const RECENT_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
-/// Directories on the way to a file, at most: who goes deeper is not followed.
+/// Largest depth of a directory at which a reader is followed.
 const DEPTH_MAX: usize = 64;
-/// Files that are brought in because one directory comes next: more than that take long enough to go through.
+/// Files that are staged for one predicted directory. The reader needs long enough for these.
 const FILES_MAX: usize = 128;
-/// Directories that are listed because one comes next: itself, and what is below it.
+/// Directories that are listed for one predicted directory: itself, and directories below it.
 const LISTINGS_MAX: usize = 16;
-/// How much the last directory says of the share of the files that a reader opens, at least.
+/// The least weight of the last directory in the share of files that a reader opens.
 const SHARE_WEIGHT: f64 = 0.25;
-/// What is brought in like that leaves as much of the fast pool to what is told from files.
+/// Share of the fast pool for files of predicted directories. The same amount is left for predicted files.
 const WALKS_SHARE: f64 = POOL_SHARE / 2.0;
 
 /// A directory that a reader will probably enter.
@@ -40,26 +41,26 @@ const WALKS_SHARE: f64 = POOL_SHARE / 2.0;
 pub(super) struct NextDirectory {
     reader: Who,
     directory: Ino,
-    /// That one of its files is opened.
+    /// The probability that one of its files is opened.
     probability: f64,
     why: String,
 }
 
-/// Where a reader is.
+/// The position of a reader in the tree.
 #[derive(Debug)]
 struct Walk {
-    /// The directories on its way, from the root on.
+    /// The directories from the root to the reader's directory.
     way: Vec<Ino>,
-    /// How many files it has opened where it was last.
+    /// How many files the reader opened in each directory where it was recently.
     recent: LruCache<Ino, usize>,
-    /// Of the files of a directory that it enters, those that it opens, and how many directories say so.
+    /// The share of a directory's files that the reader opens, and how many directories it is computed from.
     share: f64,
     noted: u32,
-    /// Directories that are being brought in for it.
+    /// Directories that are being staged for the reader.
     expected: HashSet<Ino>,
 }
 
-/// The ways of all readers.
+/// The positions of all readers.
 #[derive(Debug)]
 pub(super) struct Walks(LruCache<Who, Walk>);
 
@@ -101,7 +102,8 @@ impl Walk {
         self.way.last() == Some(&directory)
     }
 
-    /// It goes to the directory at the end of a way. Which ones it enters, each with the one above it.
+    /// Moves the reader to the last directory of `way`. Returns the directories that it enters, each with the one above
+    /// it.
     fn go(&mut self, way: Vec<Ino>) -> Vec<(Ino, Ino)> {
         let known = self.way.iter().zip(&way).take_while(|(before, now)| before == now).count();
         let steps = way.windows(2).skip(known.saturating_sub(1)).map(|step| (step[0], step[1]));
@@ -111,7 +113,8 @@ impl Walk {
         entered
     }
 
-    /// It opens a file. The directory that it has left for good by that, with what it has opened there.
+    /// Counts an open. If the reader thereby left a directory for good, returns that directory and how many files it
+    /// opened there.
     fn opens(&mut self, directory: Ino) -> Option<(Ino, usize)> {
         if let Some(opened) = self.recent.get_mut(&directory) {
             *opened += 1;
@@ -120,7 +123,8 @@ impl Walk {
         self.recent.push(directory, 1)
     }
 
-    /// It has opened so many of the files of a directory. The first directories say as much as what was taken for granted.
+    /// Notes how many of a directory's files the reader opened. The first directories weigh as much as the initial
+    /// estimate.
     fn note(&mut self, opened: usize, of: usize) {
         if of > 0 {
             self.noted += 1;
@@ -131,10 +135,10 @@ impl Walk {
 }
 
 impl Inner {
-    /// A reader opened a file: what follows from it for the directories that it goes through.
+    /// Follows a reader after an open, and predicts which directories it enters next.
     pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
         let (reader, directory) = (touch.reader.who, Ino(touch.directory));
-        // Never locked while something is looked up.
+        // Never locked during a look-up in the engine.
         let walks = &self.foresight.following.walks;
         let left = walks.lock().of(reader).opens(directory);
         let of = left.and_then(|(left, opened)| Some((opened, self.count_files(left, FILES_MAX)?)));
@@ -170,7 +174,8 @@ impl Inner {
         }
     }
 
-    /// The directories from the root to this one; none where these are too many, or it is nowhere any more.
+    /// Returns the directories from the root to this one. Empty if there are too many, or the directory has no name any
+    /// more.
     fn way_to(&self, directory: Ino) -> Vec<Ino> {
         let mut way = vec![directory];
         let mut last = directory;
@@ -185,7 +190,7 @@ impl Inner {
         way
     }
 
-    /// Brings in the files of a directory and of what is below it, as far as a reader will come soon.
+    /// Stages the files of a directory and of the directories below it, as far as a reader will need them soon.
     pub(super) async fn bring_in_directory(self: Arc<Self>, next: NextDirectory, turns: &Arc<Semaphore>) {
         let following = &self.foresight.following;
         if !self.bring_in_below(&next, turns).await {
@@ -194,14 +199,14 @@ impl Inner {
         following.walks.lock().is_through(&next);
     }
 
-    /// Whether any file is brought in, or was here.
+    /// Returns whether any file is being staged or was resident.
     async fn bring_in_below(self: &Arc<Self>, next: &NextDirectory, turns: &Arc<Semaphore>) -> bool {
         let (mut left, mut room, mut is_any) = (vec![next.directory], FILES_MAX, false);
         for _ in 0..LISTINGS_MAX {
             let Some(directory) = left.pop() else { break };
             {
                 let Ok(_turn) = turns.acquire().await else { break };
-                // The reader may be there by now, or have ended.
+                // The reader may have entered the directory by now, or have ended.
                 if !self.foresight.following.walks.lock().is_expected(next) {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Why a file is here, how probable its use is, and what would evict it.
+//! Explains why a file is cached, how probable its use is, and what would evict it.
 
 use forebay_api::foresight::{Explanation, Reader};
 use forebay_api::operator::{ContentState, TypedPath};
@@ -9,14 +9,14 @@ use forebay_engine::{Ino, blocking};
 use crate::Inner;
 use crate::Jobs;
 
-/// Profiles that are looked through, those that were seen last: each is read from the catalog for it.
+/// Profiles that are searched, the most recent ones first: each must be read from the catalog.
 const PROFILES_MAX: usize = 256;
 
 impl Jobs {
     /// Explains a file.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` where it is no regular file.
+    /// `NotFound`; `InvalidInput` if it is no regular file.
     pub async fn explain(&self, path: &PoolPath) -> Result<Explanation> {
         let ino = self.inner.engine.resolve(path).await?;
         self.inner.engine.check_is_file(ino)?;

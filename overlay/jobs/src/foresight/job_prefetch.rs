@@ -1,9 +1,9 @@
-//! Bringing in what a job that begins will read, behind what it reads by itself.
+//! Stages what a job that begins will read. The job's own requests go first.
 //!
-//! For each running job, sixteen small files come in at a time, or one large one. They have no lease: a lease is a
-//! promise to an owner that asked for it, and a leased file is not confirmed at every open. Until the job ends they are
-//! the last clean content to be evicted (`Foresight::keeps`). A daemon that is started again plans anew for the jobs
-//! that it takes up.
+//! For each running job, sixteen small files are fetched at a time, or one large one. They have no lease: a lease is a
+//! promise to an owner that requested it, and a leased file is not revalidated at every open. Until the job ends, these
+//! files are the last clean content to be evicted (`Foresight::keeps`). A daemon that is started again plans anew for
+//! the jobs that it takes over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use tokio_util::sync::CancellationToken;
 use crate::Inner;
 use crate::Jobs;
 
-/// Where at least this share of a file is wanted all of it is brought in: the kernel can serve it by itself then.
+/// If at least this share of a file is wanted, the whole file is fetched: then the kernel can serve it by passthrough.
 const WHOLE_SHARE: f64 = 0.75;
 
-/// What is brought in for one job. Over when the job is.
+/// What is staged for one job. It ends with the job.
 pub(crate) struct JobPrefetch {
     stop: CancellationToken,
-    /// Files, and what was fetched of them; those that were here have 0.
+    /// Files, and the bytes that were fetched of them; 0 for files that were resident.
     pub staged: Mutex<HashMap<Ino, u64>>,
     /// Files that were expected to be read, and why.
     pub foreseen: Mutex<HashMap<Ino, String>>,
 }
 
 impl Jobs {
-    /// Begins to bring in what a job will read. Returns at once.
+    /// Begins to stage what a job will read. Returns at once.
     pub(crate) fn stage_ahead(&self, job: JobSerial, invocation: Invocation) {
         let inner = &self.inner;
         let ahead = Arc::new(JobPrefetch {
@@ -66,7 +66,7 @@ impl Jobs {
             .for_each_concurrent(None, |(turn, expected)| async move {
                 let _turn = turn;
                 match self.bring_in_file(ahead, &expected, begun).await {
-                    // A profile knows what was there, not what is.
+                    // A profile has the files of earlier runs, which may be gone.
                     Err(error) if !error.is(ErrorKind::NotFound) => {
                         tracing::debug!(%error, "{} is not staged", expected.path);
                     }
@@ -82,7 +82,7 @@ impl Jobs {
         let ino = engine.resolve(&parse_path(&expected.path)?).await?;
         engine.check_is_file(ino)?;
         ahead.foreseen.lock().insert(ino, expected.why.to_string());
-        // Kept from now on, so that what is fetched for it cannot go while the rest comes in.
+        // Kept from now on, so that its first chunks are not evicted while the rest is fetched.
         ahead.staged.lock().entry(ino).or_insert(0);
         let fetched = |bytes| _ = ahead.staged.lock().entry(ino).and_modify(|sum| *sum += bytes);
         engine.fetch_current_ahead(ino, begun, |size| wanted(expected, size), fetched).await
@@ -90,7 +90,7 @@ impl Jobs {
 }
 
 impl Inner {
-    /// Ends what is brought in for a job, and says what was.
+    /// Ends staging for a job. Returns what was staged.
     pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<JobPrefetch>> {
         let ahead = self.foresight.running.lock().remove(&job);
         if let Some(ahead) = &ahead {
@@ -100,7 +100,7 @@ impl Inner {
     }
 }
 
-/// The bytes of a file of this size that are wanted.
+/// Returns the ranges of a file of this size that are wanted.
 fn wanted(expected: &Expected, size: u64) -> Vec<std::ops::Range<u64>> {
     let all = || std::iter::once(0..size).collect();
     let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return all() };

@@ -1,11 +1,11 @@
-//! What a job that has ended teaches.
+//! Learns from a job that has ended.
 //!
-//! Learned are files that the pool has, and that the job read and had not written itself. Interrupted runs are left
-//! out. Without eBPF, or if hooks are missing that tell of reads, it is not known how much of a resident file was read:
-//! a job that opens it and writes nothing counts as a reader of all of it.
+//! A profile contains files that the pool has, and that the job read without having written them itself. Interrupted
+//! runs are left out. Without eBPF, or if hooks for reads are missing, it is unknown how much of a resident file was
+//! read: a job that opens the file and writes nothing counts as a reader of all of it.
 //!
-//! A job is not learned from if its command is not known, as with `observe` without a command, or if `observe` was told
-//! to leave it alone before its end.
+//! Nothing is learned from a job whose command is not known, as with `observe` without a command, or that `observe`
+//! stopped observing before its end.
 
 use forebay_api::jobs::ObserverKind;
 use forebay_backends::Result;
@@ -17,11 +17,11 @@ use super::job_prefetch::JobPrefetch;
 use crate::Inner;
 use crate::{FileId, UsedFile};
 
-/// How much each run before weighs against the one after it.
+/// Weight of each run relative to the run after it.
 const DECAY: f64 = 0.5;
 
 impl Inner {
-    /// Folds what a job used into the profile of its signature. What was not seen whole is not learned from.
+    /// Folds what a job used into the profile of its signature, if the whole run was observed.
     pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
         let summary = &head.summary;
         let tells_all = summary.observer == ObserverKind::Ebpf && !summary.reads_unseen;
@@ -53,8 +53,8 @@ impl Inner {
         Ok(report)
     }
 
-    /// What a run read of a file that the pool has; `None` where it read nothing of it. `tells_all`: nothing of what is read
-    /// goes unseen.
+    /// Returns what a run read of a file that the pool has; `None` if it read nothing of it. `tells_all`: no read goes
+    /// unseen.
     fn use_of(&self, file: &UsedFile, tells_all: bool) -> Option<Use> {
         let FileId::Overlay(ino) = file.id else { return None };
         let size_bytes = self.engine.size_in_pool(ino)?;
@@ -70,7 +70,7 @@ impl Inner {
     fn report_ahead(&self, used: &[UsedFile], ahead: Option<&JobPrefetch>, tells_all: bool) -> AheadReport {
         let mut report = AheadReport::default();
         let Some(ahead) = ahead else { return report };
-        // No file is locked while these are.
+        // Never locked while a file is looked up.
         let (staged, foreseen) = (ahead.staged.lock().clone(), ahead.foreseen.lock().clone());
         let counted = staged.iter().filter(|(_, bytes)| **bytes > 0);
         (report.files, report.bytes) = counted.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more));
@@ -91,7 +91,8 @@ impl Inner {
     }
 }
 
-/// Where something of what is read goes unseen, who opens a file and does not write it reads all of it.
+/// Returns whether a file counts as read although no read was seen. If some reads go unseen, an open without a write
+/// counts as a read of the whole file.
 fn is_taken_for_read(file: &UsedFile, tells_all: bool) -> bool {
     !tells_all && file.shown.traffic.written_bytes == 0
 }
