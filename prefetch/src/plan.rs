@@ -40,7 +40,7 @@ pub struct PoolRate {
 }
 
 impl PoolRate {
-    /// What a reader waits who finds nothing of the file here.
+    /// Returns how long a reader waits if no byte of the file is resident.
     fn stall_seconds(&self, bytes: u64) -> f64 {
         self.latency.as_secs_f64() + bytes as f64 / self.bytes_per_second
     }

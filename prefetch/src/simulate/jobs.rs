@@ -59,7 +59,7 @@ pub fn parse(text: &[u8]) -> Result<Trace, TraceError> {
 impl File {
     /// Returns its path, its size, and the number of requests for it.
     fn plan(self) -> (String, u64, u64) {
-        // What was inherited or opened before the job began has bytes and no open.
+        // A file that was inherited, or opened before the job began, has bytes and no open.
         let opens = self.opens.max(1);
         (self.path.to_string(), self.bytes.div_ceil(opens), opens.min(OPENS_MAX))
     }

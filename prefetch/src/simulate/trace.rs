@@ -37,7 +37,7 @@ impl Trace {
         &self.requests
     }
 
-    /// Returns the size of a content of [`Trace::requests`], in bytes; 1 if the trace has no sizes.
+    /// Returns the size of a content of [`Trace::requests`], in bytes.
     pub fn bytes(&self, content: u32) -> u64 {
         self.sizes[content as usize]
     }
@@ -76,7 +76,7 @@ impl Trace {
 /// The reason why bytes are no trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceError {
-    /// Nothing is in it.
+    /// It has no requests.
     Empty,
     /// The length is not a whole number of records.
     Truncated {
