@@ -34,7 +34,7 @@ pub trait ContentIo: Send + Sync + 'static {
     /// Writes all of `data` at byte `offset`; short writes are continued. After an error, any part of `data` may have
     /// been written. The file must not be open with `O_APPEND`.
     ///
-    /// Errors: `NoSpace` and `Quota` as the fast pool says; `TooLarge` past the largest offset.
+    /// Errors: `NoSpace` and `Quota` as the fast pool reports; `TooLarge` past the largest offset.
     async fn write_at(&self, file: Arc<File>, offset: u64, data: Bytes) -> Result<()>;
 
     /// Reads up to `len` bytes at byte `offset`; fewer only at the end of the file, none beyond it.

@@ -39,7 +39,7 @@ impl Spares {
     /// Returns a content file that looks newly created. Within a runtime, makes more in the background.
     ///
     /// # Errors
-    /// Those of the fast pool.
+    /// The errors of the fast pool.
     pub fn take(self: &Arc<Self>) -> Result<Arc<Content>> {
         // With several devices, the one with the most free space must be determined each time.
         if self.store.devices().len() > 1 {

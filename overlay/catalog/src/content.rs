@@ -1,5 +1,5 @@
-//! What is valid in a content file. The catalog stores a head, and the checksums of the chunks in groups, so that the
-//! bytes written for one more chunk do not grow with the file.
+//! The record of the valid bytes of a content file. The catalog stores a head, and the checksums of the chunks in
+//! groups, so that the bytes written for one more chunk do not grow with the file.
 
 use std::ops::Range;
 

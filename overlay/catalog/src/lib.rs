@@ -57,7 +57,7 @@ const FORMAT: u32 = 8;
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 /// Memory for records that are not yet in a table file, shared by all column families.
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
-/// The most of it for one column family.
+/// The most write buffer memory of one column family.
 const FAMILY_BUFFER_BYTES: usize = 4 << 20;
 
 mod cf {
@@ -69,7 +69,7 @@ mod cf {
     pub const RESIDENCY: &str = "residency";
     /// `ContentId` + number of a group of chunks → their checksums.
     pub const CHUNKS: &str = "chunks";
-    /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → `IntentRecord`.
+    /// Intents: `i` + `Ino` or `n` + `Ino` of the directory + name → `IntentRecord`.
     pub const INTENTS: &str = "intents";
     /// User + lane + time + key of the intent → `Wait`.
     pub const QUEUE: &str = "queue";
@@ -266,7 +266,7 @@ impl Catalog {
         Batch::new(self)
     }
 
-    /// Applies a batch; it survives the process when this returns.
+    /// Applies a batch, which survives the death of the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
         let written = self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e));
         batch.names.iter().for_each(|key| self.recent.forget(key));
@@ -300,7 +300,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Whether [`Self::sync_changes`] has nothing to do.
+    /// Returns whether [`Self::sync_changes`] has nothing to do.
     pub fn is_synced(&self) -> bool {
         self.has_synced(self.db.latest_sequence_number())
     }

@@ -258,7 +258,7 @@ impl Batch<'_> {
     /// this entry.
     ///
     /// # Errors
-    /// Those of the catalog.
+    /// The errors of the catalog.
     pub fn requeue(&mut self, entry: &Queued, slot: Slot, wait: Wait) -> Result<()> {
         let record: Option<IntentRecord> = self.catalog.get(cf::INTENTS, &entry.intent.encode())?;
         self.leave_queue(entry);

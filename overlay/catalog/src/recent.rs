@@ -37,7 +37,7 @@ impl RecentNames {
     /// during the read.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn get(&self, key: &[u8], read: impl FnOnce() -> Result<NameRecord>) -> Result<NameRecord> {
         let changes = {
             let place = self.place(key).lock();

@@ -14,9 +14,9 @@ pub type Link = (Ino, Box<[u8]>);
 /// changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NameRecord {
-    /// What the mount shows.
+    /// The object that the mount shows.
     pub here: Option<(Ino, FileKind)>,
-    /// What the pool has, or had before `sent`.
+    /// The object that the pool has, or had before `sent`.
     pub pool: Option<Ino>,
     /// Calls that were sent to the pool for this name without a known answer, oldest first: the pool may have executed
     /// any of them. Written before the call is sent, deleted by the commit after the answer.

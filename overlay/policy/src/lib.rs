@@ -33,7 +33,7 @@ pub enum Write {
 pub enum Flush {
     /// Before `close` returns.
     OnClose,
-    /// When nothing has changed the file for this long.
+    /// When the file has not changed for this long.
     Idle(Duration),
     /// Only by `forebay flush`.
     Manual,

@@ -136,7 +136,7 @@ impl History {
         !self.news.numbers.is_empty() || self.news.has_dates
     }
 
-    /// Returns whether a path contains a number that may follow such a parameter: few do, and the others need no
+    /// Returns whether a path contains a number that may follow such a parameter: few do, and other paths need no
     /// further test.
     pub fn may_follow(&self, path: &str) -> bool {
         let mut may = false;

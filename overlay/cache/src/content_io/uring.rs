@@ -56,7 +56,7 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    /// Starts the thread and tries the ring. The error says why io_uring cannot be used here.
+    /// Starts the thread and tries the ring. The error says why io_uring cannot be used.
     pub fn start(limits: Limits) -> Result<Self, String> {
         let wake = Arc::new(Wake::new().map_err(|error| format!("no eventfd for io_uring: {error}"))?);
         let (inbox, received) = mpsc::channel();

@@ -295,7 +295,7 @@ fn a_similar_job_says_what_a_new_one_may_read() {
     assert!(matches!(&expected[0].why, Reason::Similar { signature, used: 3, seen: 3 } if signature.contains("a.py")));
 }
 
-/// If an earlier argument returns, the job reads what that run read, and not what the others read.
+/// If an earlier argument returns, the job reads what that run read, and not what other runs read.
 #[test]
 fn a_rerun_of_an_earlier_argument_reads_the_same_again() {
     let seeds = [4, 7, 9, 2];
