@@ -113,7 +113,7 @@ pub struct Catalog {
     inodes: IdAllocator,
     contents: IdAllocator,
     /// The number of the current epoch. After a power cut, content that was fetched in an epoch is trusted only if the
-    /// epoch was closed. Closing it syncs the fast pool first.
+    /// epoch was closed. The fast pool is synced before an epoch is closed.
     epoch: AtomicU64,
     /// Epochs that ended in a power cut: from..=to.
     dead_epochs: Vec<(u64, u64)>,

@@ -1,8 +1,9 @@
 //! The queue of write-back: an index of the intents by user, lane and time.
 //!
-//! The batch that makes a difference also writes the queue entry, and stores the entry's slot in the intent's record.
-//! When an intent is deleted, its entry stays. The reader of the queue drops an entry whose slot differs from the one
-//! in the intent's record. So a change of the overlay costs one write, and a restart finds the queue as it was.
+//! The batch that makes a difference also writes the queue entry, and stores the entry's slot in the intent's record. A
+//! batch that removes the difference deletes only the intent. The reader of the queue drops an entry whose slot differs
+//! from the one in the intent's record. So a change of the overlay costs one write, and a restart finds the queue as it
+//! was.
 //!
 //! Times are those of the queue's own clock, in microseconds. It never goes back: it follows the monotonic clock while
 //! the daemon lives, and starts after a restart beyond every queued time. It depends neither on the time of day nor on
@@ -54,7 +55,7 @@ pub(super) struct IntentRecord {
 pub struct Wait {
     /// The time at which the pool last had it, or at which it was first looked at.
     pub since_us: u64,
-    /// Failed attempts since the last success.
+    /// Consecutive failed attempts.
     pub failures: u32,
 }
 

@@ -158,8 +158,8 @@ impl InodeRecord {
     }
 
     /// Returns the version that the pool's object must have for the flush to remove a name that was removed in the
-    /// mount. The caller of unlink had not seen what another client wrote since. So, if it is the object's last name,
-    /// no version matches, and the object stays.
+    /// mount. If another client changed the content since the removal, the caller of unlink had not seen that change.
+    /// So, if it is the object's last name, no version matches, and the object stays.
     pub fn removed_version(&self) -> Option<Version> {
         let last = self.links.is_empty() && self.pool_links.len() < 2 && self.unseen_links == 0;
         if last && self.changed_since_removal { Some(unmatched()) } else { self.version.clone() }
