@@ -1,5 +1,5 @@
-//! Decisions, and nothing else: no I/O, no clock, no threads. What a decision needs to know is passed in, so that every
-//! one of them can be replayed and tested.
+//! Decisions only: no I/O, no clock, no threads. The caller passes in what a decision depends on, so that each decision
+//! can be replayed and tested.
 //!
 //! Each module decides one thing:
 //!

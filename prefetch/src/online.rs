@@ -1,15 +1,16 @@
-//! What readers will open next, told from what they open while they run: the online source of the planner.
+//! Predicts what readers will open next from what they open while they run: the online source of the planner.
 //!
 //! Four kinds of patterns are known: the order of names in a directory ([`sequence`]), a directory that is read in no
 //! order ([`siblings`]), files that are opened together now and then ([`association`]), and sets that are read over and
-//! over ([`epochs`]). Here their suggestions are put together. Each predictor is believed as far as its suggestions to
-//! this reader, or to others if there were none, were used; one that is nearly always wrong is only tried now and then.
+//! over ([`epochs`]). This module combines their suggestions. A predictor is trusted by the share of its suggestions
+//! that was used: by this reader, or by all readers if this one has no outcomes yet. A predictor that is nearly always
+//! wrong only probes now and then.
 //!
-//! Nothing grows without bound: what was not of use for longest is forgotten. The bounds are constants, with what an
-//! entry takes, in the modules: [`reader::READERS_MAX`], [`track::TRACKS_MAX`] and [`track::TOUCHED_MAX`],
+//! All memory is bounded: the entry that was not used for longest is forgotten. The bounds are constants in the
+//! modules, with the size of an entry: [`reader::READERS_MAX`], [`track::TRACKS_MAX`] and [`track::TOUCHED_MAX`],
 //! [`listing::DIRECTORIES_MAX`] and [`listing::LISTED_MAX`], [`epochs::LOGS_MAX`], [`asked::ASKED_MAX`],
-//! [`association::ROWS_MAX`] and [`association::LEADERS_MAX`]. Together 120 MiB at most, for a mount where everything is
-//! at its bound; a job that reads a set of 2,000 files in one directory takes 1 MiB.
+//! [`association::ROWS_MAX`] and [`association::LEADERS_MAX`]. Together they take at most 120 MiB, if a mount reaches
+//! every bound. A job that reads a set of 2,000 files in one directory takes 1 MiB.
 
 mod accuracy;
 mod asked;
@@ -41,30 +42,30 @@ use listing::{Listing, Listings};
 use reader::Reader;
 use track::Track;
 
-/// Suggestions for one open, at most: what the caller can begin before the next one.
+/// The most suggestions for one open: as many as the caller can begin before the next open.
 pub const SUGGESTIONS_MAX: usize = 64;
 
-/// Files that a reader opens in a directory before its listing is asked for: an order takes three steps to show. Who
-/// goes on as in the directory before needs it at once.
+/// Files that a reader opens in a directory before its listing is requested: an order is recognised after three steps.
+/// A reader that may continue as in the previous directory needs the listing at once.
 const LISTING_TOUCHES: usize = 3;
 
-/// Whose opens are one sequence.
+/// The job or session whose opens are one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Who {
-    /// By its number while it runs.
+    /// A job, by its number while it runs.
     Job(u32),
     /// A session (one terminal, one service) outside of jobs, by its process number; 0 if that is not known.
     Session(u32),
 }
 
-/// What is opened. To enter a directory is to open it, in the directory above.
+/// The kind of opened objects. Entering a directory counts as opening it, in its parent directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Opens {
     Files,
     Directories,
 }
 
-/// A reader of files, or of directories: each has patterns of its own.
+/// A reader of files, or of directories: each has its own patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReaderId {
     pub who: Who,
@@ -79,7 +80,7 @@ pub struct Touch {
     pub directory: u64,
     /// The inode number of the file, or of the directory that was entered.
     pub file: u64,
-    /// Since any fixed moment.
+    /// The time since any fixed moment.
     pub at: Duration,
 }
 
@@ -103,17 +104,18 @@ pub struct Suggestion {
     pub why: Why,
 }
 
-/// All that is known of the readers of a mount; see the head of the file. Deterministic: the same calls give the same
-/// suggestions. The caller locks. Only to forget a reader, which [`Online::ended`] does, takes longer the more there is.
+/// The state of all readers of a mount; see the head of the file. Deterministic: the same calls give the same
+/// suggestions. The caller locks. Only forgetting a reader, as [`Online::ended`] does, takes time in proportion to the
+/// state.
 #[derive(Debug)]
 pub struct Online {
     readers: LruCache<ReaderId, Reader>,
     readers_made: u64,
-    /// Opens that the readers remember.
+    /// Opens that all readers together remember.
     logged: usize,
     /// By reader and directory.
     tracks: LruCache<(ReaderId, u64), Track>,
-    /// Files that the tracks remember.
+    /// Files that all tracks together remember.
     touched: usize,
     listings: Listings,
     association: Association,
@@ -122,7 +124,7 @@ pub struct Online {
     accuracy: [Accuracy; 5],
 }
 
-/// What an open is part of.
+/// The context of an open.
 struct Opened {
     listing: Option<Arc<Listing>>,
     follows: bool,
@@ -149,13 +151,14 @@ impl Online {
         }
     }
 
-    /// Notes an open, and says which files will probably be opened next, the most probable first: at most
-    /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this epoch, or
-    /// this pass over the directory. What goes with the file may be one that it has opened before, if not just now.
+    /// Notes an open, and returns the files that will probably be opened next, the most probable first: at most
+    /// [`SUGGESTIONS_MAX`], none twice while it is outstanding, and none that this reader has opened in this epoch or
+    /// in this pass over the directory. An associated file may have been opened before, but not just now.
     ///
-    /// `listing` gives the files of a directory, or the directories in it if these are what is opened, in any order. It is called at most once, for the directory of the open,
-    /// and only if the reader has opened some files there and what was listed before is not known or lacks the file.
-    /// `None`: not known; then only what goes without it is suggested.
+    /// `listing` returns the files of a directory, or its subdirectories if the reader opens directories, in any order.
+    /// It is called at most once, for the directory of the open, and only if the reader has opened some files there and
+    /// the known listing is missing or lacks the file. If it returns `None`, only suggestions that need no listing are
+    /// made.
     ///
     /// Answer each suggestion with [`Online::staged`] or [`Online::not_staged`].
     pub fn touched(&mut self, touch: &Touch, listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Vec<Suggestion> {
@@ -169,19 +172,19 @@ impl Online {
         suggestions
     }
 
-    /// The file was brought in, or was here.
+    /// The file was fetched, or was resident.
     pub fn staged(&mut self, file: u64) {
         if let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state == State::Said) {
             asked.state = State::Staged;
         }
     }
 
-    /// The file will not be brought in: there is no room, or other files come first. Counts as no waste.
+    /// The file will not be fetched: there is no room, or other files go first. This does not count as waste.
     pub fn not_staged(&mut self, file: u64) {
         let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state != State::Refused) else { return };
         let (reader, directory, predictor) = (asked.reader, asked.directory, asked.predictor);
         if predictor.is_ordered() {
-            // Whether it is opened when it was expected tells how good the predictor is, at no cost.
+            // The suggestion stays, since it costs nothing to see whether the file is opened when it was expected.
             asked.state = State::Refused;
         } else {
             self.asked.remove(file);
@@ -194,12 +197,12 @@ impl Online {
         }
     }
 
-    /// The file was evicted, or the job for which it was brought in ended, and nobody has used it.
+    /// The file was evicted unused, or the job for which it was fetched ended without using it.
     pub fn wasted(&mut self, file: u64) {
         self.settle(file, false);
     }
 
-    /// They will open nothing more. What was brought in for them and not used was wasted.
+    /// The job or session will open nothing more. Files that were fetched for it and not used were wasted.
     pub fn ended(&mut self, who: Who) {
         for opens in [Opens::Files, Opens::Directories] {
             let reader = ReaderId { who, opens };
@@ -209,7 +212,7 @@ impl Online {
         }
     }
 
-    /// A suggestion, if there is one for this file, was used or wasted.
+    /// Settles the suggestion for this file, if there is one: it was used or wasted.
     fn settle(&mut self, file: u64, used: bool) {
         let Some(asked) = self.asked.remove(file) else { return };
         if let Some(reader) = self.readers.peek_mut(&asked.reader) {
@@ -228,7 +231,7 @@ impl Online {
         }
     }
 
-    /// So many suggestions were used, and so many wasted.
+    /// Notes numbers of used and of wasted suggestions.
     fn note(&mut self, reader: ReaderId, predictor: Predictor, outcomes: (usize, usize)) {
         self.accuracy[predictor.index()].note(outcomes.0, outcomes.1);
         if let Some(reader) = self.readers.peek_mut(&reader) {
@@ -236,7 +239,7 @@ impl Online {
         }
     }
 
-    /// Lets go of what a reader has left behind.
+    /// Releases all state that belongs to a reader.
     fn forget(&mut self, id: ReaderId, reader: Reader, has_ended: bool) {
         self.logged -= reader.epochs.log_len();
         let (mut used_siblings, mut wasted) = (0, [0; 5]);
@@ -270,7 +273,7 @@ impl Online {
         true
     }
 
-    /// Notes an open. `None` if it is the same as one before.
+    /// Notes an open. `None` if it counts as the same as a previous one.
     fn open(&mut self, touch: &Touch, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<Opened> {
         let (readers_made, file) = (&mut self.readers_made, touch.file);
         let reader = self.readers.get_or_insert_mut(touch.reader, || {
@@ -324,7 +327,7 @@ impl Online {
         sources.candidates(touch.file, opened.listing.as_deref(), opened.follows)
     }
 
-    /// Makes suggestions of the best candidates.
+    /// Turns the best candidates into suggestions.
     fn suggest(&mut self, touch: &Touch, mut candidates: Vec<Candidate>) -> Vec<Suggestion> {
         let probability = |candidate: &Candidate| candidate.suggestion.probability;
         candidates.sort_by(|a, b| probability(b).total_cmp(&probability(a)));

@@ -1,34 +1,34 @@
-//! What to stage before it is asked for, and in which order.
+//! Chooses what to stage ahead, and in which order.
 //!
-//! A file that is staged and then used saves its reader the wait for it: a round trip to the pool and the time of its
-//! bytes. What staging costs is room on the fast pool and time of the pool before the job begins. The files with the most
-//! expected seconds saved for their cost are chosen until one of the two is used up: Dantzig's greedy rule for the
-//! knapsack (Operations Research 5, 1957), with the two costs added as shares of what there is (Pirkul's surrogate
-//! constraint, Naval Research Logistics 34, 1987, with equal multipliers). No single file is a large share of either, so
-//! the rule is close to the best choice.
+//! A staged file that is used saves its reader the wait for it: a round trip to the pool and the transfer of its bytes.
+//! Staging costs room on the fast pool, and time of the pool before the job begins. The plan chooses the files with the
+//! most expected seconds saved for their cost, until room or time is used up. This is Dantzig's greedy rule for the
+//! knapsack (Operations Research 5, 1957), with the two costs added as shares of their limits (Pirkul's surrogate
+//! constraint, Naval Research Logistics 34, 1987, with equal multipliers). No single file is a large share of either
+//! limit, so the rule is close to the best choice.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// What is less probable than this is never staged: three of four bytes would be fetched for nothing.
+/// Files with a smaller probability are never staged: three of four bytes would be fetched for nothing.
 pub const PROBABILITY_MIN: f64 = 0.25;
 
 /// A file that may be staged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// The caller's name for it.
+    /// The caller's identifier of the file.
     pub file: u64,
-    /// The room that it takes, or has taken already.
+    /// The room that it will occupy, or already occupies.
     pub bytes: u64,
-    /// Of these, what would be fetched: what is here takes no time.
+    /// Bytes that must be fetched: resident bytes take no time.
     pub missing_bytes: u64,
-    /// That the job uses it: from 0 to 1.
+    /// The probability that the job uses it, from 0 to 1.
     pub probability: f64,
     /// Its place in the order of first uses.
     pub rank: u32,
 }
 
-/// How fast the pool is.
+/// The speed of the pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolRate {
     /// Of all requests together; must be above 0.
@@ -40,12 +40,12 @@ pub struct PoolRate {
 }
 
 impl PoolRate {
-    /// What a reader waits who finds nothing of the file here.
+    /// Returns how long a reader waits if no byte of the file is resident.
     fn stall_seconds(&self, bytes: u64) -> f64 {
         self.latency.as_secs_f64() + bytes as f64 / self.bytes_per_second
     }
 
-    /// For how long the pool is busy with so many bytes of a file, while others are under way too.
+    /// Returns how long this many bytes of a file occupy the pool, while other requests are under way too.
     pub fn busy_seconds(&self, bytes: u64) -> f64 {
         if bytes == 0 {
             return 0.0;
@@ -55,24 +55,24 @@ impl PoolRate {
     }
 }
 
-/// What there is to spend.
+/// The limits of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// What the fast pool can take without giving up anything that is dirty or leased.
+    /// The room of the fast pool without giving up anything that is dirty or leased.
     pub room_bytes: u64,
-    /// Until the job begins; `None`: it will wait.
+    /// Time until the job begins; `None`: the job waits.
     pub time: Option<Duration>,
-    /// What is less probable is left alone; see [`probability_min`].
+    /// Files with a smaller probability are not staged; see [`probability_min`].
     pub probability_min: f64,
 }
 
-/// Why a file is not staged.
+/// The reason why a file is not staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     Improbable,
-    /// Others save more for the room that they take,
+    /// Other files save more for their room.
     NoRoom,
-    /// or for the time of the pool.
+    /// Other files save more for their time of the pool.
     NoTime,
 }
 
@@ -86,20 +86,20 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What to stage.
+/// What to stage, and what not.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// In the order to stage them: that of their first uses, so that the job finds what it needs first.
+    /// In the order of staging, which is that of first uses, so that the job finds first what it needs first.
     pub chosen: Vec<Candidate>,
     pub refused: Vec<(Candidate, Refusal)>,
     pub bytes: u64,
-    /// For how long the pool will be busy.
+    /// How long the pool will be busy.
     pub pool_seconds: f64,
-    /// What readers will probably not wait.
+    /// Expected seconds that readers will not wait.
     pub saved_seconds: f64,
 }
 
-/// Chooses among files, each named once.
+/// Chooses among files, each of which is listed once.
 pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Plan {
     let mut plan = Plan::default();
     let mut wanted = Vec::with_capacity(candidates.len());
@@ -111,7 +111,7 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
             () => wanted.push((density(&candidate, pool, limits), candidate)),
         }
     }
-    // Ties in the order of use, so that equal files are staged from the first.
+    // Ties are broken by the order of use, so that equal files are staged from the first.
     wanted.sort_unstable_by(|(a, first), (b, second)| b.total_cmp(a).then(first.rank.cmp(&second.rank)));
     let time = limits.time.map_or(f64::INFINITY, |time| time.as_secs_f64());
     for (_, candidate) in wanted {
@@ -131,7 +131,7 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
     plan
 }
 
-/// Expected seconds saved, for the shares of room and time that are spent.
+/// Returns the expected seconds saved, per share of room and time spent.
 fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
     let room = candidate.bytes as f64 / limits.room_bytes.max(1) as f64;
     let busy = pool.busy_seconds(candidate.missing_bytes);
@@ -139,8 +139,8 @@ fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
     candidate.probability * pool.stall_seconds(candidate.bytes) / (room + time).max(f64::MIN_POSITIVE)
 }
 
-/// How probable a use must be, where of what was staged for runs before this one the share `accuracy` (0 to 1, by bytes)
-/// was used: prefetch that is wasted throttles itself, and what is nearly certain is staged always.
+/// Returns the least probability of a file to be staged. `accuracy` (0 to 1, by bytes) is the share of earlier staged
+/// bytes that was used: wasted prefetch throttles itself, and nearly certain files are always staged.
 pub fn probability_min(accuracy: f64) -> f64 {
     let wasted = 1.0 - accuracy.clamp(0.0, 1.0);
     PROBABILITY_MIN + (0.9 - PROBABILITY_MIN) * wasted
@@ -220,7 +220,7 @@ mod tests {
         assert!(probability_min(0.5) > probability_min(0.9));
     }
 
-    /// The most that any choice saves, tried out.
+    /// The most that any choice saves, by trying all of them.
     fn best(candidates: &[Candidate], room: u64) -> f64 {
         let value = |chosen: u32| {
             let of = |field: fn(&Candidate) -> f64| -> f64 {
@@ -243,7 +243,7 @@ mod tests {
             let plan = plan(candidates.clone(), &POOL, &limits(room, None));
             prop_assert!(plan.bytes <= room);
             prop_assert_eq!(plan.chosen.len() + plan.refused.len(), candidates.len());
-            // The greedy rule misses less than what one file saves.
+            // The greedy rule loses less than what one file saves.
             let largest = candidates.iter().map(|c| POOL.stall_seconds(c.bytes)).fold(0.0, f64::max);
             prop_assert!(plan.saved_seconds + largest >= best(&candidates, room));
         }

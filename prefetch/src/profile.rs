@@ -1,8 +1,8 @@
-//! What the runs of one signature read, and what the next one will.
+//! What the runs of one signature read, and what the next run will read.
 //!
-//! A profile remembers the last [`RUNS_MAX`] runs: their parameters, and for each file in which of them it was used.
-//! What a run is expected to read follows from how often a path was used lately, and, for paths that move with a
-//! parameter, with the date or with a counter, from how they moved before (`predict`).
+//! A profile remembers the last [`RUNS_MAX`] runs: their parameters, and for each file the runs that used it. The
+//! prediction for a run follows from how often a path was used lately. For paths that move with a parameter, with the
+//! date or with a counter, it follows from how they moved before (`predict`).
 
 mod codec;
 mod document;
@@ -24,36 +24,38 @@ pub use codec::DecodeError;
 pub use document::{DocumentError, FileDocument, ParameterDocument, ProfileDocument, RunDocument};
 pub use expected::{Expected, Reason};
 
-/// Runs that a profile remembers. A byte says in which of them a file was used.
+/// Runs that a profile remembers. One byte stores in which of them a file was used.
 pub const RUNS_MAX: usize = 8;
 
-/// Files that a profile remembers: of more, those used most lately and most often. About 100 bytes each in memory.
+/// The most files that a profile remembers: those that were used most recently and most often. About 100 bytes each in
+/// memory.
 pub const FILES_MAX: usize = 1 << 20;
 
-/// The most that the paths of a profile take in all.
+/// The most bytes of all paths of a profile together.
 pub const PATHS_BYTES_MAX: usize = 128 << 20;
 
 /// The longest path that is remembered, in bytes: Linux's own limit.
 pub const PATH_BYTES_MAX: usize = 4096;
 
-/// Runs after which a file is forgotten that one run used and whose name is a hash: no other name follows from it.
+/// A file whose name contains a hash, and that only one run used, is forgotten after this many further runs: no other
+/// name follows from it.
 const HASHED_RUNS: u32 = 3;
 
-/// A run counts this much less than the one after it: the weights of 8 runs are 1, 0.7, 0.49 ... 0.08, so that what
+/// The weight of a run relative to the next one. The weights of 8 runs are 1, 0.7, 0.49 ... 0.08, so that a file that
 /// was used in the last three of many runs counts two thirds.
 pub const DECAY_PER_RUN: f64 = 0.7;
 
-/// What of a file was used, at a grain that depends on its size.
+/// The used parts of a file, at a granularity that depends on its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
     /// Bytes of one part, at least 1.
     pub part_bytes: u64,
-    /// One bit for each of 256 parts. The last stands for all beyond it as well.
+    /// One bit for each of 256 parts. The last part also covers everything beyond it.
     pub bits: [u64; 4],
 }
 
 impl Parts {
-    /// Bytes of a file of `size_bytes` that are in the parts.
+    /// Returns the bytes of a file of `size_bytes` that are in the parts.
     pub fn bytes(&self, size_bytes: u64) -> u64 {
         let last = 255 * u128::from(self.part_bytes);
         let begun = |part: u32| u128::from(self.part_bytes) * u128::from(part);
@@ -69,8 +71,8 @@ impl Parts {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// What is used of a file whose use was `self` before and is `new` now: both, as long as that is not mainly what
-    /// is of no use any more. A program that reads other parts each time must not end with all of them.
+    /// Returns the used parts after another use, `new`: both together, unless more than half of them would be out of
+    /// use. A program that reads other parts each time must not end with all of them.
     fn followed_by(self, new: Self) -> Self {
         if self.part_bytes != new.part_bytes {
             return new;
@@ -81,49 +83,50 @@ impl Parts {
     }
 }
 
-/// What one run used of one file.
+/// One run's use of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Use {
-    /// Relative to the mount, parts divided by `/`; any text. Longer than [`PATH_BYTES_MAX`]: not remembered.
+    /// Relative to the mount, components separated by `/`; any text. A path longer than [`PATH_BYTES_MAX`] is not
+    /// remembered.
     pub path: String,
     pub size_bytes: u64,
     /// In the order of first uses, from 1.
     pub rank: u32,
-    /// `None`: all of it.
+    /// `None`: the whole file.
     pub parts: Option<Parts>,
 }
 
-/// One run that is remembered.
+/// One remembered run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     ended_unix: u64,
     parameters: Parameters,
 }
 
-/// One file that is remembered.
+/// One remembered file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct File {
     path: Box<str>,
     size_bytes: u64,
     rank: u32,
-    /// Bit 0: used in the newest run, bit 1: in the one before. Never 0.
+    /// Bit 0: used in the newest run, bit 1: in the one before it. Never 0.
     used: u8,
     parts: Option<Box<Parts>>,
 }
 
-/// What is known of one file, to be shown.
+/// The record of one file, for reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileSummary<'a> {
     pub path: &'a str,
-    /// A sixteenth more at most, if the newest run did not use it.
+    /// At most a sixteenth too large, if the newest run did not use the file.
     pub size_bytes: u64,
-    /// Of the run that used it last, from 1.
+    /// In the run that used it last, from 1.
     pub rank: u32,
-    /// That the next run with any parameters uses it, 0 to 1.
+    /// The probability that the next run, with any parameters, uses it, 0 to 1.
     pub probability: f64,
-    /// Runs that used it, of those `seen`.
+    /// Runs that used it, out of `seen`.
     pub used: u32,
-    /// Runs that are remembered.
+    /// Remembered runs.
     pub seen: u32,
     /// The end of the run that used it last, in seconds since 1970.
     pub last_seen_unix: u64,
@@ -133,21 +136,21 @@ pub struct FileSummary<'a> {
 /// See the head of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// One of the runs, for people and for the signature.
+    /// One of the runs, for reports and for the signature.
     example: Invocation,
     /// The newest first, at most [`RUNS_MAX`].
     runs: Vec<Run>,
-    /// By path, each once; at most [`FILES_MAX`].
+    /// Sorted by path, each path once; at most [`FILES_MAX`].
     files: Vec<File>,
 }
 
 impl Profile {
-    /// A profile of no runs yet.
+    /// Returns a profile without runs.
     pub fn new(example: &Invocation) -> Self {
         Self { example: example.bounded().into_owned(), runs: Vec::new(), files: Vec::new() }
     }
 
-    /// Takes one run in. A path that is there twice counts as its first use.
+    /// Adds one run. If a path occurs twice, its first use counts.
     pub fn fold(&mut self, invocation: &Invocation, ended_unix: u64, mut uses: Vec<Use>) {
         self.runs.insert(0, Run { ended_unix, parameters: invocation.parameters() });
         self.runs.truncate(RUNS_MAX);
@@ -169,20 +172,20 @@ impl Profile {
         self.files = bounded(files);
     }
 
-    /// What a job that is started like this will read, in the order in which it will: a path once. Paths that moved
-    /// may not exist.
+    /// Predicts what a job with this invocation will read, in the order of reading, each path once. Paths that were
+    /// moved may not exist.
     pub fn predict(&self, invocation: &Invocation) -> Vec<Expected> {
         predict::predict(self, invocation, None)
     }
 
-    /// The same where the time is known, in seconds since 1970: what moves with the day on which a job runs is found
-    /// on weekdays and after breaks, and after one run.
+    /// Like [`Self::predict`], with the time in seconds since 1970. With it, paths that move with the day of the run
+    /// are predicted after weekends and breaks, and after one run.
     pub fn predict_at(&self, invocation: &Invocation, now_unix: u64) -> Vec<Expected> {
         predict::predict(self, invocation, Some(now_unix))
     }
 
-    /// The same for a job that has no profile of its own, from this one, which is of a similar job: `similarity` is
-    /// that of the signatures, 0 to 1, and what every probability is multiplied with.
+    /// Predicts for a job without a profile of its own, from this profile of a similar job. Every probability is
+    /// multiplied by `similarity`, the similarity of the signatures, 0 to 1.
     pub fn predict_similar(&self, invocation: &Invocation, similarity: f64) -> Vec<Expected> {
         let signature = self.signature().as_str().to_owned();
         let mut expected = self.predict(invocation);
@@ -194,7 +197,7 @@ impl Profile {
         expected
     }
 
-    /// The profile as it was without one of its runs.
+    /// Returns the profile without one of its runs.
     fn without(&self, run: usize) -> Self {
         let kept = !(1 << run);
         let mut out = self.clone();
@@ -204,7 +207,7 @@ impl Profile {
         out
     }
 
-    /// One of the runs: how the signature looked in full.
+    /// Returns one of the runs: an example of the signature in full.
     pub fn example(&self) -> &Invocation {
         &self.example
     }
@@ -213,17 +216,17 @@ impl Profile {
         self.example.signature()
     }
 
-    /// Runs that are remembered, at most [`RUNS_MAX`].
+    /// Returns the number of remembered runs, at most [`RUNS_MAX`].
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// The end of the newest run, in seconds since 1970; 0 without runs.
+    /// Returns the end of the newest run, in seconds since 1970; 0 without runs.
     pub fn last_seen_unix(&self) -> u64 {
         self.runs.first().map_or(0, |run| run.ended_unix)
     }
 
-    /// The files by path.
+    /// Returns the files, sorted by path.
     pub fn files(&self) -> impl Iterator<Item = FileSummary<'_>> {
         self.files.iter().map(|file| FileSummary {
             path: &file.path,
@@ -255,8 +258,8 @@ impl File {
         self
     }
 
-    /// After a run without it: forgotten once all runs that used it are. From now on only others are judged by its
-    /// size.
+    /// Returns the file after a run that did not use it; `None` once no remembered run used it. From now on, its size
+    /// only serves as an estimate for other files.
     fn unused(mut self) -> Option<Self> {
         self.used <<= 1;
         self.size_bytes = rounded_up(self.size_bytes);
@@ -265,13 +268,13 @@ impl File {
     }
 }
 
-/// To five binary digits: a sixteenth more at most, and what a size is stored in falls to a third.
+/// Rounds up to five binary digits: at most a sixteenth more, and the stored size takes a third of the space.
 fn rounded_up(bytes: u64) -> u64 {
     let unit = 1_u64 << bytes.checked_ilog2().unwrap_or(0).saturating_sub(4);
     bytes.div_ceil(unit).saturating_mul(unit)
 }
 
-/// As many files as are remembered, by path: the most probable ones.
+/// Returns the most probable files, within the limits, sorted by path.
 fn bounded(mut files: Vec<File>) -> Vec<File> {
     let bytes: usize = files.iter().map(|file| file.path.len()).sum();
     if files.len() <= FILES_MAX && bytes <= PATHS_BYTES_MAX {
@@ -289,7 +292,7 @@ fn bounded(mut files: Vec<File>) -> Vec<File> {
     files
 }
 
-/// The weights of all masks: that of each of their runs by its age.
+/// The weight of each mask: the sum of the weights of its runs.
 const WEIGHTS: [f64; 256] = {
     let mut weights = [0.0; 256];
     let (mut run, mut of_run) = (0, 1.0);
@@ -307,12 +310,12 @@ const WEIGHTS: [f64; 256] = {
     weights
 };
 
-/// The runs of a mask, each counted by its age.
+/// Returns the weight of the runs of a mask, each weighed by its age.
 fn weight(used: u8) -> f64 {
     WEIGHTS[usize::from(used)]
 }
 
-/// The mask of the newest `runs`, up to 8.
+/// Returns the mask of the newest `runs`, up to 8.
 fn all(runs: usize) -> u8 {
     (1_u16 << runs.min(RUNS_MAX)).wrapping_sub(1) as u8
 }

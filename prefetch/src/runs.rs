@@ -1,47 +1,47 @@
-//! Whether a set is read over and over, each content once in an epoch.
+//! Detects a set that is read over and over, each content once in an epoch.
 //!
-//! There is no need to learn when each content comes back: all that was not used in this epoch is used before all that
-//! was, whatever the order. A *run* is a sequence of uses without a repetition. An epoch is one that is longer than
-//! what fits here, so that the cache has nothing to gain from what is recent, and is followed by a run over the same
-//! contents.
+//! It is not necessary to learn when each content is used again: whatever the order, content that was not used in this
+//! epoch is used before content that was. A *run* is a sequence of uses without a repetition. An epoch is a run that is
+//! longer than the number of resident contents, so that the cache gains nothing from recency, and that is followed by a
+//! run over the same contents.
 
-/// A run ends when more than one in so many of its uses are repetitions of what was used shortly before: that many
-/// hits, at most, may be lost to the assumption that nothing is used twice in it.
+/// A run ends when more than one in this many of its uses repeats a recent use: at most this share of hits may be lost
+/// to the assumption that a run uses nothing twice.
 const REPETITIONS_ONE_IN: u64 = 100;
 
-/// A run goes over the contents of the one before it if no more than one in so many uses is of something else.
+/// A run goes over the contents of the previous one if at most one in this many uses is of other content.
 const STRANGERS_ONE_IN: u64 = 8;
 
-/// Uses after which one knows what the first epoch that is like its predecessor goes over; the later ones are trusted
-/// from their first use on. Runs of a few uses are everywhere.
+/// Uses after which the first epoch that is like its predecessor is recognised; later epochs are trusted from their
+/// first use on. Runs of a few uses occur everywhere.
 const KNOWN_USES: u64 = 6;
 
-/// The run that goes on, and the one before it. Times are counts of uses.
+/// The current run and the previous one. Times are counts of uses.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     begun: u64,
     repetitions: u64,
-    /// Uses in this run of what was used in the one before.
+    /// Uses in this run of content that was used in the previous one.
     returned: u64,
     before_begun: u64,
     before_length: u64,
-    /// The run before went over the contents of its own predecessor.
+    /// The previous run went over the contents of its own predecessor.
     before_returned: bool,
 }
 
-/// Where content stands in an epoch.
+/// The position of content in an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// Neither in this nor in the last: it belongs to the set no more.
+    /// Used neither in this epoch nor in the last one: no longer part of the set.
     Stale,
-    /// In this one: all others are used before it.
+    /// Used in this epoch: all other contents are used before it.
     Used,
-    /// In the last one: it will be used in this.
+    /// Used in the last epoch, and not yet in this one.
     Pinned,
 }
 
 impl Runs {
-    /// Notes that what was used at `used_at` is used again now.
+    /// Notes that content that was used at `used_at` is used again now.
     pub fn used_again(&mut self, used_at: u64, now: u64) {
         let length = now - self.begun;
         if used_at < self.begun {
@@ -64,18 +64,18 @@ impl Runs {
             Self { begun: now, repetitions: 0, returned: 1, before_begun: self.begun, before_length, before_returned };
     }
 
-    /// Whether this run is an epoch of a set of which only `residents` contents are here.
+    /// Returns whether this run is an epoch of a set of which only `residents` contents are resident.
     pub fn is_epoch(&self, now: u64, residents: usize) -> bool {
         let known = self.before_returned || self.is_known(now);
         self.before_length > residents as u64 && known && self.goes_over_the_same(now)
     }
 
-    /// When this run began.
+    /// Returns the time at which this run began.
     pub fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// When the one before it began.
+    /// Returns the time at which the previous run began.
     pub fn before_begun(&self) -> u64 {
         self.before_begun
     }

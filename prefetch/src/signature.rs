@@ -1,5 +1,6 @@
-//! What makes two jobs "the same job again": who runs which program in which shape, without what changes from run to
-//! run. What changes is kept apart, as parameters, so that a profile can tell which paths follow them.
+//! What makes two jobs "the same job again": the user, the program and the shape of its arguments, without what changes
+//! from run to run. The changing parts are kept separately, as parameters, so that a profile can find out which paths
+//! follow them.
 
 pub(crate) mod calendar;
 mod command;
@@ -16,20 +17,20 @@ use serde::{Deserialize, Serialize};
 pub use calendar::Unit;
 pub use parameters::{PARAMETERS_MAX, Parameter, Parameters, Place};
 
-/// The longest that the text of a signature gets: what is beyond is in it as a checksum.
+/// The most bytes of a signature: the rest is replaced by a checksum.
 pub const SIGNATURE_BYTES_MAX: usize = 256;
 
-/// Words of a command line that are looked at, and bytes of each. `xargs` and globs make lines of 10^5 words, and
-/// scripts are given as one; the first tell what is run.
+/// The most words of a command line that are used, and the most bytes of each. `xargs` and globs make lines of 10^5
+/// words, and a script may be a single word; the first ones identify the job.
 pub(crate) const WORDS_MAX: usize = 1024;
 pub(crate) const WORD_BYTES_MAX: usize = 1024;
 
 /// How a job was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Invocation {
-    /// The number of the user.
+    /// The user id.
     pub user: u32,
-    /// The account that the batch system charges, where there is one.
+    /// The account that the batch system charges, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
     /// The command line, with the command itself as the first word.
@@ -41,7 +42,7 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// What this job has in common with its other runs.
+    /// Returns what this job has in common with its other runs.
     pub fn signature(&self) -> Signature {
         let bounded = self.bounded();
         let command = command::Command::of(&bounded.words);
@@ -53,12 +54,13 @@ impl Invocation {
         Signature(shape::bounded(text, SIGNATURE_BYTES_MAX))
     }
 
-    /// What tells this run from the others: the numbers and dates among its arguments, and the array index.
+    /// Returns what distinguishes this run from the others: the numbers and dates among its arguments, and the array
+    /// index.
     pub fn parameters(&self) -> Parameters {
         Parameters::of(command::Command::of(&self.bounded().words).words, self.array_index)
     }
 
-    /// As much of it as is looked at: of two that are the same to this extent the signature is the same.
+    /// Cuts the invocation to the used part: two invocations with the same used part have the same signature.
     pub(crate) fn bounded(&self) -> Cow<'_, Self> {
         let fits = |word: &String| word.len() <= WORD_BYTES_MAX;
         if self.words.len() <= WORDS_MAX && self.words.iter().chain(&self.account).all(fits) {
@@ -73,8 +75,8 @@ impl Invocation {
     }
 }
 
-/// What makes two jobs the same job: user, account, program, script and the shape of the arguments, as readable text:
-/// `1000 - python3 train.py --epochs=# data/part-#`. At most [`SIGNATURE_BYTES_MAX`] bytes.
+/// The identity of a job: user, account, program, script and the shape of the arguments, as readable text: `1000 -
+/// python3 train.py --epochs=# data/part-#`. At most [`SIGNATURE_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Signature(String);
@@ -84,13 +86,14 @@ impl Signature {
         &self.0
     }
 
-    /// Eight hexadecimal digits (CRC-32C of the text), to name it on a command line.
+    /// Returns eight hexadecimal digits (CRC-32C of the text), which name it on a command line.
     pub fn id(&self) -> String {
         format!("{:08x}", crc32c::crc32c(self.0.as_bytes()))
     }
 
-    /// How probable it is that a job of one reads what a job of the other does, 0 to 1: 1 for the same, 0 for another
-    /// program. A guess from the text alone, to choose the profile that a job without one starts from.
+    /// Estimates how probable it is that a job of one signature reads what a job of the other reads, 0 to 1: 1 for the
+    /// same signature, 0 for another program. The estimate uses the text alone. It chooses the profile for a job that
+    /// has none.
     pub fn similarity(&self, other: &Self) -> f64 {
         shape::similarity(&self.0, &other.0)
     }

@@ -1,4 +1,4 @@
-//! Replays a trace of requests against the policies of [`crate::eviction`], and against what nobody can do better.
+//! Replays a trace of requests against the policies of [`crate::eviction`], and against bounds that no policy can beat.
 
 mod belady;
 mod bound;

@@ -1,33 +1,33 @@
-//! Why a command did not do what it was asked for.
+//! The reason why a command failed.
 
 use std::fmt;
 
 use forebay_backends::{Error, ErrorKind, Side};
 use serde::{Deserialize, Serialize};
 
-/// What sort of failure it is. The command line gives each its own exit code.
+/// The kind of a failure. The command line has an exit code for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// Part of what was asked for was not done.
+    /// Part of the request was not carried out.
     Incomplete,
-    /// The request makes no sense as it was given.
+    /// The request is invalid.
     Usage,
-    /// No daemon serves the path, or the one that should does not answer.
+    /// No daemon serves the path, or its daemon does not answer.
     NoDaemon,
     PoolUnavailable,
     NoSpace,
-    /// Something else holds what is needed.
+    /// Another process or user holds what the request needs.
     Busy,
     Denied,
-    /// Stored data is not what was written.
+    /// Stored data differs from what was written.
     Corrupt,
-    /// The machine lacks something that is needed.
+    /// The machine lacks a required component.
     Missing,
     Other,
 }
 
-/// A failure in words: what, on which thing, why, and what to do about it.
+/// A failure in words: what failed, on which object, why, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub kind: FailureKind,
@@ -44,7 +44,7 @@ impl Failure {
         Self::new(FailureKind::Usage, what)
     }
 
-    /// An error of the operating system about `what`.
+    /// Returns the failure for an error of the operating system about `what`.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let kind = match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => FailureKind::Denied,
@@ -56,7 +56,8 @@ impl Failure {
         Self::new(kind, format!("{what}: {error}"))
     }
 
-    /// The same about a file or directory that the command was given: one that is not there was meant otherwise.
+    /// Like [`Self::io`], for a path that the user gave: if it does not exist or is of the wrong kind, the failure is a
+    /// usage error.
     pub fn given(what: impl fmt::Display, error: &std::io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => Self::usage(format!("{what}: {error}")),

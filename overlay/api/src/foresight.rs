@@ -1,4 +1,4 @@
-//! What operators are shown of what jobs will read: profiles, what is staged by them, and why a file is here.
+//! The types that describe what jobs will read: profiles, what is staged by them, and why a file is resident.
 
 use forebay_prefetch::profile::Expected;
 use forebay_prefetch::signature::Signature;
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::operator::{Listed, TypedPath};
 
-/// What was brought in for a job before it asked, and what became of it.
+/// What was fetched for a job before it requested it, and how much of it was used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AheadReport {
     pub files: u64,
     pub bytes: u64,
-    /// Of these, what the job used. Accuracy is their share.
+    /// What the job used of this. Accuracy is its share.
     pub used_files: u64,
     pub used_bytes: u64,
-    /// Of the pool's files that the job used, those that were foreseen and were here when it ended.
+    /// Bytes of the pool's files that the job used, that were predicted, and that were resident when the job ended.
     pub covered_bytes: u64,
-    /// All that it used of the pool's files. Coverage is the share that was foreseen.
+    /// All bytes of the pool's files that the job used. Coverage is the share that was predicted.
     pub wanted_bytes: u64,
 }
 
-/// A profile, as it is listed.
+/// A profile in a listing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileSummary {
     /// Short, for command lines.
@@ -30,16 +30,16 @@ pub struct ProfileSummary {
     pub files: u64,
     pub encoded_bytes: u64,
     pub last_seen_unix: u64,
-    /// The share of what was staged that was used, from 0 to 1. `None`: nothing was staged yet.
+    /// The share of the staged bytes that was used, from 0 to 1. `None`: nothing was staged yet.
     pub accuracy: Option<f64>,
 }
 
-/// A file that is going to be staged, as `--dry-run` tells it.
+/// A file that would be staged, as `--dry-run` reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wanted {
     pub path: TypedPath,
     pub bytes: u64,
-    /// That the command reads it, from 0 to 1.
+    /// The probability that the command reads it, from 0 to 1.
     pub probability: f64,
     pub why: String,
 }
@@ -55,16 +55,16 @@ impl From<&Expected> for Wanted {
     }
 }
 
-/// What is known of one file.
+/// The explanation of one file's state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Explanation {
     #[serde(flatten)]
     pub file: Listed,
-    /// Why it is here, or not.
+    /// Why it is resident, or not.
     pub why: String,
     /// What would evict it.
     pub goes: String,
-    /// The jobs whose runs have read it, the most probable first.
+    /// The jobs whose runs have read it, the most probable next reader first.
     pub read_by: Vec<Reader>,
 }
 
@@ -73,10 +73,10 @@ pub struct Explanation {
 pub struct Reader {
     pub profile: String,
     pub signature: String,
-    /// Runs that used it, of those that are remembered.
+    /// Remembered runs that used it.
     pub used: u32,
     pub seen: u32,
-    /// That the next run does, from 0 to 1.
+    /// The probability that the next run uses it, from 0 to 1.
     pub probability: f64,
     pub last_seen_unix: u64,
 }

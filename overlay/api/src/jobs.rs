@@ -1,4 +1,4 @@
-//! What operators are shown of jobs: the words of the control socket, and of the catalog.
+//! The types that describe jobs, in the control socket and in the catalog.
 
 use forebay_prefetch::signature::Invocation;
 use forebay_system::process::Process;
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use crate::foresight::AheadReport;
 use crate::operator::TypedPath;
 
-/// What a job is made of.
+/// The processes that belong to a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Members {
-    /// The process that asks, and all that it starts.
+    /// The requesting process, and all processes that it starts.
     Caller,
-    /// These processes, what they started, and what they start.
+    /// These processes, and their descendants, present and future.
     Processes(Vec<u32>),
-    /// What runs in a cgroup of version 2, and below it.
+    /// The processes in a cgroup of version 2, and below it.
     Cgroup {
-        /// The inode of its directory.
+        /// The inode number of its directory.
         id: u64,
-        /// Below the root of the hierarchy, with a slash first.
+        /// Path below the root of the hierarchy, with a leading slash.
         path: String,
     },
 }
@@ -27,28 +27,28 @@ pub enum Members {
 /// A job to register.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// Who asks for one that runs already joins it.
+    /// The name of the job. A request with the name of a running job joins it.
     pub id: String,
     pub command: String,
-    /// How it was started, where that is known: what is learned from it is for those that are started likewise.
+    /// How the job was started, if known: what is learned from it applies to jobs that are started in the same way.
     #[serde(default)]
     pub invocation: Option<Invocation>,
-    /// Whether what it will probably read is brought in before it asks.
+    /// Whether files that it will probably read are fetched before it requests them.
     #[serde(default)]
     pub prefetch: bool,
-    /// Whether the leases of its name end with it: not where it is only a part of what that names.
+    /// Whether the leases in its name end with the job: not if the job is only a part of what the name stands for.
     #[serde(default)]
     pub ends_leases: bool,
     pub members: Members,
 }
 
-/// Bytes that the name of a job has at most.
+/// The most bytes of a job's name.
 const ID_BYTES: usize = 128;
 
-/// Whether a job may be called so.
+/// Checks whether a string is a valid name of a job.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it is not.
 pub fn check_id(id: &str) -> Result<(), String> {
     let plain = |c: char| !c.is_control() && !c.is_whitespace();
     match () {
@@ -59,22 +59,22 @@ pub fn check_id(id: &str) -> Result<(), String> {
     }
 }
 
-/// How often and how much. Bytes are counted by pages, and never beyond the end of a file.
+/// Counts of opens and bytes. Bytes are counted by pages, and never beyond the end of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     pub opens: u64,
-    /// Bytes read; the next three say where they came from, and add up to it.
+    /// Bytes read; `cache_bytes`, `fast_bytes` and `pool_bytes` say where they came from, and add up to it.
     #[serde(rename = "bytes")]
     pub read_bytes: u64,
     pub written_bytes: u64,
     pub cache_bytes: u64,
     pub fast_bytes: u64,
-    /// Through the daemon, which had them from the pool or had only part of the file; or from the pool itself.
+    /// Read through the daemon, which fetched them or had only part of the file, or read from the pool directly.
     pub pool_bytes: u64,
 }
 
 impl Traffic {
-    /// Counts `new` instead of `old`, which was counted before.
+    /// Replaces `old`, which was counted before, by `new`.
     pub fn replace(&mut self, old: &Self, new: &Self) {
         let swap = |sum: &mut u64, old: u64, new: u64| *sum = (*sum + new).saturating_sub(old);
         swap(&mut self.opens, old.opens, new.opens);
@@ -85,7 +85,7 @@ impl Traffic {
         swap(&mut self.pool_bytes, old.pool_bytes, new.pool_bytes);
     }
 
-    /// What came since `earlier`.
+    /// Returns the difference from `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.replace(earlier, &Self::default());
@@ -93,10 +93,10 @@ impl Traffic {
     }
 }
 
-/// Which parts of a file were used.
+/// The parts of a file that were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
-    /// Bytes of one part. The last of 256 stands for all beyond it as well.
+    /// Bytes of one part. The last of 256 parts also covers everything beyond it.
     pub part_bytes: u64,
     /// Numbers of parts and ranges of them, from 0: `0-3,7`.
     pub read: String,
@@ -106,21 +106,21 @@ pub struct Parts {
 /// A job's use of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobFile {
-    /// Relative to the mount, or to the pool where `in_pool`: as it is called now, or was when it was used first.
+    /// Relative to the mount, or to the pool if `in_pool`: its current path, or the one at its first use.
     pub path: TypedPath,
     /// From 1, in the order of first uses.
     pub first_use_rank: u64,
     #[serde(flatten)]
     pub traffic: Traffic,
-    /// It was read in the pool's own directory, past the mount.
+    /// It was read in the pool's own directory, without the mount.
     #[serde(default)]
     pub in_pool: bool,
-    /// `None` where it was opened alone.
+    /// `None` if it was only opened.
     #[serde(default)]
     pub parts: Option<Parts>,
 }
 
-/// What a job is, and what it used in all.
+/// A job, and the totals of what it used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSummary {
     pub id: String,
@@ -128,38 +128,38 @@ pub struct JobSummary {
     pub command: String,
     /// Seconds since 1970.
     pub begun_unix: u64,
-    /// `None`: it runs.
+    /// `None` while it runs.
     pub ended_unix: Option<u64>,
-    /// Processes that it was made of, each with its descendants.
+    /// The processes that belonged to it, each with its descendants.
     pub processes: Vec<Process>,
-    /// Cgroups that it was made of, below the root of the hierarchy.
+    /// The cgroups that belonged to it, as paths below the root of the hierarchy.
     pub cgroups: Vec<String>,
     pub observer: ObserverKind,
-    /// What could not be seen.
+    /// What could not be observed.
     pub missing: Vec<String>,
-    /// Some reads could not be seen.
+    /// Some reads could not be observed.
     #[serde(default)]
     pub reads_unseen: bool,
-    /// The daemon died while the job ran, or who began it did: what was counted before is missing.
+    /// The daemon or the process that began the job died while it ran: earlier counts are missing.
     pub interrupted: bool,
-    /// Files that are told of.
+    /// Files that the report lists.
     pub file_count: u64,
-    /// Files beyond those, which are in the sums only; at least so many.
+    /// Files that are not listed, and count only in the totals; a lower bound.
     pub omitted_files: u64,
-    /// What was brought in before it asked. `None`: nothing was to be.
+    /// What was fetched before the job requested it. `None`: nothing was to be fetched ahead.
     #[serde(default)]
     pub ahead: Option<AheadReport>,
     #[serde(flatten)]
     pub traffic: Traffic,
 }
 
-/// All that was counted up to a moment, by job.
+/// All counts up to one moment, by job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sample {
-    /// Since the daemon began to count.
+    /// Milliseconds since the daemon began to count.
     pub at_ms: u64,
     pub jobs: Vec<JobSample>,
-    /// Of no job.
+    /// Traffic that belongs to no job.
     pub others: Traffic,
     pub observer: ObserverStatus,
 }
@@ -172,19 +172,19 @@ pub struct JobSample {
     pub traffic: Traffic,
 }
 
-/// By what the use of files is seen.
+/// The means by which the use of files is observed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ObserverKind {
     /// Only requests that reach the daemon.
     #[default]
     Requests,
-    /// Programs in the kernel, too.
+    /// Also programs in the kernel.
     Ebpf,
 }
 
 impl ObserverKind {
-    /// As the JSON output has it.
+    /// Returns the name in the JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Requests => "requests",
@@ -193,22 +193,22 @@ impl ObserverKind {
     }
 }
 
-/// Who sees what jobs use.
+/// The state of the observer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObserverStatus {
     pub kind: ObserverKind,
-    /// Why it is not eBPF.
+    /// The reason why it is not eBPF.
     pub why: Option<String>,
-    /// Nobody needs it: nothing is observed now, and so nothing is slowed down.
+    /// The observer is not needed: nothing is observed now, so nothing is slowed down.
     #[serde(default)]
     pub rests: bool,
-    /// What cannot be seen.
+    /// What cannot be observed.
     pub missing: Vec<String>,
-    /// Since the start: uses of files for which there was no room,
+    /// Uses of files for which there was no room, since the start.
     pub dropped_uses: u64,
-    /// paths that were not told,
+    /// Paths that were not reported, since the start.
     pub dropped_paths: u64,
-    /// and processes that should have belonged to a job.
+    /// Processes that should have belonged to a job, since the start.
     pub dropped_processes: u64,
 }
 

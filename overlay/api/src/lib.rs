@@ -1,4 +1,4 @@
-//! What is said over the control socket: the words of operators and of the daemon. It knows nothing of the engine.
+//! The protocol of the control socket: the types of requests and replies. This crate does not know the engine.
 
 mod failure;
 pub mod foresight;

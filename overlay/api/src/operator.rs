@@ -1,4 +1,4 @@
-//! What operators ask of the engine, and what it answers: the words of the control socket.
+//! Requests of operators to the engine, and the replies, as the control socket carries them.
 
 use forebay_backends::UnderWay;
 use forebay_prefetch::signature::Invocation;
@@ -12,22 +12,22 @@ pub type TypedPath = String;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct StageRequest {
-    /// Files, directories (with all that is in them) and globs.
+    /// Files, directories (with everything below them) and globs.
     pub paths: Vec<TypedPath>,
-    /// And what earlier runs of this command read, as far as there is room.
+    /// Also stages what earlier runs of this command read, as far as there is room.
     #[serde(default)]
     pub invocation: Option<Invocation>,
-    /// The job that it is done in: whose the lease is, where that job runs here.
+    /// The job in which the request is made: if this job runs on this mount, it owns the lease.
     #[serde(default)]
     pub job: Option<String>,
-    /// Whose the lease is else: a job's or a user's.
+    /// The owner of the lease otherwise: a job or a user.
     pub lease_owner: String,
-    /// Seconds until the lease ends; `None`: when it is released, or the job ends whose it is.
+    /// Seconds until the lease ends; `None`: until it is released, or until its job ends.
     pub lease_secs: Option<u64>,
-    /// Of the pool, at most, for all files together; above 0. `None`: as fast as it goes.
+    /// The most bytes per second that are read from the pool, for all files together; above 0. `None`: no limit.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
-    /// Milliseconds after which it ends, whole or not. `None`: when everything is here.
+    /// Milliseconds after which staging stops, complete or not. `None`: when everything is resident.
     #[serde(default)]
     pub within_ms: Option<u64>,
     pub dry_run: bool,
@@ -37,7 +37,7 @@ pub struct StageRequest {
 pub struct FlushRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
-    /// Come back when it is in the pool; else only begin.
+    /// Return when everything is in the pool; otherwise the request only starts the flush.
     pub wait: bool,
     pub dry_run: bool,
 }
@@ -45,7 +45,7 @@ pub struct FlushRequest {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct EvictRequest {
     pub paths: Vec<TypedPath>,
-    /// End the leases of what is named, whoever has them.
+    /// End the leases of the named files, whoever their owners are.
     pub release_leases: bool,
     pub dry_run: bool,
 }
@@ -54,15 +54,15 @@ pub struct EvictRequest {
 pub struct ReleaseRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
-    /// The job that it is done in: whose leases end, where that job runs here.
+    /// The job in which the request is made: if this job runs on this mount, its leases end.
     #[serde(default)]
     pub job: Option<String>,
-    /// Whose leases end else.
+    /// The owner whose leases end otherwise.
     pub owner: String,
     pub dry_run: bool,
 }
 
-/// How an operation goes on. The last is always `Done`.
+/// The progress of an operation. The last is always `Done`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Progress {
     Planned {
@@ -76,7 +76,7 @@ pub enum Progress {
     },
     /// With `dry_run`: a file that would be staged for the command.
     Wanted(Wanted),
-    /// What takes long in the pool: now and then.
+    /// Slow operations of the pool, reported from time to time.
     UnderWay(Vec<UnderWay>),
     Failed {
         path: String,
@@ -90,11 +90,11 @@ pub struct Summary {
     pub files: u64,
     pub bytes: u64,
     pub failed: u64,
-    /// Not done for a reason that is no error: it was done already, or is in use.
+    /// Not done for a reason that is no error: it was already done, or the file is in use.
     pub skipped: u64,
     pub elapsed_ms: u64,
     pub message: Option<String>,
-    /// The errno with which the whole was refused before anything was done.
+    /// The errno with which the whole request was refused before anything was done.
     #[serde(default)]
     pub refused: Option<i32>,
 }
@@ -105,9 +105,9 @@ pub struct Status {
     pub pid: u32,
     pub mountpoint: Option<String>,
     pub pool: String,
-    /// `up`, or `down: ` and why.
+    /// `up`, or `down: ` and the reason.
     pub pool_state: String,
-    /// What takes long in the pool just now.
+    /// Slow operations that are currently running in the pool.
     #[serde(default)]
     pub under_way: Vec<UnderWay>,
     pub fast: Vec<DeviceStatus>,
@@ -121,7 +121,7 @@ pub struct Status {
     /// Files that are due and of which the last round of flushes sent nothing, each with the reason.
     #[serde(default)]
     pub flush_stuck: Vec<String>,
-    /// Writers that wait until flushing has made room for what they write.
+    /// Writers that wait until the flush has made room for their data.
     #[serde(default)]
     pub waiting_for_room: u64,
     pub conflicts: Vec<String>,
@@ -130,11 +130,11 @@ pub struct Status {
     pub inodes_in_memory: u64,
     pub open_files: u64,
     pub passthrough: bool,
-    /// Why the kernel does not read resident files without the daemon.
+    /// The reason why passthrough is not used.
     #[serde(default)]
     pub no_passthrough: Option<String>,
     pub content_io: String,
-    /// Who sees what jobs use.
+    /// The state of the observer.
     #[serde(default)]
     pub observer: ObserverStatus,
     pub counters: Counters,
@@ -159,24 +159,24 @@ pub struct Counters {
     pub flushed_files: u64,
     pub read_hits: u64,
     pub read_misses: u64,
-    /// Brought in ahead of readers that were followed,
+    /// Files that were fetched ahead of readers whose opens were followed.
     #[serde(default)]
     pub ahead_files: u64,
     #[serde(default)]
     pub ahead_bytes: u64,
-    /// and opened by somebody since then.
+    /// How many of these were opened since then.
     #[serde(default)]
     pub ahead_used_files: u64,
-    /// Requests to the pool that were sent again because it, or the way there, failed.
+    /// Requests to the pool that were repeated because the pool or the connection failed.
     #[serde(default)]
     pub pool_retries: u64,
 }
 
-/// What differs between the mount and the pool at a path, the least important first.
+/// A difference between the mount and the pool at a path, in ascending order of importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Difference {
-    /// Times of a directory, which move with what is flushed into it.
+    /// Times of a directory, which change when something is flushed into it.
     Times,
     Attributes,
     Name,
@@ -185,7 +185,7 @@ pub enum Difference {
 }
 
 impl Difference {
-    /// As the JSON output has it.
+    /// Returns the name in the JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Times => "times",
@@ -208,7 +208,7 @@ pub enum ObjectKind {
     Special,
 }
 
-/// How much of an object is on the fast pool; of a directory, how many of its names are known.
+/// How much of an object is on the fast pool; for a directory, how many of its names are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContentState {
@@ -220,7 +220,7 @@ pub enum ContentState {
 }
 
 impl ContentState {
-    /// As the JSON output has it.
+    /// Returns the name in the JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Absent => "absent",
@@ -248,11 +248,11 @@ pub struct Listed {
     pub resident_bytes: u64,
     pub state: ContentState,
     pub leased_until_unix: Option<u64>,
-    /// All of them.
+    /// All owners of leases.
     pub lease_owner: Option<String>,
     pub mtime_unix: i64,
     pub mode: u32,
-    /// The part of the pool that holds it, or new files in it, where the pool tells.
+    /// The part of the pool that stores it, or that stores new files in a directory, if the pool reports it.
     #[serde(default)]
     pub storage_pool: Option<String>,
 }
@@ -264,7 +264,7 @@ pub struct FsckReport {
     pub problems: Vec<String>,
     pub repaired: u64,
     pub orphans_removed: u64,
-    /// What was kept where, after a repair of a damaged catalog.
+    /// What a repair of a damaged catalog kept, and where.
     #[serde(default)]
     pub notes: Vec<String>,
 }

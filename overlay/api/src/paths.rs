@@ -1,4 +1,4 @@
-//! Paths by text alone: nothing here asks a file system, except where it says so.
+//! Lexical operations on paths: no function asks a file system, unless its text says so.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -6,8 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Makes a path absolute and removes `.`, `..` and doubled slashes, as if there were no symlinks.
 ///
-/// A relative path starts at the working directory, which the kernel knows by name: asking for it does not reach
-/// the file system that it lies in.
+/// A relative path starts at the working directory, whose name the kernel knows: this does not access its file system.
 pub fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     let whole = if path.is_absolute() { path.to_path_buf() } else { working_dir()?.join(path) };
     Ok(normalised(&whole))
@@ -35,13 +34,13 @@ pub fn normalised(path: &Path) -> PathBuf {
     out
 }
 
-/// The rest of `path` below `ancestor`, without a leading slash; `None` where it is not below.
+/// Returns the part of `path` below `ancestor`, without a leading slash; `None` if it is not below.
 pub fn below(path: &Path, ancestor: &Path) -> Option<Vec<u8>> {
     path.strip_prefix(ancestor).ok().map(|rest| rest.as_os_str().as_bytes().to_vec())
 }
 
-/// Follows the symlinks of a path's components until `stop` says that one must not be touched any more; the rest
-/// is appended as text. Asks the file systems of those components that come before.
+/// Follows the symlinks of a path's components until `stop` returns true for one. This component and the rest are
+/// appended as text. Accesses the file systems of the components before it.
 pub fn follow_until(path: &Path, stop: impl Fn(&Path) -> bool) -> PathBuf {
     /// As many symlinks as the kernel follows in one path.
     const LINKS: usize = 40;
@@ -75,7 +74,7 @@ pub fn follow_until(path: &Path, stop: impl Fn(&Path) -> bool) -> PathBuf {
     done
 }
 
-/// A path as the local API carries it: UTF-8 as it is, and every other byte and the backslash escaped.
+/// Encodes a path for the local API: valid UTF-8 is kept; other bytes and the backslash are escaped.
 pub fn encode(path: &[u8]) -> String {
     let mut out = String::with_capacity(path.len());
     for chunk in path.utf8_chunks() {
@@ -87,7 +86,7 @@ pub fn encode(path: &[u8]) -> String {
     out
 }
 
-/// Undoes [`encode`]; `None` where an escape is not one of its own.
+/// Undoes [`encode`]; `None` if an escape is invalid.
 pub fn decode(path: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -107,7 +106,7 @@ pub fn decode(path: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The FNV-1a hash: the same for the same path in every version of the program.
+/// The FNV-1a hash: stable across versions of the program.
 pub fn stable_hash(path: &OsStr) -> u64 {
     path.as_bytes()
         .iter()

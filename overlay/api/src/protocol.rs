@@ -1,4 +1,4 @@
-//! What is said over the control socket: one request line from the client, then reply lines until `end` or `error`.
+//! The messages of the control socket: one request line from the client, then reply lines until `end` or `error`.
 
 use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, ReleaseRequest, StageRequest, Status,
 };
 
-/// What an operator asks of a daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
+/// A request to the daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
@@ -19,9 +19,9 @@ pub enum Request {
     Flush(FlushRequest),
     Evict(EvictRequest),
     Release(ReleaseRequest),
-    /// What is not in the pool yet.
+    /// Lists what is not in the pool yet.
     Dirty,
-    /// The residency of what lies at and below a path.
+    /// Lists the residency of the objects at and below a path.
     Ls {
         path: String,
         recursive: bool,
@@ -29,39 +29,39 @@ pub enum Request {
     Fsck {
         repair: bool,
     },
-    /// Registers the one who asks as the owner of a job, which lasts as long as he does; or joins one.
+    /// Registers the client as the owner of a job, which lasts as long as the client; or joins a running job.
     BeginJob(JobRequest),
     EndJob {
         id: String,
-        /// It has not ended, but nobody looks any more.
+        /// The job goes on, but is no longer observed.
         #[serde(default)]
         goes_on: bool,
     },
-    /// All jobs that are known.
+    /// Lists all known jobs.
     Jobs,
-    /// The newest job of this name, with its files.
+    /// Returns the newest job of this name, with its files.
     Job {
         id: String,
     },
-    /// What jobs used up to now.
+    /// Returns what jobs have used so far.
     Sample {
-        /// When this will be asked again.
+        /// The time until the client's next request of this kind.
         #[serde(default)]
         interval_ms: u64,
     },
-    /// Why a file is here, and what would evict it.
+    /// Explains why a file is resident, and what would evict it.
     Explain {
         path: String,
     },
-    /// All profiles of jobs.
+    /// Lists all profiles of jobs.
     Profiles,
-    /// One of them, by its short name or its signature, with all that it says.
+    /// Returns a profile, given by its short name or its signature, with its whole content.
     Profile {
         profile: String,
     },
-    /// Takes a profile in, in place of one of the same signature.
+    /// Imports a profile, which replaces one with the same signature.
     ImportProfile(Box<ProfileDocument>),
-    /// Gives a profile up; all of them where none is named.
+    /// Deletes a profile; all of them if none is named.
     ForgetProfiles {
         profile: Option<String>,
     },
@@ -73,22 +73,22 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Progress(Progress),
-    /// Some of them: a long list comes in several lines.
+    /// A part of the list: a long list takes several lines.
     Dirty(Vec<DirtyFile>),
     Listed(Vec<Listed>),
     Fsck(FsckReport),
     Jobs(Vec<JobSummary>),
-    /// Of the job that came before.
+    /// Files of the job in the reply before.
     JobFiles(Vec<JobFile>),
     Sample(Sample),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),
     Profile(Box<ProfileDocument>),
-    /// How many were given up.
+    /// The number of deleted profiles.
     Forgotten(u64),
-    /// Nothing new, but the daemon is at work.
+    /// Nothing new, but the daemon is working.
     Alive,
-    /// The request was carried out, as far as the replies before say.
+    /// The request was carried out, as far as the previous replies say.
     End,
     Error(Failure),
 }

@@ -1,13 +1,14 @@
-//! Who else can change a content file: programs that it was passed through to, and mappings that outlive their opens.
+//! Finds out whether a program can still change a content file: through a passthrough open, or through a mapping that
+//! outlives its open.
 //!
-//! A shared mapping of a file that is passed through belongs to the content file: the kernel tells of the close, and
-//! never of the stores that come after it. Such a file is not clean before the mapping is gone.
+//! A shared mapping of a file in passthrough mode maps the content file: the kernel reports the close, but never the
+//! stores after it. Such a file is not clean before the mapping is gone.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Whether anybody but this descriptor has the file open or mapped. By a lease for writing, which the kernel gives only
-/// where nobody has (`fcntl(2)`, `F_SETLEASE`), and which is given back at once. `false` where the file system has no
+/// Returns whether any other descriptor or mapping of the file exists. Takes a lease for writing, which the kernel
+/// grants only if none exists (`fcntl(2)`, `F_SETLEASE`), and returns it at once. `false` if the file system has no
 /// leases.
 pub fn is_held(file: &File) -> bool {
     let set = |lease: libc::c_int| {
@@ -24,8 +25,8 @@ pub fn is_held(file: &File) -> bool {
     }
 }
 
-/// Who opens a file while there is a lease for a moment makes the kernel ask for it back by a signal, which would end
-/// the process.
+/// Ignores SIGIO. If a program opens the file during the short lease, the kernel asks for the lease by this signal,
+/// which would end the daemon.
 pub fn ignore_lease_breaks() {
     // SAFETY: SIGIO is used for nothing else.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
@@ -45,7 +46,7 @@ mod tests {
         assert!(!is_held(&file));
         let other = open().unwrap();
         assert!(is_held(&file));
-        // SAFETY: a new mapping, which is not touched.
+        // SAFETY: a new mapping, which is not accessed.
         let mapped =
             unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, other.as_raw_fd(), 0) };
         assert_ne!(mapped, libc::MAP_FAILED);

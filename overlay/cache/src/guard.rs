@@ -1,5 +1,5 @@
-//! Whether a fast directory is for its user alone: what another user can put there would be read, followed or overwritten
-//! with the rights of the daemon.
+//! Checks that only the daemon's user can change a fast directory. The daemon would read, follow or overwrite with its
+//! own rights what another user puts there.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -8,21 +8,22 @@ use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-/// Group and all others may write.
+/// Write permission of the group and of all other users.
 const SHARED: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Takes an existing directory, and returns the path to it that has no symbolic link in it.
+/// Checks an existing directory, and returns its path without symbolic links.
 ///
 /// # Errors
-/// `NotPermitted`, with the part that is not safe and the remedy.
+/// `InvalidInput`, with the unsafe part of the path and the remedy.
 pub fn take(path: &Path) -> Result<PathBuf> {
     let failed = |error: io::Error| Error::io(error, Side::Cache, format!("fast-pool directory {}", path.display()));
     let real = path.canonicalize().map_err(failed)?;
     for above in real.ancestors().skip(1) {
         let meta = fs::symlink_metadata(above).map_err(failed)?;
         let shared = meta.mode() & SHARED != 0;
-        // In a sticky directory a name belongs to the owner of what it names, and that is checked one step further down.
+        // In a sticky directory, only the owner of an entry can rename or remove it. The owner is checked one level
+        // below.
         if !is_trusted(&meta) || (shared && meta.mode() & STICKY == 0) {
             return Err(refused(path, above, "another user may change it"));
         }
@@ -32,7 +33,7 @@ pub fn take(path: &Path) -> Result<PathBuf> {
         return Err(refused(path, &real, "it belongs to another user"));
     }
     if meta.mode() & SHARED != 0 {
-        // What is in it may be anyone's.
+        // Entries may have been created by any user.
         let is_empty = fs::read_dir(&real).map_err(failed)?.next().is_none();
         if !is_empty {
             return Err(refused(path, &real, "other users could write there, and it is not empty"));
@@ -50,7 +51,8 @@ pub fn take(path: &Path) -> Result<PathBuf> {
     Ok(real)
 }
 
-/// What is in the directory, and in those of the content files, is the user's own, and is no link to elsewhere.
+/// Checks that the entries of the directory, and of the directory of content files, belong to the user and are no
+/// symbolic links.
 fn check_entries(fast: &Path, dir: &Path, depth: usize) -> Result<()> {
     let failed = |error: io::Error| Error::io(error, Side::Cache, format!("fast-pool directory {}", fast.display()));
     for entry in fs::read_dir(dir).map_err(failed)? {
@@ -59,7 +61,7 @@ fn check_entries(fast: &Path, dir: &Path, depth: usize) -> Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other.map_err(failed)?,
         };
-        // Of a disk that is a fast directory by itself.
+        // The directory `lost+found`, if the fast directory is the root of a file system.
         if depth == 2 && path.file_name().is_some_and(|name| name == "lost+found") {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The fast pool: content files on local devices, how much of them may be used, and how they are read and written. It knows
-//! no names.
+//! The fast pool: content files on local devices, the limit of their space, and the I/O on them. This crate knows no
+//! names.
 
 pub mod content_io;
 mod extents;
@@ -25,14 +25,14 @@ pub use store::{ContentStore, Device};
 pub use trash::Trash;
 pub use writeback_errors::Content;
 
-/// Bytes that a fetch brings in one piece, and that a checksum covers: aligned.
+/// The aligned unit of fetches and of checksums.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The number of a content file: given once.
+/// The number of a content file: never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ContentId(pub u64);
 
-/// What changes with every write to a content file.
+/// The attributes that change with every write to a content file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stamp {
     pub size: u64,

@@ -1,7 +1,8 @@
-//! Content files that are made ahead of need: making one is the longest single thing that a create has to do, and can be
-//! done by another processor meanwhile.
+//! Content files that are made ahead of need: making one is the longest step of a create, and another processor can do
+//! it meanwhile.
 //!
-//! No record names a spare one. What a kill leaves of them is swept after the next start, as all that no record names.
+//! No record names a spare content file. Spares that a killed daemon leaves are removed by the sweep of orphans after
+//! the next start.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use forebay_system::descriptors::for_spares;
 
 use crate::{Content, ContentId, ContentStore};
 
-/// Gives the numbers of content files, each once.
+/// Gives out the numbers of content files, each once.
 pub trait ContentNumbers: Send + Sync {
     fn new_content(&self) -> Result<ContentId>;
 }
@@ -25,7 +26,7 @@ pub struct Spares {
     numbers: Arc<dyn ContentNumbers>,
     ready: Mutex<VecDeque<Arc<Content>>>,
     refilling: AtomicBool,
-    /// Held while files are made. `true`: none are to be made any more.
+    /// Held while files are made. `true`: no more are made.
     closed: Mutex<bool>,
 }
 
@@ -35,12 +36,12 @@ impl Spares {
         Arc::new(Self { store, numbers, ready, refilling: AtomicBool::new(false), closed })
     }
 
-    /// A new content file, as if made now. More are made in the background where this is a task of a runtime.
+    /// Returns a content file that looks newly created. Within a runtime, makes more in the background.
     ///
     /// # Errors
-    /// Those of the fast pool.
+    /// The errors of the fast pool.
     pub fn take(self: &Arc<Self>) -> Result<Arc<Content>> {
-        // Where there are several devices, which of them has the most room is to be found out each time.
+        // With several devices, the one with the most free space must be determined each time.
         if self.store.devices().len() > 1 {
             return self.make();
         }
@@ -75,7 +76,7 @@ impl Spares {
             match self.make() {
                 Ok(content) => self.ready.lock().push_back(content),
                 Err(error) => {
-                    // Whoever needs one is told.
+                    // A caller that needs a content file gets this error from its own attempt.
                     tracing::debug!(%error, "no spare content files");
                     break;
                 }
@@ -84,7 +85,7 @@ impl Spares {
         self.refilling.store(false, Ordering::Release);
     }
 
-    /// Removes all that are not taken, and makes no more ahead.
+    /// Removes all untaken spares, and makes no more.
     pub fn close(&self) {
         *self.closed.lock() = true;
         for content in self.ready.lock().drain(..) {

@@ -1,23 +1,23 @@
-//! The hard limit: space is reserved before it is written.
+//! The hard limit of the fast pool: space is reserved before it is written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// Bytes of the fast pool: how many there may be, are, and are promised.
+/// The bytes of the fast pool: the limit, the used ones, and the reserved ones.
 #[derive(Debug)]
 pub struct SpaceBudget {
     limit: u64,
-    /// Below zero for a moment after a start: what the last daemon did not get to count is given back before
-    /// the recount has found it.
+    /// Briefly negative after a start: space that the last daemon did not count is freed before the recount has found
+    /// it.
     used: AtomicI64,
     reserved: AtomicU64,
-    /// Told when there is more of either.
+    /// Notified when used or reserved bytes grow.
     grown: Notify,
 }
 
-/// A promise of space, given back when dropped.
+/// Reserved space, given back when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<SpaceBudget>,
@@ -41,7 +41,7 @@ impl SpaceBudget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Promises `bytes`; `None` where that would pass the limit.
+    /// Reserves `bytes`; `None` if that would exceed the limit.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         let mut reserved = self.reserved.load(Ordering::Relaxed);
         loop {
@@ -60,7 +60,7 @@ impl SpaceBudget {
         }
     }
 
-    /// A content file was seen to occupy `is` bytes where `was` were known.
+    /// Records that a content file occupies `is` bytes, where `was` bytes were known.
     pub fn account(&self, was: u64, is: u64) {
         self.used.fetch_add(is as i64 - was as i64, Ordering::AcqRel);
         if is > was {
@@ -68,12 +68,12 @@ impl SpaceBudget {
         }
     }
 
-    /// Waits until more is occupied or promised than when this returned last. For one task.
+    /// Waits until more bytes are used or reserved. Returns at once if that happened since the last call. For one task.
     pub async fn grown(&self) {
         self.grown.notified().await;
     }
 
-    /// Bytes above a share of the limit.
+    /// Returns the bytes that exceed a share of the limit.
     pub fn above(&self, share: f64) -> u64 {
         self.used().saturating_add(self.reserved()).saturating_sub((self.limit as f64 * share) as u64)
     }

@@ -1,5 +1,5 @@
-//! Content files: one for each overlay file that has bytes here, sparse, with the same offsets, named by
-//! number and never after a path.
+//! Content files: one for each overlay file with resident bytes, sparse, with the same offsets, named by number and
+//! never after a path.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -20,22 +20,22 @@ use crate::{Content, ContentId, SpaceBudget, Stamp};
 const DEVICE_SHIFT: u32 = 56;
 /// Consecutive content files share a directory, so that creating them stays local on the disk.
 const FILES_PER_DIR_SHIFT: u32 = 12;
-/// Free space of a device that is never used: file systems crawl when they are full.
+/// Free space of a device that is never used: file systems become slow when they are full.
 const KEEP_FREE_SHARE: f64 = 0.02;
-/// Share of a device that is used where no limit was given.
+/// Share of a device that is used if no limit was given.
 const DEFAULT_LIMIT_SHARE: f64 = 0.9;
 
-/// The kernel's clock for times of files where it has no finer one: at most 10 ms (`CONFIG_HZ=100`), with a margin.
+/// The granularity of file times without a finer clock: at most 10 ms (`CONFIG_HZ=100`), with a margin.
 const TICK: Duration = Duration::from_millis(12);
 
-/// How long a daemon that is ending may take to let go of its directory.
+/// How long an ending daemon may take to release its directory.
 const ENDING_MAX: Duration = Duration::from_secs(10);
 
 /// One directory on local NVMe.
 #[derive(Debug)]
 pub struct Device {
     pub path: PathBuf,
-    /// Held while the daemon lives, so that no other uses the directory.
+    /// Held while the daemon lives, so that no other daemon uses the directory.
     lock: File,
 }
 
@@ -43,12 +43,12 @@ pub struct Device {
 pub struct ContentStore {
     devices: Vec<Device>,
     pub budget: Arc<SpaceBudget>,
-    /// Two changes of a file never have the same times where the first was looked at in between.
+    /// Two changes of a file never have the same times if the times were read in between.
     fine_times: bool,
     open: OpenContents,
 }
 
-/// The content files that are open in the daemon, each once, however many parts of it use it.
+/// The content files that are open in the daemon. Each is open once, and shared by all parts of the daemon.
 #[derive(Debug, Default)]
 struct OpenContents {
     known: Mutex<HashMap<u64, Weak<Content>>>,
@@ -59,14 +59,14 @@ impl OpenContents {
         self.known.lock().get(&id.0)?.upgrade()
     }
 
-    /// Adds one that was just opened; if somebody else was faster, that one is to be used.
+    /// Adds a content file that was just opened. If another caller added it first, returns that one.
     fn add(&self, content: Content) -> Arc<Content> {
         let mut known = self.known.lock();
         if let Some(content) = known.get(&content.id).and_then(Weak::upgrade) {
             return content;
         }
         let content = Arc::new(content);
-        // When the map is full: so that closed ones are at most as many as those that are open.
+        // Pruned only when the map is full, so that entries of closed files never outnumber those of open ones.
         if known.len() == known.capacity() {
             known.retain(|_, content| content.strong_count() > 0);
             let open = known.len().max(64);
@@ -79,10 +79,10 @@ impl OpenContents {
 }
 
 impl ContentStore {
-    /// Takes the fast-pool directories, makes those that do not exist, and locks them.
+    /// Opens and locks the fast-pool directories; creates those that do not exist.
     ///
     /// # Errors
-    /// Names the directory and the remedy: not writable, used by another daemon, a limit above its size.
+    /// The error names the directory and the remedy: not writable, used by another daemon, a limit above its size.
     pub fn open(paths: &[PathBuf], limit: Option<u64>) -> Result<Self> {
         if paths.is_empty() {
             return Err(bad("a mount needs at least one fast-pool directory (--fast DIR)".into()));
@@ -112,8 +112,8 @@ impl ContentStore {
         Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times, open: OpenContents::default() })
     }
 
-    /// Gives every device its number in the fast pool that the catalog calls `id`, or checks that it has the one it had:
-    /// content is found by it.
+    /// Gives every device its number in the fast pool, which the catalog calls `id`, or checks that the device has the
+    /// same number as before: content is found by this number.
     pub fn identify(&self, id: &str) -> Result<()> {
         for (number, device) in self.devices.iter().enumerate() {
             device.identify(id, number)?;
@@ -125,7 +125,7 @@ impl ContentStore {
         &self.devices
     }
 
-    /// The number of a new content file together with its device: the one with the most free space.
+    /// Returns the id of a new content file: its number and its device, which is the one with the most free space.
     pub fn place(&self, number: ContentId) -> ContentId {
         if self.devices.len() == 1 {
             return number;
@@ -150,7 +150,7 @@ impl ContentStore {
         })
     }
 
-    /// Makes an empty content file; what a power cut left under its number is removed.
+    /// Makes an empty content file. Removes a file that a power cut left under the same number.
     pub fn create(&self, id: ContentId) -> Result<Arc<Content>> {
         let device = self.device(id)?;
         let path = device.content_path(id);
@@ -171,7 +171,7 @@ impl ContentStore {
         Ok(self.open.add(Content::new(id.0, file, true)))
     }
 
-    /// A content file, opened if it is not open anywhere in the daemon.
+    /// Returns a content file; opens it unless it is open already.
     pub fn open_content(&self, id: ContentId) -> Result<Arc<Content>> {
         if let Some(content) = self.open.get(id) {
             return Ok(content);
@@ -180,7 +180,7 @@ impl ContentStore {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
         let file = match options.open(&path) {
-            // Stopped at the limit by a daemon that died before it could let go.
+            // A daemon that died before it could remove the immutable flag had stopped the file's writers at the limit.
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && release(&path) => options.open(&path),
             other => other,
         };
@@ -193,7 +193,7 @@ impl ContentStore {
         fs::metadata(&path).map_err(|e| Error::io(e, Side::Cache, format!("content file {}", path.display())))
     }
 
-    /// Removes a content file; one that is not there is fine.
+    /// Removes a content file. A missing file is no error.
     pub fn remove(&self, id: ContentId) -> Result<()> {
         let path = self.path(id)?;
         let removed = match fs::remove_file(&path) {
@@ -208,7 +208,7 @@ impl ContentStore {
         }
     }
 
-    /// Bytes that the devices still take before they are full.
+    /// Returns how many bytes a new content file can take before its device is full.
     pub fn free_bytes(&self) -> u64 {
         let free = |d: &Device| {
             rustix::fs::statvfs(&d.path).map_or(0, |s| {
@@ -219,12 +219,12 @@ impl ContentStore {
         self.devices.iter().map(free).max().unwrap_or(0)
     }
 
-    /// Whether a file that is changed from now on has another stamp than this one, which it has now.
+    /// Returns whether any change from now on gives the file a stamp other than this current one.
     pub fn tells_times_apart(&self, stamp: &Stamp) -> bool {
         self.until_times_are_apart(stamp).is_zero()
     }
 
-    /// How long it is until then: at most a tick.
+    /// Returns how long it takes until that holds: at most a tick.
     pub fn until_times_are_apart(&self, stamp: &Stamp) -> Duration {
         if self.fine_times {
             return Duration::ZERO;
@@ -233,21 +233,22 @@ impl ContentStore {
         then.duration_since(SystemTime::now()).unwrap_or_default().min(TICK)
     }
 
-    /// All content written so far survives a power cut when this returns. Blocks.
+    /// Makes all content that was written so far survive a power cut. Blocks.
     ///
     /// # Errors
-    /// Also those of write-backs since the last call, whoever else was told of them.
+    /// Includes write-back errors since the last call, even if another caller got them, too.
     pub fn sync_all(&self) -> Result<()> {
         let mut synced = Ok(());
         for device in &self.devices {
-            // By a descriptor that was open all the time: another one is not told what somebody was told before.
+            // Uses a descriptor that was open all the time: a new descriptor does not get errors that were already
+            // reported.
             let one = rustix::fs::syncfs(&device.lock).map_err(|e| device.failed("sync", e.into()));
             synced = synced.and(one);
         }
         synced
     }
 
-    /// Every content file on the devices, for the sweep of orphans.
+    /// Visits every content file on the devices, for the sweep of orphans.
     pub fn walk(&self, mut each: impl FnMut(ContentId, u64) -> Result<()>) -> Result<()> {
         for device in &self.devices {
             let root = device.path.join("content");
@@ -271,7 +272,8 @@ impl Device {
         let fail = |what: &str, e: io::Error| {
             Error::io(e, Side::Cache, format!("fast-pool directory {}: {what}", path.display()))
         };
-        // Names and bytes of everybody's files: for the daemon alone, whatever the umask is.
+        // The directory holds names and bytes of all users' files, so it is for the daemon alone, whatever the umask
+        // is.
         let make = |dir: &Path| DirBuilder::new().recursive(true).mode(0o700).create(dir);
         let refused = |e: io::Error| match e.raw_os_error() {
             Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
@@ -280,7 +282,7 @@ impl Device {
             _ => fail("cannot be made", e),
         };
         make(path).map_err(refused)?;
-        // Before anything is made in it: a path of another user's may lead elsewhere.
+        // Checked before anything is created in it: a path that another user controls may lead elsewhere.
         let path = &crate::guard::take(path)?;
         make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(refused)?;
         let lock = OpenOptions::new()
@@ -302,7 +304,7 @@ impl Device {
         while rustix::fs::flock(lock, NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             let _ = (&*lock).rewind().and_then(|()| (&*lock).read_to_string(&mut pid));
-            // One that was killed holds it until its last thread has ended.
+            // A daemon that was killed holds the lock until its last thread has ended.
             if begun.elapsed() < ENDING_MAX && pid.trim().parse().is_ok_and(process::is_ending) {
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
@@ -333,7 +335,7 @@ impl Device {
         let want = format!("{id} {number}\n");
         match fs::read_to_string(&path) {
             Ok(have) if have == want => Ok(()),
-            // An empty one is what a power cut leaves of one that was not synced.
+            // An empty file is left by a power cut before its sync.
             Ok(have) if !have.is_empty() => Err(bad(format!(
                 "fast-pool directory {} belongs to another mount or place in the list ({} instead of {}): give the \
                  directories in the order of the first mount",
@@ -372,7 +374,7 @@ impl Device {
     }
 }
 
-/// Takes the immutable flag from a content file.
+/// Removes the immutable flag of a content file. Returns whether that worked.
 fn release(path: &Path) -> bool {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     let release = || -> Option<()> {
@@ -387,8 +389,8 @@ fn bad(context: String) -> Error {
     Error::new(ErrorKind::InvalidInput, Side::Application, context)
 }
 
-/// Whether the file system gives a change another time than the last that was looked at (multigrain timestamps, since
-/// Linux 6.13).
+/// Returns whether the file system gives each change a time other than the last one that was read (multigrain
+/// timestamps, since Linux 6.13).
 fn has_fine_times(file: &File) -> io::Result<bool> {
     let mode = rustix::fs::Mode::from_raw_mode(file.metadata()?.mode());
     let mut last = None;

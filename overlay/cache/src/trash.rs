@@ -1,7 +1,7 @@
-//! Content files that no record names any more are removed here, so that nobody waits for it.
+//! Removes content files that no record names any more, in the background, so that no caller waits for it.
 //!
-//! Not before a power cut cannot bring the record back: what it names then must still be there, for it may be
-//! the only copy of what was acknowledged.
+//! A file is removed only when a power cut cannot restore the record that named it: it may be the only copy of
+//! acknowledged data.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,8 +12,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{ContentId, ContentStore};
 
-/// The thread that removes content files. A file that it did not come to is an orphan, which the sweep after
-/// the next start finds.
+/// The thread that removes content files. A file that it did not get to becomes an orphan, which the sweep after the
+/// next start finds.
 #[derive(Debug)]
 pub struct Trash {
     sender: Option<Sender<(ContentId, u64)>>,
@@ -22,7 +22,7 @@ pub struct Trash {
 }
 
 impl Trash {
-    /// `settle` returns when the records that are gone are gone for good.
+    /// Starts the thread. `settle` returns when the deletions of records are durable.
     pub fn start(store: Arc<ContentStore>, settle: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
         let (sender, receiver) = channel();
         let pending = Arc::new((Mutex::new(0), Condvar::new()));
@@ -34,7 +34,7 @@ impl Trash {
         Ok(Self { sender: Some(sender), pending, thread: Some(thread) })
     }
 
-    /// Removes a content file soon. `bytes`: what it is accounted with.
+    /// Removes a content file soon. `bytes`: the space that is accounted for it.
     pub fn discard(&self, content: ContentId, bytes: u64) {
         if let Some(sender) = &self.sender {
             *self.pending.0.lock() += 1;
@@ -44,7 +44,7 @@ impl Trash {
         }
     }
 
-    /// Returns when everything that was discarded before is removed: the space is free then.
+    /// Waits until all files that were discarded before are removed, and their space is free.
     pub fn drain(&self) {
         let mut pending = self.pending.0.lock();
         while *pending > 0 {

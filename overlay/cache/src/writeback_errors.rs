@@ -1,8 +1,9 @@
-//! Content files on their way to the device.
+//! Content files and the errors of their write-back to the device.
 //!
-//! A write-back that fails is told to each descriptor once, and its pages count as clean from then on (`errseq_t`,
-//! Documentation/core-api/errseq.rst of Linux). All of us share one descriptor, so one asks at a time, and whoever is told
-//! notes it before the next one can take silence for success.
+//! The kernel reports a failed write-back to each descriptor once, and its pages count as clean from then on
+//! (`errseq_t`, Documentation/core-api/errseq.rst of Linux). All parts of the daemon share one descriptor. So one
+//! caller asks at a time, and a caller that gets an error records it before the next caller can take the absence of an
+//! error for success.
 
 use std::fs::File;
 use std::io;
@@ -18,11 +19,11 @@ use parking_lot::Mutex;
 pub struct Content {
     pub id: u64,
     pub file: Arc<File>,
-    /// It was opened when it was made: whatever was not written back since then, it is told of.
+    /// This descriptor was opened when the file was created, so it gets every write-back error of the file.
     pub since_made: bool,
-    /// Calls of [`Self::sync`], of data alone and of all,
+    /// Calls of [`Self::sync`], of data alone and of data with metadata.
     asked: [AtomicU64; 2],
-    /// and how many of them were served. Locked while the kernel is asked.
+    /// How many of them were served. Locked during a call to the kernel.
     served: Mutex<[u64; 2]>,
 }
 
@@ -31,7 +32,7 @@ impl Content {
         Self { id, file: Arc::new(file), since_made, asked: Default::default(), served: Mutex::default() }
     }
 
-    /// Cuts the file off behind `size` bytes, where it is longer. Whether it was.
+    /// Truncates the file to `size` bytes if it is longer. Returns whether it was.
     pub fn cut(&self, size: u64) -> Result<bool> {
         let failed = |e| Error::io(e, Side::Cache, "cut a content file");
         let longer = self.file.metadata().map_err(failed)?.len() > size;
@@ -41,8 +42,8 @@ impl Content {
         Ok(longer)
     }
 
-    /// Makes what was written durable: `fdatasync` if `data_only`, else `fsync`. Of several that wait at the same time one
-    /// does it for all. `failed` is told before anybody else asks. Blocks.
+    /// Makes what was written durable: `fdatasync` if `data_only`, else `fsync`. One of several waiting callers does it
+    /// for all. `failed` is called before any other caller asks. Blocks.
     pub fn sync(&self, data_only: bool, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         let kind = usize::from(!data_only);
         let mine = self.asked[kind].fetch_add(1, Ordering::SeqCst) + 1;
@@ -59,14 +60,15 @@ impl Content {
         synced
     }
 
-    /// Whether a write-back failed that nobody was told of. Writes nothing, and waits for no write-back, but for who is
-    /// just syncing: for it may be he who is told.
+    /// Reports a failed write-back that was not yet reported. Writes nothing, and waits for no write-back. Waits only
+    /// for another caller that is syncing, because the kernel may be reporting the error to that caller.
     pub fn check_written_back(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         let _one_at_a_time = self.served.lock();
         self.ask(failed)
     }
 
-    /// The same without waiting: where somebody is just syncing, he notes what he is told.
+    /// Like [`Self::check_written_back`], but does not wait: if another caller is syncing, that caller records the
+    /// error.
     pub fn glance_written_back(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         match self.served.try_lock() {
             Some(_one_at_a_time) => self.ask(failed),
@@ -74,13 +76,13 @@ impl Content {
         }
     }
 
-    /// Whether somebody is just syncing it, or being told.
+    /// Returns whether a caller is syncing it, or asking for errors.
     pub fn is_asked(&self) -> bool {
         self.served.is_locked()
     }
 
     fn ask(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
-        // Of a range that no file has, there is nothing to wait for, but the error is told.
+        // A range that no file has contains nothing to wait for, but the call still returns the error.
         let (offset, bytes) = (i64::MAX - 1, 1);
         // SAFETY: takes numbers.
         let rc =
@@ -89,7 +91,7 @@ impl Content {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // Of the call: it is not allowed, or there is none.
+        // Errors of the call itself: it is not allowed, or does not exist.
         if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::ESPIPE)) {
             return Ok(());
         }
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn whoever_fails_has_noted_it_before_the_next_one_asks() {
-        // Cannot be synced: each is told.
+        // A sync of this file fails for each caller.
         let content = Content::new(1, File::open("/dev/null").unwrap(), true);
         let noted = AtomicUsize::new(0);
         std::thread::scope(|scope| {

@@ -1,5 +1,4 @@
-//! One change of the overlay. The index of what the pool must be told is kept here, so that no change can
-//! forget it.
+//! One change of the overlay. The batch also maintains the index of intents, so that no change can forget it.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +12,11 @@ use forebay_cache::ContentId;
 pub struct Batch<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) inner: WriteBatch,
-    /// Content whose loss is forgotten with this batch.
+    /// Content whose loss records are forgotten when this batch is written.
     pub(super) found: Vec<ContentId>,
-    /// Keys of the names that it changes.
+    /// Keys of the names that this batch changes.
     pub(super) names: Vec<Vec<u8>>,
-    /// Users who get entries in the queue with it.
+    /// Users for whom this batch adds entries to the queue.
     pub(super) queued_for: BTreeSet<u32>,
 }
 
@@ -31,7 +30,7 @@ impl<'a> Batch<'a> {
         self.inner.is_empty()
     }
 
-    /// Sets what a name stands for. `was` is the record that it replaces; `user`: whose change it is.
+    /// Sets the record of a name. `was` is the record that it replaces; `user` is the user who made the change.
     pub fn put_name(&mut self, parent: Ino, name: &[u8], was: &NameRecord, record: &NameRecord, user: u32) {
         let key = name_key(parent, name);
         if record.is_empty() {
@@ -43,7 +42,7 @@ impl<'a> Batch<'a> {
         self.mark(&Intent::Name(parent, name.into()), was.differs(), record.differs(), user);
     }
 
-    /// Sets an inode's record. `was_dirty`: the record that it replaces was dirty.
+    /// Sets an inode's record. `was_dirty`: whether the record that it replaces was dirty.
     pub fn put_inode(&mut self, ino: Ino, record: &InodeRecord, was_dirty: bool) {
         self.put_raw(cf::INODES, &ino.0.to_be_bytes(), &encode(record));
         self.mark(&Intent::Inode(ino), was_dirty, record.is_dirty(), record.uid);

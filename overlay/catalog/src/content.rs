@@ -1,5 +1,5 @@
-//! What is valid in a content file. The catalog has a head of it, and the checksums of its chunks in groups, so that what
-//! is written for one more chunk does not grow with the file.
+//! The record of the valid bytes of a content file. The catalog stores a head, and the checksums of the chunks in
+//! groups, so that the bytes written for one more chunk do not grow with the file.
 
 use std::ops::Range;
 
@@ -11,28 +11,29 @@ use super::{Batch, Catalog, cf, decoded};
 use crate::Ino;
 use forebay_cache::{CHUNK_BYTES, ContentId, ExtentSet};
 
-/// The first group is in the head: most files have no other.
+/// Chunks in a group. The first group is stored in the head: most files have no other group.
 const GROUP_CHUNKS: u32 = 64;
 
-/// What is valid in a content file.
+/// The record of which bytes of a content file are valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContentRecord {
     pub ino: Ino,
-    /// Bytes that it is known to occupy.
+    /// Bytes that the content file is known to occupy.
     pub bytes: u64,
-    /// The epoch in which bytes were fetched into it last; see `Catalog::epoch`.
+    /// The last epoch in which bytes were fetched into the content file; see `Catalog::epoch`.
     pub epoch: u64,
-    /// Valid ranges of a partial file; empty where all is valid or the content is dirty.
+    /// Valid ranges of a partial file; empty if all bytes are valid or the content is dirty.
     extents: ExtentSet,
     checksums: Checksums,
-    /// Groups that the catalog may have.
+    /// The number of groups that the catalog may have.
     groups: u32,
 }
 
-/// CRC32C of fetched chunks, by chunk number, ascending: of a partial file all of them, else those of the first group.
+/// CRC32C of fetched chunks, ascending by chunk number. For a partial file: all of them; otherwise only those of the
+/// first group.
 type Checksums = Vec<(u32, u32)>;
 
-/// As the catalog has it.
+/// The part of the record that is stored under the content id.
 #[derive(Serialize, Deserialize)]
 struct Head {
     ino: Ino,
@@ -43,7 +44,7 @@ struct Head {
 }
 
 impl ContentRecord {
-    /// Of a content file with nothing in it.
+    /// Returns the record of a content file that has no valid bytes.
     pub fn empty(ino: Ino, epoch: u64) -> Self {
         Self { ino, bytes: 0, epoch, extents: ExtentSet::default(), checksums: Checksums::new(), groups: 1 }
     }
@@ -52,7 +53,7 @@ impl ContentRecord {
         &self.extents
     }
 
-    /// A chunk has come.
+    /// Records that a chunk was fetched.
     pub fn landed(&mut self, chunk: u32, range: Range<u64>, checksum: u32) {
         self.extents.insert(range);
         match self.checksums.binary_search_by_key(&chunk, |(known, _)| *known) {
@@ -62,8 +63,8 @@ impl ContentRecord {
         self.groups = self.groups.max(chunk / GROUP_CHUNKS + 1);
     }
 
-    /// The file grows beyond `size`, which ends within this chunk: the chunk, where it is here, is only a part of what it
-    /// is to be.
+    /// Forgets the chunk that contains the old end of the file, `size`, before the file grows. If this chunk was
+    /// fetched, it holds only a part of its future bytes.
     pub fn forget_short_chunk(&mut self, size: u64) -> Option<u32> {
         let chunk = u32::try_from(size / CHUNK_BYTES).ok()?;
         if size.is_multiple_of(CHUNK_BYTES) || self.checksums.last().is_none_or(|(last, _)| *last != chunk) {
@@ -74,7 +75,7 @@ impl ContentRecord {
         Some(chunk)
     }
 
-    /// All chunks have come, and are in the catalog.
+    /// Records that all chunks were fetched and are in the catalog.
     pub fn completed(&mut self) {
         self.extents = ExtentSet::default();
         self.checksums.truncate(self.group(0).len());
@@ -98,12 +99,12 @@ pub(super) fn decode_head(bytes: &[u8]) -> Result<ContentRecord> {
 }
 
 impl Catalog {
-    /// Without what only partial files need.
+    /// Returns the head, without the valid ranges and the checksums of further groups, which only partial files need.
     pub fn content(&self, id: ContentId) -> Result<Option<ContentRecord>> {
         Ok(self.get(cf::RESIDENCY, &id.0.to_be_bytes())?.map(ContentRecord::of))
     }
 
-    /// The same of a partial file of `size` bytes, with its valid ranges.
+    /// Returns the record of a partial file of `size` bytes, with its valid ranges.
     pub fn partial_content(&self, id: ContentId, size: u64) -> Result<Option<ContentRecord>> {
         let Some(mut record) = self.content(id)? else { return Ok(None) };
         record.checksums = self.checksums(id, &record)?;
@@ -114,7 +115,7 @@ impl Catalog {
         Ok(Some(record))
     }
 
-    /// CRC32C of each fetched chunk, by chunk number, ascending.
+    /// Returns the CRC32C of each fetched chunk, ascending by chunk number.
     pub fn checksums(&self, id: ContentId, record: &ContentRecord) -> Result<Vec<(u32, u32)>> {
         let mut checksums = record.group(0).to_vec();
         for group in 1..record.groups {
@@ -132,7 +133,7 @@ impl Batch<'_> {
         self.put_raw(cf::RESIDENCY, &id.0.to_be_bytes(), &encode(&head));
     }
 
-    /// The same, where a chunk has landed.
+    /// Writes the head, and the group of a chunk that was just fetched.
     pub fn put_chunk(&mut self, id: ContentId, record: &ContentRecord, chunk: u32) {
         let group = chunk / GROUP_CHUNKS;
         if group > 0 {
@@ -141,7 +142,7 @@ impl Batch<'_> {
         self.put_content(id, record);
     }
 
-    /// The same, where other bytes came into the content file than were fetched.
+    /// Writes the head after bytes other than fetched ones were written to the content file: the checksums are dropped.
     pub fn put_unproven_content(&mut self, id: ContentId, record: &mut ContentRecord) {
         self.delete_groups(id, record);
         record.checksums = Checksums::new();
@@ -150,7 +151,7 @@ impl Batch<'_> {
     }
 
     pub fn delete_content(&mut self, id: ContentId) {
-        // Of a record that cannot be read, groups stay that nobody ever asks for.
+        // If the record cannot be read, its groups stay in the catalog. Nothing reads them.
         if let Ok(Some(record)) = self.catalog.content(id) {
             self.delete_groups(id, &record);
         }
@@ -203,7 +204,7 @@ mod tests {
         catalog.write(batch).unwrap();
         assert_eq!(catalog.content(id).unwrap().unwrap(), record);
         assert_eq!(catalog.checksums(id, &record).unwrap(), all);
-        // Nothing of it stays, and all of the other.
+        // All groups of `id` are deleted, and those of `other` stay.
         let mut batch = catalog.batch();
         batch.delete_content(id);
         catalog.write(batch).unwrap();

@@ -1,4 +1,4 @@
-//! Numbers that are given once, reserved in blocks so that giving one is not a write.
+//! Unique numbers, reserved in blocks so that giving one out needs no write.
 
 use forebay_backends::Result;
 use parking_lot::Mutex;
@@ -11,9 +11,9 @@ const BLOCK: u64 = 65_536;
 pub(super) struct IdAllocator {
     key: &'static str,
     first: u64,
-    /// Next number and end of what is reserved.
+    /// The next number, and the end of the reserved range.
     state: Mutex<(u64, u64)>,
-    /// Held while more are reserved; those that are left are given meanwhile.
+    /// Held during a reservation; the remaining numbers are given out meanwhile.
     reserving: Mutex<()>,
 }
 
@@ -31,7 +31,7 @@ impl IdAllocator {
         }
     }
 
-    /// Reserves more ahead of need where half a block is gone, so that nobody waits for the disk who needs one. Blocks.
+    /// Reserves more numbers when half a block is used up, so that a caller does not wait for the disk. Blocks.
     pub fn refill(&self, catalog: &Catalog) -> Result<()> {
         self.reserve(catalog, BLOCK / 2)
     }
@@ -45,7 +45,7 @@ impl IdAllocator {
         })
     }
 
-    /// Sees to it that at least so many are left, of which others may take some.
+    /// Makes sure that at least `least` numbers are left. Other callers may take some of them.
     fn reserve(&self, catalog: &Catalog, least: u64) -> Result<()> {
         let _alone = self.reserving.lock();
         let left = |(next, end): (u64, u64)| end - next;
@@ -54,7 +54,8 @@ impl IdAllocator {
         }
         let start = catalog.meta::<u64>(self.key)?.unwrap_or(self.first);
         catalog.set_meta(self.key, &(start + BLOCK))?;
-        // A number that a power cut takes back would name what it left behind, too.
+        // If a power cut undid the reservation, its numbers would be given out again, and would also name what they
+        // named before.
         catalog.sync()?;
         let mut state = self.state.lock();
         if left(*state) == 0 {
@@ -85,7 +86,7 @@ mod tests {
             takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect()
         });
         given.sort_unstable();
-        // None is given twice, and none is left out: who starts anew begins where those end that are reserved.
+        // No number is given twice, and none is skipped. A new allocator begins after the reserved numbers.
         assert_eq!(given, (5..5 + 3 * EACH).collect::<Vec<_>>());
         let reserved = catalog.meta::<u64>("some").unwrap().unwrap();
         assert!((5 + 3 * EACH..=5 + 5 * EACH).contains(&reserved), "{reserved}");

@@ -1,10 +1,10 @@
-//! Numbers of inodes.
+//! Inode numbers.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The number of an overlay inode: given once, kept in the catalog, the kernel's node id.
+/// The number of an overlay inode: never reused, stored in the catalog, and used as the kernel's node id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 

@@ -1,4 +1,4 @@
-//! Jobs that were, and those that run: as JSON, so that records of other versions of this program can be read.
+//! Ended and running jobs, stored as JSON, so that other versions of this program can read the records.
 
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
@@ -8,29 +8,29 @@ use super::{Catalog, cf, corrupt};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_system::process::Process;
 
-/// Jobs that are kept at most, the newest,
+/// The most jobs that are kept, newest first.
 const JOBS_MAX: usize = 1000;
-/// and bytes of what they used.
+/// The most bytes of file lists that are kept for those jobs.
 const JOBS_BYTES: u64 = 256 << 20;
 
-/// Ascending in the order in which jobs began.
+/// The number of a job, ascending in the order in which jobs began.
 pub type JobSerial = u64;
 
-/// What is known of a job without its files.
+/// The record of a job without its files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobHead {
     pub summary: JobSummary,
-    /// Who began it: it runs as long as one of them does.
+    /// The processes that began the job: it runs as long as one of them lives.
     pub clients: Vec<Process>,
-    /// The cgroups of version 2 that it is made of, by the inodes of their directories.
+    /// The cgroups of version 2 that belong to the job, as the inode numbers of their directories.
     pub cgroup_ids: Vec<u64>,
-    /// Bytes of its files' record.
+    /// Size of the encoded list of its files.
     pub files_bytes: u64,
     #[serde(default)]
     pub invocation: Option<Invocation>,
     #[serde(default)]
     pub prefetch: bool,
-    /// Leases of its name are to be ended with it: false as soon as they are.
+    /// Whether the end of the job must still end the leases in its name; `false` once they are ended.
     #[serde(default)]
     pub ends_leases: bool,
 }
@@ -40,7 +40,7 @@ fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
 }
 
 impl Catalog {
-    /// All that are kept, the oldest first.
+    /// Visits all kept jobs, the oldest first.
     pub fn jobs(&self, mut each: impl FnMut(JobSerial, JobHead) -> Result<bool>) -> Result<()> {
         self.scan(cf::JOBS, b"h", |key, value| {
             let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
@@ -55,7 +55,7 @@ impl Catalog {
         serde_json::from_slice(&value).map_err(|e| corrupt(cf::JOBS).with_source(e))
     }
 
-    /// Keeps what a job is, and the files that it used where they are known; and gives up the oldest beyond the bounds.
+    /// Stores a job and, if given, the files that it used; then deletes the oldest ended jobs that exceed the limits.
     pub fn put_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
         let text = |e: serde_json::Error| corrupt(cf::JOBS).with_source(e);
         let mut batch = self.batch();

@@ -1,12 +1,11 @@
 //! The catalog: the RocksDB database that knows every name and the state of every file. It is the only
 //! authority; everything in memory is a cache of it.
 //!
-//! One change of the overlay is one [`Batch`]. A batch is in the operating system's hands when
-//! [`Catalog::write`] returns, so it survives the death of the process; it survives a power cut after
-//! [`Catalog::sync`].
+//! One change of the overlay is one [`Batch`]. When [`Catalog::write`] returns, the operating system has the batch, so
+//! the batch survives the death of the process. It survives a power cut after [`Catalog::sync`].
 //!
-//! Content that takes the place of other content, by a rename or after `O_TRUNC`, is on the disk before the catalog is
-//! ([`Catalog::sync_first`]): as with ext4, for programs that replace a file without a sync.
+//! Content that replaces other content, by a rename or after `O_TRUNC`, is synced before the catalog
+//! ([`Catalog::sync_first`]), as on ext4: for programs that replace a file without a sync.
 
 mod batch;
 mod boot;
@@ -54,11 +53,11 @@ pub use state::FileState;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 8;
-/// Memory for blocks that were read, shared by all column families.
+/// Memory for the block cache, shared by all column families.
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
-/// Memory for records that are not in a table file yet, shared by all column families.
+/// Memory for records that are not yet in a table file, shared by all column families.
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
-/// The most of it for one column family.
+/// The most write buffer memory of one column family.
 const FAMILY_BUFFER_BYTES: usize = 4 << 20;
 
 mod cf {
@@ -70,7 +69,7 @@ mod cf {
     pub const RESIDENCY: &str = "residency";
     /// `ContentId` + number of a group of chunks → their checksums.
     pub const CHUNKS: &str = "chunks";
-    /// What the pool must be told: `i` + `Ino` or `n` + `Ino` of the directory + name → since when, and where in the queue.
+    /// Intents: `i` + `Ino` or `n` + `Ino` of the directory + name → `IntentRecord`.
     pub const INTENTS: &str = "intents";
     /// User + lane + time + key of the intent → `Wait`.
     pub const QUEUE: &str = "queue";
@@ -80,9 +79,9 @@ mod cf {
     pub const LOST: &str = "lost";
     /// Identity of a pool object that has several names → `Ino`.
     pub const OBJECTS: &str = "objects";
-    /// `h` + number → what a job was; `f` + number → the files that it used.
+    /// `h` + number → the head of a job; `f` + number → the files that it used.
     pub const JOBS: &str = "jobs";
-    /// `h` + signature → what a profile is; `p` + signature → the profile.
+    /// `h` + signature → the head of a profile; `p` + signature → the profile.
     pub const PROFILES: &str = "profiles";
     /// Single facts, by name.
     pub const META: &str = "meta";
@@ -90,22 +89,22 @@ mod cf {
         [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, QUEUE, LEASES, OBJECTS, JOBS, PROFILES, META];
 }
 
-/// Something that the pool must be told.
+/// A difference between overlay and pool.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Intent {
-    /// A name differs.
+    /// A name differs between overlay and pool.
     Name(Ino, Box<[u8]>),
-    /// Content or attributes of an inode differ.
+    /// Content or attributes of an inode differ between overlay and pool.
     Inode(Ino),
 }
 
-/// How the catalog treats what it has not been told to sync.
+/// What survives without a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// A batch survives the process.
+    /// A batch survives the death of the process.
     #[default]
     Process,
-    /// A batch is lost with the process unless it was synced: a power cut, for tests.
+    /// An unsynced batch is lost with the process, as in a power cut; for tests.
     SyncedOnly,
 }
 
@@ -113,23 +112,23 @@ pub struct Catalog {
     db: DB,
     inodes: IdAllocator,
     contents: IdAllocator,
-    /// The number of the present epoch: content that was fetched in an epoch is trusted after a power cut only
-    /// when the epoch was closed, which syncs the fast pool first.
+    /// The number of the current epoch. After a power cut, content that was fetched in an epoch is trusted only if the
+    /// epoch was closed. The fast pool is synced before an epoch is closed.
     epoch: AtomicU64,
     /// Epochs that ended in a power cut: from..=to.
     dead_epochs: Vec<(u64, u64)>,
-    /// Tells inode numbers of this catalog from the same ones of another that was here before.
+    /// Distinguishes inode numbers of this catalog from equal ones of an earlier catalog in the same place.
     generation: u32,
     /// The number of the last change that [`Self::sync_changes`] synced.
     synced_changes: AtomicU64,
-    /// Rung by each change.
+    /// Notified by each change.
     changed: tokio::sync::Notify,
-    /// Calls of [`Self::sync_written`], and how many of them were served.
+    /// Calls of [`Self::sync_written`]; `sync_done` counts those that were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
-    /// Content to sync before the log.
+    /// Content to sync before the write-ahead log.
     first: parking_lot::Mutex<Vec<Arc<Content>>>,
-    /// Held until it is synced, so that nobody else's log is faster.
+    /// Held until that content is synced, so that no other caller syncs the log before it.
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
     recent: RecentNames,
@@ -146,16 +145,16 @@ impl Catalog {
     /// Opens or creates the catalog in a directory.
     ///
     /// # Errors
-    /// `Corrupt` where RocksDB cannot read it or it has another format; `Busy` where another process has it.
+    /// `Corrupt` if RocksDB cannot read it or it has another format; `Busy` if another process has it open.
     pub fn open(path: &Path, durability: Durability) -> Result<Self> {
         let boot = boot_id();
         let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
-        // A mark that is not written lets the next start think of a power cut.
+        // If the mark cannot be written, the next start assumes a power cut.
         let _ = boot::mark(path, &boot);
         let mut catalog = Self::over(db, Ino::ROOT.0 + 1, 1)?;
         match catalog.meta::<u32>("format")? {
             None => {
-                // Positive as the signed number that the kernel makes of it; 0 is the root's.
+                // Positive as a signed number, which the kernel makes of it; 0 is the generation of the root.
                 catalog.set_meta("generation", &rand::random_range(1..=i32::MAX.cast_unsigned()))?;
                 catalog.set_meta("format", &FORMAT)?;
             }
@@ -177,7 +176,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The catalog in an open database. `first_inode`, where it has given no number yet.
+    /// Makes a catalog of an open database. `first_inode`: the first number to give if none was given yet.
     fn over(db: DB, first_inode: u64, epoch: u64) -> Result<Self> {
         Ok(Self {
             inodes: IdAllocator::new("next_inode", first_inode),
@@ -198,10 +197,11 @@ impl Catalog {
         })
     }
 
-    /// Epochs of a machine that lost power are dead: what was fetched in them may not be on the disk.
+    /// Begins an epoch. Epochs that were open when the machine lost power are dead: content that was fetched in them
+    /// may not be on the disk.
     fn start_epoch(&mut self, durability: Durability) -> Result<()> {
         let boot = boot_id();
-        // Where power cuts are played each start follows one.
+        // In tests that simulate power cuts, each start follows one.
         let boot = if durability == Durability::SyncedOnly { format!("{:x}", rand::random::<u64>()) } else { boot };
         let last = self.meta::<u64>("epoch")?.unwrap_or(0);
         let closed = self.meta::<u64>("closed_epoch")?.unwrap_or(0);
@@ -216,8 +216,8 @@ impl Catalog {
         self.sync()
     }
 
-    /// The same for all its inodes: a number is never given a second time. With the number it is what a file handle has,
-    /// which outlives mounts and catalogs.
+    /// Returns the generation of all inodes of this catalog. One is enough, since no number is given twice. A file
+    /// handle consists of inode number and generation, and outlives mounts and catalogs.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -226,7 +226,7 @@ impl Catalog {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Begins a new epoch and returns the one before. The caller syncs the fast pool, then calls
+    /// Begins a new epoch and returns the previous one. The caller syncs the fast pool, then calls
     /// [`Self::close_epoch`] with it.
     pub fn next_epoch(&self) -> Result<u64> {
         let last = self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl Catalog {
         self.set_meta("closed_epoch", &epoch)
     }
 
-    /// Whether what was fetched in an epoch is on the disk for sure.
+    /// Returns whether content that was fetched in an epoch is certainly on the disk.
     pub fn is_closed(&self, epoch: u64) -> Result<bool> {
         Ok(epoch <= self.meta::<u64>("closed_epoch")?.unwrap_or(0) && !self.is_dead(epoch))
     }
@@ -247,7 +247,7 @@ impl Catalog {
         !self.dead_epochs.is_empty()
     }
 
-    /// What was fetched in this epoch may have been lost in a power cut.
+    /// Returns whether content that was fetched in this epoch may have been lost in a power cut.
     pub fn is_dead(&self, epoch: u64) -> bool {
         self.dead_epochs.iter().any(|(from, to)| (*from..=*to).contains(&epoch))
     }
@@ -256,7 +256,7 @@ impl Catalog {
         Ok(Ino(self.inodes.next(self)?))
     }
 
-    /// Numbers are reserved ahead of need: where none is left, whoever makes a file waits for the disk. Blocks.
+    /// Reserves numbers ahead of need: if none is left, a caller that creates a file waits for the disk. Blocks.
     pub fn reserve_numbers(&self) -> Result<()> {
         self.inodes.refill(self)?;
         self.contents.refill(self)
@@ -266,7 +266,7 @@ impl Catalog {
         Batch::new(self)
     }
 
-    /// Applies a batch; it survives the process when this returns.
+    /// Applies a batch, which survives the death of the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
         let written = self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e));
         batch.names.iter().for_each(|key| self.recent.forget(key));
@@ -277,20 +277,20 @@ impl Catalog {
         Ok(())
     }
 
-    /// Content that is on the disk before the catalog says that it took the place of other content.
+    /// Registers content to be synced before the catalog records that this content replaced other content.
     pub fn sync_first(&self, content: Arc<Content>) {
         self.first.lock().push(content);
     }
 
-    /// What was written before survives a power cut when this returns. Blocks on the disk.
+    /// Makes everything that was written before survive a power cut. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
         self.sync_what_comes_first()?;
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
     }
 
-    /// The same for what was written since the last call; without anything new the disk is left alone.
+    /// Syncs what was written since the last call of this function. Without a new change, it does not touch the disk.
     pub fn sync_changes(&self) -> Result<()> {
-        // What is written from here on has a later number, and is left to the next call.
+        // Later writes have higher numbers, and are left to the next call.
         let written = self.db.latest_sequence_number();
         if self.has_synced(written) {
             return Ok(());
@@ -300,7 +300,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Whether [`Self::sync_changes`] has nothing to do.
+    /// Returns whether [`Self::sync_changes`] has nothing to do.
     pub fn is_synced(&self) -> bool {
         self.has_synced(self.db.latest_sequence_number())
     }
@@ -309,17 +309,17 @@ impl Catalog {
         self.synced_changes.load(Ordering::Acquire) == change && self.first.lock().is_empty()
     }
 
-    /// Wakes the task that waits in [`Self::changed`]: something changed, or is about to.
+    /// Wakes the task that waits in [`Self::changed`]: a change was made, or is about to be made.
     pub fn announce_change(&self) {
         self.changed.notify_one();
     }
 
-    /// Returns when something was changed since the last call. For one task.
+    /// Waits for a change. Returns at once if one was made since the last call. For one task.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Keeps how much of the fast pool is occupied, where that changed.
+    /// Stores how much of the fast pool is occupied, if that changed.
     pub fn set_used_bytes(&self, bytes: u64) -> Result<()> {
         if self.meta("used_bytes")? == Some(bytes) {
             return Ok(());
@@ -333,7 +333,7 @@ impl Catalog {
         let mut failed = None;
         for content in first {
             let synced = self.sync_content(&content, true);
-            // What is lost is known to be, and cannot come before anything any more.
+            // A recorded loss is final: such content is not synced again before the catalog.
             if let (Err(error), None) = (synced, self.lost(ContentId(content.id))) {
                 self.first.lock().push(content);
                 failed = Some(error);
@@ -342,7 +342,7 @@ impl Catalog {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The same; of several that wait at the same time one syncs for all.
+    /// Like [`Self::sync`], but one of several waiting callers syncs for all.
     pub fn sync_written(&self) -> Result<()> {
         let mine = self.sync_asked.fetch_add(1, Ordering::SeqCst) + 1;
         let mut done = self.sync_done.lock();
@@ -368,17 +368,17 @@ impl Catalog {
         Ok(self.get(cf::LEASES, &ino.0.to_be_bytes())?.unwrap_or_default())
     }
 
-    /// The inode that an object of the pool with several names is known as.
+    /// Returns the inode of a pool object that has several names.
     pub fn object(&self, identity: &[u8]) -> Result<Option<Ino>> {
         self.get(cf::OBJECTS, identity)
     }
 
-    /// All names of a directory, ascending by bytes, until `each` says `false`.
+    /// Visits all names of a directory, ascending by bytes, until `each` returns `false`.
     pub fn names(&self, parent: Ino, each: impl FnMut(&[u8], NameRecord) -> Result<bool>) -> Result<()> {
         self.names_from(parent, b"", each)
     }
 
-    /// The names of a directory from `first` on.
+    /// Visits the names of a directory from `first` on.
     pub fn names_from(
         &self,
         parent: Ino,
@@ -392,7 +392,7 @@ impl Catalog {
         })
     }
 
-    /// Everything that the pool must be told, with the second since 1970 at which it first differed.
+    /// Visits all intents, with the second since 1970 at which overlay and pool first differed.
     pub fn intents(&self, mut each: impl FnMut(Intent, u64) -> Result<bool>) -> Result<()> {
         self.scan(cf::INTENTS, b"", |key, value| match Intent::decode(key) {
             Some(intent) => each(intent, decoded::<IntentRecord>(cf::INTENTS, value)?.since_unix),
@@ -404,13 +404,13 @@ impl Catalog {
         self.contents_as_of(|| {}, each)
     }
 
-    /// The records as they are when `begun` is called, whatever changes while they are visited.
+    /// Visits the records as they are when `begun` is called, even if they change during the visit.
     pub fn contents_as_of(
         &self,
         begun: impl FnOnce(),
         mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>,
     ) -> Result<()> {
-        // An iterator sees the database as it was when it was made.
+        // An iterator is a snapshot of the database at its creation.
         let iterator = self.db.iterator_cf(self.family(cf::RESIDENCY)?, IteratorMode::Start);
         begun();
         for item in iterator {
@@ -440,7 +440,7 @@ impl Catalog {
         self.write(batch)
     }
 
-    /// Single facts whose keys begin so.
+    /// Returns the keys in `meta` that begin with `prefix`.
     pub fn meta_keys(&self, prefix: &str) -> Result<Vec<String>> {
         let mut keys = Vec::new();
         self.scan(cf::META, prefix.as_bytes(), |key, _| {
@@ -502,8 +502,8 @@ impl Intent {
     }
 }
 
-/// `torn`: what the log has after the last sync may be damaged anywhere, and is lost from there on. Else only its
-/// last record may be cut off, by the death of the process.
+/// Opens the database. If `torn`, the write-ahead log after the last sync may be damaged anywhere; it is replayed up to
+/// the damage. Otherwise only its last record may be cut off, by the death of the process.
 fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     let cache = Cache::new_lru_cache(BLOCK_CACHE_BYTES);
     let mut options = Options::default();
@@ -514,12 +514,12 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     options.set_keep_log_file_num(2);
     options.set_max_open_files(forebay_system::descriptors::for_catalog());
     options.set_max_background_jobs(2);
-    // RocksDB allocates in advance 1.1 times the largest write buffer for each log (the default family has one, too), and
-    // 4 MiB for each manifest: at each start.
+    // At each start, RocksDB preallocates 1.1 times the largest write buffer for each log (the default family has one,
+    // too), and 4 MiB for each manifest.
     options.set_write_buffer_size(FAMILY_BUFFER_BYTES);
     options.set_manifest_preallocation_size(64 << 10);
     options.set_manual_wal_flush(durability == Durability::SyncedOnly);
-    // Anything worse is damage and must be said: what is not replayed is content that nobody names any more.
+    // Any worse damage must be reported: if a record is not replayed, no name may refer to its content file any more.
     options.set_wal_recovery_mode(match torn {
         true => rocksdb::DBRecoveryMode::PointInTime,
         false => rocksdb::DBRecoveryMode::TolerateCorruptedTailRecords,
@@ -532,8 +532,8 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     blocks.set_block_cache(&cache);
     blocks.set_bloom_filter(10.0, false);
     blocks.set_cache_index_and_filter_blocks(true);
-    // In pieces: of a million inodes the filters and indexes are larger than the cache, and each look would read a
-    // whole one.
+    // Partitioned: for a million inodes, the filters and indexes are larger than the cache, and each lookup would read
+    // a whole one.
     blocks.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
     blocks.set_partition_filters(true);
     blocks.set_metadata_block_size(4 << 10);
@@ -554,7 +554,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     })
 }
 
-/// A catalog that cannot be read.
+/// The error for a catalog that cannot be read.
 pub fn damaged(path: &Path) -> Error {
     let fast = path.parent().unwrap_or(path).display();
     let what = format!(

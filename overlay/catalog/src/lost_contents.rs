@@ -1,14 +1,14 @@
-//! Content of which something was lost on its way to the device: what is left of it is not what was written, however
-//! often the kernel says from then on that all is well.
+//! Content files that lost data on the way to the device: their content is not what was written, even if the kernel
+//! reports success from then on.
 //!
-//! Every user of a content file shares the daemon's descriptor, and the kernel reports a failed write-back once for
-//! each descriptor. So the first caller that is told records the loss. `fsync` asks for the record, and so does the
-//! flush: after it read the last byte, and before the file counts as clean. Lost content stays dirty on the fast pool
+//! All users of a content file share the daemon's descriptor, and the kernel reports a failed write-back once for each
+//! descriptor. So the first caller that gets the error records the loss. `fsync` checks the record, and so does the
+//! flush, after it read the last byte and before the file counts as clean. Lost content stays dirty on the fast pool
 //! until the file is emptied, replaced or removed. The descriptor of the only copy is not closed before the content is
-//! known to be on the device, since a later open may not be told any more.
+//! known to be on the device, since a later open may not get the error any more.
 //!
-//! Not covered: the kernel drops the pages, the daemon is killed before it asked, and the kernel forgets the inode
-//! before the next daemon opens it.
+//! Not covered: the kernel drops the pages, the daemon is killed before it got the error, and the kernel drops the
+//! inode before the next daemon opens it.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,18 +23,18 @@ use super::{Batch, Catalog, cf, corrupt, failed, id_of};
 use forebay_cache::{Content, ContentId};
 use forebay_system::clock::unix_now;
 
-/// What is known of such a loss.
+/// The record of a loss.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// The errno of the last failure,
+    /// The errno of the last failure.
     errno: i32,
-    /// when it was told: seconds since 1970,
+    /// The time at which it was reported: seconds since 1970.
     at: u64,
-    /// and how many there were.
+    /// The number of failures.
     times: u64,
 }
 
-/// All of it: nearly always nothing.
+/// All recorded losses: nearly always none.
 #[derive(Debug, Default)]
 pub(super) struct LostContents(RwLock<HashMap<ContentId, Lost>>);
 
@@ -76,7 +76,7 @@ impl Catalog {
     /// Makes what was written to a content file durable. Blocks on the disk.
     ///
     /// # Errors
-    /// `EIO` where something of it was lost, now or before: the error says so, and [`Self::lost`] from then on.
+    /// `EIO` if data of it was lost, now or before: in that case [`Self::lost`] returns the loss from then on.
     pub fn sync_content(&self, content: &Content, data_only: bool) -> Result<()> {
         let id = ContentId(content.id);
         let synced = content.sync(data_only, |error| self.note_lost(id, error));
@@ -84,12 +84,13 @@ impl Catalog {
         synced.map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))
     }
 
-    /// The same of what the kernel has written back of itself: nothing is written. Waits for who is just syncing.
+    /// Checks for errors of the kernel's own write-back, without writing anything. Waits for a sync that is running.
     pub fn check_written_back(&self, content: &Content) -> Result<()> {
         self.checked(content, content.check_written_back(|error| self.note_lost(ContentId(content.id), error)))
     }
 
-    /// The same, and waits for nobody: what somebody is just told is not in the answer.
+    /// Like [`Self::check_written_back`], but does not wait: the result misses an error that another caller is just
+    /// getting.
     pub fn glance_written_back(&self, content: &Content) -> Result<()> {
         self.checked(content, content.glance_written_back(|error| self.note_lost(ContentId(content.id), error)))
     }
@@ -99,8 +100,10 @@ impl Catalog {
         checked.map_err(|e| Error::io(e, Side::Cache, "look at a content file"))
     }
 
+    /// Fails if data of the content file was lost.
+    ///
     /// # Errors
-    /// `EIO` where something of it was lost.
+    /// `EIO` if it was.
     pub fn check_kept(&self, id: ContentId) -> Result<()> {
         match self.lost.0.read().get(&id) {
             Some(lost) => Err(lost.error()),
@@ -114,7 +117,8 @@ impl Catalog {
 
     fn note_lost(&self, id: ContentId, error: &io::Error) {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        // Of the call. All else may be what a device said of a page (`blk_errors` of Linux's block/blk-core.c).
+        // These are errors of the call itself. Any other may be the device's error for a page (`blk_errors` in Linux's
+        // block/blk-core.c).
         if matches!(errno, libc::EINTR | libc::EBADF | libc::ENOSYS | libc::EPERM) {
             return;
         }
@@ -129,14 +133,14 @@ impl Catalog {
         let mut batch = self.batch();
         batch.put_raw(cf::LOST, &id.0.to_be_bytes(), &encode(&lost));
         if let Err(error) = self.write(batch) {
-            // It is known until this daemon ends.
+            // The loss is known in memory until this daemon ends.
             tracing::error!(%error, "that something was lost cannot be written down");
         }
     }
 }
 
 impl Batch<'_> {
-    /// Nothing is left of what had a loss. One that came since is kept.
+    /// Forgets a loss after the content was given up. A loss that was recorded since `was` is kept.
     pub fn forget_lost(&mut self, id: ContentId, was: &Lost) {
         if self.catalog.lost(id).as_ref() == Some(was) {
             self.delete_raw(cf::LOST, &id.0.to_be_bytes());
@@ -195,13 +199,13 @@ mod tests {
         assert_eq!((catalog.lost(id), catalog.lost(other)), (None, None));
     }
 
-    /// `sync_first` promises an order, and who syncs another file is not told of this one's loss.
+    /// `sync_first` only promises an order: a caller that syncs another file does not get the error of this one.
     #[test]
     fn a_loss_of_what_is_synced_first_keeps_nobody_from_syncing() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
         let good = std::sync::Arc::new(Content::new(1, tempfile::tempfile().unwrap(), true));
-        // `fdatasync` of it is EBADF, which is no loss: it is tried again.
+        // `fdatasync` of it fails with EBADF, which is no loss, so the sync is repeated.
         let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let never = std::sync::Arc::new(Content::new(2, path.into(), true));
         catalog.sync_first(never.clone());

@@ -1,4 +1,4 @@
-//! Profiles of jobs: a head that says what it is, and the profile itself, which is read only when it is needed.
+//! Profiles of jobs: a head that describes the profile, and the profile itself, which is read only when it is needed.
 
 use forebay_backends::Result;
 use forebay_prefetch::profile::Profile;
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{Catalog, cf, corrupt, failed};
 
-/// Profiles that are kept at most, those that were seen last,
+/// The most profiles that are kept: the most recently seen ones.
 const PROFILES_MAX: usize = 10_000;
-/// and their bytes.
+/// The most bytes of these profiles.
 const PROFILES_BYTES: u64 = 1 << 30;
 
-/// What is known of a profile without reading it. As JSON, so that other versions of this program can read it.
+/// The description of a profile. It is JSON, so that other versions of this program can read it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileHead {
     pub signature: Signature,
-    /// Runs that were folded into it, those that it has forgotten included.
+    /// Runs that were folded into the profile, including those that it has forgotten.
     pub runs: u64,
     pub files: u64,
-    /// Of the profile as it is kept.
+    /// Size of the stored profile.
     pub encoded_bytes: u64,
     /// Seconds since 1970.
     pub last_seen_unix: u64,
-    /// What was staged for its runs before it was asked for, and what of it was used: the last run weighs most.
+    /// Bytes that were staged ahead for its runs, and how many of them were used: the last run weighs most.
     pub staged_bytes: f64,
     pub used_bytes: f64,
 }
@@ -57,7 +57,7 @@ impl Catalog {
         self.db.get_cf(self.family(cf::PROFILES)?, key).map_err(|e| failed("read the catalog", e))
     }
 
-    /// Keeps a profile, and gives up those beyond the bounds that were not seen for the longest time.
+    /// Stores a profile, and deletes the least recently seen profiles that exceed the limits.
     pub fn put_profile(&self, head: &mut ProfileHead, profile: &Profile) -> Result<()> {
         let encoded = profile.encode();
         head.encoded_bytes = encoded.len() as u64;

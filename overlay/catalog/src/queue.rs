@@ -1,11 +1,13 @@
-//! The queue of what the pool must be told: an index of the intents by user, lane and time.
+//! The queue of write-back: an index of the intents by user, lane and time.
 //!
-//! An entry is written with the batch that makes the difference, and names its place in the intent's record. An intent
-//! that is gone leaves its entry behind; an entry that is not the one that its intent names is dropped when it is met.
-//! So a change of the overlay pays one write, and a restart finds the queue as it was.
+//! The batch that makes a difference also writes the queue entry, and stores the entry's slot in the intent's record. A
+//! batch that removes the difference deletes only the intent. The reader of the queue drops an entry whose slot differs
+//! from the one in the intent's record. So a change of the overlay costs one write, and a restart finds the queue as it
+//! was.
 //!
-//! Times are those of the queue's own clock: microseconds that only grow, by the monotonic clock while the daemon lives
-//! and beyond all that is queued after a restart. No clock of the machine and no time of a file comes in.
+//! Times are those of the queue's own clock, in microseconds. It never goes back: it follows the monotonic clock while
+//! the daemon lives, and starts after a restart beyond every queued time. It depends neither on the time of day nor on
+//! file times.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,15 +22,15 @@ use tokio::sync::Notify;
 use super::{Batch, Catalog, Intent, cf, corrupt, decoded, encode, failed};
 use forebay_system::clock::unix_now;
 
-/// Where an intent waits. In each lane the earlier time goes first.
+/// The lane in which an intent waits. In each lane, the earlier time goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Lane {
-    /// Until it has not changed for as long as the policy says; not longer where the fast pool is full.
+    /// The intent waits until it has not changed for as long as the policy says, or less if the fast pool is full.
     Fresh = 0,
-    /// After an attempt that failed, or while nothing can be done.
+    /// The intent waits after a failed attempt, or while nothing can be done.
     Later = 1,
-    /// Until an operator flushes it, or the policy changes.
+    /// The intent waits until an operator flushes it, or the policy changes.
     Manual = 2,
 }
 
@@ -40,24 +42,24 @@ pub struct Slot {
     pub at_us: u64,
 }
 
-/// What is known of an intent.
+/// The value that the catalog stores for an intent.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct IntentRecord {
-    /// Seconds since 1970 at which it first differed, for people to read.
+    /// Seconds since 1970 at which overlay and pool first differed; for reports only.
     pub since_unix: u64,
     pub slot: Slot,
 }
 
-/// What an entry remembers.
+/// The value of a queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// When the pool last had it, or when it was first looked at.
+    /// The time at which the pool last had it, or at which it was first looked at.
     pub since_us: u64,
-    /// Attempts that failed, one after the other.
+    /// Consecutive failed attempts.
     pub failures: u32,
 }
 
-/// An intent in its place.
+/// An intent and its entry in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queued {
     pub intent: Intent,
@@ -65,15 +67,15 @@ pub struct Queued {
     pub wait: Wait,
 }
 
-/// What is in memory of the queue: a few bytes for each user that has something in it.
+/// The part of the queue that is in memory: a few bytes for each user with entries.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// The clock at `started`.
+    /// The queue's clock at `started`.
     base_us: u64,
     started: Instant,
-    /// The latest time that was given: none is given twice.
+    /// The latest time that was given out: each time is given out at most once.
     last_us: AtomicU64,
-    /// After how long a new entry is looked at for the first time.
+    /// The delay before a new entry is looked at for the first time.
     delay_us: AtomicU64,
     /// Users who may have entries.
     users: Mutex<BTreeSet<u32>>,
@@ -120,7 +122,7 @@ impl Queue {
         self.base_us + us(self.started.elapsed())
     }
 
-    /// The time, a little later where it was given before.
+    /// Returns the current time, or a later one if the current one was given out before.
     fn unique_us(&self) -> u64 {
         let now = self.now_us();
         let step = |last: u64| Some(now.max(last + 1));
@@ -128,7 +130,7 @@ impl Queue {
         now.max(last + 1)
     }
 
-    /// Entries of these users are in the catalog now.
+    /// Records that entries of these users are now in the catalog.
     pub(super) fn was_added(&self, users: &BTreeSet<u32>) {
         if !users.is_empty() {
             self.users.lock().extend(users);
@@ -138,27 +140,27 @@ impl Queue {
 }
 
 impl Catalog {
-    /// The time of the queue's clock, in microseconds.
+    /// Returns the time of the queue's clock, in microseconds.
     pub fn queue_now(&self) -> u64 {
         self.queue.now_us()
     }
 
-    /// The same; no two calls are told the same time.
+    /// Returns the time of the queue's clock, in microseconds. No two calls return the same time.
     pub fn queue_unique(&self) -> u64 {
         self.queue.unique_us()
     }
 
-    /// New entries are looked at after this long.
+    /// Sets the delay after which new entries are looked at.
     pub fn set_queue_delay(&self, delay: Duration) {
         self.queue.delay_us.store(us(delay), Ordering::Relaxed);
     }
 
-    /// Returns when something was queued since the last call.
+    /// Waits until an entry is added. Returns at once if one was added since the last call.
     pub async fn queued(&self) {
         self.queue.added.notified().await;
     }
 
-    /// The first entry of each user's lanes, from `from` on, which knows how far a lane was emptied.
+    /// Returns the first entry of each user's lanes. `from` returns the time up to which a lane is already empty.
     pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<Vec<Slot>> {
         let users = std::mem::take(&mut *self.queue.users.lock());
         let mut heads = Vec::new();
@@ -172,7 +174,7 @@ impl Catalog {
                 found = found.and(first);
             }
         }
-        // What is queued from here on adds its user itself.
+        // A batch that is written from now on adds its user to the set itself.
         let waiting = heads.iter().map(|slot| slot.user);
         match &found {
             Ok(()) => self.queue.users.lock().extend(waiting),
@@ -181,8 +183,8 @@ impl Catalog {
         found.map(|()| heads)
     }
 
-    /// The entries of a lane that are at `until_us` or before, the first `most` of them. Those that nothing stands behind
-    /// are dropped.
+    /// Returns the first `most` entries of a lane whose time is `until_us` or earlier. Entries that do not match their
+    /// intent's record are dropped.
     pub fn queue_take(&self, user: u32, lane: Lane, from_us: u64, until_us: u64, most: usize) -> Result<Vec<Queued>> {
         let mut taken = Vec::new();
         let mut stale = Vec::new();
@@ -206,14 +208,14 @@ impl Catalog {
         Ok(taken)
     }
 
-    /// The entry of an intent, if it has one.
+    /// Returns the entry of an intent, if it has one.
     pub fn queued_as(&self, intent: &Intent) -> Result<Option<Queued>> {
         let Some(slot) = self.slot_of(intent)? else { return Ok(None) };
         let wait: Option<Wait> = self.get(cf::QUEUE, &key(&slot, intent))?;
         Ok(wait.map(|wait| Queued { intent: intent.clone(), slot, wait }))
     }
 
-    /// Whether an intent is still in the place where it was met.
+    /// Returns whether an intent still has this entry.
     pub fn is_queued_as(&self, entry: &Queued) -> Result<bool> {
         Ok(self.slot_of(&entry.intent)? == Some(entry.slot))
     }
@@ -240,7 +242,7 @@ impl Catalog {
 }
 
 impl Batch<'_> {
-    /// An intent begins to wait.
+    /// Adds an intent to the queue.
     pub(super) fn enter_queue(&mut self, user: u32, intent: &Intent) {
         let now_us = self.catalog.queue.unique_us();
         let at_us = now_us + self.catalog.queue.delay_us.load(Ordering::Relaxed);
@@ -248,15 +250,16 @@ impl Batch<'_> {
         self.queue(intent, slot, Wait { since_us: now_us, failures: 0 }, unix_now());
     }
 
-    /// Takes an entry off the queue; the intent is not touched.
+    /// Removes an entry from the queue; the intent's record is not changed.
     pub fn leave_queue(&mut self, entry: &Queued) {
         self.delete_raw(cf::QUEUE, &key(&entry.slot, &entry.intent));
     }
 
-    /// Gives an intent another place. The caller holds the namespace lock, and has looked that it is still in the old one.
+    /// Moves an intent to another slot. The caller holds the namespace lock, and has checked that the intent still has
+    /// this entry.
     ///
     /// # Errors
-    /// Those of the catalog.
+    /// The errors of the catalog.
     pub fn requeue(&mut self, entry: &Queued, slot: Slot, wait: Wait) -> Result<()> {
         let record: Option<IntentRecord> = self.catalog.get(cf::INTENTS, &entry.intent.encode())?;
         self.leave_queue(entry);
@@ -266,7 +269,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// An intent is gone, with its entry.
+    /// Deletes an intent and its entry.
     pub fn forget_intent(&mut self, entry: &Queued) {
         self.leave_queue(entry);
         self.delete_raw(cf::INTENTS, &entry.intent.encode());

@@ -1,4 +1,4 @@
-//! What is left of a catalog that cannot be opened any more, made readable beside it.
+//! Rebuilds the readable part of a catalog that cannot be opened any more, in a directory beside it.
 
 use std::fs;
 use std::io;
@@ -9,13 +9,13 @@ use rocksdb::{DB, IteratorMode, Options};
 
 use super::{Catalog, Durability, boot_id, cf, corrupt, failed, may_be_torn, open_db};
 
-/// Table files that are added get numbers this far above those that are there.
+/// The seed tables get file numbers that are this far above the existing ones.
 const APART: u64 = 1000;
 
-/// Whether a catalog can be opened, and every record read.
+/// Checks that the catalog can be opened and that every record can be read.
 ///
 /// # Errors
-/// `Corrupt` where it is damaged.
+/// `Corrupt` if the catalog is damaged.
 pub fn check(catalog: &Path) -> Result<()> {
     let db = open_db(catalog, Durability::Process, may_be_torn(catalog, Durability::Process, &boot_id()))?;
     for name in cf::ALL {
@@ -27,8 +27,8 @@ pub fn check(catalog: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds a damaged catalog in the directory `into`, to be read and then thrown away. The damaged one is not
-/// touched.
+/// Rebuilds a damaged catalog in the directory `into`. The caller reads the result and then removes it. The damaged
+/// catalog is not changed.
 pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     let fail = |what: &str, e: io::Error| Error::io(e, Side::Cache, format!("{what} {}", into.display()));
     copy(damaged, into).map_err(|e| fail("copy the catalog to", e))?;
@@ -41,7 +41,7 @@ pub fn rebuild(damaged: &Path, into: &Path) -> Result<Catalog> {
     Catalog::over(db, 1, 0)
 }
 
-/// Table files never change, so another name for them is enough.
+/// Copies the catalog's files. Table files never change, so a hard link to each is enough.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     remove(to)?;
     fs::create_dir(to)?;
@@ -55,7 +55,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         if is_table && fs::hard_link(entry.path(), &target).is_ok() {
             continue;
         }
-        // Their own log of what they did, and their lock, say nothing of the records.
+        // Skips RocksDB's own text log and its lock: they contain no records.
         let name = entry.file_name();
         if entry.file_type()?.is_file() && !name.to_string_lossy().starts_with("LO") {
             fs::copy(entry.path(), &target)?;
@@ -71,9 +71,9 @@ fn remove(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a catalog with one table file in each column family. Only table files tell a repair which families there
-/// are: without one, all that the log has of a family would be passed over. What the tables hold is the removal of
-/// a key that does not exist.
+/// Makes a catalog with one table file in each column family. A repair finds out from the table files alone which
+/// families exist: without a table of its family, a record in the write-ahead log would be skipped. Each table holds
+/// only the deletion of a key that does not exist.
 fn seed_families(dir: &Path) -> Result<()> {
     remove(dir).map_err(|e| Error::io(e, Side::Cache, format!("clear {}", dir.display())))?;
     let db = open_db(dir, Durability::Process, true)?;

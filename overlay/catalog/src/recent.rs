@@ -1,5 +1,5 @@
-//! Names that were looked up last. Who makes a file has looked for its name first, more than once, and a name that is
-//! nowhere is what the database takes longest to say.
+//! A cache of the names that were looked up last. A program that creates a file looks the name up first, more than
+//! once, and the database takes longest for a name that does not exist.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use super::NameRecord;
 
-/// Each name has one of them, and is forgotten where another name takes it. More than there are threads that make files.
+/// Number of slots. A name has one slot, by its hash, and is forgotten when another name takes the slot. The number
+/// exceeds the number of threads that create files.
 const PLACES: usize = 64;
 
 pub(super) struct RecentNames {
@@ -18,7 +19,7 @@ pub(super) struct RecentNames {
 
 #[derive(Default)]
 struct Place {
-    /// Changes of names that have this place.
+    /// Changes of all names that hash to this slot.
     changes: u64,
     known: Option<(Box<[u8]>, NameRecord)>,
 }
@@ -32,11 +33,11 @@ impl RecentNames {
         &self.places[self.hashed.hash_one(key) as usize % PLACES]
     }
 
-    /// What is known of a name, or else what `read` finds, which is known from now on, unless the name was changed while
-    /// it was read.
+    /// Returns the cached record of a name. On a miss, calls `read` and caches the result, unless the name was changed
+    /// during the read.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn get(&self, key: &[u8], read: impl FnOnce() -> Result<NameRecord>) -> Result<NameRecord> {
         let changes = {
             let place = self.place(key).lock();
@@ -53,7 +54,7 @@ impl RecentNames {
         Ok(record)
     }
 
-    /// To be called after a change of a name, and before its end is told to anybody.
+    /// Forgets a name. To be called after the name was changed, and before the change is acknowledged.
     pub fn forget(&self, key: &[u8]) {
         let mut place = self.place(key).lock();
         place.changes += 1;

@@ -1,4 +1,4 @@
-//! What the catalog holds, in memory and on disk. Records are encoded by postcard.
+//! The records of the catalog, in memory and on disk. They are encoded by postcard.
 
 use forebay_backends::{FileKind, Stat, Time, Version};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -10,21 +10,21 @@ use crate::Ino;
 /// A name in a directory: the directory and the bytes of the name.
 pub type Link = (Ino, Box<[u8]>);
 
-/// What the overlay and the pool each have under one name of one directory. They differ by exactly what has
-/// not been flushed yet.
+/// What the overlay and the pool each have under one name of one directory. They differ by exactly the unflushed
+/// changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NameRecord {
-    /// What the mount shows.
+    /// The object that the mount shows.
     pub here: Option<(Ino, FileKind)>,
-    /// What the pool has, or had before `sent`.
+    /// The object that the pool has, or had before `sent`.
     pub pool: Option<Ino>,
-    /// What was sent to this name, oldest first, and no answer is known of: the pool may have any of it by now.
-    /// Written before it is sent, deleted with the commit after.
+    /// Calls that were sent to the pool for this name without a known answer, oldest first: the pool may have executed
+    /// any of them. Written before the call is sent, deleted by the commit after the answer.
     pub sent: Vec<Sent>,
 }
 
 impl NameRecord {
-    /// Mount and pool have the same under it as under another.
+    /// Returns whether mount and pool have the same under this name as in `other`.
     pub fn is_as(&self, other: &Self) -> bool {
         (self.here, self.pool) == (other.here, other.pool)
     }
@@ -33,7 +33,7 @@ impl NameRecord {
         Self { here: Some((ino, kind)), pool: Some(ino), sent: Vec::new() }
     }
 
-    /// The same, but for what the mount shows.
+    /// Returns the record with `here` replaced.
     pub fn showing(self, here: Option<(Ino, FileKind)>) -> Self {
         Self { here, ..self }
     }
@@ -42,7 +42,7 @@ impl NameRecord {
         self.here.map(|(ino, _)| ino)
     }
 
-    /// The pool must be told, or asked.
+    /// Returns whether the pool must be changed, or asked about an unanswered call.
     pub fn differs(&self) -> bool {
         self.here_ino() != self.pool || !self.sent.is_empty()
     }
@@ -52,7 +52,7 @@ impl NameRecord {
     }
 }
 
-/// What was sent to a name of the pool.
+/// A call that was sent for a name of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
     pub ino: Ino,
@@ -61,26 +61,27 @@ pub struct Sent {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SentWhat {
-    /// Content, or times: what the pool's object shows of it. We set its modification time, to the nanosecond.
+    /// Content or times: the size and modification time that the pool's object shows afterwards. The daemon sets the
+    /// modification time, to the nanosecond.
     Content { size: u64, mtime: Time },
-    /// A directory, symlink or special file, made there with this mode and owner.
+    /// A directory, symlink or special file was created with this mode and owner.
     Made { mode: u32, uid: u32, gid: u32 },
-    /// What the pool had under another name before.
+    /// The pool's object was renamed from this name.
     Moved { from: Link },
-    /// Another name of what the pool has.
+    /// The pool's object got this name as a further hard link.
     Linked,
 }
 
-/// Whether the catalog has all names of a directory.
+/// How many names of a directory the catalog has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listing {
-    /// Only those that somebody asked for.
+    /// Only those that were looked up.
     Partly,
-    /// All, as of this version of the pool's directory; `None` for a directory that was made here.
+    /// All, as of this version of the pool's directory; `None` for a directory that was created in the mount.
     Complete(Option<Version>),
 }
 
-/// Attributes that were changed here and not flushed yet.
+/// Attributes that were changed in the mount and are not flushed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DirtyAttrs {
     pub mode: bool,
@@ -94,10 +95,10 @@ impl DirtyAttrs {
     }
 }
 
-/// Extended attributes, name and value.
+/// Extended attributes: name and value.
 pub type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 
-/// Changes of extended attributes, name and value.
+/// Changes of extended attributes: name and new value, or `None` if the attribute was removed.
 pub type XattrChanges = Vec<(Box<[u8]>, Option<Box<[u8]>>)>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,64 +107,65 @@ pub struct InodeRecord {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Of a directory: 2 and one for each directory in it; 0 once it was removed.
+    /// For a directory: 2, plus one for each directory in it; 0 after it was removed.
     pub dir_nlink: u32,
-    /// Names that the pool has for it and nobody asked for yet.
+    /// The number of names that the pool has for it and that were never looked up.
     pub unseen_links: u32,
     pub rdev: u64,
-    /// While the content is dirty, the content file's own size and mtime are the truth, not these.
+    /// While the content is dirty, the content file's own size is the truth, and its mtime replaces `mtime`.
     pub size: u64,
-    /// Bytes that the pool's copy occupies, where the pool tells.
+    /// Bytes that the pool's copy occupies, if the pool reports them.
     pub occupied_in_pool: Option<u64>,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
-    /// The names that the mount shows it under. Empty for the root, and after the last unlink.
+    /// Its names in the mount. Empty for the root, and after the last unlink.
     pub links: SmallVec<[Link; 1]>,
-    /// The names that the pool has it under.
+    /// Its names in the pool.
     pub pool_links: SmallVec<[Link; 1]>,
-    /// The names of which [`NameRecord::sent`] names it.
+    /// The names whose [`NameRecord::sent`] contains this inode.
     pub sent_to: SmallVec<[Link; 1]>,
-    /// The version of the pool's copy: of the clean content, or the one that dirty content is based on.
-    /// `None` where the pool has no copy.
+    /// The version of the pool's copy: the version of the clean content, or the one that the dirty content is based on.
+    /// `None` if the pool has no copy.
     pub version: Option<Version>,
     pub file: FileState,
     pub listing: Listing,
-    /// Of a symlink, once known.
+    /// The target of a symlink, once known.
     pub target: Option<Box<[u8]>>,
-    /// Once known: as the mount shows them.
+    /// The extended attributes as the mount shows them, once known.
     pub xattrs: Option<Xattrs>,
     pub dirty: DirtyAttrs,
-    /// The extended attributes that were changed here: their values, or that they were removed.
+    /// The extended attributes that were changed in the mount: new values and removals.
     pub dirty_xattrs: XattrChanges,
-    /// Others changed the content after a name was removed here that the pool still has.
+    /// Another client changed the content after a name was removed in the mount that the pool still has.
     pub changed_since_removal: bool,
 }
 
-/// Content that fits may lie in the inode itself: an inode of ext4 has so many bytes at most.
+/// The most bytes of content that a file system may store in the inode itself: an inode of ext4 has at most this size.
 const INLINE_BYTES: u64 = 4096;
-/// What `st_blocks` counts in.
+/// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
 
-/// A version that no object has: what carries it is asked for again.
+/// Returns a version that no object has: a record with this version is always revalidated.
 pub fn unmatched() -> Version {
     Version::Tag { etag: String::new(), id: String::new(), size: 0, mtime: Time::default() }
 }
 
 impl InodeRecord {
-    /// Whether the pool has it under a name that was removed here.
+    /// Returns whether the pool has it under a name that was removed in the mount.
     pub fn has_removed_names(&self) -> bool {
         self.pool_links.iter().any(|link| !self.links.contains(link))
     }
 
-    /// The version from which the pool's name may be taken that was removed here. Who removed it had not seen what
-    /// others wrote since: where it is the last name, that is to stay.
+    /// Returns the version that the pool's object must have for the flush to remove a name that was removed in the
+    /// mount. If another client changed the content since the removal, the caller of unlink had not seen that change.
+    /// So, if it is the object's last name, no version matches, and the object stays.
     pub fn removed_version(&self) -> Option<Version> {
         let last = self.links.is_empty() && self.pool_links.len() < 2 && self.unseen_links == 0;
         if last && self.changed_since_removal { Some(unmatched()) } else { self.version.clone() }
     }
 
-    /// What the pool shows, clean.
+    /// Returns the record of a clean inode, from the attributes of the pool.
     pub fn from_pool(stat: &Stat, link: Option<Link>) -> Self {
         let links: SmallVec<[Link; 1]> = link.into_iter().collect();
         Self {
@@ -193,7 +195,7 @@ impl InodeRecord {
         }
     }
 
-    /// Takes over the attributes that were not changed here.
+    /// Copies the pool's attributes, except those that were changed in the mount.
     pub fn take_attrs(&mut self, stat: &Stat) {
         self.take_access(stat);
         if !self.dirty.times {
@@ -207,9 +209,10 @@ impl InodeRecord {
         self.rdev = stat.rdev;
     }
 
-    /// Bytes that clean content takes: what the pool's copy does, where that is told; else all. A file system may keep
-    /// a few bytes in the inode itself and count no block for them: such a file has no holes. Others count a block only
-    /// once it is on the disk, and some programs read nothing of a file that has no block at all: it has one.
+    /// Returns the bytes that clean content occupies: as many as the pool's copy, if the pool reports them, else its
+    /// size. A file system may store a few bytes in the inode itself and count no block for them, so a file of at most
+    /// 4096 bytes is taken to have no holes. Other file systems count a block only once it is on the disk, and some
+    /// programs treat a file without blocks as empty, so a larger file has at least one block.
     pub fn clean_bytes(&self) -> u64 {
         match self.occupied_in_pool {
             Some(occupied) if self.size > INLINE_BYTES => occupied.max(BLOCK_BYTES),
@@ -217,7 +220,7 @@ impl InodeRecord {
         }
     }
 
-    /// Mode and owner as the pool has them, but for what was changed here.
+    /// Copies the pool's mode and owner, except those that were changed in the mount.
     pub fn take_access(&mut self, stat: &Stat) {
         if !self.dirty.mode {
             self.mode = stat.mode;
@@ -227,12 +230,12 @@ impl InodeRecord {
         }
     }
 
-    /// Of the names that the pool counts, those that are not known here.
+    /// Counts the names that the pool has and the catalog does not know.
     pub fn count_links(&mut self, stat: &Stat) {
         self.unseen_links = unseen(stat, self.pool_links.len());
     }
 
-    /// What `stat` shows.
+    /// Returns the link count that `stat` shows.
     pub fn nlink(&self) -> u32 {
         match self.kind {
             FileKind::Directory => self.dir_nlink,
@@ -240,17 +243,17 @@ impl InodeRecord {
         }
     }
 
-    /// Content or attributes are newer than the pool's, or the pool has no copy and should.
+    /// Returns whether content or attributes are newer than the pool's, or the pool has no copy and must get one.
     pub fn is_dirty(&self) -> bool {
         self.file.is_dirty() || self.dirty.any() || !self.dirty_xattrs.is_empty()
     }
 
-    /// What the pool has there is the inode, and nothing that others put in its place.
+    /// Returns whether the pool's object is this inode, and not another object that replaced it.
     pub fn is_object(&self, stat: &Stat) -> bool {
         self.kind == stat.kind && self.version.as_ref().is_some_and(|v| v.same_object(&stat.version))
     }
 
-    /// Sets or removes one extended attribute, for the flush too.
+    /// Sets or removes one extended attribute, and marks it for the flush.
     pub fn set_xattr(&mut self, name: &[u8], value: Option<&[u8]>) {
         if let Some(xattrs) = &mut self.xattrs {
             change_xattr(xattrs, name, value);
@@ -259,7 +262,7 @@ impl InodeRecord {
         self.dirty_xattrs.push((name.into(), value.map(Into::into)));
     }
 
-    /// The pool's extended attributes are these: shown are they with what was changed here since.
+    /// Takes over the pool's extended attributes, with the local changes on top. Returns what the mount shows.
     pub fn learn_xattrs(&mut self, pooled: Xattrs) -> &Xattrs {
         let mut xattrs = pooled;
         for (name, value) in &self.dirty_xattrs {
@@ -269,7 +272,7 @@ impl InodeRecord {
         self.xattrs.insert(xattrs)
     }
 
-    /// The pool is to be told of all that are there.
+    /// Marks all extended attributes for the flush.
     pub fn all_xattrs_differ(&mut self) {
         let known = self.xattrs.iter().flatten().cloned();
         let mut all: XattrChanges = known.map(|(name, value)| (name, Some(value))).collect();
@@ -277,17 +280,17 @@ impl InodeRecord {
         self.dirty_xattrs = all;
     }
 
-    /// The name under which the pool is asked about it: one that stays, if there is any.
+    /// Returns the name to use for calls to the pool: preferably one that the mount has, too.
     pub fn pool_link(&self) -> Option<&Link> {
         self.pool_links.iter().find(|link| self.links.contains(link)).or(self.pool_links.first())
     }
 
-    /// In the pool under some name.
+    /// Returns whether the pool has it under some name.
     pub fn in_pool(&self) -> bool {
         !self.pool_links.is_empty()
     }
 
-    /// Reachable under a name, though perhaps one that nobody asked for yet.
+    /// Returns whether it is reachable under a name, including names that were never looked up.
     pub fn has_names(&self) -> bool {
         !self.links.is_empty() || self.unseen_links > 0
     }
@@ -308,11 +311,11 @@ fn unseen(stat: &Stat, known: usize) -> u32 {
     }
 }
 
-/// A promise to somebody that eviction will not touch a file.
+/// A promise to an owner that eviction spares the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     pub owner: String,
-    /// Seconds since 1970; `None` until it is released.
+    /// Seconds since 1970; `None`: the lease holds until it is released.
     pub expires_unix: Option<u64>,
     pub bytes: u64,
 }
@@ -323,7 +326,7 @@ impl LeaseRecord {
     }
 }
 
-/// The leases of one file, one for each owner: that one ends is nothing to the others.
+/// The leases of one file, one for each owner. The end of one lease does not affect the other leases.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leases(Vec<LeaseRecord>);
 
@@ -332,12 +335,12 @@ impl Leases {
         self.0.is_empty()
     }
 
-    /// That of an owner, if its time is not up; at moment 0 no time is.
+    /// Returns the owner's unexpired lease. At `now_unix` 0, no lease is expired.
     pub fn of(&self, owner: &str, now_unix: u64) -> Option<&LeaseRecord> {
         self.holding(now_unix).find(|lease| lease.owner == owner)
     }
 
-    /// Those whose time is not up.
+    /// Returns the unexpired leases.
     pub fn holding(&self, now_unix: u64) -> impl Iterator<Item = &LeaseRecord> {
         self.0.iter().filter(move |lease| lease.holds(now_unix))
     }
@@ -346,12 +349,13 @@ impl Leases {
         self.holding(now_unix).next().is_some()
     }
 
-    /// What they protect together: all are of the same bytes, from the first on. `None` where none holds.
+    /// Returns the number of bytes that the leases protect together: each protects a prefix of the file. `None` if none
+    /// holds.
     pub fn bytes(&self, now_unix: u64) -> Option<u64> {
         self.holding(now_unix).map(|lease| lease.bytes).max()
     }
 
-    /// Grants a lease, in place of the one that its owner had. Those whose time is up go.
+    /// Grants a lease, which replaces the owner's previous one. Removes expired leases.
     pub fn grant(&mut self, lease: LeaseRecord, now_unix: u64) {
         self.0.retain(|known| known.holds(now_unix) && known.owner != lease.owner);
         self.0.push(lease);
@@ -368,12 +372,12 @@ pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     postcard::to_stdvec(record).unwrap_or_default()
 }
 
-/// Adds a record to others.
+/// Appends the encoding of a record to `others`.
 pub fn append<T: Serialize>(record: &T, others: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_extend(record, others)
 }
 
-/// The first of several records, and the others.
+/// Decodes the first of several records. Returns it and the remaining bytes.
 pub fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), postcard::Error> {
     postcard::take_from_bytes(bytes)
 }

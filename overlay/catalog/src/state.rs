@@ -1,4 +1,4 @@
-//! The state of one file's content: what of it is here, and whether it is newer than the pool's.
+//! The state of one file's content: how much of it is resident, and whether it is newer than the pool's copy.
 //!
 //! ```text
 //!              begin_fetch            complete
@@ -9,36 +9,35 @@
 //!   └────────────────── replace (truncate to 0) ────► Dirty ───────────┘
 //! ```
 //!
-//! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition. All
-//! dirty content is whole: a partial file is completed before it is modified.
+//! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition.
 //!
-//! Dirty content is always whole, since a partial dirty file could show zeros or old bytes after a power cut, and
-//! recovery would need two sets of extents. The price is that the first write to a large file that is not resident
-//! fetches it.
+//! Dirty content is always whole: a partial file is completed before it is modified. A partial dirty file could show
+//! zeros or old bytes after a power cut, and recovery would need two sets of extents. The price is that the first write
+//! to a large file that is not resident fetches it.
 //!
-//! While a file is dirty, the size and mtime of its content file are the truth: writes past the daemon are never seen.
-//! The flush that makes the file clean takes them into the record. If nothing was written until the last close, the
-//! dirty mark is taken back.
+//! While a file is dirty, the size and mtime of its content file are the truth: the daemon does not see passthrough
+//! writes. The flush that makes the file clean copies size and mtime into the record. If nothing was written until the
+//! last close, the file is marked clean again.
 
 use forebay_cache::ContentId;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
-    /// Nothing is here.
+    /// No bytes are resident.
     Absent,
-    /// Some ranges are here, of the version that the record names.
+    /// Some ranges are resident. They belong to the version that the record names.
     Partial(ContentId),
-    /// All is here, and equals the pool's copy of the version that the record names.
+    /// All bytes are resident, and equal the pool's copy of the version that the record names.
     Resident(ContentId),
-    /// All is here, and the pool's copy is older or does not exist. `since`: seconds since 1970.
+    /// All bytes are resident, and the pool's copy is older or does not exist. `since`: seconds since 1970.
     Dirty { content: ContentId, since: u64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState(State);
 
-/// What a transition was asked for in a state that does not have it.
+/// A transition that does not exist in the current state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no transition {transition} from {from}")]
 pub struct Illegal {
@@ -51,12 +50,12 @@ impl FileState {
         Self(State::Absent)
     }
 
-    /// A file that was made here.
+    /// Returns the state of a file that was created in the mount.
     pub fn created(content: ContentId, now: u64) -> Self {
         Self(State::Dirty { content, since: now })
     }
 
-    /// The first bytes are about to be fetched into `content`.
+    /// The fetch of the first bytes into `content` is about to begin.
     pub fn begin_fetch(self, content: ContentId) -> Result<Self, Illegal> {
         match self.0 {
             State::Absent => Ok(Self(State::Partial(content))),
@@ -64,7 +63,7 @@ impl FileState {
         }
     }
 
-    /// The last missing bytes have been fetched.
+    /// The last missing bytes were fetched.
     pub fn complete(self) -> Result<Self, Illegal> {
         match self.0 {
             State::Partial(content) => Ok(Self(State::Resident(content))),
@@ -81,7 +80,7 @@ impl FileState {
         }
     }
 
-    /// All content is replaced by that of a new content file.
+    /// All content is replaced by a new content file.
     pub fn replace(self, content: ContentId, now: u64) -> Self {
         let since = match self.0 {
             State::Dirty { since, .. } => since,
@@ -90,7 +89,7 @@ impl FileState {
         Self(State::Dirty { content, since })
     }
 
-    /// The pool has exactly what is here.
+    /// The pool has exactly the local content.
     pub fn flushed(self) -> Result<Self, Illegal> {
         match self.0 {
             State::Dirty { content, .. } => Ok(Self(State::Resident(content))),
@@ -98,7 +97,7 @@ impl FileState {
         }
     }
 
-    /// The bytes that are here are given up. Returns the content file to remove.
+    /// Gives up the resident bytes. Returns the content file to remove.
     pub fn evict(self) -> Result<(Self, ContentId), Illegal> {
         match self.0 {
             State::Partial(content) | State::Resident(content) => Ok((Self(State::Absent), content)),
@@ -106,7 +105,7 @@ impl FileState {
         }
     }
 
-    /// The pool's copy became another version: nothing that is here is of it.
+    /// The pool's copy became another version, so no resident byte belongs to it. Returns the content file to remove.
     pub fn pool_changed(self) -> Result<(Self, Option<ContentId>), Illegal> {
         match self.0 {
             State::Absent => Ok((self, None)),
@@ -126,7 +125,7 @@ impl FileState {
         matches!(self.0, State::Dirty { .. })
     }
 
-    /// All bytes are here.
+    /// Returns whether all bytes are resident.
     pub fn is_whole(self) -> bool {
         matches!(self.0, State::Resident(_) | State::Dirty { .. })
     }
@@ -182,8 +181,8 @@ mod tests {
     }
 
     proptest! {
-        /// Drives the machine beside three plain facts: bytes here (none, some, all), newer than the pool's,
-        /// and the content file.
+        /// Compares the state machine with a model of three facts: resident bytes (none, some, all), whether they are
+        /// newer than the pool's, and the content file.
         #[test]
         fn no_step_loses_newer_bytes(steps in prop::collection::vec(step(), 1..60)) {
             let mut state = FileState::absent();

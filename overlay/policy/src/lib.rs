@@ -1,5 +1,4 @@
-//! The rules that say how paths are read, written, flushed and kept. Every behaviour of this kind is decided
-//! here and nowhere else.
+//! The rules for how paths are read, written, flushed and kept. This crate alone decides every behaviour of this kind.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -9,14 +8,14 @@ use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 use globset::{GlobBuilder, GlobMatcher};
 use serde::Deserialize;
 
-/// What `open` may show of other nodes' changes.
+/// When an open revalidates a file against the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consistency {
     /// Every open asks the pool for the version.
     CloseToOpen,
-    /// An open asks the pool when the last answer is older than this.
+    /// An open asks the pool if the last answer is older than this.
     Ttl(Duration),
-    /// What was seen once is never asked for again.
+    /// A version that was seen once is never revalidated.
     Immutable,
 }
 
@@ -34,20 +33,20 @@ pub enum Write {
 pub enum Flush {
     /// Before `close` returns.
     OnClose,
-    /// When nothing has changed the file for this long.
+    /// When the file has not changed for this long.
     Idle(Duration),
     /// Only by `forebay flush`.
     Manual,
 }
 
-/// What holds for one path.
+/// The settings of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathPolicy {
     pub consistency: Consistency,
     pub flush: Flush,
     /// Files up to this many bytes are fetched whole when they are opened.
     pub whole_file_bytes: u64,
-    /// How long names and attributes may be shown without asking the pool. An open asks by `consistency`.
+    /// How long names and attributes may be shown without asking the pool. An open follows `consistency`.
     pub metadata_ttl: Duration,
 }
 
@@ -67,16 +66,16 @@ impl Default for PathPolicy {
 pub struct SpacePolicy {
     /// Eviction starts above this share of the limit.
     pub high_watermark: f64,
-    /// and stops below this one.
+    /// Eviction stops below this share of the limit.
     pub low_watermark: f64,
 }
 
-/// What one user may take of what the other users left: shares between 0 and 1. Root and the user who mounts may take all.
+/// The share of one user in what the other users left, between 0 and 1. Root and the user who mounts may take all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharePolicy {
     /// Bytes of the fast pool that are not in the pool yet.
     pub dirty: f64,
-    /// Files that are open, of the descriptors that the daemon may have.
+    /// Open files, as a share of the descriptors that the daemon may have.
     pub open_files: f64,
     /// Requests that wait at the same time.
     pub requests: f64,
@@ -92,38 +91,38 @@ impl Default for SharePolicy {
 pub struct Policy {
     default: PathPolicy,
     rules: Vec<Rule>,
-    /// What people call the storage pools that the pool has only numbers for.
+    /// Names given to storage pools that the pool identifies only by numbers.
     storage_pool_names: BTreeMap<String, String>,
     pub space: SpacePolicy,
     pub shares: SharePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
     pub prefetch: Prefetch,
-    /// What is read is observed also while nobody needs to know.
+    /// Whether reads are observed even while no part of the daemon needs it.
     pub observes_always: bool,
-    /// How long a call for metadata may take before the pool counts as not answering.
+    /// How long a metadata call may take before the pool counts as not answering.
     pub pool_deadline: Duration,
-    /// How often a pool that does not answer is asked whether it is back; zero: every call asks.
+    /// How often a pool that does not answer is probed; zero: every call probes it.
     pub pool_retry: Duration,
-    /// How long idle processors may take to wake up while requests stream, to the microsecond; zero: they do not
-    /// sleep. `None`: as long as they do.
+    /// How long idle processors may take to wake up while requests stream, to the microsecond. Zero: they do not sleep.
+    /// `None`: no limit.
     pub wakeup_latency: Option<Duration>,
 }
 
-/// What is brought in before anybody asks.
+/// What is fetched before a program requests it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefetch {
-    /// What a job will probably read, when it begins.
+    /// Files that a job will probably read, when the job begins.
     pub jobs: bool,
-    /// What readers will probably open next, from what they open.
+    /// Files that readers will probably open next, predicted from what they open.
     pub online: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Rule {
-    /// Empty: every path.
+    /// Empty: the rule matches every path.
     paths: Vec<GlobMatcher>,
-    /// `None`: every storage pool, and what is in none.
+    /// `None`: the rule matches every storage pool, and files that are in none.
     storage_pool: Option<String>,
     settings: Settings,
 }
@@ -244,7 +243,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Everything is taken as never changing.
+    /// Returns a policy under which nothing in the pool changes.
     pub fn immutable() -> Self {
         let mut policy = Self::default();
         policy.default.consistency = Consistency::Immutable;
@@ -252,15 +251,15 @@ impl Policy {
         policy
     }
 
-    /// Reads a policy file.
+    /// Parses a policy file.
     ///
     /// # Errors
-    /// `InvalidInput` that names the line or the setting and what is allowed there.
+    /// `InvalidInput`, with the line or the setting and the allowed values.
     pub fn parse(text: &str) -> Result<Self> {
         Self::of(toml::from_str(text).map_err(|e| invalid(e.to_string()))?)
     }
 
-    /// The same from a table that was read already.
+    /// Parses a policy from a table that was already read.
     ///
     /// # Errors
     /// As [`Self::parse`], without lines.
@@ -309,8 +308,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// What holds for a path: the default, changed by every rule that matches, in the file's order. Of what is in no
-    /// storage pool, or in one that is not known, rules that name one say nothing.
+    /// Returns the settings of a path: the default, changed by every matching rule, in the file's order. A rule that
+    /// names a storage pool does not match a file that is in no storage pool, or in an unknown one.
     pub fn for_path(&self, path: &PoolPath, storage_pool: Option<&str>) -> PathPolicy {
         let mut result = self.default;
         if self.rules.is_empty() {
@@ -322,24 +321,24 @@ impl Policy {
         for rule in &self.rules {
             let by_path = rule.paths.is_empty() || rule.paths.iter().any(|glob| glob.is_match(path));
             if by_path && rule.storage_pool.as_ref().is_none_or(is_in) {
-                // Checked when the rule was read.
+                // Cannot fail: the settings were checked when the rule was parsed.
                 let _ = rule.settings.apply(&mut result);
             }
         }
         result
     }
 
-    /// Whether a rule is about a storage pool, so that it must be known where things are.
+    /// Returns whether a rule names a storage pool, so that the storage pools of files must be known.
     pub fn asks_storage_pool(&self) -> bool {
         self.rules.iter().any(|rule| rule.storage_pool.is_some())
     }
 
-    /// What people call a storage pool.
+    /// Returns the given name of a storage pool.
     pub fn storage_pool_name<'a>(&'a self, pool: &'a str) -> &'a str {
         self.storage_pool_names.get(pool).map_or(pool, String::as_str)
     }
 
-    /// The least time for which something has to be idle before it is flushed, wherever it is.
+    /// Returns the shortest idle time before a flush, over the default and all rules.
     pub fn shortest_idle(&self) -> Duration {
         let of = |policy: PathPolicy| match policy.flush {
             Flush::Idle(idle) => Some(idle),
@@ -348,14 +347,14 @@ impl Policy {
         };
         let rules = self.rules.iter().map(|rule| {
             let mut policy = self.default;
-            // It was applied when the rule was read.
+            // Cannot fail: the settings were checked when the rule was parsed.
             let _ = rule.settings.apply(&mut policy);
             policy
         });
         rules.chain([self.default]).filter_map(of).min().unwrap_or_default()
     }
 
-    /// The same for every path: paths need not be known to ask.
+    /// Returns the settings if they are the same for every path, so that the caller need not know the path.
     pub fn uniform(&self) -> Option<PathPolicy> {
         self.rules.is_empty().then_some(self.default)
     }

@@ -1,17 +1,18 @@
-//! What a worker may do: as much as it needs, and where there is an observer, no more than that once it is loaded.
+//! The capabilities of a worker: those that it needs; with an observer, the rest is given up once the observer is
+//! loaded.
 //!
-//! Capabilities belong to threads, and a new thread has those of the thread that starts it. So the first thread gives up
-//! before it starts any others; one alone is started earlier, loads the observer, and gives up after that. The threads of
-//! the allocator are started after that, by whoever calls the worker's `run`.
+//! Capabilities belong to threads, and a new thread has those of the thread that starts it. So the first thread gives
+//! capabilities up before it starts other threads. Only one thread is started earlier: it loads the observer, and gives
+//! up its capabilities after that. The caller of the worker's `run` starts the threads of the allocator after that.
 //!
 //! So a daemon that observes by the capabilities of its file holds neither CAP_BPF nor CAP_PERFMON afterwards. Kernels
-//! before 5.19 require CAP_BPF to read a map: there the worker keeps it.
+//! before 5.19 require CAP_BPF to read a map: on these the worker keeps it.
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// What serving a mount takes: files, modes, owners, attributes and special files of anybody; passthrough and unmounting;
-/// leases and flags of content files; blocks that are reserved and limits; memory for rings; processes under `hidepid`; an
-/// NFS server that wants a privileged port.
+/// The capabilities for serving a mount: files, modes, owners, attributes and special files of all users; passthrough
+/// and unmounting; leases and flags of content files; reserved blocks and limits; memory for rings; processes under
+/// `hidepid`; an NFS server that requires a privileged port.
 pub const NEEDED: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -27,8 +28,8 @@ pub const NEEDED: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::NET_BIND_SERVICE);
 
-/// Gives up, for this thread, what serving a mount does not need. An observer cannot be loaded after that by who may do
-/// so by `CAP_BPF` and `CAP_PERFMON`; `CAP_SYS_ADMIN` stands for both.
+/// Gives up, for this thread, the capabilities that serving a mount does not need. After that, a process that relied on
+/// `CAP_BPF` and `CAP_PERFMON` cannot load an observer; `CAP_SYS_ADMIN` replaces both.
 pub fn give_up() {
     let kept = if reads_maps_without() { NEEDED } else { NEEDED | CapabilitySet::BPF };
     let given_up = capabilities(None).and_then(|held| {
@@ -44,8 +45,8 @@ pub fn give_up() {
     }
 }
 
-/// Since Linux 5.19 whoever holds a map's descriptor may read it. Before, that took `CAP_BPF` where
-/// `kernel.unprivileged_bpf_disabled` is set.
+/// Returns whether a map can be read without `CAP_BPF`. Since Linux 5.19, its descriptor is enough. Before, `CAP_BPF`
+/// was required if `kernel.unprivileged_bpf_disabled` is set.
 fn reads_maps_without() -> bool {
     is_since(&rustix::system::uname().release().to_string_lossy(), (5, 19))
 }

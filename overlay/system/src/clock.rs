@@ -1,4 +1,4 @@
-//! The time of day, as records keep it.
+//! The time of day for records.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ thread_local! {
     static AHEAD_SECS: RefCell<Option<Arc<AtomicI64>>> = const { RefCell::new(None) };
 }
 
-/// From now on the time of day that this thread sees is ahead of the system's by so many seconds. Only for tests of clocks
-/// that are set while the daemon runs.
+/// Sets the time of day of this thread ahead of the system's by `secs`. Only for tests of clocks that are set while the
+/// daemon runs.
 pub fn run_ahead(secs: Arc<AtomicI64>) {
     AHEAD_SECS.with(|ahead| *ahead.borrow_mut() = Some(secs));
 }
@@ -27,8 +27,8 @@ pub fn unix_now() -> u64 {
     now.saturating_add_signed(ahead_secs())
 }
 
-/// The moment with the granularity that file systems stamp with, so that our stamps and those of content
-/// files compare.
+/// Returns the current time with the granularity of file system timestamps, so that timestamps of the daemon and those
+/// of content files are comparable.
 pub fn stamp_now() -> Time {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Time { secs: now.tv_sec.saturating_add(ahead_secs()), nanos: now.tv_nsec as u32 }

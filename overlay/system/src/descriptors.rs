@@ -1,15 +1,14 @@
-//! How the descriptors that this process may have are divided: files of programs get what is left when the daemon has its
-//! own.
+//! The division of this process's descriptors: files of programs get what is left after the daemon's own share.
 
 use std::sync::OnceLock;
 
-/// Descriptors that are kept for what is not a file of a program: the catalog's tables, spare content files, the pool,
-/// rings, clients. Where few are allowed, half of them.
+/// Descriptors that are reserved for the daemon itself: the catalog's tables, spare content files, the pool, rings,
+/// clients. With a low limit, half of it is reserved.
 const KEPT: u64 = 512;
-/// Fewer of them are told at the mount.
+/// A lower limit is reported at the mount.
 const FEW: u64 = 4096;
 
-/// How many this process may have.
+/// Returns the number of descriptors that this process may have.
 pub fn allowed() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -18,34 +17,35 @@ pub fn kept_of(allowed: u64) -> u64 {
     KEPT.min(allowed / 2)
 }
 
-/// Descriptors that are kept, by the limit as it was when first asked for.
+/// Returns the number of reserved descriptors, computed from the limit at the first call.
 pub fn kept() -> u64 {
     static KEPT_HERE: OnceLock<u64> = OnceLock::new();
     *KEPT_HERE.get_or_init(|| kept_of(allowed()))
 }
 
-/// Files of the catalog that are open at the same time.
+/// Returns the most files of the catalog that are open at the same time.
 pub fn for_catalog() -> i32 {
     i32::try_from(kept() / 2).unwrap_or(i32::MAX)
 }
 
-/// Content files that may be open when nobody uses them: three quarters of what is left to programs.
+/// Returns the most unused content files that stay open: three quarters of what is left to programs.
 pub fn for_contents() -> usize {
     let contents = allowed().saturating_sub(kept());
     usize::try_from(contents / 4 * 3).unwrap_or(usize::MAX)
 }
 
-/// Spare content files.
+/// Returns the number of spare content files.
 pub fn for_spares() -> usize {
     usize::try_from(kept() / 4).unwrap_or(usize::MAX)
 }
 
-/// Steps of the flush at the same time, each with some descriptors, where so many are wanted.
+/// Returns how many steps of the flush may run at the same time, at most `wanted`. Each needs some descriptors.
 pub fn for_flush(wanted: usize) -> usize {
     wanted.min(usize::try_from(kept() / 32).unwrap_or(usize::MAX)).max(1)
 }
 
-/// What a low limit costs, for whoever mounts; `None`: it is high enough. `share`: that of one user.
+/// Describes the cost of a low limit for the user who mounts; `None` if the limit is high enough. `share`: the share of
+/// one user.
 pub fn cost(share: f64) -> Option<String> {
     cost_of(allowed(), share)
 }

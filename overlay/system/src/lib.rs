@@ -1,4 +1,4 @@
-//! What this machine says: processes and their capabilities, descriptors, mounts, the time of day.
+//! Facts of the machine: processes and their capabilities, descriptors, mounts, the time of day.
 
 pub mod capabilities;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! What the kernel knows of mounts, read without touching any of them.
+//! Mounts as the kernel lists them, read without accessing any of them.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
 
-/// The file system type of our mounts, as `/proc/self/mountinfo` shows it.
+/// The file system type of Forebay's mounts, as `/proc/self/mountinfo` shows it.
 pub const FS_TYPE: &str = "fuse.forebay";
 
 /// One line of mountinfo.
@@ -19,11 +19,11 @@ pub struct Mount {
     /// `major:minor` of the superblock.
     pub device: String,
     pub read_only: bool,
-    /// Its own, and those of its file system.
+    /// Flags of the mount and of its file system.
     pub flags: MountFlags,
 }
 
-/// All mounts of this process' namespace, in the order in which they were made.
+/// Returns all mounts of this process's namespace, in the order in which they were made.
 pub fn list() -> io::Result<Vec<Mount>> {
     parse(io::BufReader::new(std::fs::File::open("/proc/self/mountinfo")?))
 }
@@ -61,24 +61,24 @@ fn shown_flags(options: &[u8]) -> MountFlags {
     options.split(|b| *b == b',').filter_map(flag).collect()
 }
 
-/// What is mounted at exactly this place, the topmost if there are several.
+/// Returns the mount at exactly this path, the topmost if there are several.
 pub fn at(mountpoint: &Path) -> io::Result<Option<Mount>> {
     Ok(list()?.into_iter().rev().find(|m| m.mountpoint == mountpoint))
 }
 
-/// Whether a mount of ours is at this place.
+/// Returns whether a Forebay mount is at this path.
 pub fn is_ours(mountpoint: &Path) -> bool {
     at(mountpoint).ok().flatten().is_some_and(|m| m.fs_type == FS_TYPE)
 }
 
-/// The same as a process sees it, which may have mounts of its own.
+/// Returns the same from the view of another process, which may have a mount namespace of its own.
 pub fn is_ours_for(pid: u32, mountpoint: &Path) -> bool {
     let mounts = std::fs::File::open(format!("/proc/{pid}/mountinfo")).and_then(|file| parse(io::BufReader::new(file)));
     let at = mounts.ok().and_then(|mounts| mounts.into_iter().rev().find(|m| m.mountpoint == mountpoint));
     at.is_some_and(|m| m.fs_type == FS_TYPE)
 }
 
-/// The options that a mount can be given, beside those of its file system.
+/// The mount options that do not depend on the file system.
 const OPTIONS: [(&str, MountFlags); 10] = [
     ("ro", MountFlags::RDONLY),
     ("nosuid", MountFlags::NOSUID),
@@ -92,7 +92,8 @@ const OPTIONS: [(&str, MountFlags); 10] = [
     ("lazytime", MountFlags::LAZYTIME),
 ];
 
-/// The options that lift one of them. mount(8) keeps `suid` and `dev` to itself: what it does not know it hands over.
+/// The options that clear one of these flags. mount(8) does not pass on `suid` and `dev`, but passes on options that it
+/// does not know.
 const LIFTING: [(&str, MountFlags); 11] = [
     ("rw", MountFlags::RDONLY),
     ("suid", MountFlags::NOSUID),
@@ -107,18 +108,18 @@ const LIFTING: [(&str, MountFlags); 11] = [
     ("nolazytime", MountFlags::LAZYTIME),
 ];
 
-/// Whether a mount can be given this option.
+/// Returns whether a mount accepts this option.
 pub fn is_option(name: &str) -> bool {
     OPTIONS.iter().chain(&LIFTING).any(|(n, _)| *n == name)
 }
 
-/// What mount(2) is told for these options. Set-id programs and device files come from a pool that others write, so they
-/// work only where the mount asks for them.
+/// Returns the flags for mount(2). Set-id programs and device files come from a pool that other clients write to, so
+/// they work only if the options request it.
 pub fn flags(options: &[String]) -> MountFlags {
     changed(MountFlags::NOSUID | MountFlags::NODEV, options)
 }
 
-/// These flags with the options put on top. Of two that contradict each other the later wins, as for mount(8).
+/// Applies the options to the flags. Of two that contradict each other, the later wins, as in mount(8).
 pub fn changed(mut flags: MountFlags, options: &[String]) -> MountFlags {
     for option in options {
         for (_, flag) in LIFTING.iter().filter(|(name, _)| name == option) {
@@ -131,7 +132,7 @@ pub fn changed(mut flags: MountFlags, options: &[String]) -> MountFlags {
     flags
 }
 
-/// What the file system of a directory forbids: a mount in front of it does not allow it either.
+/// Returns the flags with which the file system of a directory is mounted: a mount on top of it does not allow more.
 pub fn flags_below(directory: &Path) -> MountFlags {
     use rustix::fs::StatVfsMountFlags as Below;
     let below = rustix::fs::statvfs(directory).map_or(Below::empty(), |stat| stat.f_flag);
@@ -143,7 +144,7 @@ pub fn flags_below(directory: &Path) -> MountFlags {
     flags
 }
 
-/// A process that keeps a mount busy, and by what.
+/// A process that keeps a mount busy, and the path by which it does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     pub pid: u32,
@@ -157,8 +158,8 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// At most `limit` processes that have something open below `mountpoint`, as far as this user may see. Reads the
-/// names that the kernel keeps in /proc, and no file below the mount.
+/// Returns at most `limit` processes that have a file below `mountpoint` open, as far as this user may see. Reads the
+/// paths in /proc, and no file below the mount.
 pub fn holders(mountpoint: &Path, limit: usize) -> Vec<Holder> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut found = Vec::new();
@@ -183,7 +184,7 @@ fn held_by(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
         .or_else(|| mapped(process, mountpoint))
 }
 
-/// A file below the mount that is mapped but no longer open.
+/// Returns a file below the mount that is mapped, even if it is no longer open.
 fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
     let maps = std::fs::read(process.join("maps")).ok()?;
     maps.split(|b| *b == b'\n').find_map(|line| {
@@ -193,7 +194,7 @@ fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Undoes the escapes of `/proc/self/mountinfo`: a backslash and three octal digits.
+/// Decodes the escapes of `/proc/self/mountinfo`: a backslash and three octal digits.
 fn decode_octal(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;

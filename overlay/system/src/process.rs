@@ -1,11 +1,11 @@
-//! Processes, as /proc tells of them. Only files are read that ask nothing of the process itself: one that waits for an
-//! answer of ours holds locks that its command line, its environment and its mappings are read under.
+//! Processes, from /proc. Reads only files that do not need the process itself: a process that waits for an answer of
+//! this daemon holds the locks under which the kernel reads its command line, its environment and its mappings.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-/// A process, told from a later one with the same number by the tick at which it started.
+/// A process. The start tick distinguishes it from a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
@@ -21,8 +21,8 @@ impl Process {
         Self { pid, start_ticks: stat(pid).map_or(0, |stat| stat.start_ticks) }
     }
 
-    /// Whether any of its threads is left: the first may have ended before the others, and what they have open stays
-    /// open until the last one ends.
+    /// Returns whether any of its threads is left. The first thread may end before the others, and its open files stay
+    /// open until the last thread ends.
     pub fn is_alive(&self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
     }
@@ -34,28 +34,28 @@ struct Stat {
     start_ticks: u64,
 }
 
-/// Whether a process is on its way out: its first thread has ended, what it has open may not be closed yet.
+/// Returns whether a process is ending: its first thread has ended, but its files may still be open.
 pub fn is_ending(pid: u32) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     text.is_ok_and(|text| stat_fields(&text).is_some_and(|mut fields| fields.next().is_some_and(has_ended)))
 }
 
-/// Whether a process has an environment, or is about to have one: while it begins a program, and `spawn` returns that
-/// early, its environment reads as empty.
+/// Returns whether a process has an environment, or is about to have one. While it begins a program, its environment
+/// reads as empty, and `spawn` may return that early.
 pub fn has_environment(pid: u32) -> bool {
-    // Kernel threads have no program, and of those of others nothing is told.
+    // Kernel threads have no program; the link of another user's process cannot be read.
     let has_program = std::fs::read_link(format!("/proc/{pid}/exe")).is_ok();
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     has_program && !text.is_empty() && !has_empty_environment(&text)
 }
 
-/// `env_start` and `env_end` of proc_pid_stat(5), of which the second is set last.
+/// Compares `env_start` and `env_end` of proc_pid_stat(5). The kernel sets the latter last.
 fn has_empty_environment(stat: &str) -> bool {
     let ends = stat_fields(stat).and_then(|mut fields| Some((fields.nth(47)?, fields.next()?)));
     ends.is_some_and(|(start, end)| end != "0" && start == end)
 }
 
-/// `None` when there is no such process, or when all its threads have ended and it only waits to be reaped.
+/// Returns `None` if there is no such process, or if all its threads have ended and it is not reaped yet.
 fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
@@ -71,7 +71,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat { parent, start_ticks: fields.nth(1)?.parse().ok()? })
 }
 
-/// What is behind the name: proc_pid_stat(5), from field 3 on.
+/// Returns the fields after the name: proc_pid_stat(5), from field 3 on.
 fn stat_fields(text: &str) -> Option<std::str::SplitWhitespace<'_>> {
     // The command's name is in parentheses and may contain anything, parentheses too.
     Some(text.rsplit_once(')')?.1.split_whitespace())
@@ -81,14 +81,14 @@ fn has_ended(state: &str) -> bool {
     matches!(state, "Z" | "X")
 }
 
-/// The process that a thread belongs to, and the parent of that.
+/// Returns the process of a thread, and its parent.
 pub fn process_and_parent(thread: u32) -> Option<(u32, u32)> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok();
     Some((field("Tgid:")?, field("PPid:")?))
 }
 
-/// The processes of these numbers that live, and all that descend from them, parents first.
+/// Returns the living processes with these pids, and all their descendants, parents first.
 pub fn tree(roots: &[u32]) -> Vec<Process> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     let mut alive = HashMap::new();
@@ -108,7 +108,7 @@ pub fn tree(roots: &[u32]) -> Vec<Process> {
     found
 }
 
-/// The numbers of all processes.
+/// Returns the pids of all processes.
 pub fn all() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -1,10 +1,10 @@
-//! Epoch pin: for a set that is read over and over, as in training, in the same order each time or in another.
+//! Epoch pin: for a set that is read over and over, as in training, each time in the same order or in another one.
 //!
-//! Each content is used once in an epoch, so what was used in this epoch is needed again later than all that was not:
-//! what is left of the last epoch is pinned until it is used, and of what was used the newest goes first. With C of N
-//! contents that gives C hits an epoch, and no policy can have more where every interval between two uses crosses the
-//! border of an epoch; LRU has none where the order is the same. What is left over from before the last epoch is in
-//! the set no more, and goes before all else.
+//! Each content is used once in an epoch, so content that was used in this epoch is needed later than all content that
+//! was not. Content of the last epoch is pinned until it is used; of the used content, the newest goes first. With room
+//! for C of N contents, this gives C hits per epoch. No policy has more if every interval between two uses crosses the
+//! border of an epoch; LRU has none if the order is the same. Content from before the last epoch is no longer part of
+//! the set, and goes first.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use super::queue::{Entry, Queue};
 /// The policy; see the head of the file.
 #[derive(Debug, Default)]
 pub struct EpochPin {
-    /// Used in this epoch.
+    /// Content that was used in this epoch.
     used: Queue,
-    /// Not used in this epoch, but in the last.
+    /// Content that was used in the last epoch, and not in this one.
     pinned: Queue,
-    /// Not used in the last epoch either.
+    /// Content that was not used in the last epoch either.
     stale: Queue,
-    /// When each content was used last, counted in uses since the epoch began.
+    /// The last use of each content, counted in uses since the epoch began.
     used_at: HashMap<u64, u64>,
     clock: u64,
 }
@@ -30,7 +30,7 @@ impl EpochPin {
         Self::default()
     }
 
-    /// What was used in this epoch becomes what is pinned in the next.
+    /// Content that was used in this epoch is pinned in the next one.
     fn begin_epoch(&mut self) {
         while let Some(entry) = self.pinned.pop_oldest() {
             self.stale.push(entry);
@@ -39,7 +39,7 @@ impl EpochPin {
         self.clock = 0;
     }
 
-    /// Notes a use of what is in none of the queues.
+    /// Notes a use of content that is in none of the queues.
     fn use_entry(&mut self, entry: Entry) {
         self.used.push(entry);
         self.used_at.insert(entry.key, self.clock);
@@ -65,7 +65,7 @@ impl Evictor for EpochPin {
 
     fn access(&mut self, key: u64) {
         let Some(&used_at) = self.used_at.get(&key) else { return };
-        // A file that is opened twice in a row begins no epoch: the uses between must be most of those so far.
+        // A file that is opened twice in a row begins no epoch: the uses since then must be most of those so far.
         if self.used.contains(key) && (self.clock - used_at) * 2 > self.clock {
             self.begin_epoch();
         }

@@ -1,8 +1,8 @@
 //! GDSF: Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs
 //! HPL-98-69R1, 1998.
 //!
-//! Content is worth its uses times what it costs to fetch, by byte; and the worth of what was evicted last is the clock
-//! that lets the uses of long ago fade.
+//! The worth of content is the number of its uses times its cost of fetching per byte. The worth of the last victim is
+//! the clock, by which old uses fade.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,8 +16,8 @@ struct Content {
     worth: Worth,
 }
 
-/// Ordered as its number is, which is finite and not negative: the bits of such numbers sort as they do. Of those that
-/// are equal, what was used first goes first.
+/// Ordered like the number, which is finite and not negative: the bits of such numbers sort as the numbers do. Of equal
+/// ones, the one that was used first goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     bits: u64,
@@ -30,7 +30,7 @@ pub struct Gdsf {
     contents: HashMap<u64, Content>,
     by_worth: BTreeSet<(Worth, u64)>,
     cost: FetchCost,
-    /// The worth of what was evicted last.
+    /// The worth of the last victim.
     clock: f64,
     uses: u64,
     bytes: u128,
@@ -47,7 +47,7 @@ impl Gdsf {
         Worth { bits: worth.to_bits(), used_at: self.uses }
     }
 
-    /// Values content anew.
+    /// Recomputes the worth of content.
     fn put(&mut self, key: u64, bytes: u64, uses: u32) {
         let worth = self.worth(bytes, uses);
         if let Some(before) = self.contents.insert(key, Content { bytes, uses, worth }) {

@@ -1,14 +1,15 @@
-//! What is least likely to be used soon for the space that it takes goes first, as learned from what was used before.
+//! Evicts first the content that is least likely to be used soon for its space, as learned from past uses.
 //!
-//! Each content has an index: the most uses that one may expect of it for the time that it is kept, given how long it
-//! was not used, at which intervals it was used before, and how often ([`reuse`]). That is the index of Gittins, for
-//! which one need not choose between recency, frequency and loops: each of them is a shape that the distribution may
-//! have. Weighed by what a miss costs for each byte ([`super::cost`]), it is the order of eviction; as in "LHD:
-//! improving cache hit rate by maximizing hit density" (Beckmann, Chen, Cidon, NSDI 2018) it is looked up for a sample
-//! of what is here. What was evicted is remembered, so that intervals are known that are longer than the cache is large.
+//! Each content has an index: the highest rate of uses per time in the cache that one may expect, given its age since
+//! the last use, its past intervals between uses, and the number of its uses ([`reuse`]). This is the index of Gittins.
+//! It needs no choice between recency, frequency and loops: each of them is a shape that the distribution may have. The
+//! order of eviction is the index, weighed by the cost of a miss per byte ([`super::cost`]). As in "LHD: improving
+//! cache hit rate by maximizing hit density" (Beckmann, Chen, Cidon, NSDI 2018), it is computed for a sample of the
+//! resident contents. Evicted contents are remembered as ghosts, so that intervals are known that are longer than the
+//! cache is large.
 //!
 //! Two things are not left to statistics: a set that is read over and over ([`crate::runs`]), for which the order is
-//! known; and LRU on the same uses as a rival ([`rival`]), which is followed where it does better.
+//! known; and LRU on the same uses as a rival ([`rival`]), which is followed if it does better.
 
 use std::cmp::Ordering;
 
@@ -26,7 +27,8 @@ mod rival;
 /// Candidates for eviction. LHD finds that more than 64 gain nothing.
 const SAMPLE: usize = 64;
 
-/// Of those, what was used last and what was used longest ago: where the order is by recency, one of them is it.
+/// Part of the sample: the most and the least recently used contents. If the best order is by recency, one of them is
+/// the right victim.
 const SAMPLE_NEWEST: usize = 4;
 const SAMPLE_OLDEST: usize = 8;
 
@@ -38,16 +40,16 @@ pub struct Gittins {
     runs: Runs,
     rival: Rival,
     cost: FetchCost,
-    /// Counts uses.
+    /// Number of uses so far.
     clock: u64,
     random: u64,
     candidates: Vec<(Rank, u32)>,
-    /// Where among the residents the search goes on when no candidate may go: what was refused there before is asked
-    /// again last.
+    /// Where the search among the residents continues if no candidate may be evicted: contents that were refused before
+    /// are asked again last.
     search_from: usize,
 }
 
-/// The least goes first.
+/// The rank of content: the smallest goes first.
 #[derive(Debug, Clone, Copy)]
 struct Rank {
     standing: Standing,
@@ -62,7 +64,7 @@ impl Rank {
     }
 }
 
-/// By what the candidates are ranked.
+/// The ranking of the candidates.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Epoch,
@@ -71,7 +73,8 @@ enum Order {
 }
 
 impl Gittins {
-    /// A policy for a fast pool of `capacity_bytes`, any value: the size of the LRU that it is compared with.
+    /// Returns a policy for a fast pool of `capacity_bytes`, any value: this is the size of the LRU with which it is
+    /// compared.
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             history: History::new(capacity_bytes),
@@ -86,7 +89,7 @@ impl Gittins {
         }
     }
 
-    /// Known content is used.
+    /// Notes another use of known content.
     fn use_again(&mut self, slot: u32) {
         let node = self.history.node(slot);
         let (bytes, past) = (node.bytes, node.past);
@@ -124,9 +127,9 @@ impl Gittins {
         let standing = self.runs.standing(node.used_at);
         match order {
             Order::Epoch if standing == Standing::Stale => Rank { standing, worth: 0.0, then: node.used_at },
-            // The newest first, also of what was used in this epoch: where the order is the same each time that is the
-            // last to be used again. Sizes do not count: to give up the largest first misses fewer files, and more
-            // bytes than Belady.
+            // The newest goes first, also among contents that were used in this epoch: if the order is the same each
+            // time, the newest is the last to be used again. Sizes do not count: evicting the largest first misses
+            // fewer files, but more bytes than Belady.
             Order::Epoch => Rank { standing, worth: 0.0, then: age },
             Order::Recency => Rank { standing: Standing::Used, worth: 0.0, then: node.used_at },
             Order::Index => {
@@ -137,7 +140,7 @@ impl Gittins {
         }
     }
 
-    /// Fills the list of candidates. One may be in it twice.
+    /// Fills the list of candidates. The same content may be in it twice.
     fn sample(&mut self, order: Order) {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
@@ -157,7 +160,7 @@ impl Gittins {
         self.candidates = candidates;
     }
 
-    /// Marsaglia, "Xorshift RNGs", 2003: the same numbers each time.
+    /// Marsaglia, "Xorshift RNGs", 2003: the same numbers in each run.
     fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -207,7 +210,7 @@ impl Evictor for Gittins {
 
     fn evict(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         self.sample(self.order());
-        // The least of them is nearly always allowed: cheaper than to sort.
+        // The smallest candidate is nearly always allowed, so this is cheaper than sorting.
         while let Some(least) =
             (0..self.candidates.len()).min_by(|&a, &b| self.candidates[a].0.order(&self.candidates[b].0))
         {

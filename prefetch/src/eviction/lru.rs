@@ -1,4 +1,4 @@
-//! LRU: what was used least recently goes first. The measure of the others.
+//! LRU: the least recently used content goes first. The baseline for the other policies.
 
 use super::Evictor;
 use super::queue::{Entry, Queue};

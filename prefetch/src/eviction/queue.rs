@@ -1,16 +1,16 @@
-//! A FIFO queue of contents with a total of their sizes, from whose middle any key can be taken in constant time.
+//! A FIFO queue of contents with the sum of their sizes, from which any key can be removed in constant time.
 
 use std::collections::HashMap;
 
 /// The end of the list. A queue holds fewer than `u32::MAX` entries.
 const NIL: u32 = u32::MAX;
 
-/// What a queue knows of one content.
+/// An entry of a queue: one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub key: u64,
     pub bytes: u64,
-    /// Touches since it entered the queue, saturating at what the policy counts.
+    /// Uses since it entered the queue, saturating at the policy's maximum.
     pub frequency: u8,
 }
 
@@ -23,7 +23,7 @@ struct Node {
     older: u32,
 }
 
-/// A doubly linked list in a slab, and an index of it. Memory is that of the longest the queue has been.
+/// A doubly linked list in a slab, with an index. It keeps the memory of its largest size.
 #[derive(Debug)]
 pub(super) struct Queue {
     slots: HashMap<u64, u32>,
@@ -58,7 +58,7 @@ impl Queue {
         self.slots.contains_key(&key)
     }
 
-    /// Puts an entry in as the newest. Its key must not be here yet.
+    /// Adds an entry as the newest. Its key must not be in the queue.
     pub fn push(&mut self, entry: Entry) {
         assert!(!self.contains(entry.key), "content {} is queued twice", entry.key);
         let slot = self.slot_for(Node { entry, newer: NIL, older: NIL });
@@ -84,7 +84,7 @@ impl Queue {
         }
     }
 
-    /// Makes an entry the newest; false if it is not here.
+    /// Makes an entry the newest; false if it is not in the queue.
     pub fn renew(&mut self, key: u64) -> bool {
         let Some(&slot) = self.slots.get(&key) else { return false };
         self.unlink(slot);
@@ -96,13 +96,13 @@ impl Queue {
         (self.newest != NIL).then(|| self.node(self.newest).entry)
     }
 
-    /// The entry that came in next after this one.
+    /// Returns the entry that was added right after this one.
     pub fn newer_than(&self, key: u64) -> Option<Entry> {
         let newer = self.node(*self.slots.get(&key)?).newer;
         (newer != NIL).then(|| self.node(newer).entry)
     }
 
-    /// The entry that came in last before this one.
+    /// Returns the entry that was added right before this one.
     pub fn older_than(&self, key: u64) -> Option<Entry> {
         let older = self.node(*self.slots.get(&key)?).older;
         (older != NIL).then(|| self.node(older).entry)
@@ -117,7 +117,7 @@ impl Queue {
         Some(entry)
     }
 
-    /// Changes the size of an entry where it stands; false if it is not here.
+    /// Changes the size of an entry in place; false if it is not in the queue.
     pub fn resize(&mut self, key: u64, bytes: u64) -> bool {
         let Some(&slot) = self.slots.get(&key) else { return false };
         let entry = &mut self.node_mut(slot).entry;

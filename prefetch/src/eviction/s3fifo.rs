@@ -1,32 +1,33 @@
 //! S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023.
 //!
-//! New content is on probation in a *small* queue; what is touched more than once there moves to the *main* queue, the
-//! rest is evicted soon, so a scan passes through a tenth of the fast pool and leaves the other nine tenths alone. The
-//! keys evicted from probation are remembered in a *ghost* queue, and one that comes back goes to main at once.
+//! New content is on probation in a *small* queue. Content that is used more than once there moves to the *main* queue;
+//! the rest is evicted soon. So a scan passes through a tenth of the fast pool and leaves the other nine tenths alone.
+//! The keys evicted from probation are remembered in a *ghost* queue, and content that is fetched again goes to main at
+//! once.
 //!
 //! Unlike in the paper, sizes count in bytes, and some content must stay (`may_evict`):
-//! * Content larger than the whole small queue goes to main: in small it would be evicted before a second touch could
-//!   show its use, and would push everybody else through with it.
-//! * Refused content goes round in its queue. It does not move to main: a dirty file that was written once is no more
-//!   worth keeping than a clean one, once it is flushed.
+//! * Content larger than the whole small queue goes to main: in small it would be evicted before a second use could
+//!   show its value, and would push all other entries out.
+//! * Refused content goes round in its queue. It does not move to main: once flushed, a dirty file that was written
+//!   once is no more worth keeping than a clean one.
 
 use super::Evictor;
 use super::queue::{Entry, Queue};
 
-/// The share of the capacity that is probation: the paper's 10 %, which it finds robust between 5 and 20.
+/// The share of the capacity for probation: the paper's 10 %, which it finds robust between 5 and 20.
 const SMALL_SHARE_PERCENT: u64 = 10;
 
-/// Two bits of touches for each content, as in the paper.
+/// Two bits of uses for each content, as in the paper.
 const FREQUENCY_MAX: u8 = 3;
 
-/// Content leaves probation for main with at least this many touches after the one that brought it in.
+/// Content moves from probation to main with at least this many uses after the first one.
 const PROMOTE_FREQUENCY: u8 = 2;
 
 /// The most keys that the ghost queue remembers, whatever their sizes. About 64 bytes each: 64 MiB.
 const GHOST_ENTRIES_MAX: usize = 1 << 20;
 
-/// Refusals after which one queue is left for the other, so that a queue full of leased or dirty content is not walked
-/// through for every victim that the other could give at once.
+/// Refusals after which the search moves on to the other queue, so that a queue full of leased or dirty content is not
+/// walked for every victim that the other queue could give at once.
 const PATIENCE_REFUSALS: usize = 64;
 
 /// The policy; see the head of the file.
@@ -34,10 +35,10 @@ const PATIENCE_REFUSALS: usize = 64;
 pub struct S3Fifo {
     small: Queue,
     main: Queue,
-    /// Sizes here are those at eviction.
+    /// Sizes in it are those at eviction.
     ghost: Queue,
     small_target_bytes: u64,
-    /// The paper's bound: ghosts stand for as much content as main may hold.
+    /// The paper's bound: the ghosts' sizes add up to at most what main may hold.
     ghost_limit_bytes: u64,
 }
 
@@ -54,8 +55,8 @@ impl S3Fifo {
         }
     }
 
-    /// Looks for a victim in small until it has met `patience` refusals or has seen each entry once. Every entry is
-    /// afterwards in main, refused, or the victim.
+    /// Looks for a victim in small, until `patience` refusals or once through all entries. Afterwards, each visited
+    /// entry is in main, refused, or the victim.
     fn evict_small(&mut self, patience: usize, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let mut refusals = 0;
         for _ in 0..self.small.len() {
@@ -78,9 +79,9 @@ impl S3Fifo {
         None
     }
 
-    /// Looks for a victim in main until it has met `patience` refusals or a whole round of them. An entry with touches
-    /// pays one of them for another round; so there are at most [`FREQUENCY_MAX`] rounds in which anything is paid, and
-    /// each payment was earned by an access.
+    /// Looks for a victim in main, until `patience` refusals or a whole round of refusals. An entry with uses pays one
+    /// of them for another round. So there are at most [`FREQUENCY_MAX`] rounds in which an entry pays, and each
+    /// payment was earned by an access.
     fn evict_main(&mut self, patience: usize, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let mut refusals = 0;
         let mut refusals_in_a_row = 0;
@@ -92,7 +93,7 @@ impl S3Fifo {
                 }
                 refusals_in_a_row = 0;
             } else if may_evict(oldest.key) {
-                // Not remembered: the paper's ghosts are those of probation only.
+                // Not remembered: in the paper, only entries of probation become ghosts.
                 self.main.remove(oldest.key);
                 return Some(oldest.key);
             } else {
@@ -106,7 +107,7 @@ impl S3Fifo {
 
     fn remember(&mut self, evicted: Entry) {
         if evicted.bytes > self.ghost_limit_bytes {
-            return; // it would push out all others
+            return; // it would push out all other ghosts
         }
         self.ghost.push(Entry { frequency: 0, ..evicted });
         while self.ghost.bytes() > u128::from(self.ghost_limit_bytes) || self.ghost.len() > GHOST_ENTRIES_MAX {
@@ -143,7 +144,7 @@ impl Evictor for S3Fifo {
         if !self.small.resize(key, bytes) {
             self.main.resize(key, bytes);
         } else if bytes > self.small_target_bytes {
-            // Content grows while it is fetched or written: it is treated as if it had come in at this size.
+            // Content grows while it is fetched or written: it is treated as if it had been inserted with this size.
             if let Some(entry) = self.small.remove(key) {
                 self.main.push(entry);
             }
@@ -163,7 +164,7 @@ impl Evictor for S3Fifo {
         } else {
             self.evict_main(PATIENCE_REFUSALS, may_evict).or_else(|| self.evict_small(PATIENCE_REFUSALS, may_evict))
         };
-        // Small first: what it promotes is still found in main.
+        // Small goes first: entries that it promotes are still found in main.
         quick.or_else(|| self.evict_small(usize::MAX, may_evict)).or_else(|| self.evict_main(usize::MAX, may_evict))
     }
 

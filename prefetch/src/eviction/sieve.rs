@@ -1,9 +1,9 @@
 //! SIEVE: Zhang, Yang, Yue, Vigfusson, Rashmi, "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for
 //! web caches", NSDI 2024.
 //!
-//! A queue in the order of arrival, and a hand that moves from the oldest to the newest: what was used since the hand
-//! was there is spared once and stays where it is, what was not goes. New content arrives before the hand, so what is
-//! used once only is gone after one round, while what is used stays behind it.
+//! A queue in the order of arrival, and a hand that moves from the oldest to the newest. Content that was used since
+//! the hand last passed it is spared once and keeps its place; other content is evicted. New content arrives ahead of
+//! the hand, so content that is used only once is evicted after one round, while used content stays behind the hand.
 
 use super::Evictor;
 use super::queue::{Entry, Queue};
@@ -11,9 +11,9 @@ use super::queue::{Entry, Queue};
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct Sieve {
-    /// `frequency` is 1 for what was used since the hand was there.
+    /// `frequency` is 1 for content that was used since the hand last passed it.
     arrivals: Queue,
-    /// Where the hand looks next; `None`: at the oldest.
+    /// The next position of the hand; `None`: the oldest entry.
     hand: Option<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Sieve {
         Self { arrivals: Queue::new(), hand: None }
     }
 
-    /// The key after `key` in the direction of the hand, from the newest on to the oldest again.
+    /// Returns the key after `key` in the direction of the hand; `None` after the newest, for the oldest.
     fn after(&self, key: u64) -> Option<u64> {
         self.arrivals.newer_than(key).map(|entry| entry.key)
     }
@@ -63,7 +63,7 @@ impl Evictor for Sieve {
     }
 
     fn evict(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
-        // Each entry is spared for its use once at most, so this is two rounds and a bit.
+        // Each entry is spared for a use at most once, so this takes little more than two rounds.
         let mut refused_in_a_row = 0;
         while refused_in_a_row < self.arrivals.len() {
             let key = self.hand.or_else(|| self.arrivals.oldest().map(|entry| entry.key))?;

@@ -1,4 +1,4 @@
-//! What every policy must keep, driven by random operations against a model; and what S3-FIFO is for.
+//! Properties that every policy must keep, tested by random operations against a model; and the purpose of S3-FIFO.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -18,7 +18,7 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Few keys, so that they collide; more of them than the patience of S3-FIFO with refusals.
+    // Few keys, so that they collide; but more than the refusals after which S3-FIFO changes the queue.
     let key = 0u64..200;
     let bytes = prop_oneof![4 => 0u64..50, 2 => 50u64..500, 1 => Just(5000u64)];
     prop_oneof![
@@ -32,7 +32,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is here, by size, and which of it must stay.
+/// The resident contents with their sizes, and those that must stay.
 #[derive(Default)]
 struct Model {
     sizes: HashMap<u64, u64>,
@@ -120,7 +120,7 @@ fn nothing_is_evicted_from_an_empty_policy() {
     }
 }
 
-/// The policy to beat: first in, first out.
+/// The baseline: first in, first out.
 #[derive(Default)]
 struct Fifo {
     order: VecDeque<u64>,
@@ -157,12 +157,12 @@ impl Evictor for Fifo {
 
 const CAPACITY: u64 = 1000;
 
-/// A set of 600 contents of one byte read over and over, and between two of its reads one content that is read once.
+/// A set of 600 contents of one byte, read over and over. After each of its reads follows a content that is read once.
 fn loop_with_scan() -> impl Iterator<Item = u64> {
     (0..60_000u64).flat_map(|step| [step % 600, 1_000_000 + step])
 }
 
-/// The share of the trace that found its content here.
+/// Returns the share of requests that hit.
 fn hit_ratio(policy: &mut dyn Evictor, trace: impl Iterator<Item = u64>) -> f64 {
     let (mut present, mut hits, mut reads) = (HashSet::new(), 0u32, 0u32);
     for key in trace {
@@ -186,11 +186,11 @@ fn hit_ratio(policy: &mut dyn Evictor, trace: impl Iterator<Item = u64>) -> f64 
 fn a_scan_does_not_push_a_loop_out_of_s3fifo_as_it_does_out_of_fifo() {
     let fifo = hit_ratio(&mut Fifo::default(), loop_with_scan());
     let s3fifo = hit_ratio(&mut S3Fifo::new(CAPACITY), loop_with_scan());
-    // Half of the reads can hit at all.
+    // At most half of the reads can hit.
     assert!(s3fifo > 0.45 && fifo < 0.30, "S3-FIFO {s3fifo}, FIFO {fifo}");
 }
 
-/// A fast pool that is full of leases and gives little: it is not walked through for each victim.
+/// If most of the fast pool is leased, the policy does not walk through all leased contents for each victim.
 #[test]
 fn what_must_stay_is_not_asked_again_for_every_victim() {
     const LEASED: u64 = 20_000;

@@ -1,11 +1,12 @@
 //! W-TinyLFU: Einziger, Friedman, Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on
 //! Storage 13(4), 2017.
 //!
-//! New content passes through a *window*. What leaves it competes with the victim of the main part by how often both
-//! were asked for lately, also while they were not here: a *sketch* of counters remembers that for all keys. The main
-//! part is a segmented LRU: *probation*, and what was used there moves to the *protected* segment.
+//! New content passes through a *window*. Content that leaves the window competes with the victim of the main part. The
+//! one that was requested less often lately loses; a *sketch* of counters counts the requests of all keys, including
+//! those that are not resident. The main part is a segmented LRU: content in *probation* that is used moves to the
+//! *protected* segment.
 //!
-//! The caller brings in content first and asks for victims then, so the loser of the competition is what is evicted.
+//! The caller inserts content first and asks for victims afterwards, so the loser of the competition is evicted.
 
 use super::Evictor;
 use super::queue::{Entry, Queue};
@@ -13,13 +14,13 @@ use sketch::Sketch;
 
 mod sketch;
 
-/// The share of the window in the capacity: the paper's 1 %.
+/// The window's share of the capacity: the paper's 1 %.
 const WINDOW_SHARE_PERCENT: u64 = 1;
 
-/// The share of the protected segment in the main part: the paper's 80 %.
+/// The protected segment's share of the main part: the paper's 80 %.
 const PROTECTED_SHARE_PERCENT: u64 = 80;
 
-/// Refusals after which a segment is left for the next one in the first search for a victim.
+/// Refusals after which the first search for a victim moves on to the next segment.
 const PATIENCE_REFUSALS: usize = 64;
 
 /// The policy; see the head of the file.
@@ -48,7 +49,7 @@ impl WTinyLfu {
         }
     }
 
-    /// What has left the window competes in probation, as its newest.
+    /// Moves content that exceeds the window to probation, as its newest, where it competes.
     fn close_window(&mut self) {
         while self.window.bytes() > u128::from(self.window_target_bytes) {
             let Some(entry) = self.window.pop_oldest() else { break };
@@ -63,8 +64,8 @@ impl WTinyLfu {
         }
     }
 
-    /// The candidate for admission is the newest of probation, the victim its oldest: who was asked for less goes. A
-    /// tie goes to what is here.
+    /// The candidate for admission is the newest of probation, the victim is the oldest: the one with fewer requests is
+    /// evicted. In a tie, the victim stays.
     fn compete(&mut self, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let (candidate, victim) = (self.probation.newest()?, self.probation.oldest()?);
         let wins = self.sketch.estimate(candidate.key) > self.sketch.estimate(victim.key);
@@ -76,7 +77,7 @@ impl WTinyLfu {
     }
 }
 
-/// Takes the oldest that may go, after at most `patience` refusals.
+/// Takes out the oldest that may be evicted, after at most `patience` refusals.
 fn evict_oldest(queue: &mut Queue, patience: usize, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
     let mut next = queue.oldest();
     for _ in 0..patience {

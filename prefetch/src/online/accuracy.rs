@@ -1,12 +1,12 @@
-//! How much of what a predictor asked for was used, the older outcomes counting less.
+//! The share of a predictor's suggestions that was used; older outcomes count less.
 
-/// What an outcome still counts after the next one, for one reader: about the last 33 make the figure.
+/// The weight of an outcome after the next one, for one reader: about the last 33 outcomes count.
 const KEPT_OF_READER: f64 = 0.97;
 
-/// The same for the mount, which sees many readers.
+/// The same for the mount, which has many readers.
 const KEPT_OF_MOUNT: f64 = 0.995;
 
-/// Outcomes for which what is assumed beforehand counts.
+/// The number of outcomes for which the assumed accuracy counts.
 const ASSUMED_OUTCOMES: f64 = 4.0;
 
 /// Outcomes of one predictor's suggestions.
@@ -33,13 +33,14 @@ impl Accuracy {
         }
         let outcomes = (used + wasted) as f64;
         let kept = self.kept.powf(outcomes);
-        // As much as so many outcomes count together, one after the other.
+        // The weight of this many outcomes, one after the other.
         let weight = (1.0 - kept) / (1.0 - self.kept);
         self.used = self.used * kept + weight * used as f64 / outcomes;
         self.settled = self.settled * kept + weight;
     }
 
-    /// The share that is used, above 0 and below 1 as `assumed` is: that is what it is before there are outcomes.
+    /// Returns the share that is used, which is `assumed` before there are outcomes. Above 0 and below 1 if `assumed`
+    /// is.
     pub fn share(&self, assumed: f64) -> f64 {
         (self.used + ASSUMED_OUTCOMES * assumed) / (self.settled + ASSUMED_OUTCOMES)
     }

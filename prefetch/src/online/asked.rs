@@ -1,10 +1,10 @@
-//! What was suggested and has neither been used nor wasted.
+//! Outstanding suggestions: neither used nor wasted so far.
 
 use std::collections::HashMap;
 
 use super::{Predictor, ReaderId};
 
-/// Suggestions of the whole mount that may be outstanding: a set of so many files can be on its way at once. Each takes
+/// The most outstanding suggestions of the whole mount: a set of this many files can be on its way at once. Each takes
 /// 120 bytes with its place in its reader's queue, 15 MiB at most.
 pub(super) const ASKED_MAX: usize = 1 << 17;
 
@@ -12,24 +12,24 @@ pub(super) const ASKED_MAX: usize = 1 << 17;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub reader: ReaderId,
-    /// In which directory the pattern is, for the predictors that go by directories.
+    /// The directory of the pattern, for predictors that work by directory.
     pub directory: u64,
     pub predictor: Predictor,
-    /// Of which of its streams, for [`Predictor::Sequence`].
+    /// The stream, for [`Predictor::Sequence`].
     pub stream: u32,
-    /// Tells it from later ones for the same file.
+    /// Distinguishes it from later suggestions of the same file.
     pub number: u64,
     pub state: State,
 }
 
-/// How far the caller is with it.
+/// The caller's answer to a suggestion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It has said nothing yet.
+    /// No answer yet.
     Said,
-    /// It brought the file in: [`super::Online::staged`].
+    /// The caller fetched the file: [`super::Online::staged`].
     Staged,
-    /// It did not: [`super::Online::not_staged`]. Whether the file is used is still of interest.
+    /// The caller did not fetch it: [`super::Online::not_staged`]. Whether the file is used still counts.
     Refused,
 }
 
@@ -53,7 +53,7 @@ impl AskedFor {
         self.files.get_mut(&file)
     }
 
-    /// Whether this is the suggestion that is outstanding for the file.
+    /// Returns whether this is the outstanding suggestion for the file.
     pub fn is(&self, file: u64, number: u64) -> bool {
         self.files.get(&file).is_some_and(|asked| asked.number == number)
     }
@@ -62,7 +62,7 @@ impl AskedFor {
         self.files.remove(&file)
     }
 
-    /// Puts a suggestion in, and gives it its number.
+    /// Adds a suggestion, and returns its number.
     pub fn insert(&mut self, file: u64, asked: Asked) -> u64 {
         self.number += 1;
         self.files.insert(file, Asked { number: self.number, ..asked });

@@ -1,16 +1,16 @@
-//! Files that are opened together now and then, wherever they are, whatever the order of their names.
+//! Files that are opened together now and then, in any directories and in any order of names.
 //!
 //! After "MITHRIL: Mining Sporadic Associations for Cache Prefetching" (Yang, Karimi, Sæmundsson, Wildani, Vigfusson,
 //! SoCC 2017): the last opens of files that are neither rare nor frequent are recorded, and mined now and then for
-//! files of which the opens go with each other. What differs: opens are counted per reader, so that what two of them do
-//! at the same time does not mix; a pair has a direction, and a probability, which is the share of the opens of the
-//! first that the second follows; and mining does not wait until the table is full, which takes a quiet mount for ever.
+//! files whose opens occur together. The differences: opens are counted per reader, so that simultaneous opens of two
+//! readers do not mix; a pair has a direction, and a probability, which is the share of the opens of the first that the
+//! second follows; and mining does not wait until the table is full, which a quiet mount may never reach.
 
 use lru::LruCache;
 
 /// Opens of a file from which on it is mined, and up to which: MITHRIL's R and S. With two, files that are read in a
-/// random order are often near each other both times; what is opened more than eight times in so short a time is here
-/// anyway. Eight opens have the size of one line of a processor's cache.
+/// random order are often near each other both times. A file that is opened more than eight times in so short a time is
+/// resident anyway. Eight opens fit one cache line of a processor.
 const SUPPORT_MIN: usize = 3;
 const SUPPORT_MAX: usize = 8;
 
@@ -21,37 +21,37 @@ const LOOKAHEAD: u64 = 32;
 /// Files whose opens are recorded, 128 bytes each: 1 MiB.
 pub(super) const ROWS_MAX: usize = 8192;
 
-/// Recorded files that are mined at once, and opens after which it is done however few they are; but not more often than
-/// there are such files, so that an open costs no more than the comparison of one of them with its neighbours.
+/// Recorded files that trigger mining, and opens that trigger it with fewer files. The latter is never less than the
+/// number of such files, so that an open costs no more than the comparison of one of them with its neighbours.
 const MINED_MAX: usize = 512;
 const MINED_AFTER_TOUCHES: u64 = 256;
 
-/// Files that have followers, about 300 bytes each with theirs: 5 MiB.
+/// Files that have followers, about 300 bytes each with them: 5 MiB.
 pub(super) const LEADERS_MAX: usize = 1 << 14;
 
-/// Followers of one file. MITHRIL has two or three; a source file has more headers than that.
+/// Followers of one file. MITHRIL has two or three; a source file includes more headers than that.
 pub(super) const FOLLOWERS_MAX: usize = 8;
 
-/// The share of a file's opens that another must follow.
+/// The share of a file's opens that a follower must follow.
 const PROBABILITY_MIN: f64 = 0.5;
 
-/// Suggestions of one reader that may be outstanding: what can follow what was opened within the lookahead range is a
-/// multiple of that, but most of it is the same.
+/// The most outstanding suggestions of one reader. The followers of all files that were opened within the lookahead
+/// range are a multiple of the range, but most of them are the same files.
 pub(super) const OUTSTANDING_MAX: usize = 4 * LOOKAHEAD as usize;
 
 /// Opens by its reader after which a suggestion was wrong.
 pub(super) const AWAITED_TOUCHES: u64 = 4 * LOOKAHEAD;
 
-/// When a file was opened last.
+/// The last opens of a file.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
-    /// In logical time, which begins anew, far from all others, with every reader. Ascending.
+    /// In logical time, which starts for each reader at a value far from all others. Ascending.
     at: [u64; SUPPORT_MAX],
     opens: usize,
 }
 
 impl Row {
-    /// Puts an open in where it belongs: those of several readers come in any order.
+    /// Inserts an open in order: opens of several readers arrive in any order.
     fn add(&mut self, at: u64) {
         let place = self.times().partition_point(|before| *before <= at);
         self.at.copy_within(place..self.opens, place + 1);
@@ -64,11 +64,11 @@ impl Row {
     }
 }
 
-/// A file that follows another.
+/// A file that follows another one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Follower {
     pub file: u64,
-    /// How often that was seen, when it was mined last.
+    /// How often that was seen when it was last mined.
     pub times: u32,
     /// The share of the opens of the first that it followed.
     pub probability: f64,
@@ -78,10 +78,10 @@ pub(super) struct Follower {
 #[derive(Debug)]
 pub(super) struct Association {
     rows: LruCache<u64, Row>,
-    /// Rows with enough opens, as far as they are known to be here.
+    /// Rows with enough opens; an estimate, since the table may have dropped some.
     ready: usize,
     touches_since: u64,
-    /// The follower that was mined last stands first.
+    /// For each file its followers, the last mined first.
     leaders: LruCache<u64, Vec<Follower>>,
 }
 
@@ -94,7 +94,7 @@ impl Association {
     pub fn record(&mut self, file: u64, at: u64) {
         let row = self.rows.get_or_insert_mut(file, Row::default);
         if row.opens == SUPPORT_MAX {
-            // Too frequent. What was mined of it stays.
+            // Too frequent. Its mined followers stay.
             *row = Row::default();
             self.ready = self.ready.saturating_sub(1);
         }
@@ -120,8 +120,8 @@ impl Association {
         self.rows.iter().filter(|(_, row)| row.opens >= SUPPORT_MIN).map(|(file, row)| (*file, *row))
     }
 
-    /// As in MITHRIL, two files are compared if their first opens are near each other; and here also if their last are,
-    /// so that a file that was once opened by itself is not lost.
+    /// Finds followers. As in MITHRIL, two files are compared if their first opens are near each other. They are also
+    /// compared if their last opens are, so that one separate open does not hide a pair.
     fn mine(&mut self) {
         self.touches_since = 0;
         let mut rows: Vec<(u64, Row)> = self.ready_rows().collect();
@@ -132,7 +132,7 @@ impl Association {
             for (at, (first, row)) in rows.iter().enumerate() {
                 let after = &rows[at + 1..];
                 let within = after.partition_point(|(_, other)| near(other) - near(row) <= LOOKAHEAD);
-                // From far to near, so that the nearest are those that stay.
+                // From far to near, so that the nearest followers stay.
                 for (second, other) in after[..within].iter().rev() {
                     self.compare((*first, row), (*second, other));
                     self.compare((*second, other), (*first, row));
@@ -159,19 +159,19 @@ impl Association {
         }
     }
 
-    /// What is opened after this file.
+    /// Returns the files that are opened after this one.
     pub fn followers(&mut self, file: u64) -> &[Follower] {
         self.leaders.get(&file).map_or(&[], Vec::as_slice)
     }
 
-    /// Rows, and files with followers.
+    /// Returns the numbers of rows and of files with followers.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
         (self.rows.len(), self.leaders.len())
     }
 }
 
-/// How many of the `first` have one of the `second` soon after them. Both ascend.
+/// Returns how many of the `first` have one of the `second` soon after them. Both ascend.
 fn followed(first: &[u64], second: &[u64]) -> usize {
     let mut next = 0;
     let follows = |at: &&u64| {

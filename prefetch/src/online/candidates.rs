@@ -1,4 +1,4 @@
-//! What the predictors expect after an open, before it is put together.
+//! The expectations of the predictors after an open, before they are combined.
 
 use super::accuracy::Accuracy;
 use super::asked::AskedFor;
@@ -10,32 +10,33 @@ use super::track::Track;
 use super::{SUGGESTIONS_MAX, Suggestion, sequence};
 use crate::plan::PROBABILITY_MIN;
 
-/// A sibling was wasted that was not used after the opens that it takes for so many times the files of the directory.
+/// A sibling counts as wasted if it is not used within the opens that it takes to open this many times the files of the
+/// directory.
 const SIBLINGS_AWAITED: usize = 2;
 
-/// A suggestion in the making.
+/// A suggestion before the selection.
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub suggestion: Suggestion,
-    /// Of [`Predictor::Sequence`].
+    /// The stream, for [`Predictor::Sequence`].
     pub stream: u32,
     /// Opens of its reader after which it was wrong.
     pub awaited_touches: u64,
 }
 
-/// All that is asked.
+/// The state that the predictors use.
 pub(super) struct Sources<'a> {
     pub reader: &'a mut Reader,
     pub track: &'a mut Track,
     pub association: &'a mut Association,
     pub asked: &'a AskedFor,
-    /// Of the predictors, over all readers.
+    /// Of each predictor, over all readers.
     pub accuracy: &'a [Accuracy; 5],
 }
 
 impl Sources<'_> {
-    /// What is expected after `file` was opened, in any order; a file may be expected for two reasons. `follows`: it
-    /// continued a sequence in the directory.
+    /// Returns what is expected after the open of `file`, in any order; a file may be expected for two reasons.
+    /// `follows`: the open continued a sequence in the directory.
     pub fn candidates(mut self, file: u64, listing: Option<&Listing>, follows: bool) -> Vec<Candidate> {
         let mut out = Vec::new();
         if let Some(listing) = listing.filter(|_| follows) {
@@ -86,7 +87,7 @@ impl Sources<'_> {
         let trust = self.trust(Predictor::Association);
         let followers = self.association.followers(file).to_vec();
         let candidates = followers.into_iter().filter(|follower| {
-            // Not what was opened in this epoch: such files are opened together again and again in one.
+            // Excludes recent files: associated files are opened together again and again in one epoch.
             !self.asked.contains(follower.file) && !self.reader.is_recent(follower.file)
         });
         let candidates = candidates.map(|follower| {
@@ -131,7 +132,7 @@ impl Sources<'_> {
     }
 }
 
-/// Takes what is probable enough; from a predictor that probes, whatever it is.
+/// Takes the candidates that are probable enough; from a predictor that probes, any candidate.
 fn take(trust: Trust, candidates: impl Iterator<Item = Candidate>, out: &mut Vec<Candidate>) {
     let probable = |candidate: &Candidate| trust.probes || candidate.suggestion.probability >= PROBABILITY_MIN;
     out.extend(candidates.filter(probable).take(trust.most));

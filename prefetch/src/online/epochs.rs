@@ -1,7 +1,7 @@
-//! A reader goes over a set again: in the order of the time before, or in another.
+//! Detects that a reader goes over a set again: in the order of the last epoch, or in another order.
 //!
-//! Whether it does is what the eviction by epochs asks too ([`crate::runs`]); here it is asked of each reader by itself,
-//! and of the files that it opens.
+//! The detection is the one of the eviction by epochs ([`crate::runs`]), applied to each reader and to the files that
+//! it opens.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,34 +9,35 @@ use super::sequence::{Window, goes_on};
 use super::siblings;
 use crate::runs::{Runs, Standing};
 
-/// Opens of one reader that are remembered, at most: this epoch and the one before. A set of more than half as many
-/// files is not seen to be read again.
+/// The most opens of one reader that are remembered: this epoch and the previous one. If a set has more than half as
+/// many files, its repetition is not detected.
 pub(super) const LOG_MAX: usize = 1 << 18;
 
-/// The same of all readers together: 8 bytes for each open, and 34 at most for the file, 42 MiB.
+/// The same for all readers together: 8 bytes for each open, and at most 34 for the file, 42 MiB.
 pub(super) const LOGS_MAX: usize = 1 << 20;
 
-/// A set of fewer files is read in the time that a suggestion takes.
+/// A smaller set is read in the time that a suggestion takes.
 const SET_MIN: usize = 8;
 
-/// Places by which a file may be out of turn to be in the order of the last epoch: workers of a loader, as in a
-/// sequence.
+/// Places by which a file may be out of turn and still be in the order of the last epoch: workers of a loader overtake
+/// each other, as in a sequence.
 const SLACK: u64 = 8;
 
-/// What the last open counts for whether the order is the same, and from where on it is: six of six opens, or nearly
-/// all of many.
+/// The weight of the last open in the share of opens that are in order, and the share from which on the order counts as
+/// the same: six of six opens, or nearly all of many.
 const ORDER_LAST: f64 = 0.25;
 const ORDER_MIN: f64 = 0.75;
 
-/// So many opens, one after the other, of files that were opened in this epoch before may begin another one. With fewer
-/// between others it is a configuration, or the like, that is read every few steps: it is no part of the set.
+/// This many consecutive opens of files that were already opened in this epoch may begin another epoch. If fewer such
+/// opens occur between others, the file is a configuration or similar, which is read every few steps and is no part of
+/// the set.
 const REPEATS: usize = 3;
 
-/// Suggestions of files of a set that may be outstanding or wasted for each of it that was opened in this epoch, at
-/// most. All of them were used in the epoch before, so this is bolder than with siblings.
+/// The most suggestions of files of a set that may be outstanding or wasted, for each file that was opened in this
+/// epoch. All of these files were used in the last epoch, so this is bolder than for siblings.
 const FOR_EACH_OPENED_MAX: f64 = 16.0;
 
-/// Places in the last epoch that are looked at for each file that is wanted, and besides.
+/// Places of the last epoch that are searched for each wanted file, and in addition.
 const LOOKS: usize = 2;
 const LOOKS_BESIDES: usize = 16;
 
@@ -44,25 +45,25 @@ const LOOKS_BESIDES: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     runs: Runs,
-    /// Counts opens, without those that are no part of a set.
+    /// Counts opens, except those that are no part of a set.
     clock: u64,
-    /// The last opens, as far as they are of files that were opened in this epoch before and are not in the log.
+    /// The last consecutive opens of files that were already opened in this epoch; they are not in the log.
     repeated: Vec<u64>,
-    /// What was opened, from the time `clock - log.len()` on.
+    /// The opened files, from the time `clock - log.len()` on.
     log: VecDeque<u64>,
-    /// When each of those was opened last.
+    /// The last open of each of these files.
     touched_at: HashMap<u64, u64>,
-    /// Up to where the reader has come in the last epoch.
+    /// The reader's position in the last epoch.
     frontier: Option<u64>,
-    /// The share of opens in the order of the last epoch, those that are long ago counting less.
+    /// The share of opens in the order of the last epoch; older opens count less.
     in_order: f64,
     window: Window,
-    /// Where in the last epoch the search for files that were not opened in this goes on.
+    /// Where in the last epoch the search for files that were not opened in this one continues.
     cursor: u64,
-    /// Files of the set that were suggested out of order and are outstanding, and those of this epoch that were wasted.
+    /// Files of the set that were suggested out of order: the outstanding ones, and the wasted ones of this epoch.
     outstanding: usize,
     wasted: usize,
-    /// Refused lately: one is forgiven with every open.
+    /// Recently refused suggestions: each open forgives one.
     refused: usize,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Epochs {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Again {
     pub file: u64,
-    /// How many places after the one that was opened.
+    /// Places after the file that was opened.
     pub ahead: u32,
     pub probability: f64,
 }
@@ -116,7 +117,7 @@ impl Epochs {
         self.wasted = 0;
     }
 
-    /// Notes that the file was opened that the reader had come to at `before` in the last epoch.
+    /// Notes the open of a file that the last epoch had at time `before`.
     fn advance(&mut self, before: u64) {
         if let Some(frontier) = self.frontier {
             let in_order = before.abs_diff(frontier + 1) <= SLACK;
@@ -140,12 +141,12 @@ impl Epochs {
         }
     }
 
-    /// Whether the file was opened in this epoch.
+    /// Returns whether the file was opened in this epoch.
     pub fn is_touched(&self, file: u64) -> bool {
         self.touched_at.get(&file).is_some_and(|at| self.runs.standing(*at) == Standing::Used)
     }
 
-    /// Whether a set is gone over again.
+    /// Returns whether the reader goes over a set again.
     pub fn is_epoch(&self) -> bool {
         self.runs.is_epoch(self.clock, SET_MIN)
     }
@@ -158,7 +159,7 @@ impl Epochs {
         self.clock - self.runs.begun()
     }
 
-    /// The file that was opened in the last epoch at this time, if not in this too.
+    /// Returns the file that was opened at this time of the last epoch, if it was not opened in this one.
     fn left(&self, at: u64) -> Option<u64> {
         if at >= self.runs.begun() {
             return None;
@@ -168,8 +169,8 @@ impl Epochs {
         (!self.is_touched(file)).then_some(file)
     }
 
-    /// What comes next, where a set is gone over in the order of the last epoch. `accuracy`: what share of these
-    /// suggestions is used.
+    /// Returns the next files, if the reader follows the order of the last epoch. `accuracy`: the share of these
+    /// suggestions that is used.
     pub fn next(&self, accuracy: f64) -> Vec<Again> {
         let Some(frontier) = self.frontier.filter(|_| self.is_epoch() && self.is_in_order()) else { return Vec::new() };
         let again = |ahead: i64| {
@@ -179,7 +180,8 @@ impl Epochs {
         (1..=self.window.files(accuracy)).filter_map(again).collect()
     }
 
-    /// At most so many files of the set that are left in this epoch and `free`, where the order is another one.
+    /// Returns at most `most` files of the set that were not opened in this epoch and are `free`, if the order is
+    /// another one.
     pub fn rest(&mut self, accuracy: f64, most: usize, free: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut found = Vec::new();
         if !self.is_epoch() || self.is_in_order() {
@@ -206,12 +208,12 @@ impl Epochs {
         found
     }
 
-    /// Opens after which what was suggested out of order was wasted: two epochs.
+    /// Returns the number of opens after which a suggestion out of order was wasted: two epochs.
     pub fn awaited_touches(&self) -> u64 {
         2 * (self.runs.begun() - self.runs.before_begun()).max(SET_MIN as u64)
     }
 
-    /// What was suggested in the order of the last epoch was used, or wasted.
+    /// A suggestion in the order of the last epoch was used, or wasted.
     pub fn settled_next(&mut self, used: bool) {
         self.window.note(used);
     }
@@ -221,13 +223,13 @@ impl Epochs {
         self.outstanding += 1;
     }
 
-    /// What was suggested out of order was used, or wasted.
+    /// A suggestion out of order was used, or wasted.
     pub fn settled_rest(&mut self, used: bool) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.wasted += usize::from(!used);
     }
 
-    /// What was suggested out of order will not be brought in.
+    /// A suggestion out of order will not be fetched.
     pub fn refused_rest(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.refused += 1;

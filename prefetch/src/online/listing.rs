@@ -1,5 +1,5 @@
-//! The files of directories, in the orders in which programs go through them, as far as patterns in them need to be
-//! known.
+//! The files of directories, in the orders in which programs go through them, as far as the detection of patterns needs
+//! them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,27 +11,29 @@ use super::{Opens, Sibling, natural};
 /// Directories whose listings are kept.
 pub(super) const DIRECTORIES_MAX: usize = 256;
 
-/// Files in all of them together, 34 bytes each and as many again for what the containers leave free: 34 MiB at most.
-/// A directory with more is treated as one that is not known: to ask for its names and to sort them takes a second.
+/// The most files in all listings together, 34 bytes each and as many again for unused capacity: 34 MiB at most. A
+/// larger directory is treated as unknown: requesting and sorting its names takes a second.
 pub(super) const LISTED_MAX: usize = 1 << 19;
 
-/// Opens in a directory before it is asked for once more. One in so many of its files, besides, so that sorting it
-/// again costs an open little: a directory that is written while it is read must not be sorted for every new file.
+/// Opens of missing files in a directory before its listing is requested again; at least one in `AGAIN_ONE_IN` of its
+/// files, so that sorting again costs an open little: a directory that is written while it is read must not be sorted
+/// for every new file.
 const AGAIN_TOUCHES: u64 = 64;
-/// Half of the same where it was not known, as it may be by then; it doubles each time.
+/// Half of the opens before the first retry if the listing was unavailable, since it may be available by then; the
+/// number doubles each time.
 const UNKNOWN_TOUCHES: u64 = 2;
 const AGAIN_ONE_IN: u64 = 16;
 
-/// The kind of files that are not worth to be brought in: they are empty.
+/// The kind of empty files, which are not worth fetching.
 pub(super) const NOTHING: u16 = u16::MAX;
 
-/// How the files of a directory may be ordered by their names.
+/// The orders in which names may be sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Numbers count as numbers: part-9, part-10. So read jobs that count.
+    /// Numbers count as numbers: part-9, part-10. Jobs that count read in this order.
     Natural,
-    /// Byte by byte: part-10, part-9. So read jobs that sort what they have listed; and those that take names as they
-    /// are listed, since the mount lists them like that.
+    /// Byte by byte: part-10, part-9. Jobs that sort a listing read in this order, and so do jobs that use names as
+    /// listed, since the mount lists them in this order.
     Bytes,
 }
 
@@ -48,15 +50,16 @@ impl Order {
 pub(super) struct Listing {
     /// In natural order of their names.
     files: Vec<u64>,
-    /// Files of the same ending are of one kind.
+    /// Files with the same ending are of one kind.
     kinds: Vec<u16>,
     of_kind: Vec<u32>,
     /// Sorted by file.
     positions: Vec<(u64, u32)>,
-    /// Positions in natural order, by those in the order of bytes; and the other way round. Empty where both are one.
+    /// `by_bytes`: positions in natural order, by position in the order of bytes; `to_bytes`: the reverse. Both are
+    /// empty if the orders are the same.
     by_bytes: Vec<u32>,
     to_bytes: Vec<u32>,
-    /// Another number for every listing.
+    /// A different number for every listing.
     pub version: u64,
 }
 
@@ -96,12 +99,12 @@ impl Listing {
         self.files.len()
     }
 
-    /// The orders that differ.
+    /// Returns the orders that differ.
     pub fn orders(&self) -> &'static [Order] {
         if self.by_bytes.is_empty() { &Order::ALL[..1] } else { &Order::ALL }
     }
 
-    /// Where a file stands in an order.
+    /// Returns the position of a file in an order.
     pub fn place(&self, file: u64, order: Order) -> Option<i64> {
         let natural = self.position(file)?;
         match order {
@@ -110,7 +113,7 @@ impl Listing {
         }
     }
 
-    /// The file that stands at a place in an order.
+    /// Returns the file at a position in an order.
     pub fn at(&self, place: i64, order: Order) -> Option<u64> {
         let natural = match order {
             Order::Bytes if !self.by_bytes.is_empty() => i64::from(*self.by_bytes.get(usize::try_from(place).ok()?)?),
@@ -119,13 +122,13 @@ impl Listing {
         Some(self.get(natural)?.0)
     }
 
-    /// The file at a position in natural order, and its kind.
+    /// Returns the file at a position in natural order, and its kind.
     pub fn get(&self, position: i64) -> Option<(u64, u16)> {
         let position = usize::try_from(position).ok()?;
         Some((*self.files.get(position)?, *self.kinds.get(position)?))
     }
 
-    /// Its position in natural order.
+    /// Returns the file's position in natural order.
     pub fn position(&self, file: u64) -> Option<i64> {
         let at = self.positions.binary_search_by_key(&file, |(file, _)| *file).ok()?;
         Some(i64::from(self.positions[at].1))
@@ -135,14 +138,14 @@ impl Listing {
         Some(self.get(self.position(file)?)?.1)
     }
 
-    /// How many files are of a kind.
+    /// Returns the number of files of a kind.
     pub fn of_kind(&self, kind: u16) -> usize {
         self.of_kind.get(usize::from(kind)).map_or(0, |files| *files as usize)
     }
 }
 
-/// The positions of files in natural order by those in the order of bytes, and the other way round. Nothing where both
-/// orders are the same one, as they are where all numbers are of one width.
+/// Returns the positions of files in natural order by position in the order of bytes, and the reverse. Both are empty
+/// if the orders are the same, as they are if all numbers have the same width.
 fn by_bytes(natural: &[Sibling]) -> (Vec<u32>, Vec<u32>) {
     if natural.is_sorted_by(|a, b| a.name <= b.name) {
         return (Vec::new(), Vec::new());
@@ -154,28 +157,28 @@ fn by_bytes(natural: &[Sibling]) -> (Vec<u32>, Vec<u32>) {
     (by_bytes, to_bytes)
 }
 
-/// What follows the last dot; nothing for names without one, and for those that end in a number (`log.17`).
+/// Returns the text after the last dot; empty for names without a dot, and for names that end in a number (`log.17`).
 fn ending(name: &str) -> &str {
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
     if ending.bytes().all(|byte| byte.is_ascii_digit()) { "" } else { ending }
 }
 
-/// What is known of a directory that was asked for.
+/// The result of the last request for a directory's listing.
 #[derive(Debug)]
 struct Known {
     listing: Option<Arc<Listing>>,
-    /// Opens in it since.
+    /// Opens in the directory since then.
     touches: u64,
-    /// How often in a row it was asked for and not known.
+    /// Consecutive requests that returned nothing.
     in_vain: u32,
 }
 
-/// The listings that are kept.
+/// The kept listings.
 #[derive(Debug)]
 pub(super) struct Listings {
-    /// By directory and what of it is listed.
+    /// By directory, and by whether its files or its subdirectories are listed.
     known: LruCache<(u64, Opens), Known>,
-    /// Files in all of them.
+    /// Files in all listings together.
     listed: usize,
     version: u64,
 }
@@ -185,7 +188,7 @@ impl Listings {
         Self { known: LruCache::unbounded(), listed: 0, version: 0 }
     }
 
-    /// The listing of a directory in which `file` was opened, asked for where it is not known or lacks the file.
+    /// Returns the listing of a directory in which `file` was opened. Requests it if it is unknown or lacks the file.
     pub fn get(
         &mut self,
         directory: (u64, Opens),
@@ -227,7 +230,7 @@ impl Listings {
         }
     }
 
-    /// Directories, and files in them.
+    /// Returns the numbers of directories and of files in them.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
         (self.known.len(), self.listed)

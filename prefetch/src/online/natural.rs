@@ -2,14 +2,14 @@
 
 use crate::signature::digits::each_run;
 
-/// A key whose order of bytes is the natural order of names. Equal numbers of different width are told apart by the
-/// name itself, so that no two names have the same key.
+/// Returns a key whose byte order is the natural order of names. The name itself is appended to tell equal numbers of
+/// different width apart, so that no two names have the same key.
 pub(super) fn key(name: &str) -> Vec<u8> {
     let mut key = Vec::with_capacity(2 * name.len() + 16);
     let mut kept = 0;
     each_run(name, |run| {
         key.extend_from_slice(&name.as_bytes()[kept..run.start]);
-        // Where another name has a letter, a number stands where its first digit would.
+        // Relative to a letter in another name, a number sorts as its first digit does.
         key.push(b'0');
         key.extend_from_slice(&run.value.to_be_bytes());
         kept = run.end;

@@ -1,34 +1,34 @@
-//! The predictors, as far as the arbiter treats them alike; and what they say of a file.
+//! The predictors, as far as they are treated alike, and the reasons that they give.
 
 use std::fmt;
 
 use super::{association, sequence};
 
-/// Where a suggestion comes from.
+/// The predictor that made a suggestion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Predictor {
     /// The order of names in a directory.
     Sequence,
     /// Other files of a directory.
     Siblings,
-    /// What was opened together before.
+    /// Files that were opened together before.
     Association,
     /// The order of the last epoch.
     Epoch,
-    /// What is left of a set, in no order.
+    /// The remaining files of a set, in no order.
     Set,
 }
 
 impl Predictor {
-    /// All of them. Where two expect a file with the same probability, the first is believed.
+    /// All predictors. If two expect a file with the same probability, the first one counts.
     pub const ALL: [Self; 5] = [Self::Sequence, Self::Epoch, Self::Association, Self::Set, Self::Siblings];
 
     pub(super) fn index(self) -> usize {
         self as usize
     }
 
-    /// What share of its suggestions is used, as long as it is not known: what the patterns of the tests show of each,
-    /// less a little.
+    /// Returns the share of its suggestions that is assumed to be used before there are outcomes: slightly less than
+    /// the patterns of the tests show.
     pub(super) fn assumed_accuracy(self) -> f64 {
         match self {
             Self::Sequence | Self::Epoch => 0.9,
@@ -38,8 +38,8 @@ impl Predictor {
         }
     }
 
-    /// Suggestions for one reader that may be outstanding. Siblings and sets have their own bound, which is in
-    /// proportion to what was opened.
+    /// Returns the most outstanding suggestions for one reader. Siblings and sets have a bound of their own, in
+    /// proportion to the opened files.
     pub(super) fn outstanding_max(self) -> usize {
         match self {
             Self::Sequence | Self::Epoch => sequence::OUTSTANDING_MAX,
@@ -48,24 +48,24 @@ impl Predictor {
         }
     }
 
-    /// Whether it says when a file is opened, and not only that it is.
+    /// Returns whether it predicts when a file is opened, and not only that it is.
     pub(super) fn is_ordered(self) -> bool {
         matches!(self, Self::Sequence | Self::Epoch | Self::Association)
     }
 }
 
-/// Why a file is expected. "It" is the file that was opened.
+/// The reason for a suggestion. In the texts, "it" is the file that was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// So many steps after it, of so many positions each in the natural order of the directory; back if negative.
+    /// `steps` steps after it, each of `stride` positions in the natural order of the directory; backward if negative.
     Sequence { steps: u32, stride: i64 },
-    /// Its reader has opened so many of so many files of the directory, in no order.
+    /// Its reader has opened `opened` of the `of` files of the directory, in no order.
     Siblings { opened: u32, of: usize },
-    /// It was opened soon after it so many times.
+    /// It was opened soon after the opened file this many times.
     Association { times: u32 },
-    /// So many places after it in the last epoch.
+    /// It is this many places after the opened file in the last epoch.
     Epoch { places: u32 },
-    /// It was opened in the last epoch, and not yet in this.
+    /// It was opened in the last epoch, and not yet in this one.
     Set,
 }
 

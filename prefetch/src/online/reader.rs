@@ -1,4 +1,4 @@
-//! What is known of one reader, wherever it reads.
+//! The state of one reader, over all directories.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,24 +9,25 @@ use super::epochs::Epochs;
 use super::predictor::Predictor;
 use super::sequence::Habit;
 
-/// Readers that are known: jobs, and process groups where there are none. Each takes 1 KiB, without the files that it
-/// remembers, which have a bound of their own.
+/// The most readers: jobs, and sessions outside of jobs. Each takes 1 KiB, without the files that it remembers, which
+/// have a bound of their own.
 pub(super) const READERS_MAX: usize = 256;
 
-/// An open of one of the last so many files, so soon after the one before, is the same open: programs look at a file,
-/// close it and open it again, or read a configuration beside each file of a set.
+/// A further open of one of the last `SAME_OPEN_FILES` files within `SAME_OPEN` counts as the same open: programs stat
+/// a file, close it and open it again, or read a configuration beside each file of a set.
 const SAME_OPEN_FILES: usize = 4;
 
-/// What was opened so recently is not suggested because it goes with something else, though it is not of this epoch.
+/// Files that were opened so recently are not suggested as associated files, even if they were not opened in this
+/// epoch.
 const RECENT_FILES: usize = 16;
 
 const SAME_OPEN: Duration = Duration::from_secs(10);
 
-/// The logical time of a reader has so many bits, and its number stands above them.
+/// The logical time of a reader has this many bits; its serial number is stored above them.
 const CLOCK_BITS: u32 = 40;
 
-/// A predictor of whose suggestions a smaller share is used only probes: one suggestion in so many opens, to see whether
-/// it has become better.
+/// A predictor with a smaller accuracy only probes: it makes one suggestion in `PROBE_TOUCHES` opens, to see whether it
+/// has become better.
 const ACCURACY_MIN: f64 = 0.25;
 const PROBE_TOUCHES: u64 = 64;
 
@@ -35,18 +36,18 @@ const PROBE_TOUCHES: u64 = 64;
 struct Awaited {
     file: u64,
     number: u64,
-    /// Opens of the reader after which it was wasted.
+    /// The number of the reader's opens after which it was wasted.
     until: u64,
 }
 
-/// Whether a predictor is to be believed.
+/// How far a predictor is trusted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Trust {
     /// The share of its suggestions that is used.
     pub accuracy: f64,
-    /// How many suggestions it may make now.
+    /// The number of suggestions that it may make now.
     pub most: usize,
-    /// It may make one, although it has no trust.
+    /// Its accuracy is too small: it only probes.
     pub probes: bool,
 }
 
@@ -54,23 +55,23 @@ pub(super) struct Trust {
 #[derive(Debug)]
 pub(super) struct Reader {
     serial: u64,
-    /// Opens, without those that were the same one.
+    /// Opens, without those that count as the same open.
     touches: u64,
     recent: VecDeque<(u64, Duration)>,
-    /// How it goes through the directory of its last open.
+    /// How the reader goes through the directory of its last open.
     pub habit: Option<Habit>,
     pub epochs: Epochs,
     accuracy: [Accuracy; 5],
-    /// By predictor, the oldest first. Some of them may have been settled since.
+    /// By predictor, the oldest first. Some may have been settled already.
     awaited: [VecDeque<Awaited>; 5],
-    /// How many of each were left when those that were settled were taken out.
+    /// The length of each queue after its last purge of settled suggestions.
     kept: [usize; 5],
     outstanding: [usize; 5],
     probed: [u64; 5],
 }
 
 impl Reader {
-    /// `serial`: another one for each.
+    /// Returns a new reader. `serial` is different for each reader.
     pub fn new(serial: u64) -> Self {
         Self {
             serial,
@@ -86,7 +87,7 @@ impl Reader {
         }
     }
 
-    /// Notes an open; false if it is the same as one before.
+    /// Notes an open; false if it counts as the same as a previous one.
     pub fn touch(&mut self, file: u64, at: Duration) -> bool {
         let before = self.recent.iter().position(|(recent, _)| *recent == file);
         if before.is_none() && self.recent.len() == RECENT_FILES {
@@ -103,22 +104,23 @@ impl Reader {
         true
     }
 
-    /// Whether the file is one of the last that were opened.
+    /// Returns whether the file is one of those that were opened last.
     pub fn is_recent(&self, file: u64) -> bool {
         self.recent.iter().any(|(recent, _)| *recent == file)
     }
 
-    /// Opens, without those that were the same one.
+    /// Returns the number of opens, without those that count as the same open.
     pub fn touches(&self) -> u64 {
         self.touches
     }
 
-    /// The logical time of the last open, far from that of all other readers.
+    /// Returns the logical time of the last open, far from that of all other readers.
     pub fn now(&self) -> u64 {
         self.serial << CLOCK_BITS | self.touches
     }
 
-    /// `of_mount`: the accuracy of the predictor for all readers, which is taken for this one's until it is known.
+    /// Returns the trust in a predictor. `of_mount`: its accuracy over all readers, which is used until this reader has
+    /// outcomes.
     pub fn trust(&self, predictor: Predictor, of_mount: f64) -> Trust {
         let at = predictor.index();
         let accuracy = self.accuracy[at].share(of_mount);
@@ -132,7 +134,7 @@ impl Reader {
         Trust { accuracy: accuracy.max(ACCURACY_MIN), most, probes }
     }
 
-    /// Notes a suggestion that is awaited for so many opens.
+    /// Notes a suggestion that is awaited for this many opens.
     pub fn asked(&mut self, predictor: Predictor, file: u64, number: u64, touches: u64, asked: &AskedFor) {
         let at = predictor.index();
         self.outstanding[at] += 1;
@@ -141,7 +143,8 @@ impl Reader {
             self.epochs.asked_rest();
         }
         let (awaited, kept) = (&mut self.awaited[at], &mut self.kept[at]);
-        // Those that were settled, each time as many came in as were left then: no more work than was put in.
+        // Purges the settled ones once the queue has doubled since the last purge, so the work is at most that of the
+        // insertions.
         if awaited.len() > 2 * *kept + 64 {
             awaited.retain(|awaited| asked.is(awaited.file, awaited.number));
             *kept = awaited.len();
@@ -166,7 +169,7 @@ impl Reader {
         None
     }
 
-    /// One of its suggestions was used, or wasted; `was_refused`: it was not brought in.
+    /// A suggestion was used, or wasted. `was_refused`: the file was not fetched.
     pub fn settled(&mut self, predictor: Predictor, used: bool, was_refused: bool) {
         let at = predictor.index();
         if !was_refused {
@@ -179,12 +182,12 @@ impl Reader {
         }
     }
 
-    /// So many suggestions were used, and so many wasted.
+    /// Notes numbers of used and of wasted suggestions.
     pub fn note(&mut self, predictor: Predictor, (used, wasted): (usize, usize)) {
         self.accuracy[predictor.index()].note(used, wasted);
     }
 
-    /// One of its suggestions will not be brought in.
+    /// A suggestion will not be fetched.
     pub fn refused(&mut self, predictor: Predictor) {
         let at = predictor.index();
         self.outstanding[at] = self.outstanding[at].saturating_sub(1);
@@ -193,7 +196,7 @@ impl Reader {
         }
     }
 
-    /// All files that it awaits, with the numbers of the suggestions. Some may have been settled since.
+    /// Returns all files that it awaits, with the numbers of the suggestions. Some may have been settled already.
     pub fn into_awaited(self) -> impl Iterator<Item = (u64, u64)> {
         self.awaited.into_iter().flatten().map(|awaited| (awaited.file, awaited.number))
     }

@@ -1,58 +1,57 @@
-//! A reader goes through a directory in the order of its names: forward, backward, or by every so many-th of them.
+//! A reader goes through a directory in the order of its names: forward, backward, or with a stride.
 //!
-//! A job reads with several processes, so there may be several such streams in one directory. Each is told from the
-//! others by where it stands; that one file is left out, or opened a little before or after its turn, as a pool of
-//! workers does, does not end it. Where names have more than one order, streams are looked for in each of them, and those
-//! of the order count that accounts for more of the last opens. Who has gone through a directory in an order and begins
-//! the next one where that order begins goes through that one in the same way.
+//! A job reads with several processes, so there may be several such streams in one directory. Streams are told apart by
+//! their positions. A file that is left out, or that is opened a little before or after its turn, as by a pool of
+//! workers, does not end a stream. If names have more than one order, streams are searched in each order, and the order
+//! counts that explains more of the last opens. If a reader has gone through one directory in an order and begins the
+//! next directory where that order begins, it is expected to go through it in the same way.
 
 use std::collections::VecDeque;
 
 use super::listing::{Listing, Order};
 
-/// Streams of one reader in one directory; of more, those that moved last are known.
+/// The most streams of one reader in one directory; those that moved last are kept.
 const STREAMS_MAX: usize = 8;
 
-/// The last opens, in which a new stream is looked for: four of each of eight streams.
+/// The last opens, among which a new stream is searched: four of each of eight streams.
 const RECENT_MAX: usize = 32;
 
-/// Positions from one file to the next of a stream, at most: a job of a thousand ranks of which each takes every
-/// thousandth file is a large one.
+/// The most positions from one file of a stream to the next: a job of a thousand ranks, each of which takes every
+/// thousandth file, is a large one.
 const STRIDE_MAX: i64 = 1024;
 
 /// Steps by which a file may be out of turn: loaders have up to eight workers for one order (AMP and the kernel's
 /// readahead look as far for a request that was overtaken).
 const SLACK_STEPS: i64 = 8;
 
-/// The last opens by which an order is preferred to another, about so many.
+/// The orders are compared over about this many of the last opens.
 const ORDER_OPENS: f64 = 32.0;
 
 /// Equal steps that make a stream.
 const STEPS_MIN: u64 = 3;
 
-/// Steps of one directory that count in the next, at most: what a reader does in one is no promise for all that it
-/// will open.
+/// The most steps of one directory that count in the next: the pattern of one directory is no promise for all others.
 const HABIT_STEPS_MAX: u64 = 16;
 
-/// How much of the opens an order is taken to account for that follows from habit alone.
+/// The assumed share of opens that an order explains if it follows from habit alone.
 const HABIT_SCORE: f64 = 0.5;
 
-/// Suggestions ahead of a stream: at first, and at most. The kernel's readahead doubles in the same way; 64 files of one
-/// stream keep any pool busy.
+/// Suggestions ahead of a stream: the first number and the largest. The kernel's readahead doubles in the same way; 64
+/// files of one stream keep any pool busy.
 const WINDOW_FIRST: u32 = 2;
 const WINDOW_MAX: u32 = 64;
 
-/// Suggestions of all streams of a reader together that may be outstanding.
+/// The most outstanding suggestions of all streams of a reader together.
 pub(super) const OUTSTANDING_MAX: usize = STREAMS_MAX * WINDOW_MAX as usize;
 
 /// Opens by its reader after which a suggestion was wrong: all streams at their largest window, each with its turn.
 pub(super) const AWAITED_TOUCHES: u64 = OUTSTANDING_MAX as u64;
 
-/// How far ahead to suggest. Doubles when as many suggestions were used, halves when one was wasted.
+/// How far ahead to suggest. Doubles when as many suggestions as its size were used, halves when one was wasted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Window {
     size: u32,
-    /// Since the size has changed.
+    /// Suggestions used since the size has changed.
     used: u32,
 }
 
@@ -72,23 +71,24 @@ impl Window {
         }
     }
 
-    /// The size, for a predictor of whose suggestions the share `accuracy` is used.
+    /// Returns the size for a predictor whose suggestions are used with the share `accuracy`.
     pub fn files(&self, accuracy: f64) -> i64 {
         (f64::from(self.size) * accuracy).ceil() as i64
     }
 }
 
-/// That a pattern which held for `steps` steps holds for `ahead` more (Laplace's rule of succession).
+/// Returns the probability that a pattern which held for `steps` steps holds for `ahead` more (Laplace's rule of
+/// succession).
 pub(super) fn goes_on(steps: u64, ahead: i64) -> f64 {
     let steps = steps as f64 + 1.0;
     steps / (steps + ahead as f64)
 }
 
-/// A file and where it stands.
+/// A file and its position.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     file: u64,
-    /// `None` until there is a listing with it.
+    /// `None` until there is a listing that contains it.
     position: Option<i64>,
 }
 
@@ -100,21 +100,21 @@ struct Stream {
     stride: i64,
     steps: u64,
     window: Window,
-    /// Not by habit alone.
+    /// It was observed, and does not follow from habit alone.
     is_seen: bool,
 }
 
 /// How a reader goes through directories.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Habit {
-    /// `None` where that directory has one order only.
+    /// `None` if that directory has only one order.
     order: Option<Order>,
     stride: i64,
     steps: u64,
     window: Window,
 }
 
-/// What a stream expects.
+/// An expectation of a stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Next {
     pub file: u64,
@@ -129,14 +129,14 @@ pub(super) struct Next {
 #[derive(Debug)]
 struct Streams {
     order: Order,
-    /// The one that moved last stands last.
+    /// The stream that moved last is the last element.
     streams: Vec<Stream>,
     recent: VecDeque<Place>,
     made: u32,
     version: u64,
-    /// Whether the last open continued one.
+    /// Whether the last open continued a stream.
     follows: bool,
-    /// How many of the last opens did.
+    /// The share of the last opens that did.
     score: f64,
 }
 
@@ -145,7 +145,7 @@ impl Streams {
         Self { order, streams: Vec::new(), recent: VecDeque::new(), made: 0, version: 0, follows: false, score: 0.0 }
     }
 
-    /// Notes an open of a file that was not opened in this pass before.
+    /// Notes an open of a file that was not opened before in this pass.
     fn touched(&mut self, file: u64, listing: &Listing) {
         self.refresh(listing);
         let place = Place { file, position: listing.place(file, self.order) };
@@ -161,7 +161,7 @@ impl Streams {
         self.recent.push_back(place);
     }
 
-    /// In another listing, files stand in other positions.
+    /// Updates the positions after a new listing.
     fn refresh(&mut self, listing: &Listing) {
         if self.version != listing.version {
             self.version = listing.version;
@@ -172,7 +172,7 @@ impl Streams {
         }
     }
 
-    /// Moves the stream on that expects this file, or one near it.
+    /// Advances the stream that expects this file, or one near it.
     fn follow(&mut self, place: Place) -> bool {
         let Some(position) = place.position else { return false };
         let steps = |stream: &Stream| {
@@ -192,8 +192,8 @@ impl Streams {
         true
     }
 
-    /// Begins a stream if three files before this one lead to it in equal steps. Of several such steps it is the
-    /// smallest: among streams that are side by side there are many that are none.
+    /// Begins a stream if three earlier files lead to this one in equal steps. Of several such strides, takes the
+    /// smallest: parallel streams produce many strides that are not real.
     fn begin(&mut self, place: Place) -> bool {
         let Some(position) = place.position else { return false };
         let when = |position: i64| self.recent.iter().rposition(|place| place.position == Some(position));
@@ -217,14 +217,14 @@ impl Streams {
         true
     }
 
-    /// A number for a stream that no other one has, of any order.
+    /// Returns a number that no other stream has, in any order.
     fn number(&mut self) -> u32 {
         self.made = self.made.wrapping_add(1);
         self.made.wrapping_mul(Order::ALL.len() as u32).wrapping_add(self.order.index() as u32)
     }
 
-    /// Begins the first stream in a directory that is read as the one before, if it was entered with the file `first`
-    /// where such a stream begins, and the last open is on its way.
+    /// Begins the first stream by habit, if the reader entered the directory with the file `first` where such a stream
+    /// begins, and the last open lies on its way.
     fn begin_by_habit(&mut self, first: u64, habit: Habit, listing: &Listing) {
         let Some(last) = self.recent.back().copied().filter(|_| self.streams.is_empty()) else { return };
         let (Some(first), Some(place)) = (listing.place(first, self.order), last.position) else { return };
@@ -243,7 +243,7 @@ impl Streams {
 #[derive(Debug)]
 pub(super) struct Sequence {
     of: [Streams; Order::ALL.len()],
-    /// The order that accounts for most.
+    /// The order that explains the most opens.
     preferred: Order,
 }
 
@@ -254,13 +254,13 @@ impl Default for Sequence {
 }
 
 impl Sequence {
-    /// Notes an open while there is no listing.
+    /// Notes an open without a listing.
     pub fn touched_unlisted(&mut self, file: u64) {
         self.of.iter_mut().for_each(|streams| streams.push_recent(Place { file, position: None }));
     }
 
-    /// Notes an open of a file that was not opened in this pass before; true if it continues a stream. `entered`: with
-    /// which file the reader began here, and how it went through the directory before.
+    /// Notes an open of a file that was not opened before in this pass; true if it continues a stream. `entered`: the
+    /// first file in this directory, and the reader's habit from the previous one.
     pub fn touched(&mut self, file: u64, listing: &Listing, entered: Option<(u64, Habit)>) -> bool {
         let orders = listing.orders();
         orders.iter().for_each(|order| self.of[order.index()].touched(file, listing));
@@ -268,7 +268,7 @@ impl Sequence {
             let alike = orders.iter().filter(|order| orders.len() == 1 || habit.order.is_none_or(|of| of == **order));
             alike.for_each(|order| self.of[order.index()].begin_by_habit(first, habit, listing));
         }
-        // Of two that are equal, the natural one.
+        // Of equal orders, the natural one.
         let score = |order: &Order| self.of[order.index()].score;
         let best = |best: Order, order: &Order| if score(order) > score(&best) { *order } else { best };
         self.preferred = orders.iter().fold(Order::Natural, best);
@@ -279,8 +279,8 @@ impl Sequence {
         &self.of[self.preferred.index()]
     }
 
-    /// How the reader will go through the next directory, if the last open here was in an order that was seen, or if
-    /// habit leaves nothing here to be seen.
+    /// Returns how the reader will go through the next directory. It does so if the last open was in an observed order,
+    /// or if the stream that follows from habit has reached the end of the directory.
     pub fn habit(&self, listing: &Listing) -> Option<Habit> {
         let streams = self.preferred();
         let last = streams.streams.last().filter(|_| streams.follows)?;
@@ -291,8 +291,8 @@ impl Sequence {
         (last.is_seen || is_at_the_end().is_none()).then_some(habit)
     }
 
-    /// What comes after the open that was noted last, if it continued a stream. `accuracy`: what share of these
-    /// suggestions is used.
+    /// Returns what follows the last noted open, if it continued a stream. `accuracy`: the share of these suggestions
+    /// that is used.
     pub fn next<'a>(&'a self, listing: &'a Listing, accuracy: f64) -> impl Iterator<Item = Next> + 'a {
         let streams = self.preferred();
         let stream = streams.streams.last();
@@ -305,7 +305,7 @@ impl Sequence {
         })
     }
 
-    /// The chance that a file which is opened in no order continues a stream, among so many files.
+    /// Returns the chance that a file which is opened in no order continues a stream by coincidence.
     pub fn follows_by_chance(&self, listing: &Listing) -> f64 {
         let near = self.preferred().streams.len() * (2 * SLACK_STEPS as usize + 1);
         (near as f64 / listing.len().max(1) as f64).min(1.0)

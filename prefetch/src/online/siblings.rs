@@ -1,20 +1,22 @@
-//! A reader opens ever more files of a directory, in no order: how many of the others to bring in.
+//! A reader opens more and more files of a directory, in no order: how many of the other files to fetch.
 
-/// Outstanding suggestions for each file that the reader has opened, at most. More cannot save much: with four, all
-/// that is left of a directory is asked for once a fifth of it was opened. It bounds the waste to four times what is
-/// read, were the evidence as strong as it gets and a lie.
+/// The most outstanding suggestions for each file that the reader has opened. More would save little: with four, the
+/// whole rest of a directory is suggested once a fifth of it was opened. The bound limits the waste to four times what
+/// is read, even if the strongest evidence is wrong.
 pub(super) const FOR_EACH_OPENED_MAX: f64 = 4.0;
 
-/// Files of a kind that were opened before the others of it are of interest: one `index.json` among the images says
-/// nothing about other such files.
+/// Files of a kind that must be opened before the others of this kind are suggested: one `index.json` among the images
+/// says nothing about other such files.
 pub(super) const OPENED_MIN: u32 = 3;
 
-/// The probability that a file will be opened which `opened` others of its `of` were and it wasn't; both from 1 on.
+/// Returns the probability that an unopened file will be opened, if `opened` of the `of` files were opened; both are at
+/// least 1.
 ///
-/// How many a reader will open in the end is not known, and of no scale is more probable than another: the chance that
-/// it is more than x, when k were opened, is (k/x)^a, up to all of them. `a` is 1 without experience, less where such
-/// suggestions were used: it is the odds that one is wasted. The files that are left are all alike, so each has the
-/// chance of the share of them that is opened, the mean of which is the integral of (k/x)^a from k to `of`, by `of` - k.
+/// How many files a reader will open in the end is not known, and no order of magnitude is more probable than another:
+/// after k opens, the chance that it opens more than x is (k/x)^a, up to all of them. `a` is 1 without experience, and
+/// smaller if such suggestions were used: it is the odds that one is wasted. The remaining files are all alike. So each
+/// has the probability of the expected share of them that is opened: the integral of (k/x)^a from k to `of`, divided by
+/// `of` - k.
 pub(super) fn probability(opened: u32, of: usize, accuracy: f64) -> f64 {
     let (opened, of) = (f64::from(opened), of as f64);
     if of <= opened {
@@ -29,9 +31,9 @@ pub(super) fn probability(opened: u32, of: usize, accuracy: f64) -> f64 {
     (integral / (of - opened)).clamp(0.0, 1.0)
 }
 
-/// How many suggestions may be outstanding or wasted where `opened` files were opened and each suggestion is used with
-/// this probability: so many that as much is wasted as the reader opens at worst, if the probability is right; and no
-/// more than `for_each` for each.
+/// Returns how many suggestions may be outstanding or wasted, if `opened` files were opened and each suggestion is used
+/// with this probability. If the probability is right, at most as many are wasted as the reader opens. The result is at
+/// most `for_each` for each opened file.
 pub(super) fn allowed(probability: f64, opened: u64, for_each: f64) -> usize {
     let odds = probability / (1.0 - probability).max(f64::MIN_POSITIVE);
     (odds.min(for_each) * opened as f64) as usize

@@ -1,4 +1,4 @@
-//! What the predictors promise together.
+//! Promises of the predictors together.
 
 mod behaviour;
 mod measure;

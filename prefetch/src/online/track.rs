@@ -1,4 +1,4 @@
-//! One reader in one directory: what it has opened there, and how.
+//! One reader in one directory: which files it has opened, and how.
 
 use std::collections::HashSet;
 
@@ -6,55 +6,56 @@ use super::listing::{Listing, NOTHING};
 use super::sequence::{Habit, Sequence};
 use super::siblings;
 
-/// Readers in directories that are kept, 4 KiB each.
+/// The most pairs of reader and directory, 4 KiB each.
 pub(super) const TRACKS_MAX: usize = 4096;
 
-/// Opened files that all of them may remember, 18 bytes each at most: 18 MiB.
+/// The most opened files that all tracks remember, at most 18 bytes each: 18 MiB.
 pub(super) const TOUCHED_MAX: usize = 1 << 20;
 
-/// Opens of what was opened before, one after the other, that begin a new pass over the directory. Where files are
-/// drawn with repetition, three in a row come when most of it was opened, and then no harm is done.
+/// Consecutive opens of already opened files that begin a new pass over the directory. If files are drawn with
+/// repetition, three in a row occur only when most of the directory was opened, and then they do no harm.
 const PASS_REPEATS: u32 = 3;
 
-/// Kinds of files that are told apart in one directory.
+/// The most kinds of files that are distinguished in one directory.
 const KINDS_MAX: usize = 16;
 
-/// Positions that are looked at for untouched siblings for each one that is wanted, and besides.
+/// Positions that are searched for each wanted sibling, and in addition.
 const LOOKS: usize = 2;
 const LOOKS_BESIDES: usize = 16;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
 pub(super) struct Track {
-    /// In this pass.
+    /// Files that were opened in this pass.
     touched: HashSet<u64>,
     repeats: u32,
-    /// Opens of its reader, anywhere, when this pass began.
+    /// The reader's opens, in any directory, when this pass began.
     begun: u64,
     pub sequence: Sequence,
-    /// Its first file, and how its reader went through the directory before, until there is a listing.
+    /// The first file in this directory, and the reader's habit from the previous one, until there is a listing.
     entered: Option<(u64, Habit)>,
-    /// Opens in this pass since there is a listing; and of those, the ones that continued a stream.
+    /// Opens in this pass since there is a listing; `in_order`: those of them that continued a stream.
     listed: usize,
     in_order: usize,
-    /// How many of them would have, had the files been opened in no order.
+    /// How many of them would have continued a stream if the files had been opened in no order.
     by_chance: f64,
     /// Files that were opened in this pass, by kind.
     kinds: Vec<(u16, u32)>,
     version: u64,
-    /// Where the search for untouched siblings goes on.
+    /// Where the search for untouched siblings continues.
     cursor: u32,
     /// Siblings that were suggested and are outstanding.
     outstanding: usize,
-    /// Of those of this pass: wasted.
+    /// Siblings of this pass that were wasted.
     wasted: usize,
-    /// Used, and not yet told.
+    /// Used siblings that were not yet reported.
     used: usize,
-    /// Refused lately: one is forgiven with every open, so that a caller that has no room is not asked for ever more.
+    /// Recently refused siblings. Each open forgives one; until then they limit the suggestions to a caller that has no
+    /// room.
     refused: usize,
 }
 
-/// What the siblings of a directory are worth.
+/// The expectation for the siblings of a directory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Others {
     pub opened: u32,
@@ -73,17 +74,17 @@ impl Track {
         self.touched.contains(&file)
     }
 
-    /// The reader begins here with this file, after it went through another directory.
+    /// Notes that the reader begins this directory with this file, after it went through another one.
     pub fn enter(&mut self, file: u64, habit: Habit) {
         self.entered = Some((file, habit));
     }
 
-    /// Whether it is still to be seen if the reader goes on as before.
+    /// Returns whether it is still open if the reader goes on as in the previous directory.
     pub fn is_entered(&self) -> bool {
         self.entered.is_some()
     }
 
-    /// Notes an open; true if it continued a stream. `now`: opens of its reader, anywhere.
+    /// Notes an open; true if it continued a stream. `now`: the reader's opens, in any directory.
     pub fn touch(&mut self, file: u64, listing: Option<&Listing>, now: u64) -> bool {
         self.refused = self.refused.saturating_sub(1);
         if self.touched.contains(&file) {
@@ -112,7 +113,7 @@ impl Track {
         follows
     }
 
-    /// Forgets what was opened. Of the sequence nothing: it is where it is.
+    /// Forgets what was opened, but not the sequence, whose position stays valid.
     fn begin_pass(&mut self) {
         self.touched = HashSet::new();
         (self.listed, self.in_order, self.by_chance, self.wasted, self.repeats) = (0, 0, 0.0, 0, 0);
@@ -123,7 +124,7 @@ impl Track {
         if self.version != listing.version {
             self.version = listing.version;
             let mut kinds = Vec::new();
-            // In the order of the listing, so that it is the same each time which kinds are told apart.
+            // In the order of the listing, so that the selection of kinds is deterministic.
             let mut positions: Vec<i64> = self.touched.iter().filter_map(|file| listing.position(*file)).collect();
             positions.sort_unstable();
             positions.iter().for_each(|at| count_kind(&mut kinds, listing.get(*at).map(|(_, kind)| kind)));
@@ -133,15 +134,15 @@ impl Track {
         }
     }
 
-    /// Whether more than half of the opens for which chance does not account continued a stream (the kappa of Cohen).
-    /// In a small directory everything is near some stream.
+    /// Returns whether more than half of the opens that chance does not explain continued a stream (the kappa of
+    /// Cohen). In a small directory, every file is near some stream.
     fn is_in_order(&self) -> bool {
         let unexplained = self.listed as f64 - self.by_chance;
         self.listed == 0 || (unexplained > 0.0 && self.in_order as f64 - self.by_chance >= 0.5 * unexplained)
     }
 
-    /// What to think of the files that were not opened. `None` where a stream explains what was, or nothing is left.
-    /// `accuracy`: what share of such suggestions is used.
+    /// Returns the expectation for the unopened files. `None` if a stream explains the opens, or if no file is left.
+    /// `accuracy`: the share of such suggestions that is used.
     pub fn others(&self, listing: &Listing, accuracy: f64) -> Option<Others> {
         let known = self.kinds.iter().filter(|(kind, opened)| *kind != NOTHING && *opened >= siblings::OPENED_MIN);
         let (opened, of) = known.fold((0, 0), |(opened, of), kind| (opened + kind.1, of + listing.of_kind(kind.0)));
@@ -155,13 +156,13 @@ impl Track {
         Some(Others { opened, of, probability, wanted })
     }
 
-    /// Opens of its reader, anywhere, that it takes to open so many files here.
+    /// Returns how many of the reader's opens, in any directory, it takes to open this many files in this directory.
     pub fn opens_for(&self, files: usize, now: u64) -> u64 {
         let opened = self.touched.len().max(1) as u64;
         files as u64 * ((now - self.begun) / opened + 1)
     }
 
-    /// At most `wanted` files of the kinds that were opened, of those that are `free`, from where it stopped last.
+    /// Returns at most `wanted` files of the opened kinds that are `free`, from where the last search stopped.
     pub fn untouched(&mut self, listing: &Listing, wanted: usize, free: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut found = Vec::new();
         if wanted == 0 {
@@ -190,8 +191,8 @@ impl Track {
         self.outstanding += 1;
     }
 
-    /// A sibling that was suggested was used, or wasted. Says how many were used and wasted if that tells something:
-    /// while all are used that have been settled, the others may be so many that will not be.
+    /// A suggested sibling was used, or wasted. Returns numbers of used and wasted ones only after a waste: as long as
+    /// all settled ones were used, many of the outstanding ones may still be wasted.
     pub fn settled(&mut self, used: bool) -> Option<(usize, usize)> {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.used += usize::from(used);
@@ -199,12 +200,12 @@ impl Track {
         (!used).then(|| (std::mem::take(&mut self.used), 1))
     }
 
-    /// Siblings that were used, of which nothing was told.
+    /// Returns the number of used siblings that were not reported.
     pub fn used_untold(&self) -> usize {
         self.used
     }
 
-    /// A sibling that was suggested will not be brought in.
+    /// A suggested sibling will not be fetched.
     pub fn refused(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.refused += 1;

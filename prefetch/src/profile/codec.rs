@@ -1,21 +1,22 @@
-//! The profile as it is stored: columns of variable-length numbers and sorted paths that share their beginnings,
-//! compressed. Made for 10^4 profiles of 10^4 files, of which one is loaded when its job starts.
+//! The stored form of a profile: columns of variable-length numbers, and sorted paths that share prefixes, compressed.
+//! Designed for 10^4 profiles of 10^4 files, of which one is loaded when its job starts.
 
 use std::io::Read;
 
 use super::{FILES_MAX, File, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, Run, all};
 use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, Parameters, Place, Unit, WORD_BYTES_MAX, WORDS_MAX};
 
-/// The first byte. Another one is another layout.
+/// The first byte: the version of the layout.
 const VERSION: u8 = 1;
 
-/// Of zstd: past this, time grows and the size hardly falls.
+/// The level of zstd: higher levels take longer and hardly reduce the size.
 const COMPRESSION_LEVEL: i32 = 9;
 
-/// The most that a profile is unpacked to: paths of up to 128 MiB, and up to 80 bytes for the rest of each of 2^20 files.
+/// The most bytes of an unpacked profile: paths of up to 128 MiB, and up to 80 bytes for the rest of each of 2^20
+/// files.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
-/// Why bytes are no profile.
+/// The reason why bytes are no profile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("the profile is of version {0}, and this program knows version {VERSION}")]
@@ -29,7 +30,7 @@ pub enum DecodeError {
 }
 
 impl Profile {
-    /// The profile in few bytes: about 8 for a file whose name is regular.
+    /// Encodes the profile: about 8 bytes for a file with a regular name.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.invocation(&self.example);
@@ -41,13 +42,13 @@ impl Profile {
         let mut packed = vec![VERSION];
         match zstd::bulk::compress(&out.0, COMPRESSION_LEVEL) {
             Ok(bytes) => packed.extend(bytes),
-            // It fails for want of memory alone; what is stored then reads as no profile.
+            // Compression fails only for lack of memory; the stored value is then empty and cannot be decoded.
             Err(_) => packed.clear(),
         }
         packed
     }
 
-    /// What `encode` made. Anything else is an error; memory is bounded by what a profile may hold.
+    /// Decodes the result of `encode`. Anything else is an error; memory is bounded by the limits of a profile.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (&version, packed) = bytes.split_first().ok_or(DecodeError::Length)?;
         if version != VERSION {
@@ -69,7 +70,7 @@ impl Profile {
 struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Seven bits to a byte, the lowest first; the top bit says that another follows (LEB128).
+    /// Writes seven bits to a byte, the lowest first; the top bit says that another byte follows (LEB128).
     fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -78,7 +79,7 @@ impl Writer {
         self.0.push(value as u8);
     }
 
-    /// Small negative numbers are short too: the sign is the lowest bit.
+    /// Writes a number with the sign as its lowest bit, so that small negative numbers are short too.
     fn signed(&mut self, value: i64) {
         self.number((value << 1 ^ value >> 63) as u64);
     }
@@ -113,7 +114,7 @@ impl Writer {
         }
     }
 
-    /// Each column for itself: what is alike stands together, which is what compresses.
+    /// Writes each column by itself: similar values stand together, which compresses well.
     fn files(&mut self, files: &[File]) {
         self.number(files.len() as u64);
         let mut before: &str = "";
@@ -144,7 +145,7 @@ impl Writer {
     }
 }
 
-/// Bytes that two texts begin with in common, up to whole characters.
+/// Returns the length of the common prefix, in whole characters.
 fn shared(one: &str, other: &str) -> usize {
     let mut length = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
     while !other.is_char_boundary(length) {
@@ -174,7 +175,7 @@ impl<'a> Reader<'a> {
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    /// A number of things of which there are at most `limit`, and of which each takes a byte.
+    /// Reads a number of elements: at most `limit`, each of which takes at least one byte.
     fn length(&mut self, limit: usize, what: &'static str) -> Result<usize, DecodeError> {
         match usize::try_from(self.number()?) {
             Ok(length) if length <= limit && length <= self.0.len() => Ok(length),

@@ -1,4 +1,4 @@
-//! The profile as people read and write it, so that a site can ship profiles with its programs.
+//! The readable form of a profile, so that a site can ship profiles with its programs.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +13,9 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub struct ProfileDocument {
     pub version: u32,
-    /// What the signature is of; read again at import, and not from `signature`.
+    /// An invocation with the signature; the import uses it, and ignores `signature`.
     pub example: Invocation,
-    /// For people: the signature of the example.
+    /// For readers only: the signature of the example.
     #[serde(default)]
     pub signature: String,
     /// The newest first, at most 8.
@@ -35,20 +35,20 @@ pub struct RunDocument {
     pub parameters: Vec<ParameterDocument>,
 }
 
-/// One number or date that a run was given.
+/// One number or date in the arguments of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterDocument {
-    /// The n-th word after the program, from 1; absent: the array index.
+    /// The n-th word after the program, from 1; absent for the array index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argument: Option<u16>,
-    /// Which number of the argument, from 0.
+    /// The index of the number in the argument, from 0.
     #[serde(default)]
     pub number: u16,
     pub unit: Unit,
-    /// In units since 1970, months since the year 0.
+    /// In units since 1970; months since the year 0.
     pub value: i64,
-    /// Digits that it was written with.
+    /// Number of digits as written.
     #[serde(default)]
     pub width: u8,
 }
@@ -64,7 +64,7 @@ pub struct FileDocument {
     pub rank: u32,
     /// A letter for each run, the newest first: `x` used it, `-` did not.
     pub runs: String,
-    /// Bytes of a part; absent: all of the file was used.
+    /// Bytes of a part; absent if the whole file was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_bytes: Option<u64>,
     /// Numbers of parts and ranges of them, from 0 to 255: `0-3,7`.
@@ -72,7 +72,7 @@ pub struct FileDocument {
     pub parts: Option<String>,
 }
 
-/// Why a document is no profile. `field` is where, as `files[3].path`.
+/// The reason why a document is no profile. `field` is the place, such as `files[3].path`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {what}")]
 pub struct DocumentError {

@@ -1,4 +1,4 @@
-//! What a prediction says, and why.
+//! The results of a prediction, with reasons.
 
 use std::fmt;
 
@@ -8,31 +8,32 @@ use super::Parts;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     pub path: String,
-    /// The size of the file, or what it probably is.
+    /// The size of the file, or an estimate.
     pub bytes: u64,
     /// In the order of first uses, from 1.
     pub rank: u32,
     /// 0 to 1.
     pub probability: f64,
-    /// `None`: all of it.
+    /// `None`: the whole file.
     pub parts: Option<Parts>,
     pub why: Reason,
 }
 
-/// Why a path is expected. `used` of the `seen` runs that are remembered used it, or what stands for it.
+/// The reason why a path is expected. `used` of the `seen` remembered runs used it, or the path that it follows from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reason {
     /// Runs used this path.
     Replayed { used: u32, seen: u32 },
-    /// Runs used paths that this one follows from: `from` is the last of them, `by` what it moved with, as `argument
-    /// 2`, `array index`, `date, +1 day`, `counter, +1`.
+    /// Runs used paths from which this one follows: `from` is the last of them; `by` is what it moved with, such as
+    /// `argument 2`, `array index`, `date, +1 day`, `counter, +1`.
     Moved { from: String, by: String, used: u32, seen: u32 },
     /// Runs of a similar job used it.
     Similar { signature: String, used: u32, seen: u32 },
 }
 
 impl Reason {
-    /// Runs that used the path or what stands for it, and runs that are remembered.
+    /// Returns the number of runs that used the path or the one that it follows from, and the number of remembered
+    /// runs.
     pub fn runs(&self) -> (u32, u32) {
         match self {
             Self::Replayed { used, seen } | Self::Moved { used, seen, .. } | Self::Similar { used, seen, .. } => {

@@ -1,5 +1,5 @@
-//! What the numbers in a path are: counters, dates written in one number or several, times. A field is what moves as
-//! one, whatever numbers it takes.
+//! The meaning of the numbers in a path: counters, dates written in one number or several, times. A field consists of
+//! the numbers that move together.
 
 use crate::signature::Unit;
 use crate::signature::calendar::{Date, is_year};
@@ -23,8 +23,8 @@ pub(super) enum Part {
     HourToSecond,
 }
 
-/// How far numbers are joined to dates and times. What looks like a time may be a shard, and what looks like a date a
-/// version: where the path is foreseen better without, it is neither.
+/// How far numbers are joined to dates and times. A number that looks like a time may be a shard, and one that looks
+/// like a date may be a version: if the path is predicted better without joining, it is neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joined {
     Times,
@@ -32,17 +32,17 @@ pub(super) enum Joined {
     Nothing,
 }
 
-/// One thing that moves.
+/// A value that moves as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Field {
-    /// The first of its numbers.
+    /// The index of its first number.
     pub first: usize,
-    /// What each of its numbers is, and the digits that it is filled up to with zeros.
+    /// The part of each of its numbers, and the number of digits to which it is padded with zeros.
     pub parts: Vec<(Part, usize)>,
     pub unit: Unit,
 }
 
-/// A moment, from its parts.
+/// A point in time, by its parts.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     year: i64,
@@ -105,7 +105,7 @@ impl Moment {
         }
     }
 
-    /// `None` for what is no moment.
+    /// Returns the value in `unit`; `None` if the parts are no valid time.
     fn to(self, unit: Unit) -> Option<i64> {
         let days = Date::new(self.year, self.month, self.day)?.to_days();
         if self.hour >= 24 || self.minute >= 60 || self.second >= 60 {
@@ -125,13 +125,13 @@ impl Moment {
     }
 }
 
-/// A number of a date, read from a value: what a counter may follow.
+/// Returns a part of a date or time, which a counter may follow.
 pub(super) fn part_of(unit: Unit, value: i64, part: Part) -> Option<i64> {
     Moment::of(unit, value).map(|moment| moment.get(part))
 }
 
 impl Field {
-    /// The value, from the numbers of a path; `None` where they are no moment.
+    /// Returns the value, from the numbers of a path; `None` if they are no valid time.
     pub fn read(&self, numbers: &[i64]) -> Option<i64> {
         if self.unit == Unit::Count {
             return Some(numbers[self.first]);
@@ -141,7 +141,7 @@ impl Field {
         moment.to(self.unit)
     }
 
-    /// The numbers of a value, as they are written; false where it cannot be.
+    /// Writes the numbers of a value, as texts; false if the value cannot be written.
     pub fn write(&self, value: i64, out: &mut [Option<String>]) -> bool {
         let moment = if self.unit == Unit::Count { None } else { Moment::of(self.unit, value) };
         for (at, (part, digits)) in self.parts.iter().enumerate() {
@@ -156,7 +156,7 @@ impl Field {
     }
 }
 
-/// The numbers of paths of one template, a row for each path.
+/// The numbers of the paths of one template, a row for each path.
 pub(super) struct Numbers<'a> {
     pub columns: usize,
     pub values: Vec<i64>,
@@ -178,20 +178,21 @@ impl Numbers<'_> {
         self.values.iter().copied().zip(self.widths.iter().copied()).skip(column).step_by(self.columns)
     }
 
-    /// The digits of a column, if all of its numbers have as many.
+    /// Returns the number of digits of a column; 0 if its numbers differ in it.
     fn width(&self, column: usize) -> usize {
         let mut widths = self.column(column).map(|(_, width)| usize::from(width));
         let first = widths.next().unwrap_or(0);
         if widths.all(|width| width == first) { first } else { 0 }
     }
 
-    /// Zeros are filled up to as many digits as the longest number has that begins with one.
+    /// Returns the padding of a column: the digits of its longest number that begins with a zero.
     fn padding(&self, column: usize) -> usize {
         let padded = self.column(column).filter(|(value, width)| digits(*value) < usize::from(*width));
         padded.map(|(_, width)| usize::from(width)).max().unwrap_or(0)
     }
 
-    /// Whether a path has a counter that is not written like those of the others: `7` among `007` and `008`.
+    /// Returns whether a path has a counter that is written differently from the other paths: `7` among `007` and
+    /// `008`.
     pub fn is_odd(&self, fields: &[Field], row: usize) -> bool {
         fields.iter().any(|field| match field.parts[..] {
             [(Part::Count, padding)] => {
@@ -202,7 +203,7 @@ impl Numbers<'_> {
         })
     }
 
-    /// What the numbers are.
+    /// Returns the fields that the numbers form.
     pub fn fields(&self, joined: Joined) -> Vec<Field> {
         let mut out = Vec::new();
         let mut at = 0;
@@ -216,7 +217,7 @@ impl Numbers<'_> {
         out
     }
 
-    /// The date, with the time if wanted, that begins at a column in every path.
+    /// Returns the date, with the time if requested, that begins at a column in every path.
     fn date(&self, first: usize, with_time: bool) -> Option<Field> {
         let one = |part, unit| (vec![(part, self.width(first))], unit);
         let (mut parts, mut unit) = match self.width(first) {
@@ -243,7 +244,7 @@ impl Numbers<'_> {
                 }
             }
         }
-        // One that is written without a zero says that the others would be too.
+        // If one part is written without a zero, the other parts are written without one, too.
         if parts.iter().any(|(_, digits)| *digits == 0) {
             parts[1..].iter_mut().for_each(|(_, digits)| *digits = 0);
         }
@@ -275,8 +276,9 @@ impl Numbers<'_> {
         Some(best)
     }
 
-    /// Whether the number behind a column is the next part of a date: what is between is one character, the same
-    /// everywhere, or says so (`/month=`). Returns how many digits it is filled up to.
+    /// Checks whether the number after a column is the next part of a date. The text between must be one character, the
+    /// same in the whole date, or the name of the part (`/month=`). Returns the number of digits to which the number is
+    /// padded.
     fn follows(&self, column: usize, gap_before: Option<&str>, name: &str) -> Option<usize> {
         let gap = *self.gaps.get(column)?;
         let named = gap.contains(name) || gap.ends_with(&format!("{}=", &name[..1]));

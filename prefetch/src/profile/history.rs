@@ -1,26 +1,26 @@
-//! The parameters of the runs, a row for each: what the movement of paths may follow.
+//! The parameters of the runs, a row for each parameter: what the movement of paths may follow.
 
 use super::field::{Part, part_of};
 use super::{Profile, RUNS_MAX};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Parameter, Parameters, Unit};
 
-/// How sure it is that a path follows a parameter that has had one value only: a one-digit number is found in many
-/// paths, a longer one or a date is no coincidence. The rest stays with the path as it was.
+/// The probability that a path follows a parameter that had only one value so far. A one-digit number occurs in many
+/// paths; a longer number or a date is no coincidence. The path as it was keeps the remaining probability.
 const FOLLOWS_STRONGLY: f64 = 0.8;
 pub(super) const FOLLOWS_WEAKLY: f64 = 0.4;
 
-/// The probability of what runs with the same value of a parameter all used, and those with others did not; the less
-/// certain one where no value came twice.
+/// The probability of a file that all runs with one value of a parameter used, and runs with other values did not; the
+/// smaller one if no value occurred twice.
 const EXPLAINED: f64 = 0.95;
 const EXPLAINED_ONCE: f64 = 0.8;
 
 /// A date begins with its year.
 const SHORTEST_DATE_DIGITS: usize = 4;
 
-/// One parameter through the runs.
+/// One parameter over the runs.
 pub(super) struct Row {
-    /// As `argument 2`.
+    /// Such as `argument 2`.
     pub label: String,
     pub unit: Unit,
     /// The newest run first.
@@ -28,26 +28,26 @@ pub(super) struct Row {
     now: i64,
     /// See `FOLLOWS_STRONGLY`.
     pub follows: f64,
-    /// It is the day of the run, which a date may follow at a distance.
+    /// The parameter is the day of the run, which a date may follow at a distance.
     pub is_clock: bool,
 }
 
-/// What a field that counts in `unit` is compared with.
+/// The values that a field with the unit `unit` is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// The newest run first; 0 for runs that are none.
+    /// The newest run first; 0 beyond the last run.
     pub runs: [i64; RUNS_MAX],
     pub now: i64,
 }
 
 impl Row {
-    /// The row for a field of `unit`, in the runs of `active`, the others left out.
+    /// Returns the row for a field of `unit`, restricted to the runs of `active`.
     pub fn read(&self, unit: Unit, active: u8) -> Option<Reference> {
         self.reference(active, |value| self.unit.convert(value, unit))
     }
 
-    /// Day, month and year of a date, for a field that is just a number. Every row of days is one of numbers that go
-    /// up by one, so these say something only where they are equal to the field.
+    /// Returns day, month and year of a date, for a field that is a plain number. Any row of consecutive days is a row
+    /// of numbers that grow by one, so these count only if they are equal to the field.
     pub fn read_parts(&self, active: u8) -> Vec<Reference> {
         if self.unit == Unit::Count {
             return Vec::new();
@@ -73,10 +73,10 @@ impl Reference {
     }
 }
 
-/// The runs that had the same value of one parameter, for each value.
+/// The masks of the runs that had the same value of one parameter, one for each value.
 struct Classes {
     masks: Vec<u8>,
-    /// Those with the value of now.
+    /// The runs with the current value.
     now: u8,
 }
 
@@ -90,9 +90,9 @@ pub(super) struct History {
 /// The parameters that had one value in all runs, and have another one now.
 #[derive(Default)]
 struct News {
-    /// What they were, and days, months and years of it.
+    /// Their previous values, and days, months and years of them.
     numbers: Vec<i64>,
-    /// Some are dates.
+    /// Some of them are dates.
     has_dates: bool,
 }
 
@@ -109,7 +109,7 @@ impl News {
 }
 
 impl History {
-    /// `now_unix` is the time, if it is known, in seconds since 1970.
+    /// `now_unix` is the current time, if it is known, in seconds since 1970.
     pub fn new(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Self {
         let runs = profile.runs.len();
         let mut rows: Vec<Row> = Vec::new();
@@ -131,12 +131,13 @@ impl History {
         Self { rows, classes, news }
     }
 
-    /// Some parameter that had one value only has another one now.
+    /// Returns whether a parameter that had only one value has another one now.
     pub fn has_news(&self) -> bool {
         !self.news.numbers.is_empty() || self.news.has_dates
     }
 
-    /// Whether a path has a number that may follow such a parameter: few have, and the others need no closer look.
+    /// Returns whether a path contains a number that may follow such a parameter: few do, and other paths need no
+    /// further test.
     pub fn may_follow(&self, path: &str) -> bool {
         let mut may = false;
         each_run(path, |run| {
@@ -146,7 +147,7 @@ impl History {
         may
     }
 
-    /// The probability of what was used in the runs of a mask, if a parameter says when it is used.
+    /// Returns the probability of a file with this mask, if a parameter explains when it is used.
     pub fn explained(&self, used: u8) -> Option<f64> {
         let pure = |classes: &&Classes| {
             let mixed = |class: &u8| used & class != 0 && used & class != *class;
@@ -168,7 +169,7 @@ impl History {
 }
 
 impl Classes {
-    /// `None` where the value is the same in all runs, or is new now: then it explains nothing.
+    /// `None` if the value is the same in all runs, or is new now: in both cases it explains nothing.
     fn of(row: &Row, runs: usize) -> Option<Self> {
         let mut masks: Vec<(i64, u8)> = Vec::new();
         for (run, value) in row.values[..runs].iter().enumerate() {

@@ -1,18 +1,18 @@
-//! In which runs things were used, as bits: how well that was foreseeable, and how probable the next use is.
+//! The runs in which files were used, as bit masks: how predictable that was, and how probable the next use is.
 
 use super::{all, weight};
 
-/// Uses that a guess from the frequency counts for, against what followed on the same history before.
+/// The weight of an estimate from the frequency, in uses, against what followed on the same history before.
 const PRIOR_USES: f64 = 4.0;
 
-/// What of a run that broke off must be in the one that it is measured by.
+/// The share of an interrupted run's files that the run which it is compared with must have used, too.
 const BEGUN_SHARE_MIN: f64 = 0.9;
 
-/// How many things have which mask. Bit 0 is the newest run.
+/// The number of files for each mask. Bit 0 is the newest run.
 #[derive(Clone)]
 pub(super) struct Masks {
     counts: [u32; 256],
-    /// A bit for each mask that there is: most templates have one or two.
+    /// A bit for each mask that occurs: most templates have one or two.
     present: [u64; 4],
     runs: usize,
 }
@@ -27,7 +27,7 @@ impl Masks {
         self.present[usize::from(mask / 64)] |= 1 << (mask % 64);
     }
 
-    /// Sorts the pairs of a key and runs, and counts each key once with all its runs.
+    /// Sorts pairs of a key and runs, and counts each key once with all its runs.
     pub fn of_pairs(pairs: &mut [(u64, u8)], runs: usize) -> Self {
         pairs.sort_unstable_by_key(|(key, _)| *key);
         let mut masks = Self::new(runs);
@@ -49,8 +49,8 @@ impl Masks {
         out
     }
 
-    /// How well each run would have been foreseen from those before it: the harmonic mean of coverage and accuracy
-    /// (F1), 0 to 1, newer runs counting more. `None` where no run has both used any and has one before it.
+    /// Returns how well each run would have been predicted from those before it: the harmonic mean of coverage and
+    /// accuracy (F1), 0 to 1; newer runs count more. `None` if no run with a predecessor used anything.
     pub fn score(&self) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         let each = self.each();
@@ -73,8 +73,9 @@ impl Masks {
         (weights > 0.0).then(|| sum / weights)
     }
 
-    /// A run that ended before it had read what it would have: one that used less than half of what another one did,
-    /// and of that hardly anything else. It says nothing of the next. Two such runs are a job that is small at times.
+    /// Returns the run that was interrupted before it had read everything: it used less than half of what another run
+    /// used, and hardly anything else. Such a run says nothing about the next one. If there are two such runs, the job
+    /// is sometimes small, and none is returned.
     pub fn broken_off(&self) -> Option<usize> {
         let used = |runs: u8| -> f64 {
             self.each().into_iter().filter(|(mask, _)| mask & runs == runs).map(|(_, count)| count).sum()
@@ -88,8 +89,8 @@ impl Masks {
         broken.next().is_none().then_some(first)
     }
 
-    /// For a mask, how probable the next use is: how often one followed on the same last two runs, and where there
-    /// is little to go by, `prior`.
+    /// Returns for a mask how probable the next use is: how often a use followed on the same last two runs. With little
+    /// data, `prior` counts more.
     pub fn probability(&self, prior: impl Fn(u8) -> f64) -> impl Fn(u8) -> f64 {
         let mut followed = [(0.0, 0.0); 4];
         let each = self.each();
@@ -104,13 +105,13 @@ impl Masks {
         move |mask| {
             let (uses, of) = followed[usize::from(mask & 3)];
             let prior = prior(mask);
-            // What was not used in either run may be any of many older things: its own frequency tells more.
+            // A file that neither run used may be any of many older ones: its own frequency is a better estimate.
             if mask & 3 == 0 { prior } else { (uses + PRIOR_USES * prior) / (of + PRIOR_USES) }
         }
     }
 
-    /// The frequency of a mask, decayed by run. After two runs, what is new in the second is trusted less the more of
-    /// the first did not come back: it is likely to be of the kind that does not.
+    /// Returns the frequency of a mask, decayed by run. After two runs, files that are new in the second are trusted
+    /// less, the more files of the first were not used again: new files probably behave alike.
     pub fn frequency(&self) -> impl Fn(u8) -> f64 {
         let count = |mask: u8| f64::from(self.counts[usize::from(mask)]);
         let first = count(0b10) + count(0b11);
@@ -123,7 +124,7 @@ impl Masks {
     }
 }
 
-/// A mask of the runs of `active` alone, the others left out.
+/// Returns a mask of the runs of `active` alone, with the other runs removed.
 pub(super) fn compressed(mask: u8, active: u8) -> u8 {
     let (mut out, mut to) = (0, 0);
     for bit in (0..8).filter(|bit| active >> bit & 1 == 1) {

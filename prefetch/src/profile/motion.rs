@@ -1,4 +1,4 @@
-//! How the paths of one template move from run to run: which of their fields follow a parameter, or go on by steps.
+//! How the paths of one template move from run to run: which of their fields follow a parameter, or change by steps.
 
 use super::field::Part;
 use super::field::{Field, Joined, Numbers, part_of};
@@ -8,36 +8,36 @@ use super::{RUNS_MAX, weight};
 use crate::signature::Unit;
 use crate::signature::calendar::{Date, days_in, month_of};
 
-/// Candidates for the movement of one field: the parameters of a job are more, its first ones tell.
+/// The most candidates for the movement of one field: a job may have more parameters, and the first ones are tested.
 const CANDIDATES_MAX: usize = 16;
 
-/// How much better than the simpler explanation another one must foresee the runs.
+/// How much better than the simpler explanation another one must predict the runs.
 const MARGIN: f64 = 0.01;
 
-/// An explanation that foresees less than this is none.
+/// An explanation with a smaller score is rejected.
 const SCORE_MIN: f64 = 0.05;
 
-/// A template's paths count as foreseen with this: no other reading is tried.
+/// With this score, the paths of a template count as predicted, and no other reading is tried.
 const SCORE_GOOD: f64 = 0.98;
 
-/// Pairs of a path and a run that an explanation is tested on: of more, a sample by hash.
+/// The most pairs of a path and a run on which an explanation is tested: of more, a sample by hash.
 const TESTED_MAX: usize = 1 << 16;
 
 /// The same for the values of one field, on which every candidate is tested.
 const FIELD_TESTED_MAX: usize = 1 << 14;
 
-/// How far the next step is trusted that no run has tested yet: steps of time, small ones, and those that the counter
-/// is a multiple of; and others, which two numbers that have nothing to do with each other are apart by.
+/// The trust in a next step that no run has tested yet. `STEP_TRUST` is for steps of time, small steps, and steps that
+/// divide the counter; `LEAP_TRUST` is for others, since two unrelated numbers differ by some step, too.
 const STEP_TRUST: f64 = 0.9;
 const LEAP_TRUST: f64 = 0.3;
 const STEP_MAX: i64 = 100;
 
 const SHORTEST_MONTH_DAYS: i64 = 28;
 
-/// What that trust counts for, in tests of the step on the newest run.
+/// The weight of that trust, in tests of the step on the newest run.
 const STEP_TRUST_TESTS: f64 = 0.3;
 
-/// How a field that is the same as another one in other words follows from it.
+/// How a field follows from another field with the same meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tie {
     /// The same moment in the unit of this field.
@@ -51,26 +51,26 @@ pub(super) enum Tie {
 pub(super) struct Fields {
     pub fields: Vec<Field>,
     pub values: Vec<i64>,
-    /// The field that this one follows from.
+    /// For each field, the field that it follows from.
     pub ties: Vec<Option<(usize, Tie)>>,
-    /// Paths that are written otherwise than the rest.
+    /// Paths that are written differently from the rest.
     pub odd: Vec<bool>,
 }
 
 /// One field's movement.
 #[derive(Debug, Clone)]
 pub(super) struct Motion {
-    /// As `argument 2` or `date, +1 day`.
+    /// Such as `argument 2` or `date, +1 day`.
     pub by: String,
     pub reference: Reference,
-    /// That `reference.now` is right, 0 to 1.
+    /// The probability that `reference.now` is right, 0 to 1.
     pub trust: f64,
 }
 
-/// How the paths of a template move, with all fields together.
+/// The movement of the paths of a template, with all fields together.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Motions {
-    /// For each field; `None`: it does not, or is tied.
+    /// For each field; `None` if it does not move, or is tied.
     pub of_fields: Vec<Option<Motion>>,
     /// Paths that were used in every run stay, and only the others move.
     pub mixed: bool,
@@ -79,7 +79,7 @@ pub(super) struct Motions {
 }
 
 impl Motions {
-    /// Nothing of `fields` fields moves.
+    /// Returns the movement in which none of `fields` fields moves.
     pub fn none(fields: usize) -> Self {
         Self { of_fields: vec![None; fields], ..Self::default() }
     }
@@ -121,8 +121,8 @@ impl Fields {
         self.values.chunks_exact(self.fields.len()).enumerate().filter(|(row, _)| !self.odd[*row])
     }
 
-    /// How `field` follows from `of`, if it does in every path. A date says its month and year from one path on; that
-    /// two counters are equal means something only once they have changed together.
+    /// Returns how `field` follows from `of`, if it does in every path. One path is enough to find month and year of a
+    /// date; two equal counters count as tied only once they have changed together.
     fn tie(&self, field: usize, of: usize) -> Option<Tie> {
         if field == of || self.ties[of].is_some() {
             return None;
@@ -147,7 +147,8 @@ impl Fields {
         candidates.iter().filter(|(_, applies)| *applies).map(|(tie, _)| *tie).find(holds)
     }
 
-    /// The values of a path that moved: `moved` holds those of the fields that are not tied.
+    /// Completes the values of a moved path: `moved` has the values of the fields that are not tied. False if a value
+    /// does not exist.
     pub fn follow_ties(&self, moved: &mut [i64]) -> bool {
         for field in 0..self.fields.len() {
             let Some((of, tie)) = self.ties[field] else { continue };
@@ -159,7 +160,8 @@ impl Fields {
         true
     }
 
-    /// The key of a path in one run, by which it is found again in another run: its values, less what they follow.
+    /// Returns the key of a path in one run, by which it is found in another run: its values, minus the references that
+    /// they follow.
     pub fn key(&self, row: usize, motions: &[Option<Motion>], run: usize) -> u64 {
         let mut key = 0;
         for (field, value) in self.row(row).iter().enumerate() {
@@ -182,7 +184,7 @@ impl Tie {
     }
 }
 
-/// The multiplication and shifts of SplitMix64: keys are compared by these 64 bits alone.
+/// The multiplications and shifts of SplitMix64: keys are compared by these 64 bits alone.
 fn mix(key: u64, value: i64) -> u64 {
     let mut z = (key ^ value as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -190,18 +192,18 @@ fn mix(key: u64, value: i64) -> u64 {
     z ^ z >> 31
 }
 
-/// The bits of a key that must be 0 so that of `total` about `limit` are left.
+/// Returns the bits of a key that must be 0 to select about `limit` of `total` keys.
 fn sample(total: usize, limit: usize) -> u64 {
     (total / limit + 1).next_power_of_two() as u64 - 1
 }
 
-/// What a template's paths are tested with.
+/// The data on which explanations of a template's paths are tested.
 pub(super) struct Trial<'a> {
     pub history: &'a History,
-    /// Of the profile's runs, those in which the template was used: all masks here are of them alone.
+    /// The profile's runs in which the template was used: all masks in this struct refer to these runs alone.
     pub active: u8,
     pub runs: usize,
-    /// For each path.
+    /// The mask of each path.
     pub used: &'a [u8],
 }
 
@@ -210,7 +212,7 @@ impl Trial<'_> {
         super::all(self.runs)
     }
 
-    /// How the paths move, with their numbers read in the way that foresees the runs best.
+    /// Returns how the paths move, with the reading of their numbers that predicts the runs best.
     pub fn explain(&self, numbers: &Numbers<'_>) -> (Fields, Motions) {
         let mut best: Option<(Fields, Motions)> = None;
         for joined in [Joined::Times, Joined::Dates, Joined::Nothing] {
@@ -264,7 +266,7 @@ impl Trial<'_> {
         best
     }
 
-    /// How well the runs are foreseen with every path staying what it is.
+    /// Returns the score with every path staying as it is.
     pub fn literal(&self) -> f64 {
         let mut masks = Masks::new(self.runs);
         self.used.iter().for_each(|used| masks.add(*used));
@@ -287,7 +289,7 @@ impl Trial<'_> {
         Masks::of_pairs(&mut pairs, self.runs).score().unwrap_or(0.0)
     }
 
-    /// For each field by itself the movement that foresees its values best.
+    /// Returns for each field by itself the movement that predicts its values best.
     fn each_field(&self, fields: &Fields, mixed: bool) -> Vec<Option<Motion>> {
         let of_field = |field: usize| {
             if fields.ties[field].is_some() {
@@ -329,7 +331,7 @@ impl Trial<'_> {
         best
     }
 
-    /// What a field of these values may follow: parameters that changed, multiples of them, steps.
+    /// Returns what a field with these values may follow: parameters that changed, multiples of them, steps.
     fn candidates(&self, unit: Unit, values: &[(i64, u8)], mixed: bool) -> Vec<Motion> {
         let moving = |used: u8| !(mixed && used == self.full());
         let newest = |run: usize| values.iter().rev().find(|(_, used)| used >> run & 1 == 1 && moving(*used));
@@ -360,8 +362,8 @@ impl Trial<'_> {
     }
 }
 
-/// The parameter times what the greatest values of two runs differ by for each of its units: task 3 of 100 files each
-/// reads from 300 on.
+/// Returns the parameter times a factor: the difference of the greatest values of two runs, per unit of the parameter.
+/// For example, task 3 with 100 files per task reads from 300 on.
 fn multiple(maxima: &[i64], reference: &Reference) -> Option<(i64, Reference)> {
     let other = (1..maxima.len()).find(|run| reference.runs[*run] != reference.runs[0])?;
     let by = reference.runs[0].checked_sub(reference.runs[other])?;
@@ -377,7 +379,7 @@ fn multiple(maxima: &[i64], reference: &Reference) -> Option<(i64, Reference)> {
     Some((factor, out))
 }
 
-/// The movement by steps of what was greatest in each run, the newest first.
+/// Returns the movement by steps of the greatest value of each run, the newest first.
 fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
     let (next, by) = next(unit, maxima)?;
     if maxima.iter().all(|value| *value == maxima[0]) {
@@ -399,8 +401,8 @@ fn steps(unit: Unit, maxima: &[i64]) -> Option<Motion> {
     Some(Motion { by: format!("{}, {by}", unit.name()), reference: Reference { runs, now: next }, trust })
 }
 
-/// What follows on these values, the newest first, and by which step: the step that most of them took, or whole months
-/// where all are the same day of one, or the last.
+/// Returns the value that follows these, the newest first, and the step: the most frequent step, or whole months if all
+/// values are the same day of their months, or the last day.
 fn next(unit: Unit, values: &[i64]) -> Option<(i64, String)> {
     let (&[last, before], _) = values.split_first_chunk::<2>()?;
     let far = unit == Unit::Day && (last - before).abs() >= SHORTEST_MONTH_DAYS;
@@ -411,7 +413,8 @@ fn next(unit: Unit, values: &[i64]) -> Option<(i64, String)> {
     Some((last.checked_add(step)?, unit.steps(step)))
 }
 
-/// The same day some months on, if these, the newest first, are the same day or the last one of their months.
+/// Returns the same day some months later, if these values, the newest first, are the same day or the last day of their
+/// months.
 fn next_month(values: &[i64]) -> Option<(i64, String)> {
     let months = step(values.iter().map(|day| month_of(*day)))?;
     let dates = || values.iter().map(|day| Date::of_days(*day));
@@ -425,7 +428,7 @@ fn next_month(values: &[i64]) -> Option<(i64, String)> {
     Some((date.to_days(), Unit::Month.steps(months)))
 }
 
-/// The most frequent difference, the newest of those that are as frequent.
+/// Returns the most frequent difference; of equally frequent ones, the newest.
 fn step(values: impl Iterator<Item = i64> + Clone) -> Option<i64> {
     let differences = || values.clone().zip(values.clone().skip(1)).map(|(new, old)| new - old);
     let count = |step: i64| differences().filter(|other| *other == step).count();

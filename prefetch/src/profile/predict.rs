@@ -1,11 +1,11 @@
-//! From what runs read to what the next one will.
+//! Predicts the next run from what previous runs read.
 //!
-//! Paths with the same text around their numbers are a template. Of each template is found out by which movement of
-//! its numbers every one of the last runs is foreseen best from those before it (`motion`), and the paths are moved
-//! on by that. What does not move is expected as often as it was used.
+//! Paths with the same text around their numbers form a template. For each template, `motion` finds the movement of its
+//! numbers that predicts each of the last runs best from the runs before it, and the paths are moved accordingly. Paths
+//! that do not move are expected as often as they were used.
 //!
-//! The hypotheses of a template: the same paths again; a number that is a parameter, with an offset; a date or a
-//! counter that moves with each run. The one that would have told the past runs best from those before them is used.
+//! The hypotheses for a template: the same paths again; a number that is a parameter, with an offset; a date or a
+//! counter that moves with each run. The hypothesis that would have predicted the past runs best is used.
 
 use std::collections::HashMap;
 
@@ -18,16 +18,16 @@ use super::{File, Profile, all};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Unit};
 
-/// Numbers in a path that may move. A path with more is taken as it is.
+/// The most numbers in a path that may move. A path with more does not move.
 const NUMBERS_MAX: usize = 12;
 
-/// Values of a counter in one run, up to which one of them may be a parameter's by more than coincidence.
+/// The most values of a counter in one run for which an equal parameter is taken to be no coincidence.
 const VALUES_OF_PARAMETER_MAX: usize = 4;
 
-/// What is less probable is not said.
+/// Less probable paths are not returned.
 const PROBABILITY_MIN: f64 = 0.01;
 
-/// Paths of a template whose literal foresight is at least this stay as they are.
+/// The paths of a template stay as they are if their score without movement is at least this.
 const STAYS_SCORE_MIN: f64 = 0.999;
 
 pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Vec<Expected> {
@@ -74,18 +74,18 @@ fn masks(profile: &Profile) -> Masks {
     masks
 }
 
-/// The template of paths that have no numbers to move.
+/// The template of all paths without numbers that may move.
 const NO_NUMBERS: u64 = 0;
 
-/// The same number for paths that differ in their numbers only (FNV-1a, 64 bits). Two templates that get the same one
-/// are taken for one: each path keeps its own text.
+/// Returns the same number for paths that differ only in their numbers (FNV-1a, 64 bits). Two templates with the same
+/// hash are treated as one: each path keeps its own text.
 fn template(path: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let (mut kept, mut numbers) = (0, 0);
     each_run(path, |run| {
         path.as_bytes()[kept..run.start].iter().for_each(|byte| add(*byte));
-        // No byte of a text.
+        // A byte that does not occur in UTF-8 text.
         add(0xff);
         kept = run.end;
         numbers += 1;
@@ -97,26 +97,26 @@ fn template(path: &str) -> u64 {
     hash.max(NO_NUMBERS + 1)
 }
 
-/// A prediction in the making.
+/// The state of a prediction.
 struct Forecast<'a> {
     profile: &'a Profile,
     history: History,
     /// The probability of a path that stays, for every mask of its runs.
     literal: [f64; 256],
-    /// That a template whose paths move is used at all, for every mask of the runs in which it was.
+    /// The probability that a template whose paths move is used at all, for every mask of the runs that used it.
     template: [f64; 256],
 }
 
 /// A template whose paths may move.
 struct Template<'a> {
     files: &'a [usize],
-    /// In which of the runs in which the template was used, for each path.
+    /// For each path, the mask of its uses among the runs that used the template.
     used: Vec<u8>,
     runs: usize,
     fields: Fields,
     motions: Motions,
     follows: Vec<Follows<'a>>,
-    /// That the template is used at all.
+    /// The probability that the template is used at all.
     probability: f64,
 }
 
@@ -124,16 +124,16 @@ struct Template<'a> {
 struct Follows<'a> {
     field: usize,
     by: &'a str,
-    /// Paths with this value alone; `None`: all.
+    /// Only paths with this value; `None`: all paths.
     only: Option<i64>,
     distance: i64,
     probability: f64,
 }
 
-/// A path of a template that moved.
+/// A path of a template after its movement.
 struct Moved {
     row: usize,
-    /// Its fields now.
+    /// The new values of its fields.
     values: Vec<i64>,
     probability: f64,
     bytes: u64,
@@ -141,10 +141,10 @@ struct Moved {
 }
 
 impl Forecast<'_> {
-    /// What is expected of the files of one template.
+    /// Adds what is expected of the files of one template.
     fn template(&self, no_numbers: bool, files: &[usize], out: &mut Vec<Expected>) {
         let active = files.iter().fold(0, |active, file| active | self.profile.files[*file].used);
-        // The common case: a template whose files were always used together, or never again.
+        // The common case: a template whose files were always used together, or once only.
         let together = files.iter().all(|file| self.profile.files[*file].used == active);
         let has_news = self.history.has_news()
             && files.iter().any(|file| self.history.may_follow(&self.profile.files[*file].path));
@@ -181,7 +181,7 @@ impl Forecast<'_> {
         self.moves(&template, &numbers, out);
     }
 
-    /// The numbers of the paths; `None` where two templates are taken for one that have not as many.
+    /// Returns the numbers of the paths; `None` if two templates with different counts of numbers have the same hash.
     fn numbers(&self, files: &[usize]) -> Option<Numbers<'_>> {
         let mut numbers = Numbers { columns: 0, values: Vec::new(), widths: Vec::new(), gaps: Vec::new() };
         let mut before = None;
@@ -228,7 +228,7 @@ impl Forecast<'_> {
         }
     }
 
-    /// The paths of a template, moved on and as they are, each once.
+    /// Adds the paths of a template, moved and unmoved, each once.
     fn moves(&self, template: &Template<'_>, numbers: &Numbers<'_>, out: &mut Vec<Expected>) {
         let begin = out.len();
         let all_used = all(template.runs);
@@ -265,8 +265,8 @@ impl Forecast<'_> {
         }
     }
 
-    /// What is expected of a path besides where it is: `moved`, if one of its fields may follow a parameter that is new.
-    /// The rest of the probability stays with the path.
+    /// Returns the path moved by a new parameter, if one of its fields may follow it, and the share of the probability
+    /// that stays with the unmoved path.
     fn follow(&self, template: &Template<'_>, moved: &Moved) -> (f64, Option<(Moved, String)>) {
         let mut values = moved.values.clone();
         let (mut share, mut by) = (0.0_f64, "");
@@ -286,7 +286,7 @@ impl Forecast<'_> {
         (1.0 - share, Some((Moved { values, probability: moved.probability * share, ..*moved }, by)))
     }
 
-    /// The paths of these rows, one for each key, moved to where the next run is.
+    /// Returns the paths of these rows, one for each key, moved to the next run.
     fn moved(&self, template: &Template<'_>, rows: &[usize]) -> Vec<Moved> {
         let Template { fields, motions, .. } = template;
         let mut keys: Vec<(u64, u8, u32)> = Vec::new();
@@ -340,7 +340,7 @@ impl Forecast<'_> {
         self.push(file, Some(path), moved.probability, Some(moved.bytes), why, out);
     }
 
-    /// The path of which these are the fields; `None` where they cannot be written.
+    /// Returns the path with these fields; `None` if they cannot be written.
     fn path(&self, template: &Template<'_>, numbers: &Numbers<'_>, moved: &Moved) -> Option<String> {
         let mut values = moved.values.clone();
         if !template.fields.follow_ties(&mut values) {
@@ -369,7 +369,7 @@ impl Forecast<'_> {
     }
 }
 
-/// Of what is expected twice since `begin`, the more probable one.
+/// Of paths that are expected twice since `begin`, keeps the more probable one.
 fn once(out: &mut Vec<Expected>, begin: usize) {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut kept: Vec<Expected> = Vec::with_capacity(out.len() - begin);
@@ -386,11 +386,11 @@ fn once(out: &mut Vec<Expected>, begin: usize) {
     out.append(&mut kept);
 }
 
-/// The fields that may follow parameters which are new now, the first parameter for each.
+/// Returns the fields that may follow parameters with a new value, with the first such parameter for each field.
 fn follows<'a>(history: &'a History, active: u8, fields: &Fields, motions: &Motions) -> Vec<Follows<'a>> {
     let free = |field: &usize| fields.ties[*field].is_none() && motions.of_fields[*field].is_none();
     let candidates = (0..fields.fields.len()).filter(free).filter(|_| history.has_news());
-    // A date that is that of a parameter is not the clock's, even where the parameter is what it was.
+    // A date that equals a parameter does not follow the clock, even if the parameter did not change.
     let first = |field| {
         let mut found = history.rows.iter().filter_map(move |row| follow(row, active, fields, field));
         let first = found.next()?;
@@ -422,14 +422,14 @@ fn follow<'a>(row: &'a Row, active: u8, fields: &Fields, field: usize) -> Option
     }
     references.into_iter().find_map(|(reference, follows)| {
         let (was, now) = (reference.runs[0], reference.now);
-        // The run of a day often reads what was written on the one before.
+        // A job often reads what was written on the day before.
         let there = has(was) || (row.is_clock && is_date && has(was - 1));
         if reference.varies(runs) || !there || !(is_date || distinct.len() <= VALUES_OF_PARAMETER_MAX) {
             return None;
         }
         let only = (!is_date).then_some(was);
         let distance = now.checked_sub(was)?;
-        // One of several numbers is more often that by chance.
+        // If there are several numbers, an equal one is more often a coincidence.
         let probability = if is_date || distinct.len() == 1 { follows } else { follows.min(FOLLOWS_WEAKLY) };
         Some(Follows { field, by: &row.label, only, distance, probability })
     })

@@ -3,10 +3,10 @@ mod stored;
 
 use super::*;
 
-/// What is at least this probable counts as staged.
+/// Files with at least this probability count as staged.
 const STAGED_MIN: f64 = 0.5;
 
-/// One run: how it was started, and which files it read, in this order.
+/// One run: its invocation, and the files that it read, in order.
 struct Job {
     invocation: Invocation,
     reads: Vec<String>,
@@ -25,7 +25,7 @@ fn task(line: &str, index: u64, reads: impl IntoIterator<Item = String>) -> Job 
 
 const DAY: u64 = 86_400;
 
-/// A run of each day from 2024-01-25 on, at half past three in the night.
+/// Returns the time of a daily run, from 2024-01-25 on, at 03:30.
 fn at_day(run: usize) -> u64 {
     (19_747 + run as u64) * DAY + 12_600
 }
@@ -44,7 +44,8 @@ fn learnt(runs: usize, of: impl Fn(usize) -> Job) -> Profile {
     profile
 }
 
-/// Of what the run after `runs` reads, the share that was expected, and of what was expected, the share that it reads.
+/// Returns coverage and accuracy for the run after `runs`: the share of its reads that was expected, and the share of
+/// the expected files that it reads.
 fn foresight(runs: usize, of: impl Fn(usize) -> Job) -> (f64, f64) {
     let profile = learnt(runs, &of);
     let job = of(runs);
@@ -61,7 +62,7 @@ fn date(run: usize) -> crate::signature::calendar::Date {
     crate::signature::calendar::Date::of_days((at_day(run) / DAY) as i64)
 }
 
-/// `2024-01-25` and on, with the text between its parts.
+/// Returns the date, `2024-01-25` and on, with this text between its parts.
 fn day(run: usize, between: &str) -> String {
     let date = date(run);
     format!("{:04}{between}{:02}{between}{:02}", date.year, date.month, date.day)

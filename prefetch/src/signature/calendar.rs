@@ -1,12 +1,12 @@
-//! Days and months as numbers that can be added to: the civil calendar, without time zones.
+//! Days and months as numbers, for additions: the civil calendar, without time zones.
 
 use serde::{Deserialize, Serialize};
 
-/// What a number in a path or an argument counts. All but `Count` and `Month` count from the beginning of 1970.
+/// The unit of a number in a path or an argument. All but `Count` and `Month` count from the beginning of 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
-    /// Just a number.
+    /// A plain number.
     Count,
     /// Months since the year 0.
     Month,
@@ -17,7 +17,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Of the units that are a fixed time.
+    /// Returns the length of the units that have a fixed one.
     fn seconds(self) -> Option<i64> {
         match self {
             Self::Count | Self::Month => None,
@@ -37,7 +37,7 @@ impl Unit {
         }
     }
 
-    /// `step` of this unit, as `+1 day`.
+    /// Returns `step` of this unit as text, such as `+1 day`.
     pub(crate) fn steps(self, step: i64) -> String {
         let name = match self {
             Self::Count => return format!("{step:+}"),
@@ -50,7 +50,7 @@ impl Unit {
         format!("{step:+} {name}{}", if step.abs() == 1 { "" } else { "s" })
     }
 
-    /// The same moment in another unit, rounded down; `None` between numbers and times, and where it does not fit.
+    /// Returns the same moment in another unit, rounded down; `None` between numbers and times, and if it does not fit.
     pub(crate) fn convert(self, value: i64, to: Self) -> Option<i64> {
         if self == to {
             return Some(value);
@@ -74,8 +74,8 @@ pub(crate) struct Date {
     pub day: i64,
 }
 
-/// Years that a four-digit number is taken for: what instruments and jobs write dates of. Narrower than all that would
-/// be valid, because every counter within is taken for a date first.
+/// Four-digit numbers that count as years: the dates that instruments and jobs write. The range is narrower than all
+/// valid years, because every counter within it is taken for a date first.
 const YEARS: std::ops::RangeInclusive<i64> = 1900..=2099;
 
 pub(crate) fn is_year(year: i64) -> bool {
@@ -83,13 +83,14 @@ pub(crate) fn is_year(year: i64) -> bool {
 }
 
 impl Date {
-    /// `None` for what is no day, or in a year that is not likely to be one.
+    /// Returns `None` for an invalid day, or for an unlikely year.
     pub fn new(year: i64, month: i64, day: i64) -> Option<Self> {
         let valid = is_year(year) && (1..=12).contains(&month) && day >= 1 && day <= days_in(year, month);
         valid.then_some(Self { year, month, day })
     }
 
-    /// Since the beginning of 1970. Hinnant, "chrono-compatible low-level date algorithms", `days_from_civil`.
+    /// Returns the days since the beginning of 1970. Hinnant, "chrono-compatible low-level date algorithms",
+    /// `days_from_civil`.
     pub fn to_days(self) -> i64 {
         let year = if self.month <= 2 { self.year - 1 } else { self.year };
         let era = year.div_euclid(400);
@@ -98,7 +99,7 @@ impl Date {
         era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
     }
 
-    /// The same source, `civil_from_days`. Any day of the 10^5 years around now.
+    /// The inverse: `civil_from_days` of the same source. Days beyond about 10^5 years around 1970 are clamped.
     pub fn of_days(days: i64) -> Self {
         let days = days.clamp(-36_500_000, 36_500_000) + 719_468;
         let era = days.div_euclid(146_097);
@@ -121,13 +122,13 @@ pub(crate) fn days_in(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Months since the year 0 of a day.
+/// Returns the month of a day, counted from the year 0.
 pub(crate) fn month_of(days: i64) -> i64 {
     let date = Date::of_days(days);
     date.year * 12 + date.month - 1
 }
 
-/// The first day of a month that counts from the year 0; `None` outside the years that are dates.
+/// Returns the first day of a month that is counted from the year 0; `None` outside the years of dates.
 pub(crate) fn first_day(month: i64) -> Option<i64> {
     Date::new(month.div_euclid(12), month.rem_euclid(12) + 1, 1).map(Date::to_days)
 }

@@ -1,8 +1,8 @@
-//! Which program a command line runs: past the wrappers in front of it, and with the script for an interpreter.
+//! Finds the program that a command line runs: behind wrappers, and with the script for an interpreter.
 
 use super::shape;
 
-/// Wrappers that are looked through at most, one in another.
+/// The most nested wrappers that are skipped.
 const WRAPPERS_MAX: usize = 8;
 
 /// A program that runs another one.
@@ -10,7 +10,7 @@ struct Wrapper {
     name: &'static str,
     /// Options whose value is the next word.
     with_value: &'static [&'static str],
-    /// Words of its own before the command.
+    /// Its own operands before the command.
     operands: usize,
 }
 
@@ -115,9 +115,10 @@ const WRAPPERS: [Wrapper; 22] = [
 
 /// A program that runs a script.
 struct Interpreter {
-    /// Up to a version.
+    /// The name without a version.
     name: &'static str,
-    /// The letters of the options whose value is the script's text: `bash -c`, `perl -e`; they may end a cluster.
+    /// The letters of the options whose value is the text of the script: `bash -c`, `perl -e`; a letter may end a
+    /// cluster.
     text: &'static str,
     /// Options whose value is the next word.
     with_value: &'static [&'static str],
@@ -144,7 +145,7 @@ const INTERPRETERS: [Interpreter; 13] = [
 ];
 
 impl Interpreter {
-    /// Whether a word is an option that is followed by the script itself, as `-c` or `-euc`.
+    /// Returns whether a word is an option that is followed by the script itself, such as `-c` or `-euc`.
     fn takes_text(&self, word: &str) -> bool {
         let letters = word.strip_prefix('-').filter(|letters| letters.bytes().all(|b| b.is_ascii_alphabetic()));
         letters.and_then(|letters| letters.chars().last()).is_some_and(|last| self.text.contains(last))
@@ -160,11 +161,11 @@ fn interpreter(program: &str) -> Option<&'static Interpreter> {
     INTERPRETERS.iter().find(|interpreter| interpreter.name == bare)
 }
 
-/// A command line, taken apart.
+/// A parsed command line.
 pub(super) struct Command<'a> {
-    /// The words of the program itself, which is the first.
+    /// The words of the program itself; the first is its name.
     pub words: &'a [String],
-    /// For an interpreter: the index of the word with the script, and how it is named in the signature.
+    /// For an interpreter: the index of the word with the script, and the script's name in the signature.
     script: Option<(usize, String)>,
 }
 
@@ -175,8 +176,8 @@ impl<'a> Command<'a> {
         Self { words, script }
     }
 
-    /// Program, script and arguments without what changes. Arguments of one shape that follow each other count as one,
-    /// so that a list of files from a glob does not make a new job when there is one more.
+    /// Returns program, script and arguments without what changes. Consecutive arguments of one shape count as one, so
+    /// that one more file in a glob does not make a new job.
     pub fn shape(&self) -> Vec<String> {
         let [program, arguments @ ..] = self.words else { return vec!["-".into()] };
         let program = file_name(program);
@@ -212,7 +213,7 @@ fn unwrapped(mut words: &[String]) -> &[String] {
     words
 }
 
-/// What a wrapper runs: what follows its options, assignments (of `env`) and operands.
+/// Returns the command that a wrapper runs: the words after its options, assignments (of `env`) and operands.
 fn behind<'a>(wrapper: &Wrapper, mut words: &'a [String]) -> &'a [String] {
     let mut operands = wrapper.operands;
     while let [word, rest @ ..] = words {
@@ -233,7 +234,7 @@ fn behind<'a>(wrapper: &Wrapper, mut words: &'a [String]) -> &'a [String] {
     words
 }
 
-/// The script that an interpreter was given: its file name, `-m` with the module, or its text behind `-c`.
+/// Returns the script of an interpreter: its file name, `-m` with the module, or its text after `-c`.
 fn script(program: &str, words: &[String]) -> Option<(usize, String)> {
     let interpreter = interpreter(program)?;
     let mut at = 1;

@@ -1,19 +1,19 @@
-//! The numbers in a text: its runs of digits, where they are numbers.
+//! The numbers in a text: those of its digit sequences that count as numbers.
 
-/// Digits of the longest number: what fits an `i64` with room to add.
+/// The most digits of a number: they fit an `i64`, with room for additions.
 const DIGITS_MAX: usize = 17;
 
-/// Letters and digits from which on a word of hexadecimal digits is taken for a hash.
+/// The shortest word of hexadecimal digits that may count as a hash.
 const HASH_LENGTH_MIN: usize = 8;
 
-/// Changes between letters and digits that make such a word a hash: `20240117` and `decade2024` have fewer. A word of
-/// twice the length needs none.
+/// Changes between letters and digits that make such a word a hash: `20240117` and `decade2024` have fewer. For a word
+/// of twice the length, one change is enough.
 const HASH_CHANGES_MIN: usize = 2;
 
-/// One run of digits.
+/// One sequence of digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Bytes of the text.
+    /// The byte range in the text.
     pub start: usize,
     pub end: usize,
     pub value: i64,
@@ -25,13 +25,13 @@ impl Run {
     }
 }
 
-/// What a stretch of letters and digits is.
+/// The kind of a sequence of letters and digits.
 enum Word {
     Hash,
     Plain,
 }
 
-/// Calls `number` for every number in the text, in order. Hashes and numbers too long to count are text.
+/// Calls `number` for every number in the text, in order. Hashes and too long numbers count as text.
 pub(crate) fn each_run(text: &str, mut number: impl FnMut(Run)) {
     each_word(text, |word, start, end| {
         if matches!(word, Word::Plain) {
@@ -40,14 +40,14 @@ pub(crate) fn each_run(text: &str, mut number: impl FnMut(Run)) {
     });
 }
 
-/// Whether a word of the text is a hash.
+/// Returns whether a word of the text is a hash.
 pub(crate) fn has_hash(text: &str) -> bool {
     let mut found = false;
     each_word(text, |word, _, _| found |= matches!(word, Word::Hash));
     found
 }
 
-/// The text with every number as `#` and every hash as `~`.
+/// Returns the text with `#` for every number and `~` for every hash.
 pub(crate) fn masked(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut kept = 0;

@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::calendar::{Date, Unit, is_year};
 use super::digits::{Run, each_run};
 
-/// Parameters that one run is remembered with: those of its first arguments.
+/// The most parameters that are remembered of one run: those of its first arguments.
 pub const PARAMETERS_MAX: usize = 32;
 
-/// Where a parameter stands.
+/// The place of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
     ArrayIndex,
-    /// The n-th word after the program, from 1; a script counts.
+    /// The n-th word after the program, from 1; a script counts as a word.
     Argument(u16),
 }
 
@@ -26,25 +26,25 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// One number or date. A date of three numbers is a parameter besides the three.
+/// One number or date. A date of three numbers is a parameter in addition to the three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Parameter {
     pub place: Place,
-    /// Which number of the argument, from 0: for a date its first.
+    /// The index of the number in the argument, from 0; for a date, of its first number.
     pub number: u16,
     pub unit: Unit,
     pub value: i64,
-    /// Digits that it was written with: how sure it is that an equal number in a path is no coincidence.
+    /// Number of digits as written: the more digits, the less an equal number in a path is a coincidence.
     pub width: u8,
 }
 
-/// What one run was given, at most [`PARAMETERS_MAX`] values.
+/// The parameters of one run, at most [`PARAMETERS_MAX`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Parameters(Vec<Parameter>);
 
 impl Parameters {
-    /// `words` begin with the program.
+    /// Returns the parameters of a command line. `words` begin with the program.
     pub(super) fn of(words: &[String], array_index: Option<u64>) -> Self {
         let mut found = Vec::new();
         if let Some(value) = array_index.and_then(|index| i64::try_from(index).ok()) {
@@ -65,7 +65,7 @@ impl Parameters {
         self.0.iter()
     }
 
-    /// What `like` is in this run.
+    /// Returns the value of the parameter `like` in this run.
     pub fn at(&self, like: &Parameter) -> Option<i64> {
         let same = |p: &&Parameter| p.place == like.place && p.number == like.number && p.unit == like.unit;
         self.0.iter().find(same).map(|p| p.value)
@@ -108,7 +108,7 @@ fn of_word(word: &str, place: Place, found: &mut Vec<Parameter>) {
     }
 }
 
-/// The date or time that begins with the first of the numbers, read alone or with those behind it.
+/// Returns the date or time that begins with the first of the numbers, alone or with the following ones.
 fn moment(word: &str, runs: &[Run]) -> Option<(Unit, i64)> {
     let [first, rest @ ..] = runs else { return None };
     let value = first.value;
@@ -132,7 +132,7 @@ fn moment(word: &str, runs: &[Run]) -> Option<(Unit, i64)> {
     }
 }
 
-/// A date with `below` for what of the time of day follows it in the same digits.
+/// Parses a date and time of day in one number. `below` is the power of ten of the digits for the time of day.
 pub(crate) fn compact(value: i64, below: i64, unit: Unit) -> Option<(Unit, i64)> {
     let (day, time) = (value / below, value % below);
     let days = Date::new(day / 10_000, day / 100 % 100, day % 100)?.to_days();

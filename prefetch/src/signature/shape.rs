@@ -1,27 +1,27 @@
-//! Words without what changes from run to run, and how near two signatures are.
+//! Words without what changes from run to run, and the similarity of two signatures.
 
 use std::borrow::Cow;
 
 use super::command::is_interpreter;
 use super::digits::masked;
 
-/// The longest word that is kept as it is: beyond, it is text for a program, and told by its checksum.
+/// The longest word that is kept: the rest of a longer one, such as the text of a program, is replaced by its checksum.
 const WORD_BYTES_MAX: usize = 80;
 
-/// Parts of the similarity, of 1: what is read follows the arguments more than who asks.
+/// Weights of the similarity, with the sum 1: what a job reads depends more on the arguments than on the user.
 const SIMILAR_PROGRAM: f64 = 0.4;
 const SIMILAR_USER: f64 = 0.15;
 const SIMILAR_ACCOUNT: f64 = 0.05;
 const SIMILAR_ARGUMENTS: f64 = 0.4;
 
-/// A word that holds no blank, so that words can be told apart in a signature.
+/// Returns a word without blanks, so that the words of a signature can be separated.
 pub(super) fn name(word: &str) -> String {
     let plain = |c: char| if c.is_whitespace() || c.is_control() { '_' } else { c };
     let word: String = if word.is_empty() { "''".into() } else { word.chars().map(plain).collect() };
     bounded(word, WORD_BYTES_MAX)
 }
 
-/// An argument with its numbers masked, fractions and signs too: `--rate=1e-3` is `--rate=#`.
+/// Returns an argument with its numbers masked, including fractions and signs: `--rate=1e-3` becomes `--rate=#`.
 pub(super) fn argument(word: &str) -> String {
     let (option, value) = match word.split_once('=') {
         Some((option, value)) if option.starts_with('-') => (Some(option), value),
@@ -38,7 +38,7 @@ fn is_number(text: &str) -> bool {
     text.bytes().any(|b| b.is_ascii_digit()) && text.parse::<f64>().is_ok()
 }
 
-/// At most `limit` bytes: what is too much is replaced by its checksum.
+/// Returns at most `limit` bytes: the rest is replaced by its checksum.
 pub(super) fn bounded(mut text: String, limit: usize) -> String {
     if text.len() <= limit {
         return text;
@@ -53,7 +53,7 @@ pub(super) fn bounded(mut text: String, limit: usize) -> String {
     text
 }
 
-/// See `Signature::similarity`: a program that interprets is the same only with the same script.
+/// See `Signature::similarity`. Two runs of an interpreter are the same program only with the same script.
 pub(super) fn similarity(one: &str, other: &str) -> f64 {
     let (one, other): (Vec<_>, Vec<_>) = (one.split(' ').collect(), other.split(' ').collect());
     let ([user, account, program, rest @ ..], [user2, account2, program2, rest2 @ ..]) = (&one[..], &other[..]) else {
@@ -70,7 +70,7 @@ pub(super) fn similarity(one: &str, other: &str) -> f64 {
         + SIMILAR_ARGUMENTS * overlap(rest, rest2)
 }
 
-/// What two lists of words have in common, of what they have in all: 1 where both are empty.
+/// Returns the share of common words in two lists: 1 if both are empty.
 fn overlap(one: &[&str], other: &[&str]) -> f64 {
     if one.is_empty() && other.is_empty() {
         return 1.0;

@@ -102,7 +102,7 @@ fn parameters_are_numbers_and_dates_by_place() {
     assert_eq!(many.parameters().len(), PARAMETERS_MAX);
 }
 
-/// What is kept of an invocation as an example has its signature.
+/// The stored example of an invocation has the same signature.
 #[test]
 fn what_is_looked_at_is_bounded() {
     let words = |n: usize, len: usize| (0..n).map(|at| format!("{at}{}", "ä".repeat(len))).collect::<Vec<_>>();

@@ -1,13 +1,14 @@
-//! The policy that knows the future: what is needed furthest from now goes first.
+//! The policy that knows the future: it evicts the content whose next use is furthest away.
 //!
-//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. No policy
-//! misses less often where all contents are of one size. With sizes it is no bound: see [`super::bound`].
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. No
+//! policy misses less often if all contents have the same size. With different sizes it is no bound: see
+//! [`super::bound`].
 
 use std::collections::BTreeSet;
 
 use super::{Misses, Trace};
 
-/// Replays a trace as [`super::replay`] does. Of what is never needed again the largest goes first.
+/// Replays a trace as [`super::replay`] does. Of contents that are never needed again, the largest is evicted first.
 pub fn belady(trace: &Trace, capacity_bytes: u64) -> Misses {
     let mut misses = Misses::default();
     let next_uses = trace.next_uses();
@@ -43,7 +44,7 @@ mod tests {
 
     #[test]
     fn misses_by_hand() {
-        // The example of the field: three frames, and the nine misses of OPT of twenty.
+        // The usual textbook example: three frames, and nine misses of OPT in twenty requests.
         let pages = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1];
         let trace = Trace::new(pages.map(|page| (page, 1))).unwrap();
         assert_eq!(belady(&trace, 3).missed_requests, 9);

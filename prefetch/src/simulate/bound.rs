@@ -1,13 +1,14 @@
-//! A bound for contents of different sizes, where Belady's policy is none.
+//! A bound for contents of different sizes, for which Belady's policy is none.
 //!
 //! PFOO-L of Berger, Beckmann, Harchol-Balter, "Practical bounds on optimal caching with variable object sizes",
-//! SIGMETRICS 2018: a hit occupies its bytes from the use before it on. All hits together cannot occupy more than the
-//! cache has over the whole trace; taking those that are cheapest, whenever they are, is more than any policy can do.
+//! SIGMETRICS 2018: a hit occupies its bytes since the previous use. All hits together cannot occupy more than the
+//! whole cache over the whole trace. Choosing the cheapest hits, whenever they occur, gives at least as many hits as
+//! any policy.
 
 use super::{Misses, Trace};
 
-/// The least that could be missed: the requests of the first by the number of requests, its bytes by the bytes. Each
-/// is a bound by itself; no one policy reaches both.
+/// Returns lower bounds: `missed_requests` for policies that minimise requests, `missed_bytes` for policies that
+/// minimise bytes. Each is a bound by itself; no single policy reaches both.
 pub fn bound(trace: &Trace, capacity_bytes: u64) -> Misses {
     let mut misses = Misses::default();
     let next_uses = trace.next_uses();
@@ -34,7 +35,7 @@ pub fn bound(trace: &Trace, capacity_bytes: u64) -> Misses {
     let mut left = room;
     for interval in &intervals {
         let Some(rest) = left.checked_sub(cost(interval)) else {
-            // A part of the last one, or the bound would be none.
+            // Counts a part of the last interval, which the bound requires.
             misses.missed_bytes -= left / u128::from(interval.0.max(1));
             break;
         };

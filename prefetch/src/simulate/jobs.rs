@@ -1,11 +1,12 @@
-//! Traces of our own: what `forebay job show --json ID` prints, one job on each line, in the order in which they ran.
+//! Traces of Forebay: the output of `forebay job show --json ID`, one job on each line, in the order in which the jobs
+//! ran.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Trace, TraceError};
 
-/// What is used of a job.
+/// The fields of a job that are used.
 #[derive(Debug, Deserialize)]
 struct Job {
     files: Vec<File>,
@@ -13,20 +14,20 @@ struct Job {
 
 #[derive(Debug, Deserialize)]
 struct File {
-    /// A text; or bytes, for a path that is none.
+    /// A string, or the bytes of a path that is not UTF-8.
     path: Value,
-    /// All that was read of it, by all opens.
+    /// All bytes that were read of it, by all opens.
     bytes: u64,
     opens: u64,
     first_use_rank: u64,
 }
 
-/// The most opens of one file that are replayed: a bound on what one number in the input costs.
+/// The most opens of one file that are replayed: it limits the cost of one number in the input.
 const OPENS_MAX: u64 = 10_000;
 
-/// Reads jobs. In each of them the files are asked for in the order of their first uses; those that were opened more
-/// than once are so again in the same order, as one reads epochs, since the record does not tell when. The size of a
-/// file is what an open read of it.
+/// Parses jobs. In each job, the files are requested in the order of their first uses. Files that were opened more than
+/// once are requested again in the same order, as in epochs, since the record does not contain the times. The size of a
+/// file is what one open read of it on average.
 ///
 /// # Errors
 /// Names the line that is no job.
@@ -56,9 +57,9 @@ pub fn parse(text: &[u8]) -> Result<Trace, TraceError> {
 }
 
 impl File {
-    /// Its path, its size, and how often it is asked for.
+    /// Returns its path, its size, and the number of requests for it.
     fn plan(self) -> (String, u64, u64) {
-        // What was inherited or opened before the job began has bytes and no open.
+        // A file that was inherited, or opened before the job began, has bytes and no open.
         let opens = self.opens.max(1);
         (self.path.to_string(), self.bytes.div_ceil(opens), opens.min(OPENS_MAX))
     }

@@ -5,11 +5,10 @@ use super::{Trace, TraceError};
 /// `u32` time in seconds, `u64` object, `u32` bytes, `i64` index of the next request for the same object (-1: none).
 const RECORD_BYTES: usize = 24;
 
-/// Reads a trace that was decompressed before.
+/// Parses a decompressed trace.
 ///
 /// # Errors
-/// Says what is wrong where the bytes are not of this format: by their length, or by a next request that lies in the
-/// past.
+/// Describes the mismatch if the bytes are not of this format: a wrong length, or a next request that lies in the past.
 pub fn parse(bytes: &[u8]) -> Result<Trace, TraceError> {
     let (records, rest) = bytes.as_chunks::<RECORD_BYTES>();
     if !rest.is_empty() {
@@ -23,8 +22,8 @@ pub fn parse(bytes: &[u8]) -> Result<Trace, TraceError> {
     }
     for (index, record) in records.iter().enumerate() {
         let next = i64::from_le_bytes(field(record, 16));
-        // Traces that were cut out of longer ones name requests beyond their end, and some count from 1; so this is all
-        // that holds for every one of them, and it is not used for more.
+        // Traces that were cut out of longer ones name requests beyond their end, and some traces count from 1. Only
+        // this condition holds for all of them, and the field is not used otherwise.
         if next != -1 && next <= index as i64 {
             return Err(TraceError::Record { index, why: format!("its next request would be number {next}") });
         }

@@ -1,9 +1,9 @@
-//! A cache that follows one policy, and what it misses.
+//! A cache that follows one policy, and its misses.
 
 use super::Trace;
 use crate::eviction::Evictor;
 
-/// What was asked for, and what of it was not here.
+/// Requests and misses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Misses {
     pub requests: u64,
@@ -33,10 +33,10 @@ impl Misses {
     }
 }
 
-/// Replays a trace in a cache of `capacity_bytes`. What is larger than the cache is missed and changes nothing; for the
-/// rest there is room before it comes in, so that it cannot be its own victim.
+/// Replays a trace in a cache of `capacity_bytes`. Content larger than the cache is a miss and changes nothing. For
+/// other content, room is made before it is inserted, so that it cannot be its own victim.
 ///
-/// A policy that gives up nothing although something is here lets the cache grow; that is a defect of the policy.
+/// If a policy gives no victim although content is resident, the cache grows; that is a defect of the policy.
 pub fn replay(trace: &Trace, capacity_bytes: u64, policy: &mut dyn Evictor) -> Misses {
     let mut misses = Misses::default();
     let mut present = vec![false; trace.contents()];

@@ -1,9 +1,9 @@
-//! What the default policy promises, on traces that are made here. The evaluation on real ones is a bench.
+//! Promises of the default policy, on synthetic traces. A bench evaluates it on real ones.
 
 use super::*;
 use crate::eviction::{DEFAULT, by_name};
 
-/// Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014: the same numbers each time.
+/// Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014: the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -52,7 +52,8 @@ fn epochs_cost_the_default_at_most_one_percent_more_than_belady() {
     }
 }
 
-/// Each request is for what stands at a random depth of the LRU stack, mostly near its top: nothing is better than LRU.
+/// Each request is for the content at a random depth of the LRU stack, mostly near its top, so no policy is better than
+/// LRU.
 #[test]
 fn where_lru_is_right_the_default_is_at_most_one_percent_worse() {
     let mut random = Random(1);

@@ -1,4 +1,4 @@
-//! A trace: which contents were asked for, in which order, and how large they are.
+//! A trace: the requested contents in order, and their sizes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,8 +12,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace of requests for keys with their sizes in bytes. Content has the largest size that any request says, all
-    /// the time, so that every policy and every bound count the same bytes.
+    /// Makes a trace of requests for keys with their sizes in bytes. Content has its largest requested size during the
+    /// whole trace, so that every policy and every bound count the same bytes.
     ///
     /// # Errors
     /// There are 2^32 contents or more.
@@ -37,12 +37,12 @@ impl Trace {
         &self.requests
     }
 
-    /// The size of a content of [`Trace::requests`], in bytes; or 1 for each, where the trace has no sizes.
+    /// Returns the size of a content of [`Trace::requests`], in bytes.
     pub fn bytes(&self, content: u32) -> u64 {
         self.sizes[content as usize]
     }
 
-    /// How many contents there are.
+    /// Returns the number of contents.
     pub fn contents(&self) -> usize {
         self.sizes.len()
     }
@@ -57,12 +57,12 @@ impl Trace {
         self.requests.iter().map(|&content| u128::from(self.bytes(content))).sum()
     }
 
-    /// The bytes of a cache for this share of the unique bytes, above 0 and up to 1; 1 byte at least.
+    /// Returns the capacity of a cache for this share of the unique bytes, above 0 and up to 1; at least 1 byte.
     pub fn capacity_bytes(&self, fraction: f64) -> u64 {
         ((self.unique_bytes() as f64 * fraction).round() as u64).max(1)
     }
 
-    /// For each request the index of the next one for the same content; `u32::MAX`: there is none.
+    /// Returns for each request the index of the next one for the same content; `u32::MAX`: there is none.
     pub(super) fn next_uses(&self) -> Vec<u32> {
         let mut next = vec![u32::MAX; self.contents()];
         let mut uses = vec![u32::MAX; self.requests.len()];
@@ -73,22 +73,22 @@ impl Trace {
     }
 }
 
-/// Why bytes are no trace.
+/// The reason why bytes are no trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceError {
-    /// Nothing is in it.
+    /// It has no requests.
     Empty,
     /// The length is not a whole number of records.
     Truncated {
         records: usize,
         left_over_bytes: usize,
     },
-    /// What a record says cannot be.
+    /// The values of a record are impossible.
     Record {
         index: usize,
         why: String,
     },
-    /// A line is not what `forebay job show --json` prints.
+    /// A line is not of the output of `forebay job show --json`.
     Line {
         number: usize,
         why: String,

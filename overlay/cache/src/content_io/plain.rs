@@ -14,7 +14,8 @@ use tokio::task;
 
 use super::{ContentIo, buffer_for, check_write, clip_read, describe, into_bytes};
 
-/// Operations under way at once: one blocking thread each, of the 512 that tokio has for everybody.
+/// The most operations under way at once. Each occupies one of the 512 blocking threads of tokio, which the whole
+/// process shares.
 const IN_FLIGHT_MAX: usize = 64;
 
 pub(super) struct Plain {
@@ -26,7 +27,7 @@ impl Plain {
         Self { in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)) }
     }
 
-    /// Runs `work` on a blocking thread. The permit goes with it, so that dropped futures count until their work ends.
+    /// Runs `work` on a blocking thread, which holds the permit: work of a dropped future counts until it ends.
     async fn run<T: Send + 'static>(
         &self,
         what: String,
@@ -78,7 +79,7 @@ fn read_full(file: &File, offset: u64, len: usize, buffer: &mut Vec<u8>) -> io::
                 if more == 0 {
                     break;
                 }
-                // SAFETY: pread has initialised `more` bytes behind the `done` ones, within the capacity.
+                // SAFETY: `pread` initialised `more` bytes after the first `done` ones, within the capacity.
                 unsafe { buffer.set_len(done + more) };
             }
             Err(Errno::INTR) => {}

@@ -1,4 +1,4 @@
-//! What both implementations must do, run for each, and for a ring so small that its queues overflow.
+//! Tests that both implementations must pass, run for each, and for a ring so small that its queues overflow.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ fn uring() -> Arc<dyn ContentIo> {
     Arc::new(start_uring(Limits::DEFAULT))
 }
 
-/// Submissions do not fit, completions overflow, and every operation takes several steps.
+/// With these limits, submissions do not fit, completions overflow, and every operation takes several steps.
 pub(super) const TIGHT: Limits = Limits { entries: 2, in_flight: 40, step_bytes: 4096 };
 
 fn tight_uring() -> Arc<dyn ContentIo> {
@@ -35,7 +35,7 @@ fn temporary_file() -> Arc<File> {
     Arc::new(tempfile::tempfile().expect("a temporary file"))
 }
 
-/// Bytes that differ from block to block, so that misplaced ones show.
+/// Returns bytes that differ from block to block, so that misplaced ones are detected.
 pub(super) fn pattern(seed: usize, len: usize) -> Bytes {
     let mut state = seed as u64 + 1;
     let next = |_| {
@@ -104,7 +104,7 @@ async fn sixty_four_tasks_do_not_disturb_each_other(io: Arc<dyn ContentIo>) {
     }
 }
 
-/// What was dropped runs on; so each round has its own range, and in the end all that began is there.
+/// A dropped operation runs on. So each round has its own range, and in the end every write that began is in the file.
 async fn dropped_futures_harm_nobody(io: Arc<dyn ContentIo>) {
     const WRITE_BYTES: usize = 100_000;
     let file = temporary_file();
@@ -113,14 +113,14 @@ async fn dropped_futures_harm_nobody(io: Arc<dyn ContentIo>) {
         let offset = (index * WRITE_BYTES) as u64;
         let write = io.write_at(Arc::clone(&file), offset, pattern(index, WRITE_BYTES));
         let read = io.read_at(Arc::clone(&file), 0, MIB);
-        // Polled once and dropped: under way, done, or still waiting for its turn.
+        // Each future is polled once and dropped: it is under way, done, or waits for a permit.
         if poll_immediate(write).await.is_some() || index < 10 {
             begun.push(index);
         }
         let _ = poll_immediate(read).await;
         tokio::task::yield_now().await;
     }
-    // All turns come back, although nobody waited.
+    // All permits are returned, although their futures were dropped.
     let base = 300 * WRITE_BYTES as u64;
     let later =
         (0..200).map(|index| io.write_at(Arc::clone(&file), base + index * 4096, pattern(index as usize, 4096)));
@@ -136,7 +136,7 @@ async fn dropped_futures_harm_nobody(io: Arc<dyn ContentIo>) {
     }
 }
 
-/// An operation holds its file until it is done.
+/// Waits until no operation uses the file: an operation holds its file until it is done.
 async fn wait_until_unused(file: &Arc<File>) {
     while Arc::strong_count(file) > 1 {
         tokio::task::yield_now().await;

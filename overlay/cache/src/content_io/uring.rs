@@ -1,8 +1,8 @@
-//! Content I/O by io_uring: one thread owns the ring, the callers send it their operations.
+//! Content I/O by io_uring: one thread owns the ring, and callers send their operations to it.
 //!
-//! An operation owns its buffer and its file from the moment it is sent until the kernel has said that it is done, in
-//! [`op::Op`]. The future of the caller holds only the far end of a channel, so dropping it frees nothing that the
-//! kernel still writes to.
+//! An operation owns its buffer and its file in [`op::Op`] from the moment it is sent until its completion. The
+//! caller's future holds only the receiving end of a channel, so dropping it frees no memory that the kernel still
+//! writes to.
 
 mod driver;
 mod op;
@@ -36,18 +36,19 @@ pub(super) struct Limits {
     pub entries: u32,
     /// Operations under way at once.
     pub in_flight: usize,
-    /// What one submission reads or writes at most; longer operations take several steps.
+    /// The most bytes that one submission reads or writes; longer operations take several steps.
     pub step_bytes: usize,
 }
 
 impl Limits {
-    /// All operations and the wake-up fit into the submission queue, so that completions never overflow. A step is the
-    /// largest power of two below what Linux moves in one call (`MAX_RW_COUNT`, 2 GiB less a page), and fits a u32.
+    /// All operations and the wake-up fit into the submission queue, so completions never overflow. A step is the
+    /// largest power of two below the most that Linux moves in one call (`MAX_RW_COUNT`, 2 GiB less a page), and fits a
+    /// u32.
     pub const DEFAULT: Self = Self { entries: 128, in_flight: 127, step_bytes: 1 << 30 };
 }
 
 pub(super) struct Uring {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     inbox: Option<mpsc::Sender<Op>>,
     wake: Arc<Wake>,
     in_flight: Arc<Semaphore>,
@@ -55,14 +56,14 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    /// Starts the thread and tries the ring. The error says why io_uring cannot be used here.
+    /// Starts the thread and tries the ring. The error says why io_uring cannot be used.
     pub fn start(limits: Limits) -> Result<Self, String> {
         let wake = Arc::new(Wake::new().map_err(|error| format!("no eventfd for io_uring: {error}"))?);
         let (inbox, received) = mpsc::channel();
         let (started, outcome) = mpsc::sync_channel(1);
         let woken = Arc::clone(&wake);
         let body = move || match probe::working_ring(limits) {
-            // If nobody waits any more, the inbox is closed as well, and the driver ends at once.
+            // If `start` no longer waits, the inbox is closed as well, and the driver ends at once.
             Ok(ring) => {
                 let _ = started.send(Ok(()));
                 Driver::new(ring, limits, received, woken).run();
@@ -77,7 +78,7 @@ impl Uring {
             Ok(Ok(())) => {}
             Ok(Err(reason)) => return Err(reason),
             Err(_) => {
-                // The thread is left to itself: should the kernel answer after all, it finds the inbox closed.
+                // The thread is abandoned: if the kernel answers later, the thread finds the inbox closed.
                 drop(inbox);
                 let _ = wake.signal();
                 return Err(format!("io_uring did not answer within {PROBE_TIMEOUT:?}"));
@@ -87,7 +88,7 @@ impl Uring {
         Ok(Self { inbox: Some(inbox), wake, in_flight, thread: Some(thread) })
     }
 
-    /// Waits for a turn, hands the operation over, and waits for its end.
+    /// Waits for a permit, sends the operation, and waits for its end.
     async fn run(&self, file: Arc<File>, offset: u64, request: Request) -> io::Result<Bytes> {
         let permit = Arc::clone(&self.in_flight).acquire_owned().await.map_err(io::Error::other)?;
         let (reply, outcome) = oneshot::channel();
@@ -107,7 +108,8 @@ impl Drop for Uring {
         drop(self.inbox.take());
         let signalled = self.wake.signal();
         let Some(thread) = self.thread.take() else { return };
-        // A reply runs the waker of whoever waits for it, on the driver's thread; that may drop the last user of this.
+        // A reply runs the waker of the waiting task on the driver's thread; that may drop the last reference to this
+        // ring.
         let on_driver = thread.thread().id() == thread::current().id();
         if signalled.is_ok() && !on_driver {
             let _ = thread.join();
@@ -142,7 +144,7 @@ impl ContentIo for Uring {
     }
 }
 
-/// What callers are told once the thread has ended, which it does only if the kernel refuses the ring in mid-use.
+/// The error after the thread has ended, which happens only if the kernel refuses the ring during its use.
 fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the io_uring thread has stopped; restart the daemon")
 }

@@ -44,7 +44,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Beside a plain list for each user and lane: every intent waits in one place, in the order of its time.
+    /// Compares the queue with a plain list for each user and lane: every intent waits in one slot, in the order of
+    /// time.
     #[test]
     fn every_intent_waits_once_in_order(steps in prop::collection::vec(step(), 1..50)) {
         let dir = tempfile::tempdir().unwrap();

@@ -1,20 +1,20 @@
-//! What is here and what was evicted, in the order of its last use; with each content's range of ages, and a mark on
-//! what LRU would have.
+//! Resident contents and ghosts in the order of their last use, each with its bucket of ages and a mark whether LRU
+//! would have it.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::reuse::{BOUNDS, BUCKETS, Past};
 
-/// The end of the list. Fewer than `u32::MAX` contents are known.
+/// The end of the list. The number of known contents is below `u32::MAX`.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// The most evicted contents that are remembered. About 100 bytes each: 50 MiB.
 pub(super) const GHOSTS_MAX: usize = 1 << 19;
 
-/// A bucket is entered up to a sixteenth of its bound too late, so that not every bound is looked at for every use.
+/// A bucket is entered up to a sixteenth of its bound too late, so that not every bound is checked at every use.
 const LATE_ONE_IN: u64 = 16;
 
-/// A content.
+/// A content, resident or a ghost.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub key: u64,
@@ -26,7 +26,7 @@ pub(super) struct Node {
     place: u32,
     pub past: Past,
     pub bucket: u8,
-    /// LRU would have it.
+    /// LRU would have it resident.
     pub in_lru: bool,
 }
 
@@ -46,11 +46,12 @@ pub(super) struct History {
     resident_bytes: u128,
     newest: u32,
     oldest: u32,
-    /// Nothing older than this one is resident.
+    /// No content older than this one is resident.
     oldest_resident: u32,
-    /// For each bound of ages the oldest content that has not reached it.
+    /// For each bound of ages, the oldest content that has not reached it.
     cursors: [u32; BUCKETS],
-    /// Slots of the evicted, and when they were used last: those that came back are still in it, with another time.
+    /// Slots of evicted contents, and the times of their last uses. A content that was fetched again is still listed,
+    /// but with another time in its node.
     ghosts: VecDeque<(u32, u64)>,
     lru_oldest: u32,
     lru_bytes: u128,
@@ -96,12 +97,12 @@ impl History {
         self.resident_bytes
     }
 
-    /// How many contents are known, resident or not.
+    /// Returns the number of known contents, resident or not.
     pub fn known(&self) -> usize {
         self.slots.len()
     }
 
-    /// Takes in content that is not known, as the newest.
+    /// Adds unknown content, as the newest.
     pub fn admit(&mut self, key: u64, bytes: u64, now: u64) {
         let past = Past::once();
         let (newer, older, place) = (NIL, NIL, NIL);
@@ -122,7 +123,7 @@ impl History {
         self.link_newest(slot);
     }
 
-    /// Makes known content the newest, with a new past; a ghost comes back.
+    /// Makes known content the newest, with a new past. A ghost becomes resident again.
     pub fn renew(&mut self, slot: u32, past: Past, now: u64) {
         self.unlink(slot);
         if !self.node(slot).is_resident() {
@@ -144,7 +145,7 @@ impl History {
         }
     }
 
-    /// Makes a resident a ghost; of too many ghosts the one that was evicted first is forgotten.
+    /// Makes a resident a ghost. If there are too many ghosts, forgets the one that was evicted first.
     pub fn evict(&mut self, slot: u32) {
         self.leave(slot);
         self.ghosts.push_back((slot, self.node(slot).used_at));
@@ -168,7 +169,7 @@ impl History {
         self.free.push(slot);
     }
 
-    /// Lets ages grow up to `now`; `reached` is told who enters which bucket.
+    /// Advances the ages to `now`. Calls `reached` with the past and the bucket of each content that enters a bucket.
     pub fn age(&mut self, now: u64, mut reached: impl FnMut(Past, usize)) {
         for (bucket, &bound) in BOUNDS.iter().enumerate().take(BUCKETS - 1) {
             let period = (bound / LATE_ONE_IN).next_power_of_two();
@@ -186,12 +187,12 @@ impl History {
         }
     }
 
-    /// Up to `most` of the residents that were used last, found in a few steps.
+    /// Returns up to `most` of the most recently used residents, found in a few steps.
     pub fn newest_residents(&self, most: usize) -> impl Iterator<Item = u32> {
         self.walk(self.newest, |node| node.older, most)
     }
 
-    /// Up to `most` of the residents that were used longest ago, found in a few steps.
+    /// Returns up to `most` of the least recently used residents, found in a few steps.
     pub fn oldest_residents(&mut self, most: usize) -> impl Iterator<Item = u32> {
         while self.oldest_resident != NIL && !self.node(self.oldest_resident).is_resident() {
             self.oldest_resident = self.node(self.oldest_resident).newer;
@@ -230,7 +231,7 @@ impl History {
 
     fn link_newest(&mut self, slot: u32) {
         let before = std::mem::replace(&mut self.newest, slot);
-        // Bounds that all others have reached.
+        // The bounds that all other contents have reached.
         let passed = if before == NIL { BUCKETS } else { usize::from(self.node(before).bucket) };
         self.cursors[..passed].fill(slot);
         let node = self.node_mut(slot);
@@ -257,7 +258,7 @@ impl History {
 
     fn unlink(&mut self, slot: u32) {
         let Node { newer, older, bucket, bytes, in_lru, .. } = *self.node(slot);
-        // Bounds that it would have been the next to reach.
+        // The bounds that this content would have been the next to reach.
         let next_for = if older == NIL { BUCKETS } else { usize::from(self.node(older).bucket) };
         self.cursors[usize::from(bucket)..next_for].fill(newer);
         if in_lru {

@@ -1,14 +1,14 @@
-//! When content is used again, learned from when content like it was.
+//! Estimates when content is used again, from the past of similar content.
 //!
-//! For each class of contents and each range of ages: how many reached it unused, and how many of them were used in it.
-//! That is the estimator of Kaplan and Meier (1958), in which what has not been used *yet* counts as well, so that it
-//! follows a change at once. What has little data leans on what has more: a class on all of its interval, that on all
-//! contents, and those on the assumption that recency is worth something.
+//! For each class of contents and each bucket of ages, it counts how many reached the bucket unused, and how many of
+//! them were used in it. This is the estimator of Kaplan and Meier (1958). It also counts content that has not been
+//! used *yet*, so it follows a change at once. A class with little data leans on a more general one: a class on all
+//! contents with its interval, these on all contents, and these on the assumption that recency is worth something.
 
-/// Ranges of ages. Their bounds grow by half an octave, so the last is at 2^26 uses.
+/// Buckets of ages. Their bounds grow by half an octave, so the last is at 2^26 uses.
 pub(super) const BUCKETS: usize = 52;
 
-/// Ages end a bucket at these, in uses of any content.
+/// The upper bounds of the buckets, in uses of any content.
 pub(super) const BOUNDS: [u64; BUCKETS] = bounds();
 
 const fn bounds() -> [u64; BUCKETS] {
@@ -22,35 +22,35 @@ const fn bounds() -> [u64; BUCKETS] {
     bounds
 }
 
-/// Octaves of the smoothed interval between two uses; 0: it was used once.
+/// Octaves of the smoothed interval between two uses; 0: used once.
 const INTERVALS: usize = 32;
 
-/// Ranges of the number of uses: 1, 2, 3-4, 5-8, 9-32, more.
+/// Classes by number of uses: 1, 2, 3-4, 5-8, 9-32, more.
 const FREQUENCIES: usize = 6;
 
 const CLASSES: usize = INTERVALS * FREQUENCIES;
 
-/// A class leans on the more general one as if it had seen so many of that.
+/// A class leans on the more general one as if it had this many observations of it.
 const LEAN: f64 = 16.0;
 
-/// Before anything is known: the chance to be used within half an octave of ages. The same for each means that the
-/// chance by use falls with the age, so that the order is that of LRU.
+/// The chance of a use within half an octave of ages, before anything is known. It is the same for each bucket, so the
+/// chance per use falls with the age, and the order is that of LRU.
 const CHANCE_UNKNOWN: f64 = 0.1;
 
-/// The indices are computed anew after a sixteenth of all uses, within these bounds.
+/// The indices are recomputed after a sixteenth of all uses, within these bounds.
 const RENEWAL_USES: (u64, u64) = (16, 4096);
 
-/// All counts are halved after so many uses, and after so many for each content that is known.
+/// All counts are halved after this many uses, or after `HALF_LIFE_EACH` for each known content if that is more.
 const HALF_LIFE_USES: u64 = 1 << 17;
 const HALF_LIFE_EACH: u64 = 8;
 
 /// Fixed point of a smoothed interval: eighths of an octave.
 const OCTAVE: u8 = 8;
 
-/// What is known of the past of one content.
+/// The past of one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Past {
-    /// In eighths of an octave; 0: it was used once.
+    /// In eighths of an octave; 0: used once.
     interval: u8,
     /// Saturating.
     uses: u8,
@@ -61,12 +61,12 @@ impl Past {
         Self { interval: 0, uses: 1 }
     }
 
-    /// Content that was used again after `age` uses of any content, 1 at least.
+    /// Returns the past after another use, `age` uses of any content after the last one; at least 1.
     pub fn again(self, age: u64) -> Self {
         let octave = (u64::BITS - age.leading_zeros()).min(INTERVALS as u32 - 1) as u8 * OCTAVE;
         let interval = match self.interval {
             0 => octave,
-            // A quarter of what is new, in logarithms, so that one odd interval does not make another content of it.
+            // The new interval counts for a quarter, in logarithms, so that one odd interval does not change the class.
             before => ((3 * u16::from(before) + u16::from(octave)) / 4) as u8,
         };
         Self { interval, uses: self.uses.saturating_add(1) }
@@ -102,7 +102,7 @@ impl Counts {
         self.used.iter_mut().zip(&other.used).for_each(|(sum, count)| *sum += count);
     }
 
-    /// The chance to be used in each bucket for what reaches it, where `general` counts as `lean` observations.
+    /// Returns the chance of a use in each bucket for content that reaches it. `general` counts as `lean` observations.
     fn chances(&self, general: &Row, lean: f64) -> Row {
         std::array::from_fn(|b| ((self.used[b] + lean * general[b]) / (self.reached[b] + lean)).min(1.0))
     }
@@ -113,7 +113,7 @@ impl Counts {
 struct Index {
     begin: Row,
     end: Row,
-    /// It was computed once.
+    /// It was computed at least once.
     is_known: bool,
 }
 
@@ -122,9 +122,9 @@ struct Index {
 pub(super) struct Reuse {
     counts: Vec<Counts>,
     indices: Vec<Index>,
-    /// Of all contents of an interval, for classes of which nothing was known at the last renewal.
+    /// For all contents of an interval; used for classes without data at the last renewal.
     general: Vec<Index>,
-    /// Of all contents, for intervals of which nothing was known.
+    /// For all contents; used for intervals without data.
     of_all: Index,
     renew_at: u64,
     halved_at: u64,
@@ -142,17 +142,17 @@ impl Reuse {
         }
     }
 
-    /// Content of this past has not been used up to the age at which the bucket begins.
+    /// Notes that content of this past was not used up to the age at which the bucket begins.
     pub fn reached(&mut self, past: Past, bucket: usize) {
         self.counts[past.class()].reached[bucket] += 1.0;
     }
 
-    /// Content of this past was used in this bucket.
+    /// Notes that content of this past was used in this bucket.
     pub fn used(&mut self, past: Past, bucket: usize) {
         self.counts[past.class()].used[bucket] += 1.0;
     }
 
-    /// Lets time pass: `clock` in uses, and how many contents are known.
+    /// Advances the time: `clock` in uses, `contents` is the number of known contents.
     pub fn tick(&mut self, clock: u64, contents: usize) {
         if clock < self.renew_at {
             return;
@@ -164,7 +164,7 @@ impl Reuse {
                 counts.reached.iter_mut().chain(&mut counts.used).for_each(|count| *count /= 2.0);
             }
         }
-        // Nothing is older than the clock.
+        // No content is older than the clock.
         let buckets = BOUNDS.partition_point(|&bound| bound <= clock) + 2;
         self.renew(buckets.min(BUCKETS));
     }
@@ -193,7 +193,7 @@ impl Reuse {
         }
     }
 
-    /// The index of content of this past in this bucket and of this age, per use. Finite, and not negative.
+    /// Returns the index of content with this past, bucket and age, per use. Finite, and not negative.
     pub fn index(&self, past: Past, bucket: usize, age: u64) -> f64 {
         let class = past.class();
         let known = [&self.indices[class], &self.general[class / FREQUENCIES]].into_iter().find(|index| index.is_known);
@@ -207,12 +207,13 @@ impl Reuse {
 impl Index {
     const UNKNOWN: Self = Self { begin: [0.0; BUCKETS], end: [0.0; BUCKETS], is_known: false };
 
-    /// From the chance of each bucket, for the first `buckets` of them.
+    /// Computes the index from the chance of each bucket, for the first `buckets` of them.
     ///
-    /// The index is the most uses for the time that the space is held, over all times at which one might give up:
-    /// Gittins, "Bandit processes and dynamic allocation indices", Journal of the Royal Statistical Society B 41(2),
-    /// 1979. Where the chance falls with the age it is the chance now, so that the order is that of LRU; where content
-    /// comes back after a known time, it is the greater the nearer that is, so that the newest goes first.
+    /// The index is the highest ratio of uses to the time that the space is held, over all times at which one might
+    /// evict: Gittins, "Bandit processes and dynamic allocation indices", Journal of the Royal Statistical Society B
+    /// 41(2), 1979. If the chance falls with the age, the index is the current chance, so that the order is that of
+    /// LRU. If content is used again after a known time, the index grows as that time comes nearer, so that the newest
+    /// goes first.
     fn renew(&mut self, chances: &Row, doubt: &Row, buckets: usize) {
         self.is_known = true;
         let width = |bucket: usize| (BOUNDS[bucket] - if bucket == 0 { 0 } else { BOUNDS[bucket - 1] }) as f64;
@@ -220,7 +221,7 @@ impl Index {
             let (mut uses, mut time, mut left, mut best) = (0.0, 0.0, 1.0, 0.0f64);
             for (bucket, chance) in chances.iter().enumerate().take(buckets).skip(first) {
                 uses += left * chance;
-                // Who is used in a bucket is so in its middle.
+                // A use in a bucket is taken to be in its middle.
                 time += left * width(bucket) * (1.0 - chance / 2.0);
                 left *= 1.0 - chance;
                 best = best.max(uses / time);
@@ -228,7 +229,7 @@ impl Index {
             self.begin[first] = best;
         }
         for bucket in 0..buckets {
-            // Of those that are still unused at the end of a bucket in which most are used, the rest is due now.
+            // If most contents are used in a bucket, one that is still unused at its end is due now.
             let due = chances[bucket] / width(bucket) / (1.0 - chances[bucket] + doubt[bucket]);
             self.end[bucket] = due.max(self.begin[(bucket + 1).min(buckets - 1)]);
         }
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn where_chances_fall_with_age_the_oldest_is_worth_least() {
         let index = index_of([0.3; BUCKETS]);
-        // The first bucket is wider than the second.
+        // The first bucket is wider than the second, so it is left out.
         assert!(index.begin[1..].is_sorted_by(|a, b| a >= b), "{:?}", index.begin);
     }
 

@@ -1,17 +1,17 @@
-//! LRU on the same uses: how much it would have missed lately, and what follows from that.
+//! LRU on the same uses: how much it would have missed lately, and whether to follow it.
 
-/// Misses are compared over so many uses for each content that is here, and at least over so many.
+/// Misses are compared over this many uses for each resident content, and over at least `WINDOW_MIN`.
 const WINDOW_EACH: usize = 4;
 const WINDOW_MIN: usize = 1000;
 
-/// LRU is followed where it would have missed fewer requests by this share of them, or fewer bytes by twice that, until
-/// it is half of it.
+/// LRU is followed if it would have missed fewer requests by this share of them, or fewer bytes by twice this share. It
+/// is followed until its advantage is below half of that.
 const BEHIND: f64 = 0.005;
 
-/// Nothing is made of less than a window's share of one in so many.
+/// No decision is made with less data than the window divided by this.
 const KNOWN_ONE_IN: f64 = 20.0;
 
-/// What was missed and asked for, fading.
+/// Fading sums of requests and misses.
 #[derive(Debug, Clone, Copy, Default)]
 struct Faded {
     asked: f64,
@@ -27,7 +27,7 @@ impl Faded {
         self.rival_missed = self.rival_missed * keep + missed(rival_hit);
     }
 
-    /// The share by which the rival is better; below 0: worse.
+    /// Returns the share by which LRU is better; below 0: worse.
     fn behind(&self) -> f64 {
         (self.missed - self.rival_missed) / self.asked.max(1.0)
     }
@@ -47,31 +47,32 @@ impl Rival {
         Self { objects: 1.0, ..Self::default() }
     }
 
-    /// Notes a use: whether it was a hit here and for LRU, in a cache of so many contents.
+    /// Notes a use: whether it was a hit in this policy and in LRU, in a cache of this many contents.
     pub fn note(&mut self, bytes: u64, hit: bool, rival_hit: bool, residents: usize) {
         let window = (residents * WINDOW_EACH).max(WINDOW_MIN) as f64;
         let keep = 1.0 - 1.0 / window;
         self.requests.note(1.0, hit, rival_hit, keep);
         self.bytes.note(bytes as f64, hit, rival_hit, keep);
-        // In bytes twice as much: there is another remedy, which is tried first.
+        // For bytes, the advantage counts half: they have another remedy, `objects`, which is tried first.
         let behind = self.requests.behind().max(self.bytes.behind() / 2.0);
         if self.requests.asked * KNOWN_ONE_IN > window && behind > BEHIND {
             self.followed = true;
         } else if behind < BEHIND / 2.0 {
             self.followed = false;
         }
-        // A quarter of the window from one end to the other.
+        // `objects` moves from one end to the other within a quarter of the window.
         let step = 4.0 / window;
         let step = if self.bytes.behind() > 0.0 { -step } else { step };
         self.objects = (self.objects + step).clamp(0.0, 1.0);
     }
 
-    /// Whether to do as LRU does.
+    /// Returns whether to evict in the order of LRU.
     pub fn is_followed(&self) -> bool {
         self.followed
     }
 
-    /// How much missed requests count beside missed bytes: 1 for as much, and down to 0 where LRU misses fewer bytes.
+    /// Returns how much missed requests count relative to missed bytes: 1 for as much, and down to 0 while LRU misses
+    /// fewer bytes.
     pub fn objects(&self) -> f64 {
         self.objects
     }

@@ -7,10 +7,10 @@ const COUNT_MAX: u8 = 15;
 /// Rows: each key has one counter in each, and its estimate is the least of them.
 const ROWS: u64 = 4;
 
-/// Counters for each content that is here.
+/// Counters for each resident content.
 const COUNTERS_EACH: usize = 8;
 
-/// All counters are halved after so many counts for each content that is here: the paper's sample.
+/// All counters are halved after this many counts for each resident content: the paper's sample.
 const SAMPLE_EACH: usize = 10;
 
 /// The most counters, of a byte each.
@@ -32,8 +32,8 @@ impl Sketch {
         Self { counters: vec![0; COUNTERS_MIN], counted: 0, contents: 0 }
     }
 
-    /// Makes room for so many contents. What was counted is kept: in a table of twice the length a key has its counter
-    /// at the same place or just as far in the second half.
+    /// Makes room for this many contents, and keeps the counts: in a table of twice the length, a key has its counter
+    /// at the same place, or at the same place of the second half.
     pub fn fit(&mut self, contents: usize) {
         self.contents = self.contents.max(contents);
         while self.counters.len() < (self.contents * COUNTERS_EACH).min(COUNTERS_MAX) {
@@ -48,7 +48,7 @@ impl Sketch {
             return;
         }
         for place in places {
-            // Only those at the minimum: the others count for somebody else as well ("conservative update").
+            // Only the counters at the minimum: the others also count other keys ("conservative update").
             if self.counters[place] == least {
                 self.counters[place] += 1;
             }

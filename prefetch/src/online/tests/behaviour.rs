@@ -1,4 +1,4 @@
-//! One promise after the other.
+//! Single promises, one by one.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ fn opens_of_the_same_file_in_a_row_are_one() {
 fn a_predictor_that_is_always_wrong_only_probes() {
     let mut play = Play::on(Tree::default().with(1, 0, 100_000));
     let mut late = 0;
-    // Four in a row, and then elsewhere.
+    // Four in a row, and then a jump.
     for burst in 0..2000 {
         for at in 0..4 {
             let next = play.open((9, 1, burst * 40 + at));

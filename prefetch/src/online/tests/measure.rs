@@ -1,5 +1,5 @@
-//! How much of what is opened was suggested before, and how much of what is suggested is opened, for patterns of which
-//! it is known what can be foreseen. `cargo test --release -p forebay-prefetch measure -- --nocapture` shows the table.
+//! Measures how much of what is opened was suggested before, and how much of what is suggested is opened, for patterns
+//! whose predictable share is known. `cargo test --release -p forebay-prefetch measure -- --nocapture` shows the table.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn shuffled(files: u64, random: &mut ChaCha8Rng) -> Vec<u64> {
     order
 }
 
-/// Sources of a directory, compiled one after the other; each kind of them includes the same 20 of 200 headers.
+/// Sources of a directory, compiled one after the other; each kind of source includes the same 20 of 200 headers.
 fn compile(kinds: u64, sources: u64, random: &mut ChaCha8Rng) -> Vec<Open> {
     let headers: Vec<Vec<u64>> = (0..kinds).map(|_| shuffled(200, random).into_iter().take(20).collect()).collect();
     let mut out = Vec::new();
@@ -43,7 +43,7 @@ struct Row {
     name: &'static str,
     tree: Tree,
     opens: Vec<Open>,
-    /// At least, in per cent.
+    /// The required minimum, in per cent.
     coverage: f64,
     accuracy: f64,
     suggested_max: usize,
@@ -139,7 +139,7 @@ fn what_one_job_shows_serves_the_next() {
     assert!(second.coverage() > first.coverage() + 0.1, "{first} then {second}");
 }
 
-/// Shows the time of an open too, without that of the listing, which is the caller's.
+/// Also shows the time of an open, without the time of the listing, which is the caller's.
 #[test]
 fn large_sets_and_many_readers_stay_within_the_bounds() {
     println!("pattern                          opens   ns/open  slowest");

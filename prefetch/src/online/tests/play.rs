@@ -1,4 +1,4 @@
-//! Plays opens, and counts what came of the suggestions.
+//! Plays opens, and counts the outcomes of the suggestions.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -9,14 +9,14 @@ use super::super::*;
 /// One open: reader, directory, file.
 pub type Open = (u64, u64, u64);
 
-/// Directories of files; the files of directory d are named as they were put in.
+/// Directories with their files.
 #[derive(Default)]
 pub struct Tree {
     pub directories: HashMap<u64, Vec<Sibling>>,
 }
 
 impl Tree {
-    /// Directory `directory` with `files` files named `prefix<number>.bin`, numbered from `first` on.
+    /// Adds a directory with `files` files named `part-<number>.bin`, whose inode numbers start at `first`.
     pub fn with(mut self, directory: u64, first: u64, files: u64) -> Self {
         let name = |at: u64| format!("part-{at}.bin").into();
         let siblings = (0..files).map(|at| Sibling { name: name(at), file: first + at, bytes: 100 }).collect();
@@ -25,7 +25,7 @@ impl Tree {
     }
 }
 
-/// What came of it.
+/// The outcomes.
 #[derive(Debug, Default, Clone)]
 pub struct Score {
     pub opens: usize,
@@ -37,12 +37,12 @@ pub struct Score {
 }
 
 impl Score {
-    /// Opens of files that had been suggested.
+    /// Returns the share of opens whose file was suggested before.
     pub fn coverage(&self) -> f64 {
         self.covered as f64 / self.opens.max(1) as f64
     }
 
-    /// Suggestions that were used.
+    /// Returns the share of suggestions that were used.
     pub fn accuracy(&self) -> f64 {
         if self.suggested == 0 { 1.0 } else { self.used as f64 / self.suggested as f64 }
     }
@@ -61,7 +61,7 @@ impl fmt::Display for Score {
     }
 }
 
-/// A mount in which all that is suggested is brought in.
+/// A mount in which everything that is suggested is fetched.
 #[derive(Default)]
 pub struct Play {
     pub online: Online,
@@ -110,8 +110,7 @@ impl Play {
     }
 }
 
-/// What holds after every open.
-/// A reader of files by its number in a test.
+/// Returns a reader of files, by its number in a test.
 pub fn reader_of(number: u64) -> ReaderId {
     ReaderId { who: who(number), opens: Opens::Files }
 }
@@ -120,6 +119,7 @@ pub fn who(number: u64) -> Who {
     Who::Session(number as u32)
 }
 
+/// Checks what holds after every open.
 pub fn check(online: &Online, reader: ReaderId, suggestions: &[Suggestion]) {
     assert!(suggestions.len() <= SUGGESTIONS_MAX);
     assert!(suggestions.is_sorted_by(|a, b| a.probability >= b.probability), "the best first");
@@ -139,7 +139,7 @@ pub fn check(online: &Online, reader: ReaderId, suggestions: &[Suggestion]) {
     }
 }
 
-/// What holds at any time, and takes long to see.
+/// Checks what always holds, and takes long to check.
 pub fn check_bounds(online: &Online) {
     assert!(online.readers.len() <= reader::READERS_MAX);
     assert_eq!(online.logged, online.readers.iter().map(|(_, reader)| reader.epochs.log_len()).sum::<usize>());

@@ -1,4 +1,4 @@
-//! What holds whatever is opened, and whatever becomes of the suggestions.
+//! Properties that hold for any opens and any outcomes of the suggestions.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,12 +10,12 @@ use super::play::{Play, Tree, check_bounds, reader_of, who};
 enum Op {
     /// A reader opens a file of a directory.
     Open(u64, u64, u64),
-    /// A reader opens some in a row: reader, directory, first file, step, how many.
+    /// A reader opens several files in a row: reader, directory, first file, step, number.
     Run(u64, u64, u64, i64, u64),
     NotStaged(u64),
     Wasted(u64),
     Ended(u64),
-    /// Files come and go: directory, how many there are now.
+    /// Files are added or removed: directory, new number of files.
     Resize(u64, u64),
 }
 
@@ -32,7 +32,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The files of directory `directory` have the numbers from here on.
+/// Returns the first inode number of the files of a directory.
 fn first(directory: u64) -> u64 {
     directory * 130
 }
@@ -74,8 +74,9 @@ proptest! {
         prop_assert_eq!(play.online.asked.len(), 0);
     }
 
-    /// Readers that open nothing twice are suggested nothing that they have opened; what is outstanding is suggested
-    /// once; and what is outstanding of a directory in no order is in proportion to what was opened there.
+    /// A reader that opens nothing twice gets no suggestion of a file that it has opened. An outstanding file is
+    /// suggested once. The outstanding suggestions of a directory in no order are in proportion to the files that were
+    /// opened there.
     #[test]
     fn what_was_opened_or_suggested_is_not_suggested_again(
         orders in prop::collection::vec(Just((0u64..300).collect::<Vec<u64>>()).prop_shuffle(), 3),

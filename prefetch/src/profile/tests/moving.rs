@@ -164,13 +164,13 @@ const SEQUENCES: &[Sequence] = &[
     ("growing", |r| job("x", (0..20 + r).map(|i| format!("log/{i:04}.txt")))),
 ];
 
-/// What of a sequence can be known: half of the inputs of these are new each time.
+/// Returns the predictable share of a sequence: in some, half of the inputs are new each time.
 fn knowable(name: &str) -> f64 {
     if name.starts_with("half random") { 0.5 } else { 1.0 }
 }
 
-/// Two runs show a step and what an argument does. More are needed where one of two broke off, where the order of jobs
-/// must be learnt, and where a zero must be seen before the number.
+/// Returns after how many runs a sequence is known. Two runs show a step and the effect of an argument. More are needed
+/// if one of two was interrupted, if the order of jobs must be learnt, and if a zero must be seen before the number.
 fn known_after(name: &str) -> usize {
     match name {
         "jobs in turn" | "one run broke off" | "steps backward" => 3,
@@ -195,7 +195,7 @@ fn the_next_member_of_a_sequence_is_foreseen() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Where the time is known, a job that reads what its day is called after is known after one run.
+/// With the time known, a job that reads files named after its day is predicted after one run.
 #[test]
 fn the_day_of_the_run_is_enough_after_one_run() {
     let dated = ["daily, no argument", "daily, one file", "daily, directories, no argument", "hive, no argument"];
@@ -276,7 +276,7 @@ fn paths_of_many_numbers_stay_what_they_are() {
     assert_eq!(foresight(3, of), (1.0, 1.0));
 }
 
-/// A one-digit number is found in many paths: both are said, and neither is sure.
+/// A one-digit number occurs in many paths: both paths are expected, and neither is certain.
 #[test]
 fn one_run_with_a_number_of_one_digit_is_no_proof() {
     let profile = learnt(1, |_| job("x --threads=4", ["model-4/weights".to_owned()]));
@@ -295,7 +295,7 @@ fn a_similar_job_says_what_a_new_one_may_read() {
     assert!(matches!(&expected[0].why, Reason::Similar { signature, used: 3, seen: 3 } if signature.contains("a.py")));
 }
 
-/// An earlier argument again: what that run read, and not what the others did.
+/// If an earlier argument returns, the job reads what that run read, and not what other runs read.
 #[test]
 fn a_rerun_of_an_earlier_argument_reads_the_same_again() {
     let seeds = [4, 7, 9, 2];

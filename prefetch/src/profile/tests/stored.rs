@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn a_document_is_read_back(profile in some_profile()) {
-        // A document is of paths below the mount, and others are not imported.
+        // A document contains only paths below the mount; others are not imported.
         prop_assume!(profile.files.iter().all(|f| !f.path.starts_with('/') && !f.path.split('/').any(|n| n == "..")));
         let text = serde_json::to_string(&ProfileDocument::from(&profile)).unwrap();
         let document: ProfileDocument = serde_json::from_str(&text).unwrap();
@@ -150,7 +150,7 @@ fn another_version_and_a_cut_profile_are_errors() {
     assert_eq!(Profile::decode(&[]), Err(DecodeError::Length));
 }
 
-/// 10^4 signatures of 10^4 files in 1 GiB are 107 bytes a file, and the tenth of it is the aim.
+/// 10^4 signatures of 10^4 files in 1 GiB leave 107 bytes for a file; the aim is a tenth of that.
 #[test]
 fn regular_names_take_few_bytes() {
     let of = |_| job("x", (0..10_000).map(|i| format!("data/train-{:02}/part-{i:06}.parquet", i / 1000)));
@@ -166,7 +166,8 @@ fn a_file_is_forgotten_after_as_many_runs_as_are_remembered() {
     assert_eq!(learnt(20, of).runs(), RUNS_MAX);
 }
 
-/// A job whose inputs are all new each time, by hash, must not fill its profile with what never comes back.
+/// A job whose inputs are all new each time, named by hash, must not fill its profile with files that are never used
+/// again.
 #[test]
 fn hashes_that_one_run_used_are_forgotten_soon() {
     let of = |run: usize| {

@@ -1,4 +1,4 @@
-//! The thread that owns the ring: takes operations in, submits them, continues short ones, answers.
+//! The thread that owns the ring: it receives operations, submits them, continues short ones, and sends the results.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,10 +13,10 @@ use super::op::{Next, Op};
 use super::wake::Wake;
 use super::{Limits, stopped};
 
-/// Marks the completion of the wake-up; operations are marked by their slot.
+/// The `user_data` of the wake-up; for operations, it is their slot.
 const WAKE: u64 = u64::MAX;
 
-/// Rest after the kernel had no memory for a submission and there was nothing else to do.
+/// Pause after the kernel had no memory for a submission and no completion was ready.
 const KERNEL_BUSY_REST: Duration = Duration::from_millis(1);
 
 pub(super) struct Driver {
@@ -25,11 +25,11 @@ pub(super) struct Driver {
     inbox: mpsc::Receiver<Op>,
     wake: Arc<Wake>,
     in_flight: InFlight,
-    /// Slots of operations that are to be submitted.
+    /// Slots of operations to submit.
     ready: VecDeque<usize>,
-    /// Slot and result of each completion that was found; empty but for its memory between two looks.
+    /// Slot and result of each completion. Empty between two rounds; it is kept to reuse its memory.
     completions: Vec<(u64, i32)>,
-    /// All senders are gone: what is in flight is finished, nothing else comes.
+    /// All senders are gone: operations in flight are finished, and no new ones arrive.
     closing: bool,
 }
 
@@ -47,8 +47,8 @@ impl Driver {
         }
     }
 
-    /// Returns when the inbox is closed and all operations are done, or when the kernel refuses the ring. The latter
-    /// is not known to happen; it ends all operations with an error.
+    /// Returns when the inbox is closed and all operations are done, or when the kernel refuses the ring. No case of
+    /// the latter is known; it ends all operations with an error.
     pub fn run(mut self) {
         if let Err(error) = self.work() {
             tracing::error!(%error, "the kernel refuses the ring: content I/O has stopped");
@@ -64,7 +64,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What does not fit waits for the next turn.
+    /// Fills the submission queue. Operations that do not fit wait for the next round.
     fn fill_submissions(&mut self) {
         let mut submissions = self.ring.submission();
         if !self.closing && !self.in_flight.wake_armed && !submissions.is_full() {
@@ -87,14 +87,14 @@ impl Driver {
         }
     }
 
-    /// Submits and waits for at least one completion, unless disturbed.
+    /// Submits, and waits for at least one completion, unless it is interrupted.
     fn enter(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR) => Ok(()),
-                // No memory for a submission, or completions that have overflowed must be taken first. What was not
-                // taken by the kernel stays in the queue.
+                // The kernel has no memory for a submission, or overflowed completions must be consumed first.
+                // Submissions that the kernel did not accept stay in the queue.
                 Some(libc::EAGAIN | libc::EBUSY) => {
                     if self.ring.completion().is_empty() {
                         thread::sleep(KERNEL_BUSY_REST);
@@ -106,7 +106,8 @@ impl Driver {
         }
     }
 
-    /// Completions that have overflowed come at the next turn: the kernel keeps them (`IORING_FEAT_NODROP`).
+    /// Processes the completions. Overflowed ones follow in the next round: the kernel keeps them
+    /// (`IORING_FEAT_NODROP`).
     fn take_completions(&mut self) -> io::Result<()> {
         let mut completions = mem::take(&mut self.completions);
         completions.extend(self.ring.completion().map(|completion| (completion.user_data(), completion.result())));
@@ -147,16 +148,17 @@ impl Driver {
     }
 }
 
-/// Everything that the kernel may be reading from or writing to.
+/// All memory that the kernel may be reading from or writing to.
 ///
-/// Closing a ring does not wait for its operations. So what is still here when this is dropped, because the thread
-/// panicked or the kernel refused the ring, is leaked: lost memory is better than foreign bytes in it.
+/// Closing a ring does not wait for its operations. So operations that remain when this is dropped, because the thread
+/// panicked or the kernel refused the ring, are leaked: a leak is better than memory that the kernel writes to after
+/// its reuse.
 #[derive(Default)]
 struct InFlight {
-    /// No longer than the most operations that the callers were permitted at once.
+    /// Never longer than the number of operations that callers were permitted at once.
     slots: Vec<Option<Op>>,
     free: Vec<usize>,
-    /// What the eventfd is read into; of no interest.
+    /// Receives the eventfd's counter, whose value is not used.
     wake_number: Box<u64>,
     wake_armed: bool,
 }
@@ -205,7 +207,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Ends as the thread does when it panics with `op` under way.
+/// Ends in the way the thread does when it panics with `op` under way.
 #[cfg(test)]
 pub(super) fn die_with(op: Op) {
     InFlight::default().put(op);

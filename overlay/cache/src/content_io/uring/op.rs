@@ -1,4 +1,4 @@
-//! One operation under way: what the kernel reads from or writes to, and who waits for it.
+//! One operation under way: the memory that the kernel reads from or writes to, and the channel for the result.
 
 use std::fs::File;
 use std::io;
@@ -24,26 +24,26 @@ pub(super) enum Request {
     },
 }
 
-/// What a completion means for the operation.
+/// The next step of an operation after a completion.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// The rest is to be submitted.
+    /// Submit the remaining bytes.
     Submit,
     Finish(io::Result<()>),
 }
 
-/// The buffer does not move in memory while this is moved: it is on the heap, or static.
+/// An operation. Its buffer does not move in memory when the operation is moved: it is on the heap, or static.
 pub(super) struct Op {
     file: Arc<File>,
     offset: u64,
     request: Request,
     done_bytes: usize,
-    /// What the submission under way asks for.
+    /// Bytes that the current submission requests.
     step_bytes: usize,
-    /// Since the last progress.
+    /// Interruptions since the last progress.
     interruptions: u32,
     reply: oneshot::Sender<io::Result<Bytes>>,
-    /// Back when the operation is dropped, be its future alive or not.
+    /// Returned when the operation is dropped, even if its future was dropped before.
     permit: OwnedSemaphorePermit,
 }
 
@@ -58,8 +58,8 @@ impl Op {
         Self { file, offset, request, done_bytes: 0, step_bytes: 0, interruptions: 0, reply, permit }
     }
 
-    /// The next submission, of at most `step_bytes_max`. Whoever submits it must not touch or drop `self` before its
-    /// completion has come.
+    /// Returns the next submission, of at most `step_bytes_max`. The caller that submits it must not touch or drop
+    /// `self` before the completion.
     pub fn entry(&mut self, step_bytes_max: usize) -> squeue::Entry {
         let fd = types::Fd(self.file.as_raw_fd());
         let at = self.offset + self.done_bytes as u64;
@@ -74,7 +74,7 @@ impl Op {
         }
     }
 
-    /// Takes in the result of the submission under way: a count of bytes, or a negated errno.
+    /// Processes the result of the current submission: a count of bytes, or a negated errno.
     pub fn complete(&mut self, result: i32) -> Next {
         let Ok(moved) = usize::try_from(result) else {
             return self.failed(-result);
@@ -86,7 +86,7 @@ impl Op {
             Request::Write(_) if moved == 0 => return Next::Finish(Err(io::ErrorKind::WriteZero.into())),
             Request::Write(_) => {}
             Request::Read { buffer, .. } => {
-                // SAFETY: the kernel has initialised so much, within the room of the entry.
+                // SAFETY: the kernel initialised this many bytes, within the room of the entry.
                 unsafe { buffer.set_len(self.done_bytes) };
                 if moved == 0 {
                     return Next::Finish(Ok(())); // the end of the file
@@ -111,19 +111,19 @@ impl Op {
         }
     }
 
-    /// Answers whoever waits, if anybody still does. The kernel must be done with the operation.
+    /// Sends the result to the caller, if its future still exists. The kernel must be done with the operation.
     pub fn finish(self, result: io::Result<()>) {
         let Self { file, request, reply, permit, .. } = self;
         let answer = result.map(|()| match request {
             Request::Read { buffer, .. } => into_bytes(buffer),
             Request::Write(_) => Bytes::new(),
         });
-        // First, so that who was answered finds the file closed and the turn free.
+        // Dropped first, so that the caller finds the file closed and the permit free.
         drop((file, permit));
         let _ = reply.send(answer);
     }
 
-    /// Answers with an error, and leaks the buffer and the file, because the kernel may still use them.
+    /// Sends an error, and leaks the buffer and the file, because the kernel may still use them.
     pub fn abandon(self, error: io::Error) {
         let Self { file, request, reply, .. } = self;
         mem::forget((file, request));

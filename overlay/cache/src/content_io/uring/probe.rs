@@ -1,5 +1,5 @@
-//! Whether io_uring works here: kernels without it, containers that filter it and sysctls that forbid it all differ in
-//! how they say no, so the ring is tried on a file in memory.
+//! Checks whether io_uring works on this machine. Kernels without it, containers that filter it and sysctls that forbid
+//! it refuse it in different ways, so the ring is tried on a file in memory.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -12,7 +12,7 @@ use super::Limits;
 
 const PATTERN: &[u8; 16] = b"forebay io_uring";
 
-/// A ring that has done a no-op, a write and a read. The error says what to do about it.
+/// Returns a ring that has done a no-op, a write and a read. The error names the remedy.
 pub(super) fn working_ring(limits: Limits) -> Result<IoUring, String> {
     let mut ring = IoUring::builder().dontfork().build(limits.entries).map_err(why_not)?;
     if !ring.params().is_feature_nodrop() {
@@ -41,7 +41,7 @@ fn why_not(error: io::Error) -> String {
 fn round_trip(ring: &mut IoUring) -> io::Result<()> {
     let file = memfd_create("forebay-probe", MemfdFlags::CLOEXEC)?;
     let fd = types::Fd(file.as_fd().as_raw_fd());
-    // If a step fails, the kernel may still be at it: then the buffer is leaked.
+    // If a step fails, the kernel may still use the buffer, so it is leaked.
     let mut buffer = ManuallyDrop::new(vec![0u8; PATTERN.len()]);
     let len = PATTERN.len() as u32;
     one(ring, opcode::Nop::new().build())?;
@@ -56,8 +56,8 @@ fn round_trip(ring: &mut IoUring) -> io::Result<()> {
 
 /// Submits one entry and waits for its result.
 fn one(ring: &mut IoUring, entry: squeue::Entry) -> io::Result<u32> {
-    // SAFETY: the pattern is static and the buffer is leaked unless the completion was seen; likewise nobody reuses the
-    // descriptor for anything that a stray operation could harm, because the ring is given up on errors.
+    // SAFETY: the pattern is static, and the buffer is leaked unless the completion was seen. A stray operation can
+    // harm no later user of the descriptor, because the ring is given up on errors.
     unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
     loop {
         match ring.submit_and_wait(1) {

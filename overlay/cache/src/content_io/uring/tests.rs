@@ -1,4 +1,4 @@
-//! Operations that cannot finish yet: reads of an empty pipe, and writes to a full one.
+//! Tests with operations that cannot finish at once: reads of an empty pipe, and writes to a full one.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use futures::future::{join_all, poll_immediate};
 use super::*;
 use crate::content_io::tests::{TIGHT, pattern, start_uring};
 
-/// Far longer than the ring's thread needs to submit what it was sent. If it ever is not, a test proves less, but
+/// Far longer than the ring's thread needs to submit an operation. If it ever is too short, a test proves less, but
 /// does not fail.
 const UNDER_WAY: Duration = Duration::from_millis(50);
 
@@ -23,7 +23,7 @@ fn pipe_to_write() -> (PipeReader, Arc<File>) {
     (reader, Arc::new(File::from(OwnedFd::from(writer))))
 }
 
-/// A buffer that tells when it is freed.
+/// A buffer that records when it is freed.
 struct Watched {
     bytes: Bytes,
     freed: Arc<AtomicBool>,
@@ -68,7 +68,7 @@ async fn the_buffer_of_a_dropped_read_takes_what_comes_late() {
     let (pipe, mut writer) = empty_pipe();
     assert!(poll_immediate(io.read_at(Arc::clone(&pipe), 0, 4096)).await.is_none());
     tokio::time::sleep(UNDER_WAY).await;
-    // Were the buffer free, this would be it.
+    // If the buffer were freed, one of these allocations would get its memory.
     let canaries: Vec<Vec<u8>> = (0..64).map(|_| vec![7; 4096]).collect();
     writer.write_all(&[9; 4096]).unwrap();
     while Arc::strong_count(&pipe) > 1 {
@@ -87,7 +87,7 @@ async fn dropping_the_ring_waits_for_what_is_under_way() {
     let draining = thread::spawn(move || {
         thread::sleep(UNDER_WAY);
         let mut read = Vec::new();
-        // Ends when the operation has closed the other end.
+        // Returns when the operation has closed the write end.
         reader.read_to_end(&mut read).unwrap();
         read
     });
@@ -116,7 +116,7 @@ async fn more_than_the_bound_wait_for_their_turn() {
 
 #[tokio::test]
 async fn completions_that_overflow_are_not_lost() {
-    // A completion queue of 4, and 40 completions at once.
+    // The completion queue has 4 entries, and 40 operations complete at once.
     let io = start_uring(TIGHT);
     for _ in 0..20 {
         let (pipe, mut writer) = empty_pipe();

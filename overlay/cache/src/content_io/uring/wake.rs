@@ -1,4 +1,4 @@
-//! How callers wake the ring's thread: an eventfd that the ring itself reads.
+//! Wakes the ring's thread through an eventfd that the ring itself reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,26 +7,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) struct Wake {
     eventfd: File,
-    /// The eventfd has been written to and the thread has not looked into its inbox since: no need to write again.
+    /// The eventfd was written and the thread has not read its inbox since, so no further write is needed.
     pending: AtomicBool,
 }
 
 impl Wake {
     pub fn new() -> io::Result<Self> {
-        // Blocking: of a non-blocking one the ring would not wait for the number, but answer EAGAIN.
+        // Blocking, because a ring does not wait for a non-blocking eventfd, but returns EAGAIN.
         // SAFETY: no pointers are passed.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self { eventfd: unsafe { File::from_raw_fd(fd) }, pending: AtomicBool::new(false) })
     }
 
-    /// Makes the thread look into its inbox. To be called after something was put there.
+    /// Makes the thread read its inbox. To be called after an operation was sent to the inbox.
     ///
-    /// The swaps here and in [`Wake::acknowledge`] are ordered: either the thread's comes later, and it sees what was
-    /// put into the inbox before ours; or ours comes later, and we write.
+    /// The swaps in this function and in [`Wake::acknowledge`] have one order. If the thread's swap is later, the
+    /// thread sees the operation that was sent before. If this swap is later, this function writes to the eventfd.
     pub fn signal(&self) -> io::Result<()> {
         if self.pending.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -38,7 +38,7 @@ impl Wake {
         written
     }
 
-    /// The thread says that it will now look into its inbox, until it finds it empty.
+    /// Announces that the thread will now read its inbox until it is empty.
     pub fn acknowledge(&self) {
         self.pending.swap(false, Ordering::AcqRel);
     }
