@@ -1,4 +1,4 @@
-//! What two names may hold: more than one thing only where an answer was lost.
+//! The possible contents of two names: more than one only if an answer was lost.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ impl Ledger {
         Self { possible: BTreeSet::from([[None, None]]) }
     }
 
-    /// What is there, if that is known.
+    /// The state, if it is known.
     pub(super) fn known(&self) -> Option<State> {
         self.possible.first().copied().filter(|_| self.possible.len() == 1)
     }
@@ -24,12 +24,12 @@ impl Ledger {
         self.possible.contains(&state)
     }
 
-    /// It was answered, or looked at.
+    /// Records a state that an answer or a look at the names confirmed.
     pub(super) fn is(&mut self, state: State) {
         self.possible = BTreeSet::from([state]);
     }
 
-    /// It may have happened.
+    /// Records a change that may have happened.
     pub(super) fn may_be(&mut self, state: State) {
         self.possible.insert(state);
     }
