@@ -1,4 +1,4 @@
-//! The decorators: that they change nothing when told nothing, and what they do when told.
+//! The decorators: without configuration they change nothing; with it, they do what it says.
 
 mod common;
 
@@ -95,7 +95,7 @@ mod throttle {
                 start.elapsed().as_secs_f64()
             }
         );
-        // One second of latency for both, then two megabytes over one link, neither waiting for the other's end.
+        // One second of latency for both, then two megabytes over one link; neither waits for the end of the other.
         assert!((2.7..=3.01).contains(&read), "the read took {read} s");
         assert!((2.7..=3.01).contains(&written), "the write took {written} s");
         assert!((2.99..=3.01).contains(&read.max(written)), "both took {read} s and {written} s");
@@ -228,7 +228,7 @@ mod fault {
         let mut failed = Vec::new();
         for _ in 0..400 {
             failed.push(pool.stat(&PoolPath::root()).await.is_err());
-            // Another kind keeps working.
+            // Calls of another kind still work.
             pool.space().await.unwrap();
         }
         failed

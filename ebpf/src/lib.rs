@@ -1,17 +1,17 @@
-//! The observer: eBPF programs that see which job touches which bytes of which file, and what is read from them here.
+//! The observer: eBPF programs that see which job touches which bytes of which file, and the reader of their records.
 //!
 //! All programs are attached to typed tracepoints (`tp_btf`), so they read fields as the kernel does, at offsets that
 //! come from the kernel's BTF at load time (`kernel_types`). One object runs on every kernel that has the
-//! tracepoints; `hooks` says what is not seen without each of them.
+//! tracepoints; `hooks` says what goes unseen without each of them.
 //!
 //! The modules of `ebpf/programs`:
 //!
-//! * `touch`: turns what a hook tells into bytes of a file; compares the device first, so that other files cost next to
+//! * `touch`: turns a hook's report into bytes of a file; compares the device first, so that other files cost next to
 //!   nothing
 //! * `slot`: the counts of this CPU for one file and one task: 64 slots in memory that no other CPU writes, added to
 //!   the record when the slot is reused
 //! * `first`: a first touch: whether the file lies below a watched directory, its record, its path for the ring
-//! * `read`: one read, of which the kernel tells in pieces
+//! * `read`: one read, which the kernel reports in pieces
 //! * `folio`: the pages that the kernel maps together with a large folio
 //! * `task`: the job of a task: by its process, which forks inherit, or by its cgroup
 //!
@@ -69,10 +69,10 @@ pub use observer::{Dropped, Observer, Options, Ring};
 pub use places::Place;
 pub use touches::FirstTouch;
 
-/// Why there is no observer.
+/// Why no observer could be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel lacks what it needs.
+    /// The kernel lacks a feature that the observer needs.
     #[error("{0}")]
     Kernel(String),
     /// This process may not load programs.
