@@ -1,4 +1,4 @@
-//! The suite that every pool must pass, against the real server where it has one.
+//! The suite that every pool must pass, against the real server if the pool has one.
 //!
 //! A case for a capability that the pool lacks asserts the refusal instead: the call fails with `Unsupported` and
 //! changes nothing. Each case works in its own directory beneath the scratch directory and removes that directory at

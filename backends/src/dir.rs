@@ -1,4 +1,4 @@
-//! A directory as a pool: of a local file system, or one that the kernel has mounted (NFS, BeeGFS, Lustre).
+//! A directory as a pool, on a local file system or on one that the kernel has mounted (NFS, BeeGFS, Lustre).
 //!
 //! All paths are resolved beneath a handle to the root, and never through a symlink. Work on a file system that is
 //! not local runs on blocking threads, whose number is bounded. If the root vanishes, calls fail with `Unavailable`,

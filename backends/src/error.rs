@@ -7,7 +7,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The side that caused an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The program that made the call asked for something impossible.
+    /// The calling program requested something impossible.
     Application,
     /// The fast pool or the catalog.
     Cache,

@@ -1,4 +1,4 @@
-//! An NFS version 3 export as a pool, reached from user space: for nodes on which it is not mounted.
+//! An NFS version 3 export as a pool, accessed from user space: for nodes that have not mounted it.
 //!
 //! Names are byte strings. Calls are made by path: the handles of directories are kept only briefly (see `limits`),
 //! and are looked up again if the server no longer knows them. No path goes through a symlink.
@@ -105,7 +105,8 @@ impl fmt::Debug for NfsPool {
 impl NfsPool {
     /// Mounts `nfs://server/export?nfsport=N&mountport=N` and probes what the server can do. The probe creates a
     /// small temporary file in a writable export. `export` may be a directory in an export. The NFS port is 2049
-    /// unless the URL gives one; the server's portmapper tells the mount port unless the URL gives one.
+    /// unless the URL gives one; the mount port is the one that the server's
+    /// portmapper reports, unless the URL gives one.
     ///
     /// Fails with `InvalidInput` for an invalid URL, `NotFound` or `PermissionDenied` if the server has no such
     /// export or denies it to this client, `Unavailable` or `Timeout` if it does not answer.

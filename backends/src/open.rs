@@ -1,4 +1,4 @@
-//! From a URL to a pool.
+//! Opens the pool that a URL names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) fn shown(url: &str) -> String {
     }
 }
 
-/// What a URL names.
+/// The kind and place of a pool, parsed from its URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// `/path` or `file:///path`: a directory; mounted NFS, BeeGFS and Lustre are used this way.

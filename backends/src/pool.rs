@@ -82,8 +82,8 @@ pub trait Pool: Send + Sync + 'static {
     /// The attributes of the object at `path`; a symlink is not followed.
     async fn stat(&self, path: &PoolPath) -> Result<Stat>;
 
-    /// Whether the file at `path` is still of a known version, for a cheaper request than `stat` if the pool can
-    /// (capability `versions_alone`). `false` does not mean that it changed.
+    /// Whether the file at `path` is still of a known version, by a cheaper request than `stat` if the pool can
+    /// (capability `versions_alone`). `false` does not mean that the file changed.
     async fn still_has(&self, _path: &PoolPath, _version: &Version) -> Result<bool> {
         Ok(false)
     }

@@ -102,7 +102,7 @@ impl Identity {
     }
 }
 
-/// What identifies one state of one object in a pool.
+/// Identifies one state of one object in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Version {
     /// Of a file system: every change of content or attributes changes at least `ctime`. `born` is when the object
@@ -220,7 +220,7 @@ pub struct SetAttrs {
     pub mtime: Option<Time>,
 }
 
-/// What a conditional change expects to find at its target.
+/// The state of its target that a conditional change expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     Absent,

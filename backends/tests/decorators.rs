@@ -131,7 +131,7 @@ mod deadline {
         assert_eq!(start.elapsed().as_secs_f64().round(), 2.0);
         assert_eq!((error.kind(), error.side()), (ErrorKind::Timeout, Side::Pool));
         assert!(error.to_string().contains("stat /some-name"), "{error}");
-        // Five seconds, and one for each 1,000 bytes.
+        // The limit: five seconds, and one for each 1,000 bytes.
         let start = Instant::now();
         let error = pool.read(&path("some-name"), &stat.version, 0..u64::MAX).await.unwrap_err();
         assert_eq!(start.elapsed().as_secs_f64().round(), 8.0);
@@ -190,7 +190,7 @@ mod fault {
             pool.fail_call(1, moment);
             pool.mkdir(&path("d"), &attrs()).await.unwrap_err();
             assert_eq!(inner.snapshot().len(), objects, "{moment:?}");
-            // Only that call.
+            // No other call fails.
             pool.mkdir(&path("e"), &attrs()).await.unwrap();
         }
     }

@@ -10,7 +10,7 @@ pub const MAP_WORDS: usize = MAP_BITS as usize / 64;
 pub const FINEST_SHIFT: u32 = 16;
 /// Tasks whose last reads are kept: by the lowest bits of their numbers.
 pub const CALLS: u32 = 8192;
-/// Places that one observer watches at most.
+/// The most places that one observer watches.
 pub const MAX_PLACES: usize = 4;
 /// Files that each CPU remembers, so that a repeated read needs no map lookup.
 pub const SLOTS: usize = 64;
@@ -18,7 +18,7 @@ pub const SLOTS: usize = 64;
 pub const MAX_DEPTH: usize = 32;
 /// Bytes of all reported names of a path, with a zero after each.
 pub const NAMES_BYTES: usize = 4096;
-/// The longest name of a file, and its zero.
+/// The longest name of a file, including its zero.
 pub const NAME_BYTES: usize = 256;
 /// The job of touches that no rule assigns to a job.
 pub const NO_JOB: u32 = 0;

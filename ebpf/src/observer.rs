@@ -66,7 +66,7 @@ pub struct Options {
 /// Losses since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Touches of files for which there was no record.
+    /// Touches of files for which the table of records had no room.
     pub touches: u64,
     /// First touches without a path.
     pub paths: u64,

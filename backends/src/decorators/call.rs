@@ -1,4 +1,4 @@
-//! What a decorator is told about a call.
+//! The description of a call, for decorators.
 
 use std::fmt;
 
@@ -149,7 +149,7 @@ impl fmt::Display for Call<'_> {
 
 /// An answer of a pool.
 pub trait Answer: Send + 'static {
-    /// Content bytes in it.
+    /// Content bytes in the answer.
     fn content_bytes(&self) -> u64 {
         0
     }

@@ -109,7 +109,7 @@ impl Fault {
         self.appoint(number, moment, false);
     }
 
-    /// Lets the `number`-th call from now on fail, and all after it, until [`heal`](Self::heal).
+    /// Lets the `number`-th call from now on and all later ones fail, until [`heal`](Self::heal).
     pub fn crash_at(&self, number: u64, moment: Moment) {
         self.appoint(number, moment, true);
     }

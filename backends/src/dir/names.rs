@@ -1,4 +1,4 @@
-//! Making, linking, renaming and removing names.
+//! Creates, links, renames and removes names.
 
 use std::os::fd::OwnedFd;
 
@@ -16,7 +16,7 @@ use super::probe::Abilities;
 use super::root::{Call, Dir, Root};
 use super::stat::{stat_fd, stat_name};
 
-/// The slot for a new name: for the root, which exists, `Exists`.
+/// The slot for a new name. Fails with `EXIST` for the root.
 fn new_slot<'a>(root: &'a Root, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
     root.slot(path).map_err(|errno| if errno == Errno::BUSY { Errno::EXIST } else { errno })
 }

@@ -35,7 +35,7 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0x7371_7368, // squashfs
     0xe0f5_e1e2, // erofs
 ];
-/// A sparse file of this size tells whether holes take space.
+/// The size of a sparse file that shows whether holes take space.
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
 /// BeeGFS keeps times in whole seconds.
 const BEEGFS_TIME_NS: u32 = 1_000_000_000;

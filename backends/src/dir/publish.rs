@@ -27,7 +27,7 @@ const UNDO_AT_ONCE: u32 = 16;
 const UNDO_PAUSE: Duration = Duration::from_millis(1);
 const COPY_BYTES: usize = 1 << 20;
 
-/// One publication.
+/// The publication of one staged file.
 pub(super) struct Publish<'a> {
     pub(super) call: Call<'a>,
     /// The last component of the path.

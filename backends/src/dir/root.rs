@@ -205,7 +205,7 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
 
-/// One call on one path, for its errors.
+/// One call on one path, as the context of its errors.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     root: &'a Root,

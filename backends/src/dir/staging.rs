@@ -56,7 +56,7 @@ fn is_claimed(file: &OwnedFd) -> bool {
     rc == 0 && (lock.l_type, lock.l_start, lock.l_len) == (ours.l_type, ours.l_start, ours.l_len)
 }
 
-/// A file that has no public name yet. It is removed when this is dropped, unless its content was published.
+/// A file without a public name. It is removed when this is dropped, unless its content was published.
 #[derive(Debug)]
 pub(super) struct Staging {
     pub(super) file: OwnedFd,

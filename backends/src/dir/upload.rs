@@ -24,7 +24,7 @@ struct Batches<'c> {
     order: PieceOrder,
     /// The part that was cut off the last piece.
     rest: Option<Piece>,
-    /// No batch goes past a multiple of this.
+    /// No batch crosses a multiple of this.
     unit_bytes: Option<u64>,
     ended: bool,
 }

@@ -8,7 +8,7 @@ use nfs3_client::nfs3_types::rpc::auth_stat;
 
 use crate::{Error, ErrorKind, PoolPath, Result, Side};
 
-/// The answer to one call or a few.
+/// The result of one or several calls.
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 #[derive(Debug)]
@@ -148,7 +148,7 @@ pub(super) fn kind_of(status: nfsstat3) -> ErrorKind {
     }
 }
 
-/// One call of the pool, for its errors.
+/// One call of the pool, as the context of its errors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) what: &'static str,

@@ -63,7 +63,7 @@ pub(super) const BARREN_PAGES: u32 = 10_000;
 
 /// Locks that serialize writers of one name within this process, by the hash of the path.
 pub(super) const PUBLISH_LOCKS: usize = 64;
-/// Names tried for a temporary file.
+/// Attempts to find a free name for a temporary file.
 pub(super) const NAME_ATTEMPTS: u32 = 16;
 /// An unfinished file younger than this may belong to a live writer on another node.
 pub(super) const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);

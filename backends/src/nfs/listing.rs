@@ -1,4 +1,4 @@
-//! Directories, page by page, and the removal of what dead writers left in them.
+//! Lists directories page by page, and removes the unfinished files of dead writers.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};

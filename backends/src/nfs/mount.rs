@@ -17,7 +17,7 @@ use super::limits::RPC_TIMEOUT;
 use super::url::Location;
 use super::wire::Wire;
 
-/// Exports that an error message lists.
+/// The most exports that an error message lists.
 const SHOWN_EXPORTS: usize = 20;
 
 /// The result of a mount.

@@ -19,7 +19,7 @@ use super::session::Slot;
 use super::staging::Staging;
 use super::upload::Upload;
 
-/// One publication.
+/// The publication of one staged file.
 pub(super) struct Publication {
     pub(super) path: PoolPath,
     pub(super) size: u64,

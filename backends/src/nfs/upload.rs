@@ -23,7 +23,7 @@ use super::session::Session;
 /// Times that bytes are written again only because a connection broke, which may have other reasons, too.
 const DOUBTS: u32 = 3;
 
-/// Bytes that the server has taken.
+/// Bytes that the server has accepted.
 #[derive(Debug)]
 struct Written {
     offset: u64,

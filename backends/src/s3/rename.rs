@@ -33,7 +33,7 @@ const MOVED_AT_ONCE: usize = 16;
 const PAGE_KEYS: usize = 1_000;
 /// A rename that another node began so long ago counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
-/// How long an attach waits for the renames that it finishes.
+/// How long an attach waits for the interrupted renames.
 const FINISHED_WITHIN: Duration = Duration::from_secs(20);
 /// How often a copy is restarted because its source was changed meanwhile.
 const COPY_TRIES: usize = 5;
@@ -220,7 +220,7 @@ impl Bucket {
             let mut at_work = AtOnce::default();
             for Listed { key: from, last_modified, .. } in level {
                 let to = format!("{}{}", what.to, from.strip_prefix(&what.from).unwrap_or_default());
-                // The directory's time before its content was removed.
+                // `last_modified` is from before the directory was emptied.
                 let since = since.filter(|since| last_modified > since);
                 let work = async move {
                     shown.removed();

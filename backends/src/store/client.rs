@@ -65,7 +65,7 @@ pub(crate) struct Call<'a> {
     /// The number of bytes of the answer, if known.
     pub(crate) answer_bytes: Option<u64>,
     /// For a change without a condition: the object, or none, that was seen at the key. The change is sent again only
-    /// while the same object is still there. `None`: the change cannot harm another client.
+    /// while the same object is still there. `None`: the call may be sent again without a look at the key.
     pub(crate) over: Option<Option<&'a Object>>,
 }
 

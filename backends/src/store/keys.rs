@@ -90,7 +90,7 @@ pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
     is_file_name(&name).then_some(name)
 }
 
-/// The name of an object whose own name a directory has.
+/// The name of an object that a directory of the same name hides.
 pub(crate) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
     let name = format!("{part}{ESCAPED_KEY}").into_bytes();
     (is_file_name(&name) && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)

@@ -7,7 +7,7 @@
 //! | `x-amz-meta-uid`, `x-amz-meta-gid` | the owner |
 //! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
 //! | `x-amz-meta-rdev` | `st_rdev` of a device file |
-//! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
+//! | `x-amz-meta-forebay-write` | a number for each write, which shows whether a write with a lost answer was made |
 //! | `x-amz-meta-forebay-copied` | of a copy: when the content was written and when it was copied, by the server's clock, and the ETag and version id that it had first |
 //!
 //! Renames and changes of attributes are copies to the server, which gives the copy another time and may give it

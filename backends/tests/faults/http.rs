@@ -17,9 +17,9 @@ use forebay_backends::conformance::troubled::Trouble;
 /// The fault that a request meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrong {
-    /// It arrives late.
+    /// The request arrives late.
     Late,
-    /// The connection breaks before it reaches the server.
+    /// The connection breaks before the request reaches the server.
     ResetBefore,
     /// The connection breaks after the server has carried out the request.
     ResetAfter,

@@ -1,4 +1,4 @@
-//! Changes whose answer is lost with the connection.
+//! Changes whose answers are lost with the connection.
 
 use super::*;
 

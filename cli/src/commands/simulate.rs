@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::values::bytes;
 
-/// The policies that every trace is compared with: a baseline, and the optimum.
+/// The policies that every trace is compared with: a baseline, and a lower bound.
 const LRU: &str = "lru";
 const BELADY: &str = "belady";
 

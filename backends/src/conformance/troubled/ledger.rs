@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// The numbers of the contents under two names; `None` where there is nothing.
+/// The numbers of the contents under two names; `None` if there is no file.
 pub(super) type State = [Option<u64>; 2];
 
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl Ledger {
         self.possible.insert(state);
     }
 
-    /// All contents that may be under a name.
+    /// All contents that a name may have.
     pub(super) fn contents(&self, name: usize) -> BTreeSet<Option<u64>> {
         self.possible.iter().map(|state| state[name]).collect()
     }
