@@ -105,8 +105,8 @@ impl fmt::Debug for NfsPool {
 impl NfsPool {
     /// Mounts `nfs://server/export?nfsport=N&mountport=N` and probes what the server can do. The probe creates a
     /// small temporary file in a writable export. `export` may be a directory in an export. The NFS port is 2049
-    /// unless the URL gives one; the mount port is the one that the server's
-    /// portmapper reports, unless the URL gives one.
+    /// unless the URL gives one; the mount port is the one that the server's portmapper reports, unless the URL gives
+    /// one.
     ///
     /// Fails with `InvalidInput` for an invalid URL, `NotFound` or `PermissionDenied` if the server has no such
     /// export or denies it to this client, `Unavailable` or `Timeout` if it does not answer.

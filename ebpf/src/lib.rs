@@ -46,8 +46,8 @@
 //! * Writes: a page that is already dirty does not count again, and a large folio counts whole.
 //! * A splice, or a read by io_uring, that ends where the task's previous read of the same file ended, or where that of
 //!   the first thread ended: it does not count as a read of its own.
-//! * Cold reads by io_uring from threads other than the first, several at once, or with gaps in the readahead: pages may
-//!   be missing at the start of a read, or count twice.
+//! * Cold reads by io_uring from threads other than the first, several at once, or with gaps in the readahead: pages
+//!   may be missing at the start of a read, or count twice.
 //!
 //! **Build.** The object is built from source if bpf-linker 0.10.3 is in the search path, else the one in the tree
 //! (`programs.o`) is used. `make check-programs` builds it with the same compiler and compares. It has no debug
