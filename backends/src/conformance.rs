@@ -1,7 +1,8 @@
-//! The suite that every pool must pass, against the real server where it has one.
+//! The suite that every pool must pass, against the real server if the pool has one.
 //!
-//! A case for a capability that the pool says it lacks asserts the refusal instead: `Unsupported`, and nothing
-//! changed. Each case works in a directory of its own beneath the scratch directory and removes it again.
+//! A case for a capability that the pool lacks asserts the refusal instead: the call fails with `Unsupported` and
+//! changes nothing. Each case works in its own directory beneath the scratch directory and removes that directory at
+//! its end.
 
 mod attributes;
 mod conditions;
@@ -29,27 +30,27 @@ pub use trial::{Trial, Verdict};
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
-    /// What the pool must be able to do for the case to be about more than a refusal.
+    /// The capabilities without which the case asserts only the refusal.
     needs: &'static [fn(&Capabilities) -> bool],
     check: fn(Context) -> BoxFuture<'static, Outcome>,
 }
 
 impl Case {
-    /// Whether the pool says that it can do what the case is about.
+    /// Whether the pool has the capabilities that the case needs.
     pub fn applies_to(&self, can: &Capabilities) -> bool {
         self.needs.iter().all(|able| able(can))
     }
 }
 
-/// How one case ended.
+/// The result of one case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaseResult {
     pub name: &'static str,
-    /// Why it failed; `None` where it passed.
+    /// The reason for the failure; `None` if the case passed.
     pub failure: Option<String>,
 }
 
-/// How the pool did.
+/// The results of all cases for one pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The pool's URL.
@@ -84,8 +85,8 @@ pub fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Runs every case in directories beneath `scratch`, an existing directory of the pool, and prints each one's
-/// name and result to standard output. Files of up to 64 MiB are made.
+/// Runs every case in directories beneath `scratch`, an existing directory of the pool, and prints the name and
+/// result of each to standard output. Cases create files of up to 64 MiB.
 pub async fn run(pool: Arc<dyn Pool>, scratch: PoolPath) -> Report {
     let mut results = Vec::new();
     for case in cases() {
@@ -104,7 +105,7 @@ pub async fn run_case(pool: &Arc<dyn Pool>, scratch: &PoolPath, case: Case) -> R
     outcome.and(cleaned).map_err(|failure| failure.to_string())
 }
 
-/// A table entry for an async function, and the capabilities that it is about.
+/// A table entry for an async function, with the capabilities that the case needs.
 macro_rules! case {
     ($function:ident $(, needs $($capability:ident),+)?) => {
         $crate::conformance::Case {
@@ -115,7 +116,7 @@ macro_rules! case {
     };
 }
 
-/// Fails the case where the condition does not hold.
+/// Fails the case if the condition does not hold.
 macro_rules! ensure {
     ($condition:expr, $($why:tt)+) => {
         if !$condition {
@@ -124,7 +125,7 @@ macro_rules! ensure {
     };
 }
 
-/// Fails the case where two values differ, and shows both.
+/// Fails the case if two values differ, and shows both.
 macro_rules! ensure_eq {
     ($left:expr, $right:expr, $($what:tt)+) => {{
         let (left, right) = (&$left, &$right);

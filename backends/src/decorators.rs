@@ -1,5 +1,5 @@
-//! Pools around a pool: slower, faulty, with deadlines, counted. Each is an [`Around`]: one function that
-//! every call, every page of a listing and every piece of a stream or a `put` goes through.
+//! Pools that wrap another pool: slower, faulty, with deadlines, counted. Each is an [`Around`]: one function that
+//! every call, every page of a listing and every piece of a stream or a `put` passes through.
 
 mod call;
 mod deadline;
@@ -27,13 +27,13 @@ pub use fault::{Fault, Faults, Moment, Odds};
 pub use metrics::{CallStats, Counters, Metrics, MetricsSnapshot};
 pub use throttle::{Rate, Throttle};
 
-/// What a decorator does with a call of the pool within.
+/// What a decorator does with a call to the wrapped pool.
 pub trait Around: Send + Sync + 'static {
-    /// Answers `call`; `inner` is the pool's own answer and does nothing before it is awaited.
+    /// Answers `call`. `inner` is the wrapped pool's own answer; it does nothing before it is awaited.
     fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>>;
 }
 
-/// A pool within an [`Around`].
+/// A pool wrapped in an [`Around`].
 pub struct Decorated<A> {
     inner: Arc<dyn Pool>,
     around: Arc<A>,
@@ -44,7 +44,7 @@ impl<A: Around> Decorated<A> {
         Self { inner, around: Arc::new(around) }
     }
 
-    /// The pool within.
+    /// The wrapped pool.
     pub fn inner(&self) -> &Arc<dyn Pool> {
         &self.inner
     }
@@ -86,7 +86,7 @@ fn parts<A: Around>(around: Arc<A>, path: PoolPath, content: Content) -> Content
     .boxed()
 }
 
-/// Sends each piece of a `put` through the decorator, once its source has it.
+/// Sends each piece of a `put` through the decorator, once the source has produced it.
 fn pieces<'a, A: Around>(around: &'a A, path: &'a PoolPath, content: Pieces<'a>) -> Pieces<'a> {
     content
         .then(move |piece| async move {
@@ -143,7 +143,7 @@ impl<A: Around> Pool for Decorated<A> {
     }
 
     async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
-        // What is no stream comes with its first answer.
+        // A pool without streams returns all content with its first answer.
         let at_once = if self.inner.capabilities().streams { 0 } else { u64::MAX };
         let bytes = range.end.min(version.size()).saturating_sub(range.start).min(at_once);
         let content = self.around(CallKind::Read, path, bytes, self.inner.stream(path, version, range)).await?;

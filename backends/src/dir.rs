@@ -1,16 +1,16 @@
-//! A directory as a pool: of a local file system, or one that the kernel has mounted (NFS, BeeGFS, Lustre).
+//! A directory as a pool, on a local file system or on one that the kernel has mounted (NFS, BeeGFS, Lustre).
 //!
-//! All paths are resolved beneath a handle to the root, through no symlink. What is not local is done on
-//! threads that may block, a bounded number of them. A root that vanishes is told as `Unavailable`, never as
-//! files that are not found.
+//! All paths are resolved beneath a handle to the root, and never through a symlink. Work on a file system that is
+//! not local runs on blocking threads, whose number is bounded. If the root vanishes, calls fail with `Unavailable`,
+//! never with `NotFound`.
 //!
-//! A file with several hard links is replaced in place, so that its other names go on naming it. That is the
-//! one `put` that is not atomic for programs which read the pool directly; [`Pool::read`] answers `Stale`.
+//! A file with several hard links is replaced in place, so that its other names keep naming it. This is the one `put`
+//! that is not atomic for programs which read the pool directly; [`Pool::read`] returns `Stale`.
 //!
-//! On kernels before 6.13 two changes within one tick of the clock (up to 10 ms) may leave equal times: see
+//! On kernels before 6.13, two changes within one tick of the clock (up to 10 ms) may leave equal times: see
 //! [`Capabilities::time_granularity_ns`].
 //!
-//! In versions the root's own device has the number 0, so that they outlive a mount; see `Shared::outward`.
+//! In versions, the root's own device has the number 0, so that versions outlive a mount; see `Shared::outward`.
 
 mod attrs;
 mod content;
@@ -61,11 +61,11 @@ pub use stripes::Striped;
 use stripes::{Kernel, Stripes, SystemCalls};
 use trial::{Trials, refused};
 
-/// Calls of one pool that may block at the same time. A server that hangs takes no more threads than this.
+/// Calls of one pool that may block at the same time. A server that hangs blocks no more threads than this.
 pub const MAX_BLOCKING_CALLS: usize = 64;
-/// Each has some descriptors: where few are allowed it is this part of them.
+/// Descriptors of the process's limit for each blocking call: with a low limit, fewer calls may block.
 const CALLS_OF_DESCRIPTORS: u64 = 16;
-/// An unfinished file younger than this may belong to a writer on another node that still lives.
+/// An unfinished file younger than this may belong to a live writer on another node.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 const PUBLISH_LOCKS: usize = 64;
 /// Stands for the root's device in versions. The kernel gives no file system the number 0.
@@ -83,7 +83,7 @@ struct Shared {
     stripes: Stripes,
     files: Arc<OpenFiles>,
     trials: Trials,
-    /// Writers of one name within this process take turns, by the hash of the path.
+    /// Serializes writers of one name within this process, by the hash of the path.
     publishing: [Mutex<()>; PUBLISH_LOCKS],
 }
 
@@ -94,13 +94,13 @@ impl fmt::Debug for DirPool {
 }
 
 impl DirPool {
-    /// Opens the directory `root` and finds out what its file system can do; for that two small files are made
-    /// in it for a moment, where it may be written to. May block.
+    /// Opens the directory `root` and probes what its file system can do. The probe creates two small temporary files
+    /// in a writable root. May block.
     pub fn open(root: &Path) -> Result<Self> {
         Self::with_calls(root, None, Box::new(Kernel))
     }
 
-    /// The same, of a directory that must be on this kind of file system.
+    /// Like [`Self::open`], for a directory that must be on this kind of file system.
     pub fn open_striped(root: &Path, kind: Striped) -> Result<Self> {
         Self::with_calls(root, Some(kind), Box::new(Kernel))
     }
@@ -132,15 +132,15 @@ impl DirPool {
         self.shared.root.path()
     }
 
-    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
-    /// their number. Nothing calls this by itself.
+    /// Removes the unfinished files of writers that died more than a day ago from one directory, and returns their
+    /// number. The pool never calls this itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
         let path = path.clone();
         self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path), SWEEP_AGE, true)).await
     }
 
-    /// Runs `work` on a thread that may block. It runs to its end, and keeps its permit, even where the caller
-    /// has lost patience.
+    /// Runs `work` on a blocking thread. If the caller drops the future, `work` still runs to its end and keeps its
+    /// permit.
     async fn blocking<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
         let stopped = |what: &str| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {what}", self.url()));
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
@@ -153,7 +153,7 @@ impl DirPool {
         task.await.map_err(|failure| stopped("its worker thread ended").with_source(failure))?
     }
 
-    /// Runs a cheap `work` at once where the answer is on this machine.
+    /// Runs a cheap `work` inline if the file system is local.
     async fn cheap<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
         if self.shared.abilities.public.local { work(&self.shared) } else { self.blocking(work).await }
     }
@@ -179,8 +179,8 @@ impl DirPool {
 }
 
 impl Shared {
-    /// The number by which callers know a device: [`ROOT_DEVICE`] for the root's own. The kernel numbers
-    /// network file systems and others anew at each mount, and versions are kept for longer than that.
+    /// Replaces the root's own device number by [`ROOT_DEVICE`]. The kernel gives network file systems and some other
+    /// file systems a new number at each mount, and versions are kept for longer than a mount lasts.
     fn outward(&self, mut stat: Stat) -> Stat {
         if let Version::Inode { dev, .. } = &mut stat.version
             && *dev == self.root.device()
@@ -272,7 +272,7 @@ impl Shared {
     }
 }
 
-/// How many calls may block at the same time.
+/// The number of calls that may block at the same time.
 fn blocking_calls() -> usize {
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(descriptors / CALLS_OF_DESCRIPTORS).unwrap_or(usize::MAX).clamp(1, MAX_BLOCKING_CALLS)
@@ -436,7 +436,7 @@ impl Pool for DirPool {
             let call = pool.root.call("rmdir", &path);
             call.check_names()?;
             match names::remove_dir(&pool.root, call) {
-                // A writer that was killed may have left its unfinished file there, which nobody sees.
+                // A killed writer may have left an unfinished file, which listings do not show.
                 Err(e)
                     if e.is(ErrorKind::NotEmpty) && listing::sweep_before_removal(&pool.root, call, SWEEP_AGE)? > 0 =>
                 {
@@ -523,7 +523,7 @@ impl Pool for DirPool {
             call.check_names()?;
             let dir = pool.root.open_directory(&path).map_err(|errno| call.failed(errno))?;
             match fsync(&dir) {
-                // A file system without anything to sync for a directory.
+                // The file system has nothing to sync for a directory.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
                 Err(errno) => Err(call.failed(errno)),
             }

@@ -1,13 +1,13 @@
-//! The one error type of the project: what went wrong, whose side it is on, whether trying again can help.
+//! The one error type of the project: what failed, which side caused it, and whether a retry can help.
 
 use std::fmt;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whose fault an error is.
+/// The side that caused an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The program that made the call asked for something impossible.
+    /// The calling program requested something impossible.
     Application,
     /// The fast pool or the catalog.
     Cache,
@@ -17,7 +17,7 @@ pub enum Side {
     Kernel,
 }
 
-/// Whether the same call may succeed later without anybody changing anything.
+/// Whether the same call may succeed later without any intervention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
     Never,
@@ -45,22 +45,22 @@ pub enum ErrorKind {
     NoAttribute,
     OutOfRange,
     Busy,
-    /// The object is no longer the version that the caller named.
+    /// The object is no longer of the version that the caller named.
     Stale,
-    /// A conditional change found another version than the expected one; nothing was changed.
+    /// A conditional change found a version other than the expected one, and changed nothing.
     Conflict,
     /// A deadline passed.
     Timeout,
     /// The pool does not answer or is being recovered.
     Unavailable,
-    /// Bytes or records that contradict their checksum or each other.
+    /// Bytes or records contradict their checksum or each other.
     Corrupt,
     /// Anything else, by its errno.
     Os(i32),
 }
 
 impl ErrorKind {
-    /// The errno that the kernel is given.
+    /// The errno for the kernel's reply.
     pub fn errno(self) -> i32 {
         match self {
             Self::NotFound => libc::ENOENT,
@@ -89,7 +89,7 @@ impl ErrorKind {
         }
     }
 
-    /// Whether an answer to `setxattr` is about the attribute, and no fault of the pool.
+    /// Whether this error of `setxattr` concerns the attribute and is no fault of the pool.
     pub fn refuses_attribute(self) -> bool {
         matches!(
             self,
@@ -135,7 +135,7 @@ impl ErrorKind {
     }
 }
 
-/// What failed, on what, why, and whose side it is on.
+/// What failed, on which object, why, and on which side.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -147,7 +147,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// `context` names the operation and the thing, and where it helps the remedy.
+    /// `context` names the operation and its object and, where it helps, the remedy.
     pub fn new(kind: ErrorKind, side: Side, context: impl Into<String>) -> Self {
         Self { kind, side, context: context.into(), attribute: None, source: None }
     }
@@ -162,7 +162,8 @@ impl Error {
         Self { kind, side, context: context.into(), attribute: None, source: Some(Box::new(error)) }
     }
 
-    /// Says that nothing but an extended attribute was refused, where the kind of error says so of its value or name.
+    /// Names the extended attribute that was refused, if this kind of error refuses a name or value. The call then
+    /// failed for no other reason.
     pub fn of_attribute(mut self, name: &[u8]) -> Self {
         if self.kind.refuses_attribute() {
             self.attribute = Some(name.into());
@@ -180,8 +181,8 @@ impl Error {
         self
     }
 
-    /// Puts what the caller was doing in front of the context, unless that begins with it: each caller on the way up may
-    /// name the path, and a message names it once.
+    /// Puts the caller's operation in front of the context, unless the context already begins with it. Each caller on
+    /// the way up may name the path, and the message names it once.
     pub fn context(mut self, what: impl fmt::Display) -> Self {
         let what = what.to_string();
         let said = self.context.strip_prefix(&what).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "));
@@ -232,7 +233,7 @@ impl fmt::Display for Error {
             Side::Kernel => "kernel",
         };
         match self.kind {
-            // The context says what is wrong with the request.
+            // The context alone says what is wrong with the request.
             ErrorKind::InvalidInput if self.side == Side::Application => write!(f, "{}", self.context)?,
             ErrorKind::Conflict => write!(f, "{}: conflicting change in the {side}", self.context)?,
             ErrorKind::Corrupt => write!(f, "{}: corrupt data in the {side}", self.context)?,

@@ -1,5 +1,5 @@
-//! The bytes of the pool: the [`Pool`] trait, one module for each kind of pool, decorators, and the
-//! conformance suite that every pool must pass. Nothing here knows of FUSE, the catalog or policy.
+//! Access to the pool: the [`Pool`] trait, one module for each kind of pool, decorators, and the conformance suite
+//! that every pool must pass. This crate knows neither FUSE nor the catalog nor policy.
 
 pub mod conformance;
 pub mod decorators;

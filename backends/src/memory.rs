@@ -1,5 +1,5 @@
-//! A pool in memory, for tests: full POSIX semantics without permission checks, every capability, atomic
-//! conditional changes, and a logical clock, so that the same calls give the same answers in every run.
+//! A pool in memory, for tests: full POSIX semantics without permission checks, every capability, atomic conditional
+//! changes, and a logical clock, so that the same calls give the same answers in every run.
 
 mod content;
 mod tree;
@@ -41,7 +41,7 @@ pub struct MemoryPool {
     abandoned: Mutex<BTreeMap<PoolPath, u64>>,
 }
 
-/// What [`MemoryPool::snapshot`] says of one object.
+/// What [`MemoryPool::snapshot`] returns for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotEntry {
     pub kind: FileKind,
@@ -66,7 +66,7 @@ impl MemoryPool {
         Self::with_capabilities(Self::all_capabilities())
     }
 
-    /// A pool that can less. What it cannot is refused with `Unsupported`, or `ReadOnly`.
+    /// A pool with fewer capabilities. It refuses the missing ones with `Unsupported` or `ReadOnly`.
     pub fn with_capabilities(capabilities: Capabilities) -> Self {
         Self {
             tree: Mutex::new(Tree::new(DEFAULT_CAPACITY_BYTES)),
@@ -107,12 +107,12 @@ impl MemoryPool {
         }
     }
 
-    /// Bytes of content that fit from now on; what is more is refused with `NoSpace`.
+    /// Limits the content to `bytes` from now on; writes beyond that fail with `NoSpace`.
     pub fn set_capacity_bytes(&self, bytes: u64) {
         self.tree.lock().capacity_bytes = bytes;
     }
 
-    /// What it says of the layout of what is at a path or below it: told where it has the capability.
+    /// Sets the layout that the pool returns for `path` and everything below it, if it has the capability.
     pub fn set_layout(&self, path: &PoolPath, layout: Layout) {
         self.layouts.lock().insert(path.clone(), layout);
     }
@@ -142,7 +142,7 @@ impl MemoryPool {
         all
     }
 
-    /// Runs one operation on the tree; its error is told with `what` and `path`.
+    /// Runs one operation on the tree; its error names `what` and `path`.
     fn with<T>(&self, what: &str, path: &PoolPath, work: impl FnOnce(&mut Tree) -> Outcome<T>) -> Result<T> {
         let answer = if path.is_reserved() { Err(ErrorKind::InvalidInput) } else { work(&mut self.tree.lock()) };
         answer.map_err(|kind| Error::new(kind, Side::Pool, format!("{what} {path} in memory")))
@@ -153,7 +153,8 @@ impl MemoryPool {
         self.with(what, path, |tree| if read_only { Err(ErrorKind::ReadOnly) } else { work(tree) })
     }
 
-    /// `Unsupported`, `NoSpace` and so on by the name of the first one that an object of this kind cannot have.
+    /// Fails with `Unsupported`, `NoSpace` and so on, and names the first attribute that an object of this kind
+    /// cannot have.
     fn check_all(&self, what: &str, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let mut room = self.xattrs_max.load(Ordering::Relaxed);
         for (name, value) in xattrs {
@@ -168,12 +169,12 @@ impl MemoryPool {
         Ok(())
     }
 
-    /// Daemons of other nodes left so many unfinished files in a directory.
+    /// Pretends that daemons of other nodes left `files` unfinished files in a directory.
     pub fn leave_unfinished(&self, dir: &PoolPath, files: u64) {
         self.abandoned.lock().insert(dir.clone(), files);
     }
 
-    /// From now on the extended attributes of one object take no more than so many bytes.
+    /// Limits the extended attributes of one object to `bytes` from now on.
     pub fn limit_xattrs(&self, bytes: usize) {
         self.xattrs_max.store(bytes, Ordering::Relaxed);
     }
@@ -216,7 +217,7 @@ fn check_xattr(name: &[u8], value: &[u8], kind: FileKind) -> Outcome<()> {
     if !XATTR_NAMESPACES.iter().any(|space| name.starts_with(space)) {
         return Err(ErrorKind::Unsupported);
     }
-    // As Linux has it: attributes of users belong to files and directories alone.
+    // As on Linux: only files and directories have user attributes.
     if name.starts_with(b"user.") && !matches!(kind, FileKind::File | FileKind::Directory) {
         return Err(ErrorKind::NotPermitted);
     }

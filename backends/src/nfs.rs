@@ -1,38 +1,37 @@
-//! An NFS version 3 export as a pool, reached from user space: for nodes on which it is not mounted.
+//! An NFS version 3 export as a pool, accessed from user space: for nodes that have not mounted it.
 //!
-//! Names are byte strings, and calls are made by path: the handles of directories are kept for a moment only (see
-//! `limits`), and looked up again where the server does not know them any more. No path goes through a symlink.
+//! Names are byte strings. Calls are made by path: the handles of directories are kept only briefly (see `limits`),
+//! and are looked up again if the server no longer knows them. No path goes through a symlink.
 //!
-//! **Durability.** Content is written without waiting for the server's disk and then committed; what a server that
-//! restarts in between has lost is sent again. Names and attributes are durable when the server has answered: so the
-//! protocol has it, and there is nothing to sync.
+//! **Durability.** Content is written without waiting for the server's disk and then committed. If a server restarts
+//! in between, the content that it lost is sent again. The protocol makes names and attributes durable before the
+//! server answers, so there is nothing to sync.
 //!
-//! **Broken connections.** What can be repeated without harm is repeated for some seconds. For a change of names whose
-//! answer was lost, the names are looked at, and only what was not done is sent again. A call that gets no answer at all
-//! ends as `Timeout`, one that finds no server as `Unavailable`.
+//! **Broken connections.** Calls that can be repeated without harm are retried for some seconds. If the answer to a
+//! change of names was lost, the pool looks the names up and sends only what was not done. A call without any answer
+//! fails with `Timeout`, a call that finds no server with `Unavailable`.
 //!
-//! **Rights.** Calls are made by AUTH_SYS, which the server believes: whoever can send packets to it from an address
-//! that it trusts can be anybody. They are made as this process. Where that is root and is denied, as under root squash,
-//! they are made as the owner of the object, or of its directory. What cannot be had that way: objects of root and of
-//! groups alone stay out of reach, nothing can be given to another owner (`Capabilities::owners`), device files cannot
-//! be made, and what is made for a user in a directory where only groups of theirs may write belongs to the
-//! directory's owner.
+//! **Rights.** Calls use AUTH_SYS, which the server trusts: a client that can send packets from a trusted address can
+//! pose as any user. Calls are made with the ids of this process. If this process is root and the server denies that,
+//! as with root squash, they are made as the owner of the object, or of its directory. Some things stay impossible
+//! then: objects of root, and objects accessible to a group alone, are out of reach; no object can be given to
+//! another owner (`Capabilities::owners`); device files cannot be created; and an object created for a user in a
+//! directory that only that user's group may write to belongs to the directory's owner.
 //!
-//! **Not atomic.** A version is checked right before it is replaced: `ConditionalPut::Checked`; so is the
-//! new name of a rename that must not replace. `Absent` is atomic. A
-//! file with several hard links is replaced in place; a crash in the middle leaves it torn, and over this protocol it
-//! cannot be marked for that.
+//! **Not atomic.** A version is checked right before it is replaced (`ConditionalPut::Checked`), and so is the new
+//! name of a rename that must not replace. `Absent` is atomic. A file with several hard links is replaced in place; a
+//! crash in the middle leaves it torn, and this protocol has no way to mark it as torn.
 //!
-//! **Directories that others move.** A handle goes with its directory. Where another client moves one away and puts
-//! another one in its place, calls may still reach the first for a second (`DIRECTORY_TTL`), as with every NFS client
-//! that keeps handles; one that was removed is noticed at once.
+//! **Directories that other clients move.** A handle follows its directory. If another client moves a directory away
+//! and puts another one in its place, calls may still reach the first for a second (`DIRECTORY_TTL`), as with every
+//! NFS client that keeps handles. A removed directory is noticed at once.
 //!
-//! **Servers that cache.** Versions are what the server says. One that keeps attributes of files for a while, and whose
-//! files others change without asking it, does not tell of that in time; nfs-ganesha does by default
+//! **Servers that cache.** Versions are what the server reports. A server that caches the attributes of files, and
+//! whose files change without its knowledge, reports such changes late. nfs-ganesha caches by default
 //! (`Attr_Expiration_Time`).
 //!
-//! Times are those from 1970 to 2106; others become the nearest of these. Some servers, nfs-ganesha among them, do not
-//! set those of symlinks.
+//! Times range from 1970 to 2106; a time outside becomes the nearest of these. Some servers, nfs-ganesha among them,
+//! do not set the times of symlinks.
 
 mod attributes;
 mod calls;
@@ -89,10 +88,10 @@ pub struct NfsPool {
     session: Arc<Session>,
 }
 
-/// Whether a URL can be one of a pool, without asking anybody.
+/// Checks that a URL can name a pool, without contacting a server.
 ///
 /// # Errors
-/// `InvalidInput`, with what is wrong.
+/// `InvalidInput`, with the reason.
 pub fn check(url: &str) -> Result<()> {
     url::Location::parse(url).map(drop)
 }
@@ -104,18 +103,19 @@ impl fmt::Debug for NfsPool {
 }
 
 impl NfsPool {
-    /// Mounts `nfs://server/export?nfsport=N&mountport=N` and asks what the server can do; for that a small file is
-    /// made in it for a moment, where it may be written to. `export` may be a directory in an export. The NFS port is
-    /// 2049 where it is not given, and the mount port what the server's portmapper says.
+    /// Mounts `nfs://server/export?nfsport=N&mountport=N` and probes what the server can do. The probe creates a
+    /// small temporary file in a writable export. `export` may be a directory in an export. The NFS port is 2049
+    /// unless the URL gives one; the mount port is the one that the server's portmapper reports, unless the URL gives
+    /// one.
     ///
-    /// `InvalidInput` for a URL that is none, `NotFound` or `PermissionDenied` where the server has no such export or not
-    /// for us, `Unavailable` or `Timeout` where it does not answer.
+    /// Fails with `InvalidInput` for an invalid URL, `NotFound` or `PermissionDenied` if the server has no such
+    /// export or denies it to this client, `Unavailable` or `Timeout` if it does not answer.
     pub async fn open(url: &str) -> Result<Self> {
         Ok(Self { session: Arc::new(Session::open(url).await?) })
     }
 
-    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns
-    /// their number. Nothing calls this by itself.
+    /// Removes the unfinished files of writers that died more than a day ago from one directory, and returns their
+    /// number. The pool never calls this itself.
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
         self.session.sweep(path, &[], Sweep::Old).await
     }
@@ -130,7 +130,7 @@ impl NfsPool {
         if attrs.xattrs.is_empty() { self.session.check(call) } else { self.no_xattrs(call) }
     }
 
-    /// Makes an object on a task that goes on where the caller does not.
+    /// Makes an object on a separate task, which continues if the caller is dropped.
     async fn make(&self, what: &'static str, path: &PoolPath, attrs: &Attrs, new: New) -> Result<Stat> {
         self.check_new(Call::new(what, path), attrs)?;
         let (session, path, attrs) = (Arc::clone(&self.session), path.clone(), attrs.clone());
@@ -188,7 +188,7 @@ impl Pool for NfsPool {
             return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
         }
         let mut order = PieceOrder::new(size);
-        // On a task: given up half way, it would leave a file that nobody knows of.
+        // On a separate task: if it were cancelled half way, it would leave a file that nothing tracks.
         let creation = Staging::create(Arc::clone(&self.session), path.clone(), Owner::from(attrs));
         let mut staging = self.session.to_the_end(creation).await?;
         while let Some(piece) = content.next().await {
@@ -292,7 +292,7 @@ impl Pool for NfsPool {
     async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
         let call = Call::new("sync", path);
         self.session.check(call)?;
-        // The server has made the names durable before it answered; what is left is to see that it is there.
+        // The server made the names durable before it answered. Only check that the directory exists.
         self.session.directory(path).await.map(drop).map_err(|failure| call.failed(failure))
     }
 

@@ -1,4 +1,4 @@
-//! From a URL to a pool.
+//! Opens the pool that a URL names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Pool, Result, Side};
 const KNOWN: &str = "/path, file:///path, beegfs:///path, lustre:///path, nfs://server/export, s3://bucket/prefix, \
                      gs://bucket/prefix, az://container/prefix, http://host/path, https://host/path";
 
-/// A URL as it may be told: without credentials and options, which may be secrets in the wrong place.
+/// A URL as messages may show it: without credentials and options, where a secret may have been put by mistake.
 pub(crate) fn shown(url: &str) -> String {
     let place = url.split(['?', '#']).next().unwrap_or_default();
     match place.split_once("://") {
@@ -25,25 +25,25 @@ pub(crate) fn shown(url: &str) -> String {
     }
 }
 
-/// What a URL names.
+/// The kind and place of a pool, parsed from its URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// `/path` or `file:///path`: a directory, which is how NFS, BeeGFS and Lustre are pools where they are mounted.
+    /// `/path` or `file:///path`: a directory; mounted NFS, BeeGFS and Lustre are used this way.
     Directory(PathBuf),
-    /// `beegfs:///path` or `lustre:///path`: a directory that is refused where it is on anything else.
+    /// `beegfs:///path` or `lustre:///path`: a directory that is refused if it is on any other file system.
     Striped(Striped, PathBuf),
     /// `nfs://SERVER/EXPORT[?nfsport=N&mountport=N]`
     Nfs(String),
     /// `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
     S3(String),
     /// `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or `https://...`, with
-    /// `[?OPTION=VALUE&...]`: it is only read.
+    /// `[?OPTION=VALUE&...]`: read-only.
     Store(String),
 }
 
 impl Location {
     /// # Errors
-    /// `InvalidInput` where no kind of pool has such a URL, or something is wrong in it. Nothing is asked for.
+    /// `InvalidInput` if no kind of pool has such a URL, or if a part of it is wrong. No server is contacted.
     pub fn parse(url: &str) -> Result<Self> {
         match url.split_once("://") {
             None => Ok(Self::Directory(PathBuf::from(url))),
@@ -70,7 +70,7 @@ impl Location {
         }
     }
 
-    /// The directory that it names; `None` of what is no directory of this machine.
+    /// The directory that the URL names; `None` if it is not a directory of this machine.
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Self::Directory(path) | Self::Striped(_, path) => Some(path),
@@ -78,7 +78,7 @@ impl Location {
         }
     }
 
-    /// The URL of another directory that the same is asked of; a path alone where nothing is asked.
+    /// The URL of another directory with the same requirement for its file system; a plain path if there is none.
     pub fn url_of(&self, directory: &str) -> String {
         match self {
             Self::Striped(Striped::BeeGfs, _) => format!("beegfs://{directory}"),
@@ -90,7 +90,7 @@ impl Location {
     /// Attaches the pool.
     ///
     /// # Errors
-    /// As the kind of pool says.
+    /// Those of the kind of pool.
     pub async fn open(&self) -> Result<Arc<dyn Pool>> {
         Ok(match self {
             Self::Directory(path) => Arc::new(DirPool::open(path)?),

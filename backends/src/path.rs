@@ -14,9 +14,9 @@ use crate::{Identity, RESERVED_PREFIX};
 /// A path relative to the pool's root. Components are byte strings without `/` and NUL, never empty,
 /// `.` or `..`; the empty path is the root.
 ///
-/// A path may say which object it is meant to name, and which directory is meant to hold it. A pool that has
+/// A path may carry the identity of the object that it must name, and of the directory that must hold it. A pool with
 /// identities then refuses with `NotFound` to act on another object: a user who can rename in the pool must not
-/// choose which object the daemon changes with its own privileges. Two paths are equal where their bytes are.
+/// choose which object the daemon changes with its own privileges. Two paths are equal if their bytes are.
 #[derive(Clone, Serialize, Deserialize, Default)]
 #[serde(from = "Vec<u8>", into = "Vec<u8>")]
 pub struct PoolPath {
@@ -66,8 +66,8 @@ impl Hash for PoolPath {
 /// The most bytes that a name may have: Linux's NAME_MAX.
 pub const NAME_MAX_BYTES: usize = 255;
 
-/// Whether bytes are a name that a directory can have. What a server tells is asked this before it is believed: a name
-/// with a slash in it, or `..`, is a path to somewhere else.
+/// Whether bytes can be a name in a directory. Names from a server are checked before they are used: a name with a
+/// slash in it, or `..`, is a path to another place.
 pub fn is_file_name(name: &[u8]) -> bool {
     let step = matches!(name, b"" | b"." | b"..");
     !step && name.len() <= NAME_MAX_BYTES && !name.contains(&b'/') && !name.contains(&0)
@@ -78,7 +78,7 @@ impl PoolPath {
         Self::default()
     }
 
-    /// Parses `a/b/c`; `None` where a component is empty, `.`, `..` or contains NUL.
+    /// Parses `a/b/c`; `None` if a component is empty, `.`, `..` or contains NUL.
     pub fn parse(path: impl AsRef<[u8]>) -> Option<Self> {
         let path = path.as_ref();
         if path.is_empty() {
@@ -100,19 +100,19 @@ impl PoolPath {
         Self { bytes: path, object: None, holder: self.object }
     }
 
-    /// The same path, meant to name this object.
+    /// The same path, which must name this object.
     pub fn of_object(mut self, object: Option<Identity>) -> Self {
         self.object = object;
         self
     }
 
-    /// The same path, meant to name an object in this directory.
+    /// The same path, which must name an object in this directory.
     pub fn in_directory(mut self, directory: Option<Identity>) -> Self {
         self.holder = directory;
         self
     }
 
-    /// The object that the path is meant to name.
+    /// The object that the path must name.
     pub fn object(&self) -> Option<Identity> {
         self.object
     }
@@ -145,7 +145,7 @@ impl PoolPath {
             || (self.bytes.starts_with(&ancestor.bytes) && self.bytes[ancestor.bytes.len()] == b'/')
     }
 
-    /// Whether a name on the path is one that pools keep for their own unfinished work.
+    /// Whether a component of the path is a name that pools reserve for their own unfinished work.
     pub fn is_reserved(&self) -> bool {
         self.components().any(|name| name.starts_with(RESERVED_PREFIX))
     }

@@ -1,8 +1,8 @@
-//! Checks of the content stream that [`Pool::put`](crate::Pool::put) is given.
+//! Checks of the content stream that [`Pool::put`](crate::Pool::put) receives.
 
 use crate::{Error, ErrorKind, Piece, Result, Side};
 
-/// Watches that pieces ascend, do not overlap and end within the object.
+/// Checks that pieces ascend, do not overlap and end within the object.
 #[derive(Debug)]
 pub(crate) struct PieceOrder {
     size: u64,
@@ -14,7 +14,7 @@ impl PieceOrder {
         Self { size, end_of_last: 0 }
     }
 
-    /// `InvalidInput` where `piece` overlaps the one before it or ends behind the object.
+    /// `InvalidInput` if `piece` overlaps the one before it or ends beyond the object.
     pub(crate) fn check(&mut self, piece: &Piece) -> Result<()> {
         let end = piece.offset.checked_add(piece.data.len() as u64).filter(|end| *end <= self.size);
         let (Some(end), true) = (end, piece.offset >= self.end_of_last) else {

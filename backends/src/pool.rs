@@ -13,7 +13,7 @@ use crate::{
     Time, UnderWay,
 };
 
-/// A piece of an object's content. Between pieces are holes, which read as zeros.
+/// A piece of an object's content. The gaps between pieces are holes, which read as zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Offset in bytes from the start of the object.
@@ -24,26 +24,26 @@ pub struct Piece {
 /// The content of an object: pieces in ascending order that do not overlap.
 pub type Pieces<'a> = BoxStream<'a, Result<Piece>>;
 
-/// A range of an object's content, in order, in pieces of any length but none.
+/// A range of an object's content, in order, in non-empty pieces of any length.
 pub type Content = BoxStream<'static, Result<Bytes>>;
 
 /// The entries of a directory, in pages, in no particular order.
 pub type Listing = BoxStream<'static, Result<Vec<DirEntry>>>;
 
-/// Names that a pool uses for its own unfinished work start with this; listings never show them, and
-/// [`Pool`] callers may not use them.
+/// The prefix of names that a pool uses for its own unfinished work. Listings never show them, and callers of
+/// [`Pool`] may not use them.
 pub const RESERVED_PREFIX: &[u8] = b".forebay~";
 
-/// The largest file whose content comes along with a listing: so many bytes take no longer on their way than an answer
-/// without any.
+/// The largest file whose content a listing includes: so few bytes take no longer to transfer than an answer without
+/// content.
 pub const LISTED_CONTENT_BYTES: u64 = 16 << 10;
 
-/// Names and values of the extended attributes of one object together, in bytes: whoever asks for them has all in memory.
-/// Room for one value of the largest size and for those that systems set.
+/// The limit for the names and values of one object's extended attributes together, in bytes, because a caller holds
+/// all of them in memory. It leaves room for one value of the largest size and for those that systems set.
 pub const XATTRS_MAX_BYTES: usize = 128 << 10;
 
-/// Marks a file with several names that is being written in place, and whose bytes are not all those of one version. The
-/// value says what it is to become: [`unfinished_mark`]. It goes when all is written.
+/// Marks a file with several names while it is rewritten in place, when its bytes are not all of one version. The
+/// value describes the version being written: [`unfinished_mark`]. The mark is removed once everything is written.
 pub const UNFINISHED_XATTR: &[u8] = b"user.forebay.unfinished";
 
 /// The value of [`UNFINISHED_XATTR`] while content of `size` bytes, modified at `mtime`, is written.
@@ -51,58 +51,58 @@ pub fn unfinished_mark(size: u64, mtime: Time) -> Vec<u8> {
     format!("{size} {} {}", mtime.secs, mtime.nanos).into_bytes()
 }
 
-/// Bulk storage: big, shared, slow, and changed by others at any time.
+/// Bulk storage: big, shared, slow, and changed by other clients at any time.
 ///
-/// Every call is cancel-safe in the sense that dropping its future leaves the pool as it was or as the call
-/// would have left it. A call that changes something is durable when it returns, except where said; names
-/// become durable at [`Pool::sync_dir`] of the directory that holds them.
+/// Every call is cancel-safe in this sense: dropping its future leaves the pool either unchanged or as the completed
+/// call would have left it. A change is durable when its call returns, except where stated; names become durable at
+/// [`Pool::sync_dir`] of the directory that holds them.
 #[async_trait]
 pub trait Pool: Send + Sync + 'static {
     fn capabilities(&self) -> &Capabilities;
 
-    /// How a person would name it: its URL, without secrets.
+    /// The name for people: the pool's URL, without secrets.
     fn url(&self) -> String;
 
-    /// Requests that were sent again because the server or the way there failed, since the pool was opened.
+    /// Requests that were retried because the server or the network failed, since the pool was opened.
     fn retried_requests(&self) -> u64 {
         0
     }
 
-    /// What takes long just now; without a call to the store.
+    /// Long operations in progress. Makes no call to the store.
     fn under_way(&self) -> Vec<UnderWay> {
         Vec::new()
     }
 
-    /// Whether something new can be made at a path: `NameTooLong` or `InvalidInput` where not. Without a call to the store,
-    /// and only where the capability `path_max` is not `None`.
+    /// Checks whether a new object can be made at a path: fails with `NameTooLong` or `InvalidInput` if not. Makes no
+    /// call to the store; checks only if the capability `path_max` is not `None`.
     fn check_path(&self, _path: &PoolPath) -> Result<()> {
         Ok(())
     }
 
-    /// The attributes of what `path` names; a symlink is not followed.
+    /// The attributes of the object at `path`; a symlink is not followed.
     async fn stat(&self, path: &PoolPath) -> Result<Stat>;
 
-    /// Whether a file that is known there is still of that version, by less than `stat` asks where the pool can
-    /// (capability `versions_alone`). `false`: it may be so all the same.
+    /// Whether the file at `path` is still of a known version, by a cheaper request than `stat` if the pool can
+    /// (capability `versions_alone`). `false` does not mean that the file changed.
     async fn still_has(&self, _path: &PoolPath, _version: &Version) -> Result<bool> {
         Ok(false)
     }
 
-    /// The entries of a directory, each with its attributes. An entry that vanishes meanwhile is left out.
+    /// The entries of a directory, each with its attributes. An entry that vanishes during the listing is left out.
     async fn list(&self, path: &PoolPath) -> Result<Listing>;
 
-    /// The same, with the contents of small files, at most `bytes` of them in all, where the pool can (capability
-    /// `listed_contents`).
+    /// Like [`Pool::list`], with the contents of small files, at most `bytes` of them in all, if the pool can
+    /// (capability `listed_contents`).
     async fn list_with_contents(&self, path: &PoolPath, _bytes: u64) -> Result<Listing> {
         self.list(path).await
     }
 
-    /// Reads a range of one version: `Stale` where the object is, or becomes while it is read, another one.
-    /// Shorter than asked for only at the end of the object.
+    /// Reads a range of one version: fails with `Stale` if the object is, or becomes during the read, another
+    /// version. Returns fewer bytes than requested only at the end of the object.
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes>;
 
-    /// The same as [`Pool::read`], handed on as it comes where the pool can (capability `streams`). Before the end the
-    /// stream may fail as `read` does.
+    /// Like [`Pool::read`], but returns the bytes as they arrive if the pool can (capability `streams`). The stream
+    /// may fail before its end as `read` does.
     async fn stream(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Content> {
         let data = self.read(path, version, range).await?;
         Ok(stream::iter((!data.is_empty()).then_some(Ok(data))).boxed())
@@ -110,9 +110,9 @@ pub trait Pool: Send + Sync + 'static {
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>>;
 
-    /// Replaces or creates a whole object of `size` bytes in one step that no reader sees the middle of, and
-    /// makes its content durable. `Conflict` and no change where the target is not as `expected`. Where an extended
-    /// attribute is refused, nothing is changed and the error names it.
+    /// Replaces or creates a whole object of `size` bytes in one step, so that no reader sees an intermediate state,
+    /// and makes its content durable. Fails with `Conflict`, without a change, if the target is not as `expected`. If
+    /// an extended attribute is refused, nothing is changed and the error names it.
     async fn put(
         &self,
         path: &PoolPath,
@@ -122,8 +122,7 @@ pub trait Pool: Send + Sync + 'static {
         expected: &Expected,
     ) -> Result<Stat>;
 
-    /// Overwrites a range in place (capability `ranged_write`); grows the object where the range ends behind
-    /// its end.
+    /// Overwrites a range in place (capability `ranged_write`); grows the object if the range ends beyond its end.
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat>;
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat>;
@@ -133,10 +132,10 @@ pub trait Pool: Send + Sync + 'static {
     /// Makes an empty file, a fifo, a socket or a device file.
     async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat>;
 
-    /// Gives the object at `existing` another name. `Exists` where `new` exists.
+    /// Gives the object at `existing` another name. `Exists` if `new` exists.
     async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat>;
 
-    /// Removes anything but a directory. `Conflict` and no change where it is not as `expected`.
+    /// Removes anything but a directory. Fails with `Conflict`, without a change, if the object is not as `expected`.
     async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()>;
 
     /// Removes an empty directory.
@@ -147,14 +146,14 @@ pub trait Pool: Send + Sync + 'static {
 
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat>;
 
-    /// All extended attributes with their values, those that ACLs are kept in among them: `E2BIG` where they are more
-    /// than [`XATTRS_MAX_BYTES`].
+    /// All extended attributes with their values, including those that hold ACLs. `E2BIG` if they exceed
+    /// [`XATTRS_MAX_BYTES`].
     async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
 
     async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()>;
 
-    /// Whether something new of this kind can have all these extended attributes: the error names the one that cannot be
-    /// had (`Error::attribute`). Says yes where that is not known beforehand.
+    /// Checks whether a new object of this kind can have all these extended attributes. The error names the first
+    /// that it cannot have (`Error::attribute`). Succeeds if the pool cannot know in advance.
     async fn check_xattrs(&self, _kind: FileKind, _xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         Ok(())
     }
@@ -164,21 +163,21 @@ pub trait Pool: Send + Sync + 'static {
     /// Makes the names in a directory durable.
     async fn sync_dir(&self, path: &PoolPath) -> Result<()>;
 
-    /// Removes from one directory what these writers left unfinished there (`this_writer`), and returns how many files it
-    /// was. They must have ended.
+    /// Removes the unfinished files of these writers (`this_writer`) from one directory, and returns their number.
+    /// The writers must have ended.
     async fn sweep_unfinished(&self, _dir: &PoolPath, _writers: &[String]) -> Result<u64> {
         Ok(0)
     }
 
-    /// Unfinished files in one directory whose writers, on whatever node, ended more than a day ago: how many there are, or,
-    /// with `remove`, were.
+    /// Counts the unfinished files in one directory whose writers, on any node, ended more than a day ago. With
+    /// `remove`, also removes them.
     async fn abandoned(&self, _dir: &PoolPath, _remove: bool) -> Result<u64> {
         Ok(0)
     }
 
     async fn space(&self) -> Result<Space>;
 
-    /// Where the content of a file is kept, or goes that is made in a directory; `None` where the pool does not tell.
+    /// The layout of a file, or of new files in a directory; `None` if the pool does not tell.
     async fn layout(&self, _path: &PoolPath) -> Result<Option<Layout>> {
         Ok(None)
     }

@@ -1,9 +1,9 @@
 //! A bucket of an S3 server, or the part of one that begins with a prefix.
 //!
-//! Directories are keys that end with a slash, or what keys with a slash in them imply; which names stand for which
-//! keys is in `store/keys.rs`, where attributes are kept in `store/metadata.rs`, what a URL may say in `s3/attach.rs`.
-//! S3 has neither hard links nor ranged writes nor renames: links are refused, content is replaced as a whole, and a
-//! rename is a copy on the server and a removal, written down first so that one that was cut off is finished.
+//! Directories are keys that end with a slash, or are implied by keys that contain a slash. `store/keys.rs` maps
+//! names to keys, `store/metadata.rs` stores attributes, `s3/attach.rs` parses the URL. S3 has neither hard links nor
+//! ranged writes nor renames: links are refused, content is replaced as a whole, and a rename is a copy on the server
+//! followed by a removal. A rename is recorded first, so that an interrupted one can be finished.
 
 mod access;
 mod api;
@@ -37,7 +37,7 @@ use client::Refusal;
 use metadata::{Meta, Object};
 use probe::{Heeded, Wanted};
 
-/// A bucket, or what begins with a prefix in it.
+/// A bucket, or the part of one that begins with a prefix.
 pub struct S3Pool {
     bucket: Arc<Bucket>,
     capabilities: Capabilities,
@@ -45,12 +45,12 @@ pub struct S3Pool {
 }
 
 impl S3Pool {
-    /// Attaches a bucket by its URL, `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`; finds out which conditions the server
-    /// heeds, by a scratch object; finishes the renames of this host that were cut off.
+    /// Attaches a bucket by its URL, `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`. Probes with a scratch object which
+    /// conditions the server honours, and finishes the interrupted renames of this host.
     ///
     /// # Errors
-    /// `InvalidInput` for what is wrong in the URL or the environment; `NotFound` and `PermissionDenied` as the server
-    /// says; `Unavailable` where it does not answer.
+    /// `InvalidInput` for a mistake in the URL or the environment; `NotFound` and `PermissionDenied` as the server
+    /// reports; `Unavailable` if it does not answer.
     pub async fn attach(url: &str, environment: &Environment) -> Result<Self> {
         let attached = attach::attach(url, environment)?;
         let url = attached.url.clone();
@@ -106,18 +106,18 @@ impl S3Pool {
 }
 
 impl Op<'_> {
-    /// A condition where the server heeds it.
+    /// The condition for the request, as far as the server honours conditions.
     fn condition<'c>(&self, expected: &Expected, there: Option<&'c Object>, heeded: Heeded) -> Condition<'c> {
         let wanted = match (expected, there) {
             (Expected::Absent, None) => Wanted::Absent,
             (Expected::Version(_) | Expected::Name(_), Some(object)) => Wanted::Same(object),
-            // Whatever is there: but what somebody else makes of it afterwards is theirs.
+            // Any object may be replaced, but not what another client makes of it after this look.
             _ => return Condition::Seen(there),
         };
         wanted.heeded(heeded)
     }
 
-    /// `Conflict` where what is there is not as expected. Directories are never.
+    /// Fails with `Conflict` if the object found is not as expected. A directory never is.
     fn check(&self, expected: &Expected, found: &Found) -> Result<()> {
         let as_expected = match (expected, found) {
             (Expected::Anything, _) | (Expected::Absent, Found::Nothing) => true,
@@ -129,14 +129,14 @@ impl Op<'_> {
         if as_expected { Ok(()) } else { Err(self.error(ErrorKind::Conflict)) }
     }
 
-    /// What `stat` says of an object that was just written: only the server knows when.
+    /// The result of `stat` for an object that was just written; only the server knows the time.
     async fn made(&self, key: &str, written: Object, directory: bool) -> Result<Stat> {
         let found = self.bucket.client.head(key).await.map_err(|refusal| self.refused(refusal))?;
         let object = found.filter(|found| found.meta.write == written.meta.write).unwrap_or(written);
         Ok(object.stat(directory, &self.bucket.defaults))
     }
 
-    /// Makes an object where there is nothing.
+    /// Makes an object at a free key.
     async fn make(&self, key: &str, kind: FileKind, body: Bytes, meta: Meta) -> Result<Stat> {
         if self.path.is_root() || self.place.shadowed {
             return Err(self.error(ErrorKind::Exists));
@@ -163,7 +163,7 @@ impl Op<'_> {
 }
 
 impl Bucket {
-    /// The directory that holds a key stays when the key goes, as its only one or not.
+    /// Keeps the directory of a key alive when the key is removed, whether it is the directory's only key or not.
     async fn keep_directory_of(&self, key: &str) -> Result<(), Refusal> {
         let Some(directory) = key.trim_end_matches('/').rfind('/').map(|at| &key[..=at]) else { return Ok(()) };
         if directory.len() <= self.root.len() {
@@ -184,7 +184,7 @@ impl Bucket {
         let meta = directory_meta(&attrs);
         let condition = Wanted::Absent.heeded(self.conditional.put);
         match self.client.put(directory, Bytes::new(), &meta, condition).await {
-            // Another one was faster.
+            // Another client was faster.
             Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(()),
             other => other.map(drop),
         }
@@ -226,10 +226,10 @@ impl Pool for S3Pool {
     fn check_path(&self, path: &PoolPath) -> Result<()> {
         let op = self.op("make", path)?;
         if op.place.shadowed {
-            // It stands for an object beside a directory of its name, and nothing new can become one.
+            // The name stands for an object beside a directory of the same name. No new object can have it.
             return Err(op.error(ErrorKind::InvalidInput));
         }
-        // Many servers keep keys as files.
+        // Many servers store keys as files, whose names are limited.
         match op.place.key.split('/').any(|part| part.len() > keys::NAME_MAX) {
             true => Err(op.error(ErrorKind::NameTooLong)),
             false => Ok(()),
@@ -324,7 +324,7 @@ impl Pool for S3Pool {
             return Err(op.error(ErrorKind::IsDirectory));
         }
         let refused = |refusal| op.refused(refusal);
-        // Before the look at what is to go: the less time between that and the removal, the better.
+        // Before the look at the object to be removed, to keep the time between that look and the removal short.
         self.bucket.keep_directory_of(&op.place.key).await.map_err(refused)?;
         let found = match op.find().await {
             Err(error) if error.is(ErrorKind::NotFound) && *expected == Expected::Absent => return Ok(()),

@@ -1,9 +1,9 @@
-//! Stores of objects behind HTTP: what S3's buckets, Google's, Azure's containers and web servers have in common, and the
-//! pool over those that are only read.
+//! Stores of objects behind HTTP: what the buckets of S3 and Google, Azure's containers and web servers have in
+//! common, and the pool over the read-only ones.
 //!
-//! Directories are keys that end with a slash, or what keys with a slash in them imply; which names stand for which keys
-//! is in `store/keys.rs`, where attributes are kept in `store/metadata.rs`. What the kinds of stores do differently is a
-//! [`Dialect`] each. A web server has no keys, but paths and pages that name them: `store/web.rs`.
+//! Directories are keys that end with a slash, or are implied by keys that contain a slash. `store/keys.rs` maps
+//! names to keys, `store/metadata.rs` stores attributes. Each kind of store has a [`Dialect`] for its differences. A
+//! web server has no keys, but paths and pages that name them: `store/web.rs`.
 
 pub(crate) mod attach;
 mod azure;
@@ -39,41 +39,41 @@ use listing::Remembered;
 use metadata::{Defaults, Object, implied_directory};
 use web::Web;
 
-/// Directories that are known to be there.
+/// Directories that are known to exist.
 const KNOWN_DIRECTORIES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4_095);
-/// How long one counts as there after it was seen.
+/// How long a directory counts as existing after it was seen.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
-/// What a store without a size says: 1 PiB.
+/// The size that is reported for a store without a size: 1 PiB.
 const SPACE_BYTES: u64 = 1 << 50;
 
-/// A bucket, what begins with a prefix in one, or what is below a path of a web server.
+/// A bucket, the part of one that begins with a prefix, or the part of a web server below a path.
 pub(crate) struct Bucket {
     pub(crate) client: Arc<Client>,
-    /// As a person would name it, for errors.
+    /// The name for people, for errors.
     pub(crate) name: String,
-    /// What all keys begin with: empty, or with a slash at its end.
+    /// The prefix of all keys: empty, or with a slash at its end.
     pub(crate) root: String,
     pub(crate) defaults: Defaults,
-    /// What the store heeds of conditions on changes.
+    /// Which conditions on changes the store honours.
     pub(crate) conditional: Conditional,
-    /// Renames that are being carried out.
+    /// Renames in progress.
     pub(crate) moves: Moves,
-    /// How names are found where there are no keys.
+    /// Finds names in stores without keys.
     pub(crate) web: Option<Web>,
     directories: Mutex<LruCache<String, Instant>>,
     remembered: Remembered,
 }
 
-/// What is at a place.
+/// What is stored at a place.
 pub(crate) enum Found {
     Nothing,
     /// Anything but a directory.
     Object(Object),
-    /// With the object that stands for it, if there is one.
+    /// With the object that stands for the directory, if there is one.
     Directory(Option<Object>),
 }
 
-/// One call of the pool: what it is about, and how its errors are told.
+/// One call of the pool: its object, and the context of its errors.
 pub(crate) struct Op<'a> {
     pub(crate) bucket: &'a Arc<Bucket>,
     pub(crate) what: &'a str,
@@ -83,7 +83,7 @@ pub(crate) struct Op<'a> {
 
 impl<'a> Op<'a> {
     /// # Errors
-    /// `InvalidInput` and `NameTooLong` for paths that the store can have nothing at.
+    /// `InvalidInput` and `NameTooLong` for paths at which the store can have nothing.
     pub(crate) fn new(bucket: &'a Arc<Bucket>, what: &'a str, path: &'a PoolPath) -> Result<Self> {
         let error = |kind| Error::new(kind, Side::Pool, format!("{what} {path} in {}", bucket.name));
         let place = bucket.place_of(path).map_err(error)?;
@@ -104,7 +104,7 @@ impl Op<'_> {
         refusal.into_error(self.context())
     }
 
-    /// What is there; an error where there is nothing.
+    /// Finds the object or directory at the place; fails if there is nothing.
     pub(crate) async fn find(&self) -> Result<Found> {
         match self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))? {
             Found::Nothing => Err(self.missing().await),
@@ -112,7 +112,7 @@ impl Op<'_> {
         }
     }
 
-    /// Why there is nothing.
+    /// The error for a place with nothing at it.
     pub(crate) async fn missing(&self) -> Error {
         match self.parent().await {
             Err(error) => error,
@@ -120,7 +120,7 @@ impl Op<'_> {
         }
     }
 
-    /// `NotFound` or `NotDirectory` where the directory that is to hold it is none.
+    /// Fails with `NotFound` or `NotDirectory` if the parent is not a directory.
     pub(crate) async fn parent(&self) -> Result<()> {
         let Some(parent) = self.path.parent() else { return Ok(()) };
         let mut absent = Vec::new();
@@ -145,12 +145,12 @@ impl Op<'_> {
         }
     }
 
-    /// What `stat` says of it.
+    /// The result of `stat`.
     pub(crate) async fn look(&self) -> Result<Stat> {
         match self.bucket.find(&self.place).await {
             Ok(Found::Nothing) => Err(self.missing().await),
             Ok(found) => self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound)),
-            // An object that may not be asked about is shown as its directory's listing has it.
+            // An object that may not be read is shown with the attributes from its directory's listing.
             Err(refusal) if self.bucket.web.is_none() && listing::is_of_one_object(&refusal) => {
                 match listing::stat_as_listed(self.bucket, &self.place).await {
                     Ok(Some(stat)) => Ok(stat),
@@ -161,8 +161,8 @@ impl Op<'_> {
         }
     }
 
-    /// Whether there is an object of that version, in one request. A listing, which would tell whether keys begin with
-    /// its own and a slash, is charged like twelve of them.
+    /// Whether the object is still of that version, in one request. A listing would also tell whether keys begin with
+    /// its key and a slash, but costs twelve times as much.
     pub(crate) async fn still_is(&self, version: &Version) -> Result<bool> {
         let Place { key, shadowed, is_root } = &self.place;
         if self.bucket.web.is_some() || *shadowed || *is_root || key.ends_with('/') {
@@ -173,7 +173,7 @@ impl Op<'_> {
         Ok(object.is_some_and(|object| object.stat(false, &self.bucket.defaults).version == *version))
     }
 
-    /// The entries of a directory, with small files of so many bytes in all.
+    /// The entries of a directory, with the contents of small files, of at most `contents_bytes` in all.
     pub(crate) async fn entries(&self, contents_bytes: u64) -> Result<Listing> {
         let Found::Directory(_) = self.find().await? else { return Err(self.error(ErrorKind::NotDirectory)) };
         let (bucket, directory, context) = (Arc::clone(self.bucket), self.place.directory(), self.context());
@@ -193,7 +193,7 @@ impl Op<'_> {
         }
     }
 
-    /// Every change is durable when it is answered: there is nothing left to do for a directory.
+    /// Every change is durable when it is answered, so a directory needs no sync.
     pub(crate) async fn sync(&self) -> Result<()> {
         match self.bucket.is_directory(&self.place).await.map_err(|refusal| self.refused(refusal))? {
             Some(true) => Ok(()),
@@ -235,7 +235,7 @@ impl Bucket {
         }
         let unspeakable = keys::is_unspeakable(&place.key);
         let (object, below) = if unspeakable {
-            // No request can name it, but listings can name what is below it.
+            // No request can name the directory, but listings can name what is below it.
             let below = self.client.list(&directory, false, None, 1).await?;
             match below.objects.is_empty() {
                 true => (self.client.head(&place.key).await?, below),
@@ -247,7 +247,7 @@ impl Bucket {
         if object.as_ref().is_some_and(|object| object.meta.folder) && below.objects.is_empty() {
             return Ok(Found::Directory(None));
         }
-        // The object that stands for a directory is a file only where it has content.
+        // An object whose key ends with a slash is a file only if it has content.
         let object = object.filter(|object| !object.meta.folder && (!place.key.ends_with('/') || object.size > 0));
         let is_directory = !below.objects.is_empty();
         Ok(match (is_directory, place.shadowed, object) {
@@ -261,7 +261,7 @@ impl Bucket {
         })
     }
 
-    /// `None` where there is nothing.
+    /// `None` if there is nothing.
     pub(crate) async fn is_directory(&self, place: &Place) -> Result<Option<bool>, Refusal> {
         let directory = place.directory();
         if place.is_root {
@@ -291,7 +291,7 @@ impl Bucket {
     }
 }
 
-/// A store has no size: what is said is large enough for everybody who asks first.
+/// A store has no size. The reported size is large enough for every program that checks it first.
 pub(crate) fn space() -> Space {
     Space {
         total_bytes: SPACE_BYTES,

@@ -1,4 +1,4 @@
-//! What a pool says of its objects, and what it is told.
+//! The types in the calls and answers of pools.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +30,7 @@ impl FileKind {
         }
     }
 
-    /// The kind in an `st_mode`; `None` for what POSIX does not know.
+    /// The kind in an `st_mode`; `None` for a kind outside of POSIX.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & libc::S_IFMT {
             libc::S_IFREG => Self::File,
@@ -84,32 +84,33 @@ impl From<Time> for SystemTime {
     }
 }
 
-/// Which object of a file system something is, whatever its names, content and attributes are.
+/// Identifies an object of a file system, independent of its names, content and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub dev: u64,
     pub ino: u64,
-    /// When it was made; 0 where that is not told.
+    /// When the object was created; 0 if the file system does not tell.
     pub born: Time,
 }
 
 impl Identity {
-    /// The same object. One that was made later under the number of a removed one is another, where the file system
-    /// tells when objects were made.
+    /// Whether both are the same object. If the file system tells creation times, an object that was created later
+    /// under the inode number of a removed one is a different object.
     pub fn is_same(self, other: Self) -> bool {
         let told = |identity: Self| identity.born != Time::default();
         (self.dev, self.ino) == (other.dev, other.ino) && (self.born == other.born || !told(self) || !told(other))
     }
 }
 
-/// What identifies one state of one object in a pool.
+/// Identifies one state of one object in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Version {
-    /// A file system's: every change of content or attributes changes at least `ctime`.
-    /// `born` is when the object was made, and 0 where that is not told: numbers of inodes are used again.
+    /// Of a file system: every change of content or attributes changes at least `ctime`. `born` is when the object
+    /// was created, and 0 if the file system does not tell; it matters because inode numbers are reused.
     Inode { dev: u64, ino: u64, born: Time, mtime: Time, ctime: Time, size: u64 },
-    /// An object store's. The seconds of `mtime` are the store's, which may not tell more; its nanoseconds are of who
-    /// wrote the object, if that left a time. `etag` is empty where the store has none, `id` where it keeps no versions.
+    /// Of an object store. The seconds of `mtime` are the store's, which may have no finer times; its nanoseconds are
+    /// the mark of the object's writer, if the writer stored a time. `etag` is empty if the store has none, `id` if
+    /// it keeps no versions.
     Tag { etag: String, id: String, size: u64, mtime: Time },
 }
 
@@ -120,7 +121,7 @@ impl Version {
         }
     }
 
-    /// Which object it is of; `None` in an object store, where a name is all that an object is known by.
+    /// The object's identity; `None` in an object store, which knows objects only by their names.
     pub fn identity(&self) -> Option<Identity> {
         match self {
             Self::Inode { dev, ino, born, .. } => Some(Identity { dev: *dev, ino: *ino, born: *born }),
@@ -128,14 +129,14 @@ impl Version {
         }
     }
 
-    /// The same object with the same content as far as can be told when only names or attributes were
-    /// changed, which moves `ctime` alone.
+    /// Whether both are the same object with the same content. Changes of names or attributes alone move only
+    /// `ctime`.
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Inode { mtime, size, .. }, Self::Inode { mtime: mtime2, size: size2, .. }) => {
                 self.same_object(other) && (mtime, size) == (mtime2, size2)
             }
-            // The same writer's mark at another time: the content was changed behind the store's back.
+            // The mark of the same writer at another time: the content was changed without a new mark.
             (Self::Tag { mtime, .. }, Self::Tag { mtime: mtime2, .. }) => {
                 self.same_object(other) && (mtime.nanos != mtime2.nanos || mtime == mtime2)
             }
@@ -143,16 +144,16 @@ impl Version {
         }
     }
 
-    /// The same object by identity, whatever its content is now.
+    /// Whether both are the same object by identity, whatever its content is now.
     pub fn same_object(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Inode { .. }, Self::Inode { .. }) => match (self.identity(), other.identity()) {
                 (Some(ours), Some(theirs)) => ours.is_same(theirs),
                 _ => false,
             },
-            // An object store replaces whole objects: another content is another object.
+            // An object store replaces whole objects: other content is another object.
             (Self::Tag { etag, id, size, mtime }, Self::Tag { etag: etag2, id: id2, size: size2, mtime: mtime2 }) => {
-                // What a store tells only now and then is no difference where it says nothing.
+                // A store may tell `id` only sometimes: a missing one is no difference.
                 let ids = id == id2 || id.is_empty() || id2.is_empty();
                 ids && (etag, size) == (etag2, size2) && (!etag.is_empty() || mtime == mtime2)
             }
@@ -173,7 +174,8 @@ pub struct Stat {
     /// Device number of a device file, in `dev_t` encoding; 0 for the rest.
     pub rdev: u64,
     pub size: u64,
-    /// Bytes that the content occupies in the pool: fewer than `size` where it has holes. `None`: that is not told.
+    /// Bytes that the content occupies in the pool: fewer than `size` if it has holes. `None`: the pool does not
+    /// tell.
     pub occupied: Option<u64>,
     pub atime: Time,
     pub mtime: Time,
@@ -185,7 +187,7 @@ pub struct Stat {
 pub struct DirEntry {
     pub name: Vec<u8>,
     pub stat: Stat,
-    /// All bytes of that version of a file, where they came along.
+    /// All bytes of that version of a file, if the listing included them.
     pub content: Option<Bytes>,
 }
 
@@ -195,7 +197,7 @@ impl DirEntry {
     }
 }
 
-/// The attributes that a new object is given.
+/// The attributes of a new object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attrs {
     /// At most 0o7777.
@@ -207,7 +209,7 @@ pub struct Attrs {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Changes of attributes; `None` leaves one as it is.
+/// Changes of attributes; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SetAttrs {
     pub mode: Option<u32>,
@@ -218,43 +220,44 @@ pub struct SetAttrs {
     pub mtime: Option<Time>,
 }
 
-/// What a conditional change expects to find at its target.
+/// The state of its target that a conditional change expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     Absent,
     /// An object of this version. A `put` gives it new content, which all its names show.
     Version(Version),
-    /// The same, but a `put` makes a new object, which takes the name; other names of the old one keep its content.
+    /// Like `Version`, but a `put` makes a new object, which takes the name; other names of the old object keep its
+    /// content.
     Name(Version),
     Anything,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RenameMode {
-    /// What is at the target is replaced, atomically where the pool can.
+    /// Replaces the target, atomically if the pool can.
     Replace,
-    /// Fails with `Exists` where the target exists.
+    /// Fails with `Exists` if the target exists.
     NoReplace,
-    /// Both exist and change places.
+    /// Both exist and are exchanged.
     Exchange,
 }
 
-/// How a pool keeps its word on [`Expected`].
+/// How strictly a pool enforces [`Expected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConditionalPut {
-    /// Test and change are one step: of many writers one wins.
+    /// Test and change are one step: of several concurrent writers, one succeeds.
     Atomic,
-    /// The test is made right before the change; a writer in between is not seen.
+    /// The test is made right before the change; a write in between goes unnoticed.
     Checked,
 }
 
-/// What a pool can hold and do. What it cannot is a value, not a surprise.
+/// What a pool can store and do. A missing ability is a value that callers can check in advance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Metadata calls are answered from this machine, without a network: they may be made inline.
+    /// Metadata calls are answered by this machine, without a network, and may be made inline.
     pub local: bool,
     pub symlinks: bool,
-    /// Symlinks keep the times that they are given.
+    /// Symlinks keep the times that are set on them.
     pub symlink_times: bool,
     pub hard_links: bool,
     pub special_files: bool,
@@ -263,39 +266,40 @@ pub struct Capabilities {
     pub owners: bool,
     pub rename: bool,
     pub rename_exchange: bool,
-    /// Renames and changes of attributes copy what they are about: they take time, and others see them half done.
+    /// Renames and changes of attributes copy the objects: they take time, and other clients can see an intermediate
+    /// state.
     pub renames_copy: bool,
-    /// Bytes of a long range are handed on as they come: it takes no more memory than a short one.
+    /// Bytes of a long range are passed on as they arrive: it takes no more memory than a short one.
     pub streams: bool,
-    /// A read fails where the version is not the present one any more. Of others a read may still give what was.
+    /// A read fails if the version is no longer the current one. Without this, a read may still return old content.
     pub reads_confirm: bool,
-    /// Whether a file is still of a known version is told by less than what it takes to look what a name stands for.
+    /// A request that is cheaper than `stat` tells whether a file is still of a known version.
     pub versions_alone: bool,
-    /// A listing takes a request for each name in it: it pays only for who wants many of them.
+    /// A listing takes one request for each name in it: it pays off only for a caller that needs many of them.
     pub listings_ask_each: bool,
-    /// Small files come along with a listing for as much as their attributes alone cost.
+    /// A listing can include small files at the cost of their attributes alone.
     pub listed_contents: bool,
     pub ranged_write: bool,
     pub sparse: bool,
     pub conditional_put: ConditionalPut,
-    /// A directory's version is another one after a name in it was made or removed.
+    /// A directory's version changes when a name in it is made or removed.
     pub directory_versions: bool,
-    /// It may tell the [`Layout`] of objects.
+    /// The pool may tell the [`Layout`] of objects.
     pub layouts: bool,
-    /// It can list what is in it. Where it cannot, objects are found by those who know their paths.
+    /// The pool can list its objects. Without this, a program must know the path of an object.
     pub lists_names: bool,
     /// Nanoseconds between distinguishable timestamps.
     pub time_granularity_ns: u32,
     /// Longest name in bytes.
     pub name_max: u32,
-    /// Longest path from the root in bytes, where that is less than what Linux takes: then `Pool::check_path` is asked
-    /// before anything gets a new name.
+    /// Longest path from the root in bytes, if that is less than Linux's limit. `Pool::check_path` must then be
+    /// called before an object gets a new name.
     pub path_max: Option<u32>,
     pub read_only: bool,
 }
 
 impl Capabilities {
-    /// What they say, in words: for people and pages.
+    /// The capabilities in words, for people and pages.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let word = |able: bool| if able { "yes" } else { "no" }.to_owned();
         let conditional = match self.conditional_put {
@@ -327,14 +331,14 @@ impl Capabilities {
     }
 }
 
-/// Work that takes many requests, as it stands: for people who wait for it.
+/// The progress of work that takes many requests, for people who wait for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnderWay {
-    /// What is done, and what its steps are.
+    /// The operation, and the unit of its steps.
     pub what: String,
-    /// Steps that are done.
+    /// Completed steps.
     pub done: u64,
-    /// Steps in all; `None` while nobody knows.
+    /// All steps; `None` while the number is unknown.
     pub of: Option<u64>,
 }
 
@@ -348,15 +352,17 @@ pub struct Space {
     pub free_files: u64,
 }
 
-/// Where a pool keeps content, as far as it tells. Of a directory: where the content of new files in it goes.
+/// Where a pool keeps content, as far as it tells. For a directory: where the content of new files in it is placed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     pub stripe: Option<Stripe>,
-    /// The part of the pool that holds it: BeeGFS' storage pool, by number, or Lustre's pool of targets, by name.
+    /// The part of the pool that holds the content: BeeGFS' storage pool, by number, or Lustre's pool of targets, by
+    /// name.
     pub storage_pool: Option<String>,
 }
 
-/// Content in chunks that go round several targets, which can be read and written at the same time.
+/// Content in chunks that are spread round-robin over several targets, which can be read and written at the same
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stripe {
     /// Not 0, and a multiple of 64 KiB.

@@ -1,4 +1,4 @@
-//! Names of files that are being written, and what they tell of who writes them.
+//! Names of files that are being written; a name identifies the writer.
 
 use std::sync::OnceLock;
 
@@ -8,26 +8,26 @@ use rustix::process::{Pid, test_kill_process};
 
 const PREFIX: &str = ".forebay~put-";
 
-/// `.forebay~put-<boot>-<pid>-<process><file>`: `boot` tells this machine's processes from those of other nodes, which
-/// may reach the same file system by another way; `process`, eight random digits that all names of one process have,
-/// keeps processes of one number in different containers apart.
+/// `.forebay~put-<boot>-<pid>-<process><file>`. `boot` distinguishes this machine's processes from those of other
+/// nodes, which may reach the same file system over another mount. `process`, eight random digits shared by all names
+/// of one process, distinguishes processes with the same number in different containers.
 pub(crate) fn unique_name() -> Vec<u8> {
     format!("{PREFIX}{}{:08x}", this_writer(), rand::rng().random::<u32>()).into_bytes()
 }
 
-/// What the names of this process' unfinished files begin with, and those of no other process.
+/// The prefix of the names of this process's unfinished files, which no other process uses.
 pub fn this_writer() -> &'static str {
     static WRITER: OnceLock<String> = OnceLock::new();
     WRITER.get_or_init(|| format!("{}-{}-{:08x}", boot_id(), std::process::id(), rand::rng().random::<u32>()))
 }
 
-/// Whether a name is that of an unfinished file of one of these writers.
+/// Whether a name belongs to an unfinished file of one of these writers.
 pub(crate) fn is_of(name: &[u8], writers: &[String]) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX.as_bytes()) else { return false };
     writers.iter().any(|writer| rest.starts_with(writer.as_bytes()))
 }
 
-/// Boot and process of the writer that a file of such a name belongs to; `None` for other names.
+/// Boot and process of the writer that a file name belongs to; `None` for other names.
 pub(crate) fn writer(name: &[u8]) -> Option<(&str, i32)> {
     let mut parts = std::str::from_utf8(name.strip_prefix(PREFIX.as_bytes())?).ok()?.split('-');
     Some((parts.next()?, parts.next()?.parse().ok()?))
@@ -43,10 +43,10 @@ pub(crate) fn boot_id() -> &'static str {
     })
 }
 
-/// Whether a process of this machine is there, and more than the remains of one that nobody waited for.
+/// Whether a process of this machine is alive. A zombie is not.
 pub(crate) fn is_alive(process: i32) -> bool {
     let there = Pid::from_raw(process).is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH));
-    // `PID (NAME) STATE ...`, where the name may hold anything.
+    // `PID (NAME) STATE ...`, where the name may contain any character.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     there && !matches!(state, Some('Z' | 'X'))

@@ -1,4 +1,4 @@
-//! The decorators: that they change nothing when told nothing, and what they do when told.
+//! The decorators: without configuration they change nothing; with it, they do what it says.
 
 mod common;
 
@@ -95,7 +95,7 @@ mod throttle {
                 start.elapsed().as_secs_f64()
             }
         );
-        // One second of latency for both, then two megabytes over one link, neither waiting for the other's end.
+        // One second of latency for both, then two megabytes over one link; neither waits for the end of the other.
         assert!((2.7..=3.01).contains(&read), "the read took {read} s");
         assert!((2.7..=3.01).contains(&written), "the write took {written} s");
         assert!((2.99..=3.01).contains(&read.max(written)), "both took {read} s and {written} s");
@@ -131,7 +131,7 @@ mod deadline {
         assert_eq!(start.elapsed().as_secs_f64().round(), 2.0);
         assert_eq!((error.kind(), error.side()), (ErrorKind::Timeout, Side::Pool));
         assert!(error.to_string().contains("stat /some-name"), "{error}");
-        // Five seconds, and one for each 1,000 bytes.
+        // The limit: five seconds, and one for each 1,000 bytes.
         let start = Instant::now();
         let error = pool.read(&path("some-name"), &stat.version, 0..u64::MAX).await.unwrap_err();
         assert_eq!(start.elapsed().as_secs_f64().round(), 8.0);
@@ -190,7 +190,7 @@ mod fault {
             pool.fail_call(1, moment);
             pool.mkdir(&path("d"), &attrs()).await.unwrap_err();
             assert_eq!(inner.snapshot().len(), objects, "{moment:?}");
-            // Only that call.
+            // No other call fails.
             pool.mkdir(&path("e"), &attrs()).await.unwrap();
         }
     }
@@ -228,7 +228,7 @@ mod fault {
         let mut failed = Vec::new();
         for _ in 0..400 {
             failed.push(pool.stat(&PoolPath::root()).await.is_err());
-            // Another kind keeps working.
+            // Calls of another kind still work.
             pool.space().await.unwrap();
         }
         failed

@@ -1,4 +1,4 @@
-//! The directory pool against the suite and against what goes wrong on real file systems.
+//! The directory pool against the suite and against faults of real file systems.
 
 mod common;
 
@@ -35,7 +35,7 @@ async fn put(pool: &DirPool, name: &str, data: &'static str, expected: &Expected
     pool.put(&path(name), data.len() as u64, pieces(&[(0, data)]), &attrs(), expected).await
 }
 
-/// Names in the root as they are on the disk, the pool's own among them.
+/// Names in the root as they are on the disk, including the pool's own.
 fn names(root: &TempDir) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -134,7 +134,7 @@ mod vanishing {
         let pool = pool_with_a_file(&root).await;
         let unmounted = std::process::Command::new("umount").arg("-l").arg(&root).status();
         assert!(unmounted.unwrap().success());
-        // What the handle still reaches is still right; what is missing is not said to be missing.
+        // Names that the handle still reaches are valid; a missing name is not reported as missing.
         pool.stat(&path("d/f")).await.unwrap();
         assert_eq!(pool.stat(&path("none")).await.unwrap_err().kind(), ErrorKind::Unavailable);
         assert!(names_in(&root).is_empty());
@@ -184,8 +184,8 @@ mod third_parties {
         assert_eq!(fs::read(root.path().join("g")).unwrap(), b"two");
     }
 
-    /// Two processes on one directory, as two nodes would be: neither knows the other's locks. Each counts
-    /// the puts that it was told have happened. With no lost update, the file counts them all.
+    /// Two processes on one directory, as on two nodes: neither knows the other's locks. Each counts its puts that
+    /// succeeded. Without a lost update, the file counts them all.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn writers_of_different_pools_lose_no_update() {
         for root in [on_disk(), in_tmpfs()] {
@@ -218,7 +218,7 @@ mod third_parties {
         let count: u64 = std::str::from_utf8(&data).unwrap().parse().unwrap();
         let next: &'static str = (count + 1).to_string().leak();
         let mut attrs = attrs();
-        // Each version its own time, as files that programs write have.
+        // Each version has its own time, as files of programs do.
         attrs.mtime = forebay_backends::Time::now();
         let content = pieces(&[(0, next)]);
         match pool.put(&name, next.len() as u64, content, &attrs, &Expected::Version(stat.version)).await {
@@ -228,8 +228,8 @@ mod third_parties {
         }
     }
 
-    /// A program that replaces the file by rename, without asking, while the pool replaces versions. Its last
-    /// content must be there at the end, unless the pool replaced exactly that.
+    /// A program replaces the file by rename, without a condition, while the pool replaces versions. The program's
+    /// last content must be there at the end, unless the pool replaced exactly that.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn a_replacing_program_is_never_overwritten_unseen() {
         let root = on_disk();
@@ -269,11 +269,11 @@ mod third_parties {
         pool.read(&path("f"), &version, 0..3).await.unwrap();
         fs::write(root.path().join("new"), "NEW BYTES").unwrap();
         fs::rename(root.path().join("new"), root.path().join("f")).unwrap();
-        // Still open, still the same content, though the name means another file now.
+        // The file is still open with the same content, though the name refers to another file now.
         assert_eq!(pool.read(&path("f"), &version, 0..100).await.unwrap(), "old bytes");
         let version = pool.stat(&path("f")).await.unwrap().version;
         assert_eq!(pool.read(&path("f"), &version, 0..100).await.unwrap(), "NEW BYTES");
-        // Changed through the same inode, with the old time put back: the version is another one.
+        // Changed through the same inode, with the old time restored: the version differs.
         fs::write(root.path().join("f"), "evil byte").unwrap();
         let Version::Inode { mtime, .. } = &version else { panic!("{version:?}") };
         let times = Timestamps {

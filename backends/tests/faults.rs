@@ -1,4 +1,4 @@
-//! Pools in bad times: the suite for them, and the single things that can go wrong, with real servers.
+//! Pools under faults: the suite for that, and single faults, with real servers.
 
 mod common;
 #[path = "faults/decorated.rs"]
@@ -36,16 +36,16 @@ use forebay_backends::{Attrs, Pool};
 
 use common::{attrs, path};
 
-/// What goes wrong in each case, at least.
+/// The minimum number of faults in each case.
 const FAULTS_EACH: u64 = 4;
-/// The default seed; `FOREBAY_SEED` takes another one.
+/// The default seed; `FOREBAY_SEED` sets another one.
 const SEED: u64 = 1;
 
 fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").map_or(SEED, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
 }
 
-/// Fails where a case does, where nothing went wrong on the way, and where something is left.
+/// Fails if a case fails, if no fault happened, or if anything is left in the pool.
 async fn assert_endures(troubled: Arc<dyn Pool>, sound: Arc<dyn Pool>, trouble: Arc<dyn Trouble>, rounds: u32) {
     let scratch = path("scratch");
     sound.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();

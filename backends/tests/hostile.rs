@@ -1,5 +1,5 @@
-//! Servers that send what no server should: pages without an end, names that lead elsewhere, listings that go in a
-//! circle. Each is a script behind a port of this machine.
+//! Servers that send what no server should: endless pages, names that lead elsewhere, listings that loop. Each is a
+//! script behind a port of this machine.
 
 mod common;
 
@@ -17,29 +17,29 @@ use tokio::task::JoinSet;
 
 use common::path;
 
-/// Long enough for all that is bounded; a test that is still at it then fails.
+/// Long enough for everything that is bounded; a test that takes longer fails.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How late a slow server answers.
+/// The delay of a slow server's answers.
 const LATE: Duration = Duration::from_millis(200);
-/// How long a part of a listing of such a server may take,
+/// The time limit for a part of a listing of such a server,
 const PART: Duration = Duration::from_secs(2);
-/// and how many names it has: so many that asking for all of them takes longer.
+/// and its number of names: requesting all of them takes longer than that.
 const LATE_NAMES: usize = 960;
-/// More than this is not taken from a page that goes on with one piece.
+/// The most bytes that are read from a page with an endless token.
 const TAKEN_BYTES_MAX: u64 = 64 << 20;
 
-/// What is answered to a request, by its first line.
+/// The answer to a request, by its first line.
 enum Answer {
     Whole(&'static str, String),
-    /// A page that begins so and goes on with the rest for ever.
+    /// A page that begins with the first string and then repeats the second without end.
     Endless(&'static str, &'static str),
-    /// The same as whole, after `LATE`.
+    /// Like `Whole`, after `LATE`.
     Late(&'static str, String),
 }
 
 struct Hostile {
     port: u16,
-    /// Bytes of endless pages that clients took.
+    /// Bytes of endless pages that clients have read.
     sent: Arc<AtomicU64>,
     /// Endless pages that are still being sent.
     open: Arc<AtomicU64>,
@@ -57,7 +57,7 @@ impl Hostile {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 let (count, under_way) = (Arc::clone(&count), Arc::clone(&under_way));
-                // It ends as connections do, by an error.
+                // A connection ends with an error.
                 connections.spawn(async move { _ = serve(client, script, &count, &under_way).await });
             }
         });
@@ -129,7 +129,7 @@ async fn serve(
     }
 }
 
-/// A sound root with one directory, `d`, whose page is `page`.
+/// A well-behaved root with one directory, `d`, whose page is `page`.
 fn site(line: &str, page: Answer) -> Answer {
     let root = "<html><head><title>Index of /</title></head><body><a href=\"d/\">d/</a></body></html>";
     match line.split(' ').collect::<Vec<_>>()[..] {
@@ -140,7 +140,7 @@ fn site(line: &str, page: Answer) -> Answer {
     }
 }
 
-/// The names in `d`, or why there are none, within bounds of time.
+/// The names in `d`, or the error, within a time limit.
 async fn listed(pool: &dyn Pool) -> Result<Vec<String>> {
     let listing = async {
         let pages: Vec<_> = pool.list(&path("d")).await?.try_collect().await?;
@@ -171,7 +171,7 @@ async fn a_link_without_an_end_is_not_read_on() {
     assert_refused_in_time(|line| site(line, Answer::Endless("<html><a href=\"", "endless"))).await;
 }
 
-/// All links lead elsewhere: there is no name that the reader would be told.
+/// All links lead elsewhere, so the listing never returns a name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_that_was_given_up_takes_its_request_with_it() {
     let script =
@@ -185,7 +185,7 @@ async fn a_listing_that_was_given_up_takes_its_request_with_it() {
     server.assert_all_given_up().await;
 }
 
-/// A bucket with a directory `d` whose listing has `objects` and `prefixes`. Of `bad` things HEAD is refused.
+/// A bucket with a directory `d` whose listing has `objects` and `prefixes`. HEAD is refused for `bad` objects.
 fn bucket(line: &str, keys: &str) -> Answer {
     let contents = |key: &str| {
         format!(
@@ -250,7 +250,7 @@ async fn a_listing_that_goes_in_a_circle_is_refused() {
     assert!(error.is(ErrorKind::Corrupt), "{error}");
 }
 
-/// Attributes are asked for one by one: all those of a page take longer than a part of a listing may.
+/// Attributes are requested one by one: all those of a page take longer than the time limit for a part of a listing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
     const HEAD: &str = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 3";
@@ -278,13 +278,13 @@ async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
     let pools: [Arc<dyn Pool>; 2] = [Arc::new(site.web().await), Arc::new(store.bucket().await)];
     for pool in pools {
         let mut found = listed(&Deadline::new(pool, limits)).await.unwrap();
-        // The bucket has a key that leads elsewhere, too.
+        // The bucket also has a key that leads elsewhere.
         found.retain(|name| !name.starts_with('.'));
         assert_eq!(found, names().collect::<Vec<_>>());
     }
 }
 
-/// A bucket whose keys were all deleted has pages without any.
+/// A bucket whose keys were all deleted has pages without keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
     const PAGES: u64 = 20;

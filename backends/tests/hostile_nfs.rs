@@ -25,9 +25,9 @@ use server::{
     good_content, handle, procedure, status,
 };
 
-/// Longer than the time for retries, and shorter than what a hang would take.
+/// Longer than the time for retries, and shorter than a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For answers that came and made no sense: a server that is up is not waited for.
+/// For malformed answers: a server that runs is not waited for.
 const SOON: Duration = Duration::from_secs(8);
 
 async fn in_time<T>(limit: Duration, call: impl Future<Output = T>) -> T {
@@ -43,12 +43,12 @@ fn names(entries: &[DirEntry]) -> BTreeSet<Vec<u8>> {
     entries.iter().map(|entry| entry.name.clone()).collect()
 }
 
-/// The version of `good`, as a well-behaved server tells it.
+/// The version of `good` from a well-behaved server.
 async fn version_of_good(pool: &NfsPool) -> Version {
     pool.stat(&path("good")).await.unwrap().version
 }
 
-/// With the server as it should be, all is as it should be.
+/// With a well-behaved server, everything works.
 async fn assert_sound(pool: &NfsPool) {
     let sound = async {
         let root = listed(pool, &PoolPath::root()).await.unwrap();
@@ -61,14 +61,14 @@ async fn assert_sound(pool: &NfsPool) {
     in_time(PATIENCE, sound).await;
 }
 
-/// What an error must have in which the pool is at fault.
+/// Checks an error for which the pool is responsible.
 fn assert_told(error: &Error, pool: &NfsPool) {
     let text = error.to_string();
     assert!(text.contains(&pool.url()), "the pool is not named: {text}");
     assert_eq!(error.retry(), Retry::Later, "what is dirty must be kept for another try: {text}");
 }
 
-/// All kinds of questions fail while calls are answered by `script`, each within `limit`; then all is well again.
+/// All kinds of calls fail while `script` answers them, each within `limit`; afterwards everything works again.
 async fn assert_refused(limit: Duration, script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
     let server = Server::start().await;
     let pool = server.open().await;
@@ -93,7 +93,7 @@ async fn assert_refused(limit: Duration, script: impl Fn(&Request) -> Option<Ans
     assert_bounded();
 }
 
-/// The same with answers that are taken apart and make no sense.
+/// Like [`assert_refused`], with answers that are parsed and found malformed.
 async fn assert_nonsense(script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
     assert_refused(SOON, script).await;
 }
@@ -123,7 +123,7 @@ async fn answers_to_other_calls_and_calls_are_refused() {
     })
     .await;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 0, 2, NFS, 3, 1, 0, 0, 0, 0]).record())).await;
-    // Accepted or denied, says an answer, and not something else.
+    // An answer says that the call was accepted or denied, and nothing else.
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 1, 7, 0, 0, 0]).record())).await;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 1, 0, 0, 0, 99]).record())).await;
 }
@@ -151,7 +151,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_until_time_is_up() {
     .await;
 }
 
-/// A length in an answer is held against what is left of it before memory is set aside.
+/// A length in an answer is compared with the rest of the answer before memory is allocated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lengths_that_an_answer_claims_take_no_memory() {
     const FAR: u32 = 0xffff_fff0;
@@ -183,7 +183,7 @@ async fn lengths_that_an_answer_claims_take_no_memory() {
     }
     server.behave();
     assert_sound(&pool).await;
-    // The flavours of credentials that a server takes.
+    // The flavours of credentials that a server accepts.
     server.misbehave(|request| {
         let mounts = request.program == MOUNT && request.procedure == procedure::MNT;
         mounts.then(|| Answer::Results(Xdr::default().word(0).bytes(&handle(&ROOT)).word(FAR)))
@@ -217,7 +217,7 @@ async fn names_that_lead_elsewhere_are_left_out() {
     assert_bounded();
 }
 
-/// Each page of READDIRPLUS is made by `page` of the cookie that was asked for.
+/// `page` makes each page of READDIRPLUS from the requested cookie.
 async fn assert_listing_ends(page: fn(u64) -> Xdr) {
     let server = Server::start().await;
     let pool = server.open().await;
@@ -235,7 +235,7 @@ async fn assert_listing_ends(page: fn(u64) -> Xdr) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_whose_pages_lead_in_a_circle_is_refused() {
-    // Where it was, where it began, and through three pages.
+    // The cookie stays the same, returns to the start, or loops through three pages.
     assert_listing_ends(|cookie| Xdr::page().entry(b"good", cookie, &GOOD)).await;
     assert_listing_ends(|_| Xdr::page().entry(b"good", 0, &GOOD)).await;
     assert_listing_ends(|cookie| Xdr::page().entry(format!("n{}", cookie % 3).as_bytes(), cookie % 3 + 1, &GOOD)).await;
@@ -258,7 +258,7 @@ async fn read_error(read: fn(&Request) -> Xdr) -> Error {
     let version = version_of_good(&pool).await;
     server.misbehave(move |request| request.is(procedure::READ).then(|| Answer::Results(read(request))));
     let error = in_time(SOON, pool.read(&path("good"), &version, 0..u64::MAX)).await.unwrap_err();
-    // The file of that name, and no more than the call.
+    // Only that call fails, and the error names its file.
     assert!(error.to_string().contains("/good"), "{error}");
     if !error.is(ErrorKind::Stale) {
         assert_told(&error, &pool);
@@ -281,7 +281,7 @@ async fn reads_that_give_too_much_or_next_to_nothing_are_refused() {
     assert!(error.to_string().contains("more bytes"), "{error}");
     let error = read_error(|_| read_results(b"x", false)).await;
     assert!(error.to_string().contains("few bytes"), "{error}");
-    // Nothing, though the file has more: it is taken for one that was cut off.
+    // No bytes, though the file has more: it counts as a truncated file.
     let nothing: [fn(&Request) -> Xdr; 2] = [|_| read_results(b"", false), |_| read_results(b"", true)];
     for nothing in nothing {
         let error = read_error(nothing).await;
@@ -341,7 +341,7 @@ async fn file_handles_of_lengths_that_no_handle_has_are_refused() {
     assert_bounded();
 }
 
-/// What the pool says of an object of these attributes, looked up and in a listing.
+/// The attributes that the pool returns for such an object, from a lookup and from a listing.
 async fn shown(attributes: Attributes) -> (Result<forebay_backends::Stat>, Result<Vec<DirEntry>>) {
     let server = Server::start().await;
     let pool = server.open().await;
@@ -377,7 +377,7 @@ async fn attributes_that_no_object_has_are_bounded() {
         assert!(stat.occupied.unwrap() <= i64::MAX as u64 && stat.version.size() == stat.size);
         assert!(stat.mtime.nanos < 1_000_000_000 && stat.ctime.nanos < 1_000_000_000);
     }
-    // Root's set-id bits are believed: the mount's `nosuid` makes them harmless.
+    // Root's set-id bits are accepted: the mount's `nosuid` makes them harmless.
     let (stat, _) = shown(Attributes { mode: 0o106_755, ..GOOD }).await;
     assert_eq!(stat.unwrap().mode, 0o6755);
 }
@@ -432,7 +432,7 @@ async fn targets_of_symlinks_that_no_system_takes_are_refused() {
     assert_bounded();
 }
 
-/// In a time that passes as soon as there is nothing to do.
+/// With a paused clock, which advances as soon as all tasks wait.
 #[tokio::test]
 async fn calls_that_are_never_answered_are_given_up() {
     let server = Server::start().await;
@@ -452,8 +452,8 @@ async fn calls_that_are_never_answered_are_given_up() {
     assert_sound(&pool).await;
 }
 
-/// Good answers with words in them that were replaced, cut off, or followed by others. What is told at all is told in
-/// bounds.
+/// Valid answers in which words are replaced, which are truncated, or which are followed by more bytes. Values that
+/// the pool returns are within bounds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbled_answers_break_nothing() {
     let mut mutations = mutations::Mutations::seeded();

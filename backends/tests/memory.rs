@@ -1,4 +1,4 @@
-//! The pool in memory against the suite, and what it offers to tests.
+//! The pool in memory against the suite, and its features for tests.
 
 mod common;
 

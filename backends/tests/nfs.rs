@@ -1,4 +1,4 @@
-//! The NFS pool against a real nfs-ganesha: the suite, and what goes wrong with servers and connections.
+//! The NFS pool against a real nfs-ganesha: the suite, and faults of servers and connections.
 
 mod common;
 #[path = "nfs/listings.rs"]
@@ -36,7 +36,7 @@ use common::{attrs, path, pieces};
 use server::{NfsServer, Squash};
 use unreliable::{Loss, Unreliable, procedure};
 
-/// What no single step may take longer than: servers restart in a second or two.
+/// The time limit of a single step: servers restart in a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn start(squash: Squash) -> NfsServer {
@@ -62,14 +62,14 @@ fn unfinished(dir: &Path) -> Vec<PathBuf> {
     names.filter(|path| path.file_name().unwrap().as_encoded_bytes().starts_with(b".forebay~")).collect()
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ from offset to offset.
 fn pattern(length: usize) -> Bytes {
     let word = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..length.div_ceil(8)).flat_map(word).take(length).collect()
 }
 
 async fn assert_conforms(pool: NfsPool) {
-    // Ganesha leaves the times of symlinks as they are, whoever asks.
+    // Ganesha never changes the times of symlinks.
     assert!(!pool.capabilities().symlink_times);
     common::assert_conforms(Arc::new(pool)).await;
 }
@@ -93,7 +93,7 @@ async fn nfs_pool_conforms_where_root_is_squashed() {
     assert_conforms(pool).await;
 }
 
-/// Callers that lose patience at any moment find the old file or the new one, whole, and nothing else is left.
+/// A caller that is dropped at any moment leaves the whole old file or the whole new one, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_that_are_given_up_leave_whole_files() {
     let server = start(Squash::None);
@@ -108,7 +108,7 @@ async fn puts_that_are_given_up_leave_whole_files() {
     for round in 0..150 {
         put(&old).await.unwrap();
         given_up += u32::from(timeout(Duration::from_micros(60 * round), put(&new)).await.is_err());
-        // One that was given up at the last step may still come to its end.
+        // A call that was dropped at its last step may still be completed.
         let found = loop {
             let version = pool.stat(&name).await.unwrap().version;
             match pool.read(&name, &version, 0..u64::MAX).await {

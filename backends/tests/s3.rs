@@ -1,4 +1,4 @@
-//! S3 pools against the suite and against what goes wrong, with real servers.
+//! S3 pools against the suite and against faults, with real servers.
 
 mod common;
 #[path = "../../tests/src/servers/s3.rs"]
@@ -43,7 +43,7 @@ async fn names(pool: &S3Pool, dir: &str) -> Vec<String> {
     names
 }
 
-/// What is in the bucket, but for the server's own.
+/// The content of the bucket, except for the server's own files.
 fn left(server: &Versitygw) -> Vec<String> {
     let names = fs::read_dir(server.files()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name != ".sgwtmp").collect()
@@ -72,12 +72,12 @@ async fn s3_pool_below_a_prefix_conforms() {
 async fn s3_pool_on_ceph_conforms() {
     let server = Rgw::start();
     let pool = S3Pool::attach(&server.url(""), &server::environment()).await.unwrap();
-    // It heeds no condition on uploads in parts.
+    // Ceph's gateway honours no condition on uploads in parts.
     assert_eq!(pool.capabilities().conditional_put, ConditionalPut::Checked);
     common::assert_conforms(Arc::new(pool)).await;
 }
 
-/// What a server's death may leave in its listings: the prefix of a directory of which no key ever came to be.
+/// A server's death may leave in its listings the prefix of a directory without any key.
 #[tokio::test]
 async fn a_directory_that_is_only_listed_is_not_there() {
     let server = Versitygw::start();
@@ -114,7 +114,7 @@ async fn the_version_id_tells_versions_apart() {
         Version::Inode { .. } => unreachable!(),
     };
     assert_eq!(id(&pool.stat(&path("before")).await.unwrap().version), "");
-    // By others, with the same content, within one second of the server's clock.
+    // Another client writes the same content, within one second of the server's clock.
     let mut seen = Vec::new();
     for _ in 0..5 {
         server.curl(&["-X", "PUT", "-d", "the same"], "a");
@@ -126,14 +126,14 @@ async fn the_version_id_tells_versions_apart() {
         }
         seen.push(version);
     }
-    // What is renamed, or given other attributes, is the same to who has it open.
+    // For a reader with the file open, a rename or a change of attributes keeps the content the same.
     let version = pool.stat(&path("a")).await.unwrap().version;
     let changes = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
     assert!(pool.set_attrs(&path("a"), &changes).await.unwrap().version.same_content(&version));
     let renamed = pool.rename(&path("a"), &path("b"), RenameMode::NoReplace).await.unwrap().version;
     assert!(renamed.same_content(&version));
     assert_eq!(pool.read(&path("b"), &version, 0..8).await.unwrap(), "the same");
-    // What was written over is gone for us, and kept by the server.
+    // An overwritten version is gone for the pool, but the server keeps it.
     put(&pool, "b", "another").await;
     assert!(!pool.stat(&path("b")).await.unwrap().version.same_content(&version));
     pool.remove(&path("b"), &Expected::Anything).await.unwrap();
@@ -178,7 +178,7 @@ async fn changes_behind_the_servers_back_are_seen() {
     let pool = attach(&server, "").await;
     let version = put(&pool, "f", "before").await;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-    // The server still says the old ETag.
+    // The server still reports the old ETag.
     fs::write(server.files().join("f"), "behind").unwrap();
     let now = pool.stat(&path("f")).await.unwrap().version;
     assert!(!now.same_content(&version), "{now:?}");
@@ -205,7 +205,7 @@ async fn what_others_wrote_keeps_its_metadata() {
     }
 }
 
-/// Writes down that `from` is to become `to`, by a process that is dead. Where that stands.
+/// Writes a note of a dead process that `from` is to be renamed to `to`. Returns the note's path.
 async fn note_a_rename(server: &Versitygw) -> PathBuf {
     // The server's clock ticks in seconds.
     let tick = || tokio::time::sleep(std::time::Duration::from_millis(1_100));
@@ -221,7 +221,7 @@ async fn note_a_rename(server: &Versitygw) -> PathBuf {
     server.files().join(name)
 }
 
-/// On a busy machine a rename is finished behind the attach's back.
+/// Waits until the rename is finished: on a busy machine that happens in the background, after the attach.
 async fn wait_for_its_end(note: &Path) {
     let since = std::time::Instant::now();
     while note.exists() {
@@ -237,16 +237,16 @@ async fn a_rename_that_was_cut_off_is_finished() {
     for dir in ["from", "from/sub", "to", "to/sub"] {
         pool.mkdir(&path(dir), &directory()).await.unwrap();
     }
-    // As left behind in the middle: one file has been moved, one copied, one has not been touched yet.
+    // As an interrupted rename leaves it: one file has been moved, one copied, one not touched yet.
     put(&pool, "to/moved", "moved").await;
     put(&pool, "from/copied", "copied").await;
     put(&pool, "from/other", "ours").await;
     put(&pool, "from/sub/waiting", "waiting").await;
     let note = note_a_rename(&server).await;
     server.curl(&["-X", "PUT", "-H", "x-amz-copy-source: pool/from/copied"], "to/copied");
-    // Nor is what came to the target meanwhile a copy of what was to be moved there.
+    // An object that was written to the target meanwhile is no copy of the source.
     put(&pool, "to/other", "theirs").await;
-    // Somebody's new file is not what was to be moved.
+    // Another client's new file is not part of the rename.
     put(&pool, "from/new", "new").await;
 
     let pool = attach(&server, "").await;
@@ -382,7 +382,7 @@ async fn a_large_rename_tells_how_far_it_is() {
     };
     let ((first, last, all), removals) = (of("copied"), of("removed at the source"));
     assert!(first.unwrap() < 100 && last.unwrap() > 200 && all.is_none(), "{first:?} to {last:?}");
-    // With the directory itself.
+    // Including the directory itself.
     assert_eq!(removals.2, Some(OBJECTS + 1));
     assert!(removals.0.unwrap() < 100 && removals.1.unwrap() > 200, "{removals:?}");
 }
@@ -395,7 +395,7 @@ async fn renames_replace_and_do_not_replace() {
     let moved = pool.rename(&path("a"), &path("b"), RenameMode::NoReplace).await.unwrap();
     assert_eq!(moved.version, version, "a rename changes neither content nor attributes");
     assert_eq!(left(&server), ["b"]);
-    // Not by the directory above, either, and not what others wrote.
+    // A rename of the parent directory changes nothing either, nor does it change other clients' objects.
     pool.mkdir(&path("d"), &directory()).await.unwrap();
     let version = put(&pool, "d/ours", "ours").await;
     server.curl(&["-X", "PUT", "-d", "theirs"], "d/theirs");
@@ -406,7 +406,7 @@ async fn renames_replace_and_do_not_replace() {
     }
     assert_eq!(pool.stat(&path("g/ours")).await.unwrap().version, version);
     assert_eq!(pool.stat(&path("g/theirs")).await.unwrap(), theirs);
-    // But what is written behind the server's back afterwards is something else.
+    // But a later change without the server makes another version.
     let file = fs::File::options().write(true).open(server.files().join("g/ours")).unwrap();
     file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(1_000)).unwrap();
     assert!(!pool.stat(&path("g/ours")).await.unwrap().version.same_content(&version));

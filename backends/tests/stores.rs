@@ -1,4 +1,4 @@
-//! Pools that are only read, against the suite for them and against what goes wrong, with real servers.
+//! Read-only pools against the suite for them and against faults, with real servers.
 
 mod common;
 #[path = "../../tests/src/servers/stores.rs"]
@@ -97,7 +97,8 @@ async fn what_is_below_a_prefix_is_all_that_is_shown() {
     }
 }
 
-/// As S3's clients leave them, and as they are both listed and found. Owners, set-id bits and devices are not believed.
+/// Attributes as S3's clients store them, the same in listings and in `stat`. Owners, set-id bits and devices are not
+/// trusted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attributes_are_those_of_the_metadata() {
     for kind in [Kind::FakeGcs, Kind::Azurite] {
@@ -146,7 +147,7 @@ async fn objects_that_stand_for_directories_are_directories() {
     }
 }
 
-/// What no name can be is shown as it is of S3.
+/// A key that cannot be a name is shown as on S3.
 #[tokio::test]
 async fn keys_that_are_no_paths_are_shown_escaped() {
     for kind in [Kind::FakeGcs, Kind::Azurite] {
@@ -176,7 +177,7 @@ async fn a_server_that_lists_no_names_gives_files_by_their_paths() {
     }
 }
 
-/// Names that are no UTF-8 are names all the same where files are.
+/// Names that are not UTF-8 are valid names of files.
 #[tokio::test]
 async fn web_servers_have_names_of_any_bytes() {
     use std::os::unix::ffi::OsStrExt;
@@ -192,7 +193,7 @@ async fn web_servers_have_names_of_any_bytes() {
     }
 }
 
-/// Only links to what is in the directory itself are names of it.
+/// Only links to children of the directory are its names.
 #[tokio::test]
 async fn other_links_of_a_page_are_no_names() {
     let server = StoreServer::start(Kind::Nginx).await;
@@ -222,7 +223,7 @@ async fn what_cannot_be_attached_says_why() {
     assert!(error.is(ErrorKind::PermissionDenied), "{error}");
     let text = error.to_string();
     assert!(text.contains("AZURE_STORAGE_ACCOUNT_NAME") && !text.contains("d3Jvbmct"), "{text}");
-    // What the cloud would give is not there: a closed port stands for it.
+    // The cloud's credential service does not exist: a closed port stands for it.
     let none = Environment::from([
         ("AZURE_STORAGE_ACCOUNT_NAME".to_owned(), "forebay".to_owned()),
         ("AZURE_MSI_ENDPOINT".to_owned(), "http://127.0.0.1:1/token".to_owned()),

@@ -1,4 +1,4 @@
-//! One module for each command, or for a few that are alike.
+//! One module for each command, or for a few similar ones.
 
 mod doctor;
 mod documents;

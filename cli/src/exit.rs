@@ -1,4 +1,4 @@
-//! The exit codes: documented, and never given another meaning.
+//! The exit codes: documented, and stable in their meaning.
 
 use std::fmt::Write;
 

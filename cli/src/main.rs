@@ -1,4 +1,4 @@
-//! The `forebay` program: parses, asks the daemon, prints.
+//! The `forebay` program: parses arguments, sends requests to the daemon, prints.
 
 mod allocator;
 mod args;

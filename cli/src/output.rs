@@ -18,7 +18,7 @@ impl Output {
         Self { json }
     }
 
-    /// Prints a line on standard output. Ends the program where nobody reads any more.
+    /// Prints a line on standard output. Ends the program if the reader has closed the pipe.
     pub fn line(&self, text: impl AsRef<str>) {
         let mut out = std::io::stdout().lock();
         let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
@@ -35,7 +35,7 @@ impl Output {
         }
     }
 
-    /// Says which mount the lines that follow are about.
+    /// Prints the mount that the following lines are about.
     pub fn heading(&self, mountpoint: &Path) {
         if self.json {
             self.json(&serde_json::json!({ "mountpoint": mountpoint }));
@@ -44,9 +44,9 @@ impl Output {
         }
     }
 
-    /// A remark for people, on standard error.
+    /// Prints a remark for people on standard error.
     pub fn note(&self, text: impl AsRef<str>) {
-        // Where standard error is closed there is nobody to tell.
+        // If standard error is closed, the remark is lost.
         let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
     }
 
@@ -63,7 +63,7 @@ impl Output {
         !self.json && std::io::stderr().is_terminal()
     }
 
-    /// Prints rows in columns: those that look like numbers to the right, the last one as it is.
+    /// Prints rows in columns. Aligns cells that look like numbers to the right, and leaves the last column as it is.
     pub fn table(&self, rows: &[Vec<String>]) {
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |at: usize| rows.iter().filter_map(|r| r.get(at)).map(|c| c.chars().count()).max().unwrap_or(0);

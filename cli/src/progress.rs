@@ -1,4 +1,4 @@
-//! Follows a long piece of work of the daemon: a bar at a terminal, JSON for programs, a summary for all.
+//! Follows a long operation of the daemon: a bar at a terminal, JSON for programs, a summary for both.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::output::Output;
 use crate::values;
 
-/// The words for what is done.
+/// The words for an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Verb {
     /// "staging"
     pub doing: &'static str,
     /// "staged"
     pub done: &'static str,
-    /// What is counted: "file"
+    /// The counted things: "file"
     pub of: &'static str,
 }
 
-/// Asks for the work and follows it to its end.
+/// Requests the operation and follows it to its end.
 pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> Result<Summary, Failure> {
     let bar = bar(verb, output);
     let mut summary = None;
@@ -64,7 +64,7 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
     summary.ok_or_else(|| Failure::new(FailureKind::Other, "the daemon ended its answer without a summary"))
 }
 
-/// Says in one line what was done.
+/// Prints a summary in one line.
 pub fn summarise(summary: &Summary, verb: Verb, dry_run: bool, output: &Output) {
     if output.json {
         return;

@@ -1,4 +1,4 @@
-//! A job at the daemons of several mounts.
+//! A job that is registered with the daemons of several mounts.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +21,7 @@ pub struct Registration {
     entries: Vec<Entry>,
 }
 
-/// The mounts that jobs are registered with: the one that is meant, or all that this user may ask.
+/// The mounts that jobs are registered with: the given one, or all that this user has access to.
 pub fn mounts(mount: Option<&Path>) -> Result<Vec<Entry>, Failure> {
     let entries: Vec<Entry> = match mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
@@ -38,7 +38,7 @@ impl Registration {
     /// Registers a job with each of them.
     ///
     /// # Errors
-    /// That of the last that refused, where all did; of the others a note is made.
+    /// If all daemons refused, the last refusal. If some did, their refusals are printed as notes.
     pub fn new(entries: Vec<Entry>, request: &JobRequest, output: &Output) -> Result<Self, Failure> {
         let mut registered = Self { id: request.id.clone(), entries: Vec::new() };
         let mut refused: Vec<Failure> = Vec::new();
@@ -59,8 +59,8 @@ impl Registration {
         last.map_or(Ok(registered), Err)
     }
 
-    /// Ends the job and says what it used, on standard error: standard output is the command's. `goes_on`: it has not
-    /// ended, but nobody looks any more.
+    /// Ends the job and prints what it used on standard error, because standard output belongs to the command.
+    /// `goes_on`: the job has not ended, but is no longer observed.
     pub fn end(self, goes_on: bool, output: &Output) {
         for entry in &self.entries {
             let request = Request::EndJob { id: self.id.clone(), goes_on };
@@ -112,12 +112,12 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
     )
 }
 
-/// How this process would start a command: what its profile goes by.
+/// The invocation by which this process would start a command; it selects the profile.
 pub fn invocation(command: &[OsString]) -> Invocation {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let own = rustix::process::getuid().as_raw();
     Invocation {
-        // A prolog is root's, for the job's user.
+        // A prolog runs as root, on behalf of the job's user.
         user: number("SLURM_JOB_UID").filter(|_| own == 0).map_or(own, |user: u64| user as u32),
         account: variable("SLURM_JOB_ACCOUNT"),
         words: command.iter().map(|word| paths::encode(word.as_bytes())).collect(),
@@ -125,7 +125,7 @@ pub fn invocation(command: &[OsString]) -> Invocation {
     }
 }
 
-/// The jobs of a daemon's answer.
+/// The jobs in a daemon's answer.
 pub fn jobs(entry: &Entry, request: &Request) -> Result<Vec<JobSummary>, Failure> {
     let mut all = Vec::new();
     for reply in client::call(entry, request)? {
@@ -136,11 +136,11 @@ pub fn jobs(entry: &Entry, request: &Request) -> Result<Vec<JobSummary>, Failure
     Ok(all)
 }
 
-/// What tells a command of `run` the name of its job.
+/// The variable that tells a command of `run` the name of its job.
 pub const JOB_VARIABLE: &str = "FOREBAY_JOB";
 
-/// The name of a job: the given one, or else Slurm's, or a new one. And whether all that is called so ends with it: of
-/// what Slurm runs of a job this may be a part.
+/// The name of a job: the given one, or else Slurm's, or a new one. Also returns whether the whole job of that name
+/// ends with this process: under Slurm, this may be only a part of the job.
 pub fn name(given: Option<String>) -> (String, bool) {
     let new = || format!("run-{}-{}", registry::now_unix(), std::process::id());
     match (given, slurm_name()) {
@@ -158,7 +158,8 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whose leases are meant: the job of `run` in which this is done, where that runs at the mount, or else the second.
+/// The owner of the leases: the job of the surrounding `run`, if that job runs at the mount, or else the second
+/// value.
 pub fn owner(given: Option<String>) -> (Option<String>, String) {
     let user = || format!("user:{}", rustix::process::getuid().as_raw());
     match given {

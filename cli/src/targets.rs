@@ -1,4 +1,4 @@
-//! The paths that a command is given, sorted by the mount that they lie in.
+//! The paths in the arguments of a command, sorted by their mounts.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -13,14 +13,14 @@ use crate::args::Paths;
 use crate::exit::Exit;
 use crate::output::Output;
 
-/// A mount and paths under it, as the daemon takes them.
+/// A mount and paths in it, in the form that the daemon takes.
 #[derive(Debug)]
 pub struct Target {
     pub entry: Entry,
     pub paths: Vec<String>,
 }
 
-/// Finds the mounts of all paths. Fails, and nothing is begun, where one lies under none.
+/// Finds the mounts of all paths. Fails before anything is started if a path lies in no mount.
 pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
     let mut targets: Vec<Target> = Vec::new();
     for path in expand(paths)? {
@@ -37,7 +37,7 @@ pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
     Ok(targets)
 }
 
-/// The mounts that a path means, or all of the only root there is, mixed or not.
+/// The mounts of a path or, without a path, those of the only root, mixed or not.
 pub fn meant(path: Option<&Path>) -> Result<Vec<Place>, Failure> {
     if let Some(path) = path {
         return multi_mount::places(path);
@@ -58,8 +58,8 @@ pub fn meant(path: Option<&Path>) -> Result<Vec<Place>, Failure> {
     }
 }
 
-/// Does something with each of them. Of several, one whose daemon is away is no reason to leave the others alone: the
-/// failure is shown, and the exit code is its own.
+/// Applies `act` to each. If there are several, an unavailable daemon does not keep the rest from being processed:
+/// its failure is printed, and determines the exit code.
 pub fn each<T>(all: Vec<T>, output: &Output, mut act: impl FnMut(T) -> Result<Exit, Failure>) -> Result<Exit, Failure> {
     let several = all.len() > 1;
     let mut exit = Exit::Done;
@@ -77,7 +77,7 @@ pub fn each<T>(all: Vec<T>, output: &Output, mut act: impl FnMut(T) -> Result<Ex
     Ok(exit)
 }
 
-/// Reads the lists among the paths.
+/// Replaces lists among the paths by their content.
 fn expand(paths: &Paths) -> Result<Vec<OsString>, Failure> {
     let mut all = Vec::new();
     for path in &paths.paths {

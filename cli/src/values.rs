@@ -1,4 +1,4 @@
-//! Values of the command line, and how values are shown.
+//! Values of the command line, and their presentation.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use forebay_backends::UnderWay;
 use forebay_daemon::config::Pace;
 
-/// Reads `100MB/s,2ms`; in mount options, where commas part the options, `100MB/s:2ms`.
+/// Parses `100MB/s,2ms`; in mount options, where commas separate the options, `100MB/s:2ms`.
 pub fn pace(text: &str) -> Result<Pace, String> {
     let (rate, latency) = text.split_once([',', ':']).unwrap_or((text, "0s"));
     let bytes_per_sec = self::rate(rate)?;
@@ -15,21 +15,21 @@ pub fn pace(text: &str) -> Result<Pace, String> {
     Ok(Pace { bytes_per_sec, latency })
 }
 
-/// Reads `100MB/s`, as bytes in a second.
+/// Parses `100MB/s`, as bytes in a second.
 pub fn rate(text: &str) -> Result<u64, String> {
     let rate: ByteSize =
         text.trim().trim_end_matches("/s").parse().map_err(|e| format!("rate `{text}`, such as 100MB/s: {e}"))?;
     if rate.as_u64() == 0 { Err("a rate above zero is needed, such as 100MB/s".into()) } else { Ok(rate.as_u64()) }
 }
 
-/// Reads how long a look is.
+/// Parses the length of an interval.
 pub fn interval(text: &str) -> Result<Duration, String> {
     const SHORTEST: Duration = Duration::from_millis(100);
     let interval = humantime::parse_duration(text).map_err(|e| format!("`{text}`, such as 1s: {e}"))?;
     if interval < SHORTEST { Err("at least 100ms".into()) } else { Ok(interval) }
 }
 
-/// Reads a share of a whole: above 0 and up to 1.
+/// Parses a share of a whole: above 0 and up to 1.
 pub fn fraction(text: &str) -> Result<f64, String> {
     let fraction: f64 = text.trim().parse().map_err(|e| format!("`{text}`, such as 0.1: {e}"))?;
     match fraction {
@@ -38,7 +38,7 @@ pub fn fraction(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads the name of an eviction policy.
+/// Parses the name of an eviction policy.
 pub fn evictor(text: &str) -> Result<String, String> {
     use forebay_prefetch::eviction::names;
     match names().any(|name| name == text) {
@@ -47,7 +47,7 @@ pub fn evictor(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads the name of a job.
+/// Parses the name of a job.
 pub fn job_id(text: &str) -> Result<String, String> {
     forebay_api::jobs::check_id(text).map(|()| text.to_owned())
 }
@@ -56,7 +56,7 @@ pub fn bytes(count: u64) -> String {
     ByteSize(count).to_string()
 }
 
-/// A moment, from seconds since 1970.
+/// A time, from seconds since 1970.
 pub fn moment(unix: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(unix)).to_string()
 }
@@ -70,18 +70,19 @@ pub fn files(count: u64) -> String {
     counted(count, "file")
 }
 
-/// `noun` in the singular.
+/// A count with `noun`, which is given in the singular.
 pub fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
-/// Work that takes long, and how far it is.
+/// A long operation and its progress.
 pub fn under_way(work: &UnderWay) -> String {
     let of = work.of.map_or(String::new(), |of| format!(" of {of}"));
     format!("{}: {}{of}", shown(&work.what), work.done)
 }
 
-/// A text of the daemon's for a terminal: escaped bytes that are UTF-8 become readable, and nothing in it is obeyed.
+/// Prepares a text of the daemon for a terminal: escaped bytes that are UTF-8 become readable, and control characters
+/// are escaped.
 pub fn shown(text: &str) -> String {
     let readable = String::from_utf8(unescaped(text)).unwrap_or_else(|_| text.to_string());
     readable.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()

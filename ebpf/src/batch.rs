@@ -1,4 +1,4 @@
-//! Entries of a hash map, thousands by one system call: `bpf(2)` with `BPF_MAP_LOOKUP_BATCH`, since Linux 5.6.
+//! Reads entries of a hash map, thousands in one system call: `bpf(2)` with `BPF_MAP_LOOKUP_BATCH`, since Linux 5.6.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -9,10 +9,10 @@ use aya::Pod;
 /// `enum bpf_cmd`.
 const LOOKUP_BATCH: libc::c_int = 24;
 
-/// How often it is asked for an entry that a CPU is in the way of.
+/// Attempts to read an entry while a CPU blocks it.
 const ATTEMPTS: u32 = 64;
 
-/// `union bpf_attr`, of this command.
+/// `union bpf_attr`, for this command.
 #[repr(C)]
 struct Attributes {
     in_batch: u64,
@@ -25,10 +25,10 @@ struct Attributes {
     flags: u64,
 }
 
-/// Goes through a map once. What is added meanwhile may be left out.
+/// Iterates over a map once. Entries that are added meanwhile may be left out.
 pub struct Batches<'a> {
     map: BorrowedFd<'a>,
-    /// Where the next begins; `None` before the first.
+    /// The start of the next batch; `None` before the first.
     at: Option<u32>,
     is_over: bool,
 }
@@ -38,13 +38,13 @@ impl<'a> Batches<'a> {
         Self { map, at: None, is_over: false }
     }
 
-    /// The next entries, `at_most` of them: none after the last.
+    /// The next entries, at most `at_most`; empty after the last.
     ///
     /// # Safety
-    /// The map is a hash map of such keys and values.
+    /// The map is a hash map with these types of keys and values.
     ///
     /// # Errors
-    /// The kernel's. `ENOSPC`: more than `at_most` entries have one hash.
+    /// The kernel's. `ENOSPC`: more than `at_most` entries have the same hash.
     pub unsafe fn next<K: Pod, V: Pod>(&mut self, at_most: usize) -> io::Result<Vec<(K, V)>> {
         if self.is_over {
             return Ok(Vec::new());
@@ -64,7 +64,8 @@ impl<'a> Batches<'a> {
             flags: 0,
         };
         for attempt in 0.. {
-            // SAFETY: all that is pointed to is writable and long enough, by what the caller says of the map.
+            // SAFETY: all pointers are to writable memory of sufficient length, by the caller's promise about the
+            // map.
             let done =
                 unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<Attributes>()) };
             if done == 0 {
@@ -76,7 +77,7 @@ impl<'a> Batches<'a> {
                     self.is_over = true;
                     break;
                 }
-                // A CPU is in the way of the next entry: those before it are told, if there are any.
+                // A CPU blocks the next entry: the entries before it are returned, if there are any.
                 Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) if attempt < ATTEMPTS => {
                     if attributes.count > 0 {
                         break;
@@ -88,7 +89,7 @@ impl<'a> Batches<'a> {
         }
         self.at = Some(next);
         let told = keys.into_iter().zip(values).take(attributes.count as usize);
-        // SAFETY: the kernel has filled in so many, and any bytes are such a key, and such a value.
+        // SAFETY: the kernel has filled in so many, and any bytes are a valid key and a valid value.
         Ok(told.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! The places in the kernel where programs are attached, and what is not seen without each.
+//! The places in the kernel where programs are attached, and what goes unseen without each.
 
 use crate::kernel_types::KernelTypes;
 
@@ -9,11 +9,11 @@ pub struct Hook {
     pub name: &'static str,
     /// The program.
     pub(crate) program: &'static str,
-    /// Without any of those nothing of what is read is seen.
+    /// Without any hook of this kind, no reads are seen.
     pub(crate) reads: bool,
-    /// What it shows.
+    /// What the hook shows.
     pub shows: &'static str,
-    /// What is done where the kernel does not have it.
+    /// The consequence if the kernel lacks the hook.
     pub without: &'static str,
 }
 
@@ -21,7 +21,7 @@ pub struct Hook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookState {
     pub hook: Hook,
-    /// Why it is not used.
+    /// Why the hook is not used.
     pub lacking: Option<String>,
 }
 
@@ -87,13 +87,13 @@ pub(crate) const HOOKS: [Hook; 8] = [
 ];
 
 impl Hook {
-    /// Whether reads go unseen without it.
+    /// Whether reads go unseen without this hook.
     pub fn tells_reads(&self) -> bool {
         matches!(self.program, "get_pages" | "map_pages" | "fault" | "direct")
     }
 }
 
-/// The hooks that the running kernel has, without those that are named in `masked`. Needs no privilege.
+/// The hooks of the running kernel, without those named in `masked`. Needs no privilege.
 pub fn probe(masked: &[String]) -> Vec<HookState> {
     let types = KernelTypes::running();
     let lacking = |hook: &Hook| match &types {

@@ -1,4 +1,4 @@
-//! Where the running kernel has its fields: read from its BTF (`Documentation/bpf/btf.rst`).
+//! The offsets of fields in the running kernel: read from its BTF (`Documentation/bpf/btf.rst`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,28 +9,28 @@ const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
 const KIND_ENUM: u32 = 6;
 const KIND_TYPEDEF: u32 = 8;
-/// How the type of a tracepoint's handler is named.
+/// The prefix of the type names of tracepoint handlers.
 const TRACEPOINT: &[u8] = b"btf_trace_";
 /// Types that only name or qualify another: typedef, volatile, const, restrict, type tag.
 const KINDS_SEEN_THROUGH: [u32; 5] = [8, 9, 10, 11, 18];
-/// Structures within structures are looked into so deep.
+/// The depth to which nested structures are searched.
 const DEPTH: u32 = 8;
 
 /// The types of a kernel.
 pub struct KernelTypes {
     data: Vec<u8>,
     strings: usize,
-    /// Where each type begins; type 1 is the first.
+    /// The start of each type; type 1 is the first.
     types: Vec<usize>,
     structs: HashMap<Vec<u8>, u32>,
     tracepoints: HashSet<Vec<u8>>,
 }
 
 impl KernelTypes {
-    /// Of the running kernel.
+    /// The types of the running kernel.
     ///
     /// # Errors
-    /// It has no BTF, or none that can be read.
+    /// The kernel has no BTF, or it cannot be parsed.
     pub fn running() -> Result<Self, Error> {
         const PATH: &str = "/sys/kernel/btf/vmlinux";
         let data = std::fs::read(PATH).map_err(|e| Error::Kernel(format!("{PATH}: {e}")))?;
@@ -74,15 +74,15 @@ impl KernelTypes {
         Ok(Self { strings: str_off, data, types, structs, tracepoints })
     }
 
-    /// Whether the kernel has such a structure.
+    /// Whether the kernel has a structure of this name.
     pub fn has(&self, structure: &str) -> bool {
         self.structs.contains_key(structure.as_bytes())
     }
 
-    /// The value of an enumerator, whichever enumeration it is in.
+    /// The value of an enumerator, in any enumeration.
     ///
     /// # Errors
-    /// The kernel has none of this name.
+    /// The kernel has no enumerator of this name.
     pub fn enumerator(&self, name: &str) -> Result<u32, Error> {
         for &at in &self.types {
             let Some(info) = self.word(at + 4).filter(|info| info >> 24 & 0x1f == KIND_ENUM) else { continue };
@@ -97,7 +97,8 @@ impl KernelTypes {
         Err(Error::Kernel(format!("this kernel has no {name}")))
     }
 
-    /// Where `path` lies in `structure`, in bytes; `path` goes into structures by `.`, and into unnamed ones by itself.
+    /// The offset of `path` in `structure`, in bytes. `path` descends into structures with `.`, and into unnamed ones
+    /// without.
     ///
     /// # Errors
     /// The kernel has no such field.
@@ -113,7 +114,7 @@ impl KernelTypes {
         if bits % 8 == 0 { Ok(bits / 8) } else { Err(missing()) }
     }
 
-    /// Whether programs with types can be attached to a tracepoint.
+    /// Whether typed programs can be attached to a tracepoint.
     pub fn has_tracepoint(&self, name: &str) -> bool {
         self.tracepoints.contains(name.as_bytes())
     }

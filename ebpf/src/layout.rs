@@ -1,4 +1,4 @@
-//! What the programs in the kernel and the loader share: the records, and the numbers that the loader fills in.
+//! Shared by the programs in the kernel and the loader: the records, and the numbers that the loader fills in.
 //!
 //! This file is compiled on both sides: by `programs/src/lib.rs` for the kernel, and as a module of this crate.
 
@@ -8,27 +8,27 @@ pub const MAP_BITS: u32 = 256;
 pub const MAP_WORDS: usize = MAP_BITS as usize / 64;
 /// The finest grain of the bitmap, as a power of two in bytes: 64 KiB, which is what a page fault maps at most.
 pub const FINEST_SHIFT: u32 = 16;
-/// Tasks whose last reads are known: by the lowest bits of their numbers.
+/// Tasks whose last reads are kept: by the lowest bits of their numbers.
 pub const CALLS: u32 = 8192;
-/// Places that one observer watches at most.
+/// The most places that one observer watches.
 pub const MAX_PLACES: usize = 4;
-/// Files that each CPU remembers, so that what is read again costs no look into a map.
+/// Files that each CPU remembers, so that a repeated read needs no map lookup.
 pub const SLOTS: usize = 64;
-/// How many directories up the root of a place is looked for, and names are told.
+/// How many directories upwards the root of a place is searched, and names are reported.
 pub const MAX_DEPTH: usize = 32;
-/// Bytes of all names of a path that are told, with a zero after each.
+/// Bytes of all reported names of a path, with a zero after each.
 pub const NAMES_BYTES: usize = 4096;
-/// The longest name of a file, and its zero.
+/// The longest name of a file, including its zero.
 pub const NAME_BYTES: usize = 256;
-/// The job of what no rule claims.
+/// The job of touches that no rule assigns to a job.
 pub const NO_JOB: u32 = 0;
 
-/// Whose touches of which file.
+/// Identifies the touches of one file by one job.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     pub job: u32,
-    /// As [`crate::Place::device`].
+    /// In the format of [`crate::Place::device`].
     pub device: u32,
     pub ino: u64,
     pub generation: u32,
@@ -49,63 +49,63 @@ pub enum Way {
     Write = 3,
     /// O_DIRECT.
     DirectWrite = 4,
-    /// Pages that came into the page cache: those read from a disk or from the daemon, ahead too, and those written
-    /// anew.
+    /// Pages that were added to the page cache: those read from a disk or from the daemon, also by readahead, and
+    /// newly written ones.
     Fill = 5,
 }
 
 pub const WAYS: usize = 6;
 
-/// What was counted of one way.
+/// The counts of one way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// A splice, or a read by io_uring, that ends where the one before ended is taken for the rest of it.
+    /// A splice, or a read by io_uring, that ends where the one before ended counts as the rest of that one.
     pub calls: u64,
     /// Page-grained, and never beyond the end of the file.
     pub bytes: u64,
 }
 
-/// What is known of the touches of one key.
+/// The record of the touches of one key.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     /// Monotonic clock, ns.
     pub first_ns: u64,
-    /// Of the last touch that was counted: the jiffies of the kernel, 64 bits of them.
+    /// Of the last counted touch: the 64-bit jiffies of the kernel.
     pub last_jiffies: u64,
     /// Ascending in the order of first touches of the observer.
     pub rank: u64,
-    /// The file's size when it was touched first, bytes.
+    /// The file's size at the first touch, bytes.
     pub size: u64,
     /// By [`Way`].
     pub ways: [Count; WAYS],
-    /// Parts that were read or mapped, each of `1 << shift` bytes; the last stands for all beyond it as well.
+    /// Parts that were read or mapped, each of `1 << shift` bytes; the last one also stands for all bytes beyond it.
     pub read: [u64; MAP_WORDS],
     pub written: [u64; MAP_WORDS],
     pub shift: u32,
     pub reserved: u32,
 }
 
-/// What a CPU counted since it last added it to the record.
+/// The counts of a CPU since it last added them to the record.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Slot {
-    /// Grows when what follows is of another key from now on; `changes_end` grows before that.
+    /// Incremented when the fields that follow change to another key; `changes_end` is incremented before that.
     pub changes: u64,
     pub key: Key,
-    /// The address of the inode: what is looked for first. 0: the slot is free.
+    /// The address of the inode, which is searched first. 0: the slot is free.
     pub inode: u64,
-    /// When the task began, ns since boot, and its number: together they are one task's alone.
+    /// When the task began, ns since boot; together with its number it identifies one task.
     pub task_start: u64,
     pub task: u32,
-    /// The rules of attribution that it was made under.
+    /// The epoch of the rules of attribution under which the slot was filled.
     pub epoch: u32,
     pub last_jiffies: u64,
     pub ways: [Count; WAYS],
     pub read: [u64; MAP_WORDS],
     pub written: [u64; MAP_WORDS],
-    /// The pages that were mapped last.
+    /// The pages of the last mapping.
     pub mapped_from: u64,
     pub mapped_until: u64,
     /// 0: touches of this file by this task do not count.
@@ -114,21 +114,21 @@ pub struct Slot {
     pub changes_end: u64,
 }
 
-/// The last read of a task. A long read is told in pieces, and in between the task may have gone to another CPU.
+/// The last read of a task. A long read is reported in pieces, and the task may move to another CPU in between.
 ///
-/// The kernel tells nothing of the first pages of a read that had to wait for a page on its way from the disk.
+/// The kernel does not report the first pages of a read that had to wait for a page from the disk.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Call {
     pub task_start: u64,
     pub inode: u64,
-    /// Read calls that the task had made before.
+    /// The number of read calls that the task had made before.
     pub calls: u64,
-    /// Bytes of the file that were left to read.
+    /// The range of the file that was left to read.
     pub from: u64,
     pub until: u64,
-    /// What the task brought into the cache last: after how many calls to read or write, of which file, which bytes.
-    /// What was read since is not among them.
+    /// The last range that the task brought into the cache: after how many calls to read or write, in which file,
+    /// which bytes. Pages that were read since are not included.
     pub fill_calls: u64,
     pub fill_inode: u64,
     pub fill_from: u64,
@@ -137,7 +137,7 @@ pub struct Call {
     pub reserved: [u32; 5],
 }
 
-/// Where fields lie in the running kernel, in bytes: read from its BTF.
+/// Offsets of fields in the running kernel, in bytes: read from its BTF.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Offsets {
@@ -154,9 +154,9 @@ pub struct Offsets {
     pub dentry_inode: u32,
     pub dentry_name: u32,
     pub folio_flags: u32,
-    /// Of a large folio: its order is in the lowest byte. 0: the kernel has no folios.
+    /// For a large folio: its order is in the lowest byte. 0: the kernel has no folios.
     pub folio_order: u32,
-    /// The bit of the flags that says that a folio is large.
+    /// The bit of the flags that marks a large folio.
     pub large_folio_bit: u32,
     pub folio_index: u32,
     pub folio_mapping: u32,
@@ -170,27 +170,27 @@ pub struct Offsets {
     pub task_tgid: u32,
     pub task_leader: u32,
     pub task_flags: u32,
-    /// How many calls to read it has made,
+    /// The number of read calls of the task,
     pub task_reads: u32,
-    /// and to write.
+    /// and of write calls.
     pub task_writes: u32,
     pub task_files: u32,
     pub files_table: u32,
     pub table_files: u32,
     pub file_pos: u32,
-    /// The arguments of the system call that a task is in, as the architecture keeps them.
+    /// The arguments of a task's current system call, as the architecture stores them.
     pub regs_number: u32,
     pub regs_first: u32,
     pub regs_third: u32,
     pub regs_fourth: u32,
-    /// Numbers of the system calls whose length is their third argument; the position of the second of them is the fourth.
+    /// Numbers of system calls with the length as third argument; the second has the position as fourth argument.
     pub call_read: u32,
     pub call_pread: u32,
-    /// The page cache of a file, and a node of it.
+    /// The page cache of a file, and a node of its tree.
     pub mapping_pages: u32,
     pub node_shift: u32,
     pub node_slots: u32,
-    /// The tree of a file's mappings into processes, a node of it,
+    /// The tree of the mappings of a file into processes, a node of it,
     pub mapping_areas: u32,
     pub node_left: u32,
     pub node_right: u32,
@@ -201,19 +201,19 @@ pub struct Offsets {
     pub area_end: u32,
 }
 
-/// One place that is watched.
+/// One watched place.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rule {
-    /// The inode of the directory below which files count; 0: all do.
+    /// The inode of the directory below which files count; 0: all files count.
     pub root: u64,
     /// 0: the rule is not used.
     pub device: u32,
-    /// Touches of no job count too.
+    /// Touches that belong to no job count too.
     pub everybody: u32,
 }
 
-/// What the loader fills in.
+/// The values that the loader fills in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Setting {
@@ -221,27 +221,27 @@ pub struct Setting {
     pub offsets: Offsets,
     /// The process whose own touches do not count.
     pub ignored: u32,
-    /// Whether the last page that `mm_filemap_get_pages` tells is the one after the last that is read.
+    /// Whether the last page in `mm_filemap_get_pages` is the one after the last page of the read.
     pub last_is_beyond: u32,
-    /// The kernel does not have that one: what comes into the page cache counts as read.
+    /// The kernel lacks that hook: pages that are added to the page cache count as read.
     pub fills_are_reads: u32,
-    /// Whoever maps a page of a large folio has all of it mapped: since Linux 6.18.
+    /// A fault on a page of a large folio maps the whole folio: since Linux 6.18.
     pub maps_folios: u32,
     pub reserved: u32,
 }
 
-/// No byte of it is padding.
+/// The structure has no padding.
 const _: () = assert!(
     core::mem::size_of::<Setting>()
         == MAX_PLACES * core::mem::size_of::<Rule>() + core::mem::size_of::<Offsets>() + 5 * 4
 );
 
-/// The ring of first touches: some fifteen thousand of them. The loader's process has it mapped twice, end to end.
+/// The ring of first touches: some fifteen thousand of them. The loader's process maps it twice, end to end.
 pub const RING_BYTES: u32 = 2 << 20;
-/// Who waits for the ring is woken when so much of it is used.
+/// The thread that waits for the ring is woken when so much of it is used.
 pub const RING_WAKES: u32 = RING_BYTES / 4;
 
-/// A first touch, as the ring tells it: then follow the names, from the file up, with a zero after each.
+/// A first touch in the ring: the names follow, from the file upwards, with a zero after each.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Touch {
@@ -253,9 +253,9 @@ pub struct Touch {
 
 pub const TOUCH_HEADER_BYTES: usize = core::mem::size_of::<Touch>();
 
-/// The numbers that programs and loader share while they run: the rank of the next first touch,
+/// The numbers that programs and loader share at run time: the rank of the next first touch,
 pub const NEXT_RANK: u32 = 0;
-/// how often the rules of attribution have changed,
+/// the epoch of the rules of attribution,
 pub const EPOCH: u32 = 1;
 /// and, by the program `measure`, one more than the distance between the pages of a read of one page.
 pub const MEASURED: u32 = 2;
@@ -267,7 +267,7 @@ pub const NUMBERS: u32 = 3;
 pub enum Drop {
     /// The table of records was full.
     Records = 0,
-    /// The ring was full: the record is there, its path is not.
+    /// The ring was full: the record exists, its path is missing.
     Ring = 1,
     /// The table of tasks was full: a child process belongs to no job.
     Tasks = 2,

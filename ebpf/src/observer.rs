@@ -1,4 +1,4 @@
-//! Loads the programs, says whose touches are whose, and reads what was counted.
+//! Loads the programs, assigns touches to jobs, and reads the counts.
 
 use std::collections::HashMap as StdMap;
 use std::fs::File;
@@ -22,9 +22,9 @@ use crate::layout::{DROPS, EPOCH, Key, MAX_PLACES, MEASURED, Offsets, Record, Ru
 use crate::programs::Programs;
 use crate::{Error, FirstTouch, Place};
 
-/// How often the slots are looked at again, while the CPUs go on.
+/// How often the slots are read again while the CPUs continue to count.
 const ATTEMPTS: u32 = 8;
-/// Records that are in memory at the same time: of 200 bytes each.
+/// Records that are in memory at the same time, 200 bytes each.
 const AT_ONCE: usize = 4096;
 
 // SAFETY: plain numbers, and no byte of them is padding.
@@ -36,7 +36,8 @@ unsafe impl Pod for Offsets {}
 // SAFETY: as above.
 unsafe impl Pod for Setting {}
 
-/// Where `pt_regs` has the number of a system call, its first argument, and, with bytes to add, its third and its fourth.
+/// The fields of `pt_regs` with the number of a system call, its first argument, and its third and fourth argument, the
+/// last two each with a distance in bytes from the field.
 #[cfg(target_arch = "aarch64")]
 const REGISTERS: (&str, &str, &str, u32, &str, u32) = ("syscallno", "regs", "regs", 16, "regs", 24);
 #[cfg(not(target_arch = "aarch64"))]
@@ -49,57 +50,57 @@ struct Slots([Slot; SLOTS]);
 // SAFETY: as above.
 unsafe impl Pod for Slots {}
 
-/// What is observed.
+/// The settings of an observer.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// At most [`MAX_PLACES`].
     pub places: Vec<Place>,
     /// The process whose own touches do not count.
     pub ignored: u32,
-    /// A directory for a file of one page, where the program's own file is in none of the page caches that are told of.
+    /// A directory for a file of one page, used if the program's own file is in no page cache that the hooks report.
     pub scratch: Option<PathBuf>,
     /// Hooks that are not used, by the names of their tracepoints: for tests.
     pub masked: Vec<String>,
 }
 
-/// What was not recorded, since the start.
+/// Losses since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Touches of files for which there was no room.
+    /// Touches of files for which the table of records had no room.
     pub touches: u64,
-    /// First touches whose path was not told.
+    /// First touches without a path.
     pub paths: u64,
-    /// Processes that should have belonged to a job.
+    /// Processes that belong to a job, but were not assigned to it.
     pub processes: u64,
 }
 
-/// The programs, attached unless they rest. They go with the value.
+/// The programs, attached unless they rest. They are removed when this value is dropped.
 pub struct Observer {
     hooks: Vec<HookState>,
     tasks: Mutex<HashMap<MapData, u32, u32>>,
     cgroups: Mutex<HashMap<MapData, u64, u32>>,
     records: Mutex<HashMap<MapData, Key, Record>>,
-    /// The same map.
+    /// The same map as `records`.
     records_fd: OwnedFd,
     numbers: Mutex<Array<MapData, u64>>,
     cpus: PerCpuArray<MapData, Slots>,
     drops: PerCpuArray<MapData, [u64; DROPS]>,
     ring: Mutex<RingBuf<MapData>>,
-    /// Wakes who waits for the ring.
+    /// Wakes the thread that waits for the ring.
     bell: OwnedFd,
     programs: Mutex<Programs>,
     is_at_work: AtomicBool,
 }
 
 impl Observer {
-    /// Attaches what the kernel has.
+    /// Attaches the programs whose hooks the kernel has.
     ///
     /// # Errors
-    /// `Denied` without the capabilities; `Kernel` where there is no BTF, or not one hook that shows reads.
+    /// `Denied` without the capabilities; `Kernel` if there is no BTF, or no hook that shows reads.
     pub fn start(options: &Options) -> Result<Self, Error> {
         let mut hooks = crate::probe(&options.masked);
         let mut setting = setting(options, &KernelTypes::running()?)?;
-        // Tens of megabytes while they are looked at: not at the same time as the types above.
+        // Tens of megabytes while it is parsed: not at the same time as the types above.
         let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
         match hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
             true => setting.last_is_beyond = u32::from(measure(&btf, &setting, options.scratch.as_deref())? > 0),
@@ -139,22 +140,22 @@ impl Observer {
         })
     }
 
-    /// Detaches the programs: what is touched from now on costs nothing and is not told, until [`Self::work`]. What was
-    /// counted stays. Nothing belongs to a job any more, since the end of its processes would not be seen.
+    /// Detaches the programs: touches cost nothing and are not reported until [`Self::work`]. The counts stay. No
+    /// process belongs to a job any more, since the end of its processes would go unseen.
     pub fn rest(&self) {
         let mut programs = self.programs.lock();
         self.is_at_work.store(false, Ordering::Release);
         programs.detach_all();
-        // Of maps that are there nothing fails.
+        // Operations on existing maps do not fail.
         let _ = remove_where(&mut self.tasks.lock(), |_| true);
         let _ = remove_where(&mut self.cgroups.lock(), |_| true);
         let _ = self.new_rules();
     }
 
-    /// Attaches the programs again. Returns when what is touched is told.
+    /// Attaches the programs again. Returns when touches are reported.
     ///
     /// # Errors
-    /// The kernel refuses. It rests then.
+    /// The kernel refuses. The observer then stays at rest.
     pub fn work(&self) -> Result<(), Error> {
         let mut programs = self.programs.lock();
         programs.attach_all()?;
@@ -162,10 +163,11 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether this process can come back from a rest. Before Linux 5.19 it cannot where it does not hold CAP_BPF.
+    /// Checks that this process can attach the programs again after a rest. Before Linux 5.19 it cannot without
+    /// CAP_BPF.
     ///
     /// # Errors
-    /// Why not. The hook with which it was tried is lacking from then on.
+    /// The reason why not. The hook with which it was tried is not used from then on.
     pub fn try_again(&mut self) -> Result<(), Error> {
         let (program, tried) = self.programs.get_mut().try_again();
         if let Err(error) = &tried
@@ -181,60 +183,60 @@ impl Observer {
         self.is_at_work.load(Ordering::Acquire)
     }
 
-    /// Every hook, and why it is not used where it is not.
+    /// Every hook, with the reason if it is not used.
     pub fn hooks(&self) -> &[HookState] {
         &self.hooks
     }
 
-    /// Adds a process, and all that it forks from now on, to a job.
+    /// Adds a process, and all processes that it forks from now on, to a job.
     pub fn add_process(&self, pid: u32, job: u32) -> Result<(), Error> {
         self.tasks.lock().insert(pid, job, 0).map_err(|e| bpf("add a process", e))?;
         self.new_rules()
     }
 
-    /// Adds what runs in a cgroup, and below it, to a job. The number is that of the inode of its directory in the
+    /// Adds the processes in a cgroup, and below it, to a job. `cgroup` is the inode number of its directory in the
     /// hierarchy of version 2.
     pub fn add_cgroup(&self, cgroup: u64, job: u32) -> Result<(), Error> {
         self.cgroups.lock().insert(cgroup, job, 0).map_err(|e| bpf("add a cgroup", e))?;
         self.new_rules()
     }
 
-    /// From now on nothing belongs to the job.
+    /// Removes all processes and cgroups from the job.
     pub fn end(&self, job: u32) -> Result<(), Error> {
         remove_where(&mut self.tasks.lock(), |of| of == job)?;
         remove_where(&mut self.cgroups.lock(), |of| of == job)?;
         self.new_rules()
     }
 
-    /// The job of a process, as far as it is one by its process tree.
+    /// The job of a process, if its process tree determines one.
     pub fn job_of(&self, pid: u32) -> Option<u32> {
         self.tasks.lock().get(&pid, 0).ok()
     }
 
-    /// What the CPUs know of whose touches are whose is old.
+    /// Invalidates the jobs of tasks that the CPUs remember.
     fn new_rules(&self) -> Result<(), Error> {
         let mut numbers = self.numbers.lock();
         let epoch = numbers.get(&EPOCH, 0).map_err(|e| bpf("rules", e))?;
         numbers.set(EPOCH, epoch + 1, 0).map_err(|e| bpf("rules", e))
     }
 
-    /// The ring of first touches, to wait for.
+    /// The ring of first touches, for waiting.
     pub fn ring(&self) -> Result<Ring, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(ring_failed)?;
-        // By edge: what is in it before a program wakes who waits wakes nobody.
+        // Edge-triggered: entries that are in the ring before a program wakes the waiting thread do not wake it.
         let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, self.ring.lock().as_fd(), epoll::EventData::new_u64(0), events).map_err(ring_failed)?;
         epoll::add(&epoll, &self.bell, epoll::EventData::new_u64(0), events).map_err(ring_failed)?;
         Ok(Ring(epoll))
     }
 
-    /// Wakes who waits for the ring, once.
+    /// Wakes the thread that waits for the ring, once.
     pub fn ring_bell(&self) {
-        // It cannot overflow in the life of a machine.
+        // The counter cannot overflow in the life of a machine.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Takes the first touches that are there, oldest first.
+    /// Takes the first touches in the ring, oldest first.
     pub fn first_touches(&self) -> Vec<FirstTouch> {
         let mut ring = self.ring.lock();
         let mut all = Vec::new();
@@ -244,14 +246,15 @@ impl Observer {
         all
     }
 
-    /// Tells `each` of all that was recorded, from the start: totals. On a machine that is very busy, what a CPU was just
-    /// adding to a record may be missing; it is there the next time. `each` must not ask for records, nor give them up.
+    /// Calls `each` for every record, with totals since the start. On a very busy machine, counts that a CPU is just
+    /// adding to a record may be missing; the next call includes them. `each` must neither read records nor forget
+    /// them.
     pub fn records(&self, mut each: impl FnMut(&Key, &Record)) -> Result<(), Error> {
         let records = self.records.lock();
         let mut batches = Batches::of(self.records_fd.as_fd());
         loop {
             let slots = self.slots()?;
-            // SAFETY: that is the map of the records.
+            // SAFETY: it is the map of the records.
             let some = unsafe { batches.next::<Key, Record>(AT_ONCE) }.map_err(|e| bpf("records", e))?;
             if some.is_empty() {
                 return Ok(());
@@ -261,7 +264,7 @@ impl Observer {
         }
     }
 
-    /// Records, with what the CPUs have not added to them yet. `slots` are as they were before the records were read.
+    /// Records, including counts that the CPUs have not added to them yet. `slots` were read before the records.
     fn totals(
         &self,
         records: &HashMap<MapData, Key, Record>,
@@ -270,7 +273,7 @@ impl Observer {
     ) -> Result<StdMap<Key, Record>, Error> {
         for _ in 0..ATTEMPTS {
             let later = self.slots()?;
-            // What was added to its record meanwhile may be in neither.
+            // Counts that were being added to their record may be in neither.
             let moved = |(before, after): &(&Slot, &Slot)| before.changes != after.changes || !after.is_whole();
             let moved: Vec<Key> = slots.iter().zip(&later).filter(moved).map(|(before, _)| before.key).collect();
             slots = later;
@@ -291,13 +294,13 @@ impl Observer {
         Ok(all)
     }
 
-    /// Of all CPUs, in the same order each time.
+    /// The slots of all CPUs, in the same order each time.
     fn slots(&self) -> Result<Vec<Slot>, Error> {
         let cpus = self.cpus.get(&0, 0).map_err(|e| bpf("records", e))?;
         Ok(cpus.iter().flat_map(|slots| slots.0).collect())
     }
 
-    /// Gives up records, for instance of a job that has ended. What is touched again is a first touch.
+    /// Removes records, for instance of a job that has ended. The next touch of such a file is a first touch.
     pub fn forget(&self, keys: impl IntoIterator<Item = Key>) {
         let mut records = self.records.lock();
         for key in keys {
@@ -320,7 +323,7 @@ impl Observer {
 pub struct Ring(OwnedFd);
 
 impl Ring {
-    /// Waits until more than a quarter of the ring is used, or for the bell, for at most as long as said.
+    /// Waits until more than a quarter of the ring is used, or for the bell, for at most `at_most`.
     pub fn wait(&self, at_most: Duration) {
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
@@ -331,7 +334,7 @@ impl Ring {
 fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, holds: impl Fn(u32) -> bool) -> Result<(), Error> {
     let found: Vec<K> = map.iter().flatten().filter(|(_, job)| holds(*job)).map(|(key, _)| key).collect();
     for key in found {
-        // It may have ended meanwhile.
+        // The entry may be gone meanwhile.
         let _ = map.remove(&key);
     }
     Ok(())
@@ -341,10 +344,10 @@ fn ring_failed(source: Errno) -> Error {
     Error::Io { what: "the ring of first touches".into(), source: source.into() }
 }
 
-/// What the third argument of `mm_filemap_get_pages` is for one page: 0 if it is that page, 1 if it is the one after it.
-/// Kernels differ, and those that mend it do not say so.
+/// The third argument of `mm_filemap_get_pages` for one page: 0 if it is that page, 1 if it is the one after it.
+/// Kernels differ, and fixed kernels cannot be recognised by their version.
 ///
-/// A program that runs from a tmpfs, as on nodes without a disk, is read past that hook.
+/// Reads of a program that runs from a tmpfs, as on nodes without a disk, do not pass that hook.
 fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, Error> {
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let mut programs = Programs::load(btf, &Setting { ignored: thread, ..*setting })?;
@@ -364,7 +367,7 @@ fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, 
             return Ok(pages - 1);
         }
     }
-    // As it was when the hook came, in Linux 6.12, and in 6.18; 7.0 has it otherwise.
+    // The value when the hook was added, in Linux 6.12, and in 6.18; it differs in 7.0.
     Ok(u64::from(version().is_none_or(|version| version < (7, 0))))
 }
 
@@ -380,7 +383,7 @@ pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'st
     Error::Bpf { what: what.into(), source: Box::new(source) }
 }
 
-/// Whether this process has CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which stands for both.
+/// Whether this process has CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which includes both.
 fn holds_capabilities() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
     let Ok(sets) = capabilities(None) else { return false };
@@ -393,7 +396,7 @@ fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
         return Err(Error::Kernel(format!("at most {MAX_PLACES} places can be watched")));
     }
     let mut setting = Setting { ignored: options.ignored, offsets: offsets(types)?, ..Setting::default() };
-    // Kernels before 6.18 map what they tell of, and those whose fields are other ones are taken for that.
+    // Kernels before 6.18 map exactly the pages that they report; kernels with unknown fields are treated alike.
     if version().is_some_and(|version| version >= (6, 18))
         && let Ok(offsets) = folio_offsets(types, setting.offsets)
     {
@@ -407,9 +410,9 @@ fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
 }
 
 fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
-    // Before 5.16 there were pages only.
+    // Before 5.16 there were only pages.
     let folio = if types.has("folio") { "folio" } else { "page" };
-    // Of its own in Linux 6.1 to 6.5, in the lowest byte of the second page's flags since.
+    // A field of its own in Linux 6.1 to 6.5; since then in the lowest byte of the second page's flags.
     let order = types.offset(folio, "_folio_order").or_else(|_| types.offset(folio, "_flags_1"));
     let orders = order.ok().zip(types.enumerator("PG_head").ok());
     Ok(Offsets {
@@ -456,7 +459,7 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
     })
 }
 
-/// Where what tells the folios of mapped pages lies.
+/// The offsets of the fields that lead to the folios of mapped pages.
 fn folio_offsets(types: &KernelTypes, known: Offsets) -> Result<Offsets, Error> {
     if known.folio_order == 0 {
         return Err(Error::Kernel("this kernel has no folios".into()));

@@ -1,4 +1,4 @@
-//! The programs: loaded once, and attached while they are at work.
+//! The programs: loaded once, and attached while they work.
 
 use aya::maps::MapError;
 use aya::programs::tp_btf::BtfTracePointLinkId;
@@ -9,13 +9,13 @@ use crate::Error;
 use crate::layout::Setting;
 use crate::observer::bpf;
 
-/// As `build-programs` makes them.
+/// Built by `build-programs`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
 
-/// What one observer has loaded. What is attached is detached with the value.
+/// The programs of one observer. They are detached when this value is dropped.
 pub(crate) struct Programs {
     loaded: Ebpf,
-    /// Those of the hooks that the kernel has.
+    /// The programs whose hooks the kernel has.
     ready: Vec<&'static str>,
     attached: Vec<(&'static str, BtfTracePointLinkId)>,
 }
@@ -38,15 +38,15 @@ impl Programs {
         Ok(())
     }
 
-    /// Whether what is detached can be attached again by this process: tried with the one whose loss matters least.
-    /// Which one that is.
+    /// Tries whether this process can attach a detached program again, with the program whose loss matters least.
+    /// Also returns that program.
     pub fn try_again(&mut self) -> (Option<&'static str>, Result<(), Error>) {
         let Some((program, link)) = self.attached.pop() else { return (None, Ok(())) };
         let detached = self.program(program).and_then(|found| found.detach(link).map_err(|e| bpf(program, e)));
         (Some(program), detached.and_then(|()| self.attach(program)))
     }
 
-    /// Attaches all that were begun: all or none.
+    /// Attaches all programs that were begun: all or none.
     pub fn attach_all(&mut self) -> Result<(), Error> {
         for program in self.ready.clone() {
             if self.attached.iter().any(|(attached, _)| *attached == program) {
@@ -60,10 +60,10 @@ impl Programs {
         Ok(())
     }
 
-    /// What is touched after this is not told.
+    /// Detaches all programs. Later touches are not reported.
     pub fn detach_all(&mut self) {
         for (program, link) in std::mem::take(&mut self.attached) {
-            // Fails only where there is no such link.
+            // Fails only if there is no such link.
             let _ = self.program(program).map(|found| found.detach(link));
         }
     }

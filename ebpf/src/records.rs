@@ -1,16 +1,16 @@
-//! What records say.
+//! Operations on records.
 
 use crate::layout::{Count, Record, Slot, Way};
 
 impl Slot {
-    /// Whether it holds counts, all of one key.
+    /// Whether the slot holds counts, all of one key.
     pub fn is_whole(&self) -> bool {
         self.inode != 0 && self.shift != 0 && self.changes == self.changes_end
     }
 }
 
 impl Record {
-    /// Adds what a CPU has not added yet.
+    /// Adds counts that a CPU has not added yet.
     pub fn add(&mut self, slot: &Slot) {
         for (to, from) in self.ways.iter_mut().zip(&slot.ways) {
             to.calls += from.calls;

@@ -1,4 +1,4 @@
-//! First touches, as the ring brings them.
+//! First touches, as read from the ring.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -19,14 +19,14 @@ pub struct FirstTouch {
 }
 
 impl FirstTouch {
-    /// Of what the ring has; `None` if it is cut short.
+    /// Parses an entry of the ring; `None` if it is truncated.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < TOUCH_HEADER_BYTES {
             return None;
         }
-        // SAFETY: it is long enough for the header, which is plain numbers.
+        // SAFETY: it is long enough for the header, which consists of plain numbers.
         let touch: Touch = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
-        // From the file up, each with a zero at its end.
+        // From the file upwards, each with a zero at its end.
         let names = bytes.get(TOUCH_HEADER_BYTES..TOUCH_HEADER_BYTES + touch.names_len as usize)?;
         let names: Vec<&[u8]> = names.split(|&b| b == 0).filter(|name| !name.is_empty()).collect();
         let path = names.into_iter().rev().map(|name| OsString::from_vec(name.to_vec())).collect();

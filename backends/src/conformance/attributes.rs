@@ -142,7 +142,7 @@ async fn put_replaces_attributes_too(t: Context) -> Outcome {
     Ok(())
 }
 
-/// Those of users: a file system may add others, such as security labels.
+/// The user attributes: a file system may add others, such as security labels.
 async fn user_xattrs(t: &Context, name: &str) -> Outcome<Xattrs> {
     let mut xattrs = t.pool.xattrs(&t.path(name)).await?;
     xattrs.retain(|(name, _)| name.starts_with(b"user."));
@@ -179,7 +179,7 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
         refused("no name", t.pool.set_xattr(&path, b"user.", b"1").await, ErrorKind::InvalidInput)?;
     }
     if t.can().xattrs {
-        // What cannot be set is known without an object.
+        // The pool refuses an attribute that no object can have without an object.
         let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
         let good = [pair(b"user.a", b"1"), pair(b"user.long", &[b'x'; 2_000])];
         t.pool.check_xattrs(FileKind::File, &good).await?;
@@ -237,7 +237,7 @@ async fn access_control_lists_are_extended_attributes(t: Context) -> Outcome {
     let name = b"system.posix_acl_access".to_vec();
     t.put("f", "x").await?;
     match t.pool.set_xattr(&t.path("f"), &name, &small_acl()).await {
-        // Extended attributes without ACLs are nothing unusual.
+        // Extended attributes without ACLs are common.
         Err(error) if error.is(ErrorKind::Unsupported) => return Ok(()),
         answer => answer?,
     }

@@ -1,4 +1,4 @@
-//! Conditional changes, and writers and readers that race.
+//! Conditional changes, and racing writers and readers.
 
 use futures::future::join_all;
 
@@ -136,7 +136,7 @@ async fn race(t: &Context, name: &str, expected: &Expected) -> Outcome {
     Ok(())
 }
 
-/// Each version is one repeated byte whose value fits its size, so that every mixture shows.
+/// Each version is one repeated byte whose value depends on the size, so that every mixture is visible.
 async fn racing_puts_and_reads_are_never_torn(t: Context) -> Outcome {
     let content = |n: usize| vec![n as u8; 20_000 + n * 1_000];
     t.put("f", content(1)).await?;

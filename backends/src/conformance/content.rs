@@ -59,7 +59,7 @@ async fn ranges_end_at_the_end_of_the_file(t: Context) -> Outcome {
     ranges_end_at_the_end_of(t.pool.as_ref(), &t.path("f"), &version, &data).await
 }
 
-/// `data`: the 10,000 bytes that are at `path`.
+/// `data`: the 10,000 bytes at `path`.
 pub(super) async fn ranges_end_at_the_end_of(
     pool: &dyn Pool,
     path: &PoolPath,
@@ -92,7 +92,7 @@ async fn files_of_64_mib_come_back(t: Context) -> Outcome {
     let pieces = (0..BIG_BYTES / BIG_PIECE_BYTES).map(piece).collect();
     let version = t.put_pieces("big", BIG_BYTES as u64, pieces, &Expected::Absent).await?.version;
     let path = t.path("big");
-    // Ranges that do not line up with the pieces.
+    // Ranges that are not aligned with the pieces.
     let step = 7 * 1_000_003_usize;
     let ranges = (0..BIG_BYTES).step_by(step).map(|from| from..(from + step).min(BIG_BYTES));
     let reading = stream::iter(ranges).map(|range| {
@@ -146,7 +146,7 @@ async fn pieces_must_ascend_and_fit(t: Context) -> Outcome {
 async fn a_broken_content_stream_changes_nothing(t: Context) -> Outcome {
     let old = t.put("old", "kept").await?;
     for name in ["new", "old"] {
-        // The first piece is large enough to have reached the pool.
+        // The first piece is large enough to reach the pool before the stream fails.
         let pieces = [
             Ok(Piece { offset: 0, data: pattern(1, 3 << 20) }),
             Err(Error::new(ErrorKind::Corrupt, Side::Cache, "the source broke")),
@@ -196,7 +196,7 @@ async fn every_change_makes_another_version(t: Context) -> Outcome {
 async fn reading_a_replaced_version_never_gives_the_new_bytes(t: Context) -> Outcome {
     let path = t.path("f");
     let old = t.put("f", "old content").await?.version;
-    // A pool may keep the file open, and may then go on giving the old bytes.
+    // A pool may keep the file open, and may then continue to return the old bytes.
     t.pool.read(&path, &old, 0..3).await?;
     let gone = [ErrorKind::Stale, ErrorKind::NotFound];
     let check = |answer: crate::Result<Bytes>| match answer {

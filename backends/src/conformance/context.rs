@@ -1,4 +1,4 @@
-//! What a case works with.
+//! The environment of a case.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::{Attrs, Capabilities, DirEntry, Error, ErrorKind, Expected, FileKind,
 
 const REMOVE_ATTEMPTS: u32 = 300;
 const REMOVE_PAUSE: Duration = Duration::from_millis(50);
-/// Files that are removed at once: a pool that is far away answers each only after a while.
+/// Files that are removed concurrently: a distant pool answers each removal only after a while.
 const REMOVED_AT_ONCE: usize = 16;
 
 /// Why a case failed.
@@ -75,7 +75,7 @@ impl Context {
         self.pool.capabilities()
     }
 
-    /// Attributes with moments in the past whose nanoseconds are not round.
+    /// Attributes with past times whose nanoseconds are not round.
     pub(super) fn attrs(&self, mode: u32) -> Attrs {
         Attrs {
             mode,
@@ -126,7 +126,7 @@ impl Context {
         Ok(self.pool.stat(&self.path(name)).await?)
     }
 
-    /// The whole content as it is now.
+    /// The whole current content.
     pub(super) async fn content(&self, name: impl AsRef<[u8]>) -> Outcome<Bytes> {
         let path = self.path(name);
         let stat = self.pool.stat(&path).await?;
@@ -144,20 +144,20 @@ impl Context {
         Ok(self.list(&self.path(name)).await?.into_iter().map(|entry| entry.name).collect())
     }
 
-    /// The nanoseconds by which two moments may differ and still be the same to the pool.
+    /// Whether two times are equal within the pool's resolution.
     pub(super) fn same_time(&self, a: Time, b: Time) -> bool {
         let ns = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
         (ns(a) - ns(b)).unsigned_abs() < u128::from(self.can().time_granularity_ns.max(1))
     }
 
-    /// Removes the case's directory with all that is in it.
+    /// Removes the case's directory and everything in it.
     pub(super) async fn remove_all(&self) -> Outcome {
         remove_tree(&self.pool, &self.dir).await.map_err(Failure::from)
     }
 }
 
-/// Removes a directory with all that is in it. What a `put` that was dropped still brings, or leaves to be cleared away by
-/// the pool, may come a moment later.
+/// Removes a directory and everything in it. Retries, because a dropped `put` may still create files for a moment, or
+/// leave files that the pool has yet to remove.
 pub(super) async fn remove_tree(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> {
     for _ in 0..REMOVE_ATTEMPTS {
         match remove_once(pool, dir).await {
@@ -196,7 +196,7 @@ async fn remove_once(pool: &Arc<dyn Pool>, dir: &PoolPath) -> crate::Result<()> 
     Ok(())
 }
 
-/// Fails where a call did not fail, or failed in another way.
+/// Fails if a call succeeded, or failed with another error.
 pub(super) fn refused<T: fmt::Debug>(what: &str, answer: crate::Result<T>, kind: ErrorKind) -> Outcome {
     refused_as_one_of(what, answer, &[kind])
 }

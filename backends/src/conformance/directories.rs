@@ -40,7 +40,7 @@ async fn mkdir_makes_an_empty_directory(t: Context) -> Outcome {
 async fn root_is_a_directory(t: Context) -> Outcome {
     let root = PoolPath::root();
     ensure_eq!(t.pool.stat(&root).await?.kind, FileKind::Directory, "kind of the root");
-    // It may have any number of entries where the pool is in use.
+    // The root of a pool in use may have any number of entries.
     t.pool.list(&root).await?.try_next().await?;
     refused("mkdir of the root", t.pool.mkdir(&root, &t.attrs(0o755)).await, ErrorKind::Exists)?;
     refused("remove of the root", t.pool.remove(&root, &Expected::Anything).await, ErrorKind::IsDirectory)?;

@@ -1,4 +1,4 @@
-//! The kinds of errors that are not part of another promise.
+//! The kinds of errors that no other case covers.
 
 use crate::{Error, ErrorKind, Expected, FileKind, SetAttrs, Side};
 

@@ -94,7 +94,7 @@ async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
     let made = made?;
     ensure_eq!((made.kind, made.size), (FileKind::Symlink, 12), "kind and size");
     ensure_eq!(t.pool.readlink(&path).await?, b"some/where \xff", "target");
-    // The longest that xfs takes has 1,023 bytes.
+    // xfs accepts targets of at most 1,023 bytes.
     let long = vec![b'x'; 1_000];
     t.pool.symlink(&t.path("long"), &long, &t.attrs(0o777)).await?;
     ensure_eq!(t.pool.readlink(&t.path("long")).await?, long, "long target");
@@ -144,7 +144,7 @@ async fn special_files_are_made(t: Context) -> Outcome {
         ensure!(t.same_time(stat.mtime, attrs.mtime), "{name}: mtime is {:?}", stat.mtime);
         ensure_eq!(t.stat(&name).await?, stat, "{name}: attributes returned and found");
         refused(&name, t.pool.mknod(&path, kind, rdev, &attrs).await, ErrorKind::Exists)?;
-        // No content: a fifo must not block the reader either.
+        // These objects have no content; in particular, a fifo must not block the reader.
         refused(&name, t.pool.read(&path, &stat.version, 0..1).await, ErrorKind::InvalidInput)?;
     }
     let wrong = t.pool.mknod(&t.path("d"), FileKind::Directory, 0, &attrs).await;

@@ -1,5 +1,5 @@
-//! The half of the suite that is about reading, for pools that are only read: over files that the caller puts there by
-//! the server's own means.
+//! The part of the suite that concerns reading, for read-only pools: over files that the caller creates by the
+//! server's own means.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use super::content::ranges_end_at_the_end_of;
 use super::context::{Failure, Outcome, pattern, refused, refused_as_one_of};
 use super::{CaseResult, Report, ensure, ensure_eq};
 
-/// How files come to where the pool reads them.
+/// Creates the files that the pool reads.
 #[async_trait]
 pub trait Origin: Send + Sync + 'static {
-    /// Makes or replaces a file; the directories above it come with it. `path` is relative to the pool's root.
+    /// Makes or replaces a file, and makes missing parent directories. `path` is relative to the pool's root.
     async fn put(&self, path: &str, content: Bytes) -> Result<(), String>;
 
-    /// Whether a file may have this name there.
+    /// Whether a file of this name can exist on the server.
     fn holds(&self, _name: &str) -> bool {
         true
     }
@@ -33,7 +33,7 @@ pub trait Origin: Send + Sync + 'static {
 const MANY: usize = 2_500;
 const PUT_AT_ONCE: usize = 16;
 const BIG_BYTES: usize = 20 << 20;
-/// Servers tell times by the second.
+/// Servers report times in seconds.
 const NEXT_SECOND: Duration = Duration::from_millis(1_100);
 
 const ODD: [&str; 19] = [
@@ -58,7 +58,7 @@ const ODD: [&str; 19] = [
     "#every?one&of=them+at%20once",
 ];
 
-/// A pool and who fills it.
+/// A pool and the origin of its files.
 #[derive(Clone)]
 struct Reads {
     pool: Arc<dyn Pool>,
@@ -81,8 +81,8 @@ const CASES: &[(&str, Check)] = &[
     ("changes_are_refused", |t| changes_are_refused(t).boxed()),
 ];
 
-/// Runs every case and prints each one's name and result to standard output. Files of up to 20 MiB, some thousands of
-/// them, are put into the pool's root and stay there.
+/// Runs every case and prints the name and result of each to standard output. Some thousands of files of up to 20 MiB
+/// are put into the pool's root and stay there.
 pub async fn run(pool: Arc<dyn Pool>, origin: Arc<dyn Origin>) -> Report {
     let reads = Reads { pool, origin };
     let url = reads.pool.url();
@@ -120,7 +120,7 @@ impl Reads {
         Ok(self.pool.read(&Self::path(path)?, &stat.version, 0..u64::MAX).await?)
     }
 
-    /// The entries of a directory by their names; each must be as `stat` says.
+    /// The entries of a directory by their names; each must equal the result of `stat`.
     async fn list(&self, path: &str) -> Outcome<Vec<DirEntry>> {
         let dir = Self::path(path)?;
         let pages: Vec<Vec<DirEntry>> = self.pool.list(&dir).await?.try_collect().await?;
@@ -263,7 +263,7 @@ async fn what_is_not_there(t: Reads) -> Outcome {
 async fn a_replaced_version_is_stale(t: Reads) -> Outcome {
     let path = Reads::path("replaced/f")?;
     let mut before: Option<(Version, Bytes)> = None;
-    // Another size, and then the same one.
+    // Content of another size, and then content of the same size.
     for content in [pattern(3, 3 << 20), pattern(4, 2 << 20), pattern(5, 2 << 20)] {
         tokio::time::sleep(NEXT_SECOND).await;
         t.put("replaced/f", content.clone()).await?;
@@ -279,7 +279,7 @@ async fn a_replaced_version_is_stale(t: Reads) -> Outcome {
         ensure!(listed.iter().any(|entry| entry.stat.version == now), "the listing has another version");
         before = Some((now, content));
     }
-    // What is replaced while it is read is never half of one and half of the other.
+    // A read that runs during a replacement never returns a mixture of both contents.
     let Some((version, content)) = before else { return Ok(()) };
     let mut stream = t.pool.stream(&path, &version, 0..u64::MAX).await?;
     let first = stream.try_next().await?;

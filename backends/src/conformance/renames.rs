@@ -21,7 +21,7 @@ impl Context {
     }
 }
 
-/// `false`, after the check that renames are refused, where the pool cannot rename.
+/// If the pool cannot rename, checks that renames are refused and returns `false`.
 async fn can_rename(t: &Context) -> Outcome<bool> {
     if t.can().rename {
         return Ok(true);
@@ -143,8 +143,8 @@ async fn renaming_a_link_onto_its_file_changes_nothing(t: Context) -> Outcome {
     Ok(())
 }
 
-/// A path that says which object is meant does not reach one that was moved to its name. Pools without identities know
-/// an object by its name only.
+/// A path with the identity of one object does not reach another object that was moved to its name. Pools without
+/// identities know an object only by its name.
 async fn another_object_under_the_name_is_refused(t: Context) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The suite on a pool that is in use: in a directory of its own, with an end to every case, and with nothing left.
+//! The suite on a pool in use: in its own directory, with a time limit for every case, and without leftovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use super::{Case, run_case};
 
 /// How long the removal of the scratch directory may take.
 const CLEAR_LIMIT: Duration = Duration::from_secs(120);
-/// How long calls that are under way when a case is stopped are waited for.
+/// How long [`Trial::run`] waits for calls in progress after a case was stopped.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const STOP_PAUSE: Duration = Duration::from_millis(10);
 
-/// How a case ended.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
-    /// It is about something that the pool says it cannot do, and the pool refused that as it must.
+    /// The case needs a capability that the pool lacks, and the pool refused the calls as it must.
     NotApplicable,
-    /// Why it failed.
+    /// The reason for the failure.
     Failed(String),
 }
 
@@ -32,16 +32,16 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// The name that the scratch directory of a trial gets, another one each time.
+    /// A name for the scratch directory of a trial, different for each call.
     pub fn unique_name() -> PoolPath {
         let name = format!("forebay-doctor-{}-{:016x}", std::process::id(), rand::random::<u64>());
         PoolPath::root().join(name.as_bytes())
     }
 
-    /// Makes the scratch directory, which must not be there.
+    /// Makes the scratch directory, which must not exist.
     ///
     /// # Errors
-    /// Those of [`Pool::mkdir`]; `ReadOnly` where the pool says that it is.
+    /// Those of [`Pool::mkdir`]; `ReadOnly` if the pool is read-only.
     pub async fn begin(pool: Arc<dyn Pool>, scratch: PoolPath) -> Result<Self> {
         if pool.capabilities().read_only {
             let context = format!("make {scratch} in {}", pool.url());
@@ -52,26 +52,27 @@ impl Trial {
         let attrs = Attrs { mode: 0o755, uid, gid, atime, mtime, xattrs: Vec::new() };
         match pool.mkdir(&scratch, &attrs).await {
             Ok(_) => Ok(Self { pool, scratch }),
-            // It is somebody else's, however improbable that is.
+            // The directory belongs to another process, however improbable that is.
             Err(error) if error.is(ErrorKind::Exists) => Err(error),
             Err(error) => {
-                // It may have been made all the same. What failed is told, and not what this says.
+                // The directory may exist nevertheless. The caller gets the first error, not that of this removal.
                 let _ = pool.remove_dir(&scratch).await;
                 Err(error)
             }
         }
     }
 
-    /// Runs a case for no longer than `limit`, or until `stop` is done: `None` where that came first.
+    /// Runs a case until it ends, until `limit` has passed, or until `stop` completes; returns `None` in the last
+    /// case.
     ///
-    /// Where a case is cut off, nothing of it reaches the pool any more after this returns, unless the pool leaves a
-    /// call without an answer for too long.
+    /// After this returns, no call of a stopped case reaches the pool, unless the pool leaves a call unanswered for
+    /// longer than the wait for calls in progress.
     pub async fn run(&self, case: Case, limit: Duration, stop: impl Future<Output = ()>) -> Option<Verdict> {
         let calls = Arc::new(Metrics::new(Arc::clone(&self.pool)));
         let gate = Arc::new(Fault::new(Arc::clone(&calls) as Arc<dyn Pool>, 0));
         let gated = Arc::clone(&gate) as Arc<dyn Pool>;
         let scratch = self.scratch.clone();
-        // A pool in a directory may block the thread that asks it.
+        // A pool in a directory may block the calling thread.
         let mut work = tokio::spawn(async move { run_case(&gated, &scratch, case).await });
         let ended = tokio::select! {
             ended = &mut work => Ok(ended),
@@ -84,7 +85,7 @@ impl Trial {
             Ok(Ok(Err(why))) => Some(Verdict::Failed(why)),
             Ok(Err(error)) => Some(Verdict::Failed(format!("it broke off: {error}"))),
             Err(verdict) => {
-                // The case may have begun tasks of its own: they find the pool gone.
+                // The case may have spawned tasks: their calls fail from now on.
                 gate.set_down(true);
                 work.abort();
                 let quiet = async {
@@ -93,17 +94,17 @@ impl Trial {
                         tokio::time::sleep(STOP_PAUSE).await;
                     }
                 };
-                // Longer than that nobody waits; the removal will say what it found.
+                // Give up after that; the removal of the directory will report what it finds.
                 let _ = tokio::time::timeout(STOP_LIMIT, quiet).await;
                 verdict
             }
         }
     }
 
-    /// Removes the scratch directory and all that is in it.
+    /// Removes the scratch directory and everything in it.
     ///
     /// # Errors
-    /// The pool's; `Timeout` where it takes longer than two minutes.
+    /// The pool's; `Timeout` if it takes longer than two minutes.
     pub async fn clear(&self) -> Result<()> {
         let (pool, scratch) = (Arc::clone(&self.pool), self.scratch.clone());
         let work = tokio::spawn(async move { remove_tree(&pool, &scratch).await });

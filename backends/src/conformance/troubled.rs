@@ -1,8 +1,9 @@
-//! The suite for bad times: work on a pool while the way to it fails, checked by a way that does not.
+//! The suite under faults: works on a pool over a connection that fails, and checks the result over a sound one.
 //!
-//! Nothing that was answered may be lost and nothing may be there that nobody wrote; bytes are those of one version; an
-//! error says that trying again may help, or tells what others did, and is never told where nobody did anything; no call
-//! goes on for ever. When the trouble is over the pool works, and nothing unfinished keeps a directory from going.
+//! No acknowledged change may be lost, and no content may appear that was not written. Bytes read are those of one
+//! version. An error either says that a retry may help or reports the change of another client, and never the latter
+//! if there was none. No call runs for ever. After the faults the pool works, and no unfinished file keeps a
+//! directory from being removed.
 
 mod directories;
 mod files;
@@ -25,43 +26,43 @@ use crate::{Attrs, DirEntry, Error, ErrorKind, Expected, Piece, Pool, PoolPath, 
 use super::context::{Failure, Outcome, pattern, remove_tree};
 use super::{CaseResult, Report, ensure};
 
-/// How long a call may take, with all that it tries again.
+/// The time limit of a call, including all its retries.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
-/// How long the sound way to the pool may fail: the server itself may be away at times.
+/// How long calls over the sound connection are retried: the server itself may be unavailable at times.
 const SOUND_LIMIT: Duration = Duration::from_secs(60);
 const SOUND_PAUSE: Duration = Duration::from_millis(20);
-/// Where little goes wrong, a case has at most so many times its rounds.
+/// If few faults happen, a case ends after at most so many times its rounds.
 const ROUNDS_FACTOR_MAX: u32 = 100;
-/// The largest content, in bytes: what S3 takes in parts is larger than what it takes in one request.
+/// The largest content, in bytes: more than S3 takes in one request, so that it is sent in parts.
 const CONTENT_BYTES_MAX: usize = 9 << 20;
-/// One content of so many is that large; the others have at most [`SMALL_BYTES_MAX`].
+/// One content of so many is that large; the rest has at most [`SMALL_BYTES_MAX`].
 const LARGE_EVERY: u64 = 23;
 const SMALL_BYTES_MAX: u64 = 200_000;
 
-/// What goes wrong on the way to a pool.
+/// Injects faults into the connection to a pool.
 pub trait Trouble: Send + Sync {
-    /// It begins; what happens when is drawn from `seed`.
+    /// Begins with the faults; `seed` determines them.
     fn begin(&self, seed: u64);
 
-    /// All is well again.
+    /// Ends all faults.
     fn end(&self);
 
-    /// How often something went wrong so far.
+    /// The number of faults so far.
     fn happened(&self) -> u64;
 }
 
-/// A pool in trouble.
+/// A pool and its faults.
 #[derive(Clone)]
 pub struct Setting {
-    /// The way that fails.
+    /// The pool over the connection that fails.
     pub troubled: Arc<dyn Pool>,
-    /// The same pool by a way that does not.
+    /// The same pool over a sound connection.
     pub sound: Arc<dyn Pool>,
     pub trouble: Arc<dyn Trouble>,
     pub seed: u64,
-    /// How much each case does at least.
+    /// The minimum number of rounds of each case.
     pub rounds: u32,
-    /// How much must go wrong before a case ends.
+    /// The number of faults that must happen before a case ends.
     pub faults: u64,
 }
 
@@ -71,7 +72,7 @@ struct Stage {
     setting: Setting,
     dir: PoolPath,
     owner: (u32, u32),
-    /// What had gone wrong before.
+    /// The number of faults before the case.
     before: u64,
 }
 
@@ -85,7 +86,7 @@ const CASES: [(&str, Work); 5] = [
     ("directories_are_made_and_removed_once", |stage| Box::pin(directories::work(stage))),
 ];
 
-/// Runs every case in a directory of its own beneath `scratch`, which is there, and prints its name and result, with the
+/// Runs every case in its own directory beneath `scratch`, which exists, and prints its name and result, with the
 /// seed, to standard output.
 pub async fn run(setting: Setting, scratch: PoolPath) -> Report {
     let pool = setting.troubled.url();
@@ -132,19 +133,19 @@ impl Stage {
         ChaCha8Rng::seed_from_u64(self.setting.seed.wrapping_mul(1_000_003).wrapping_add(part))
     }
 
-    /// From here on things go wrong.
+    /// Begins with the faults.
     fn trouble(&self, part: u64) {
         self.setting.trouble.begin(self.random(part).random());
     }
 
-    /// Whether there is more to do after so many rounds.
+    /// Whether to continue after so many rounds.
     fn goes_on(&self, rounds: u32) -> bool {
         let most = self.setting.rounds.saturating_mul(ROUNDS_FACTOR_MAX);
         let few = self.setting.trouble.happened() - self.before < self.setting.faults;
         rounds < self.setting.rounds || few && rounds < most
     }
 
-    /// A call by the way that fails: it must end.
+    /// Makes a call over the connection that fails; fails if the call does not end.
     async fn call<T>(&self, what: &str, call: impl Future<Output = Result<T>>) -> Outcome<Result<T>> {
         let ended = tokio::time::timeout(CALL_LIMIT, call).await;
         ended.map_err(|_| Failure::new(format!("{what} had not ended after {CALL_LIMIT:?}")))
@@ -156,7 +157,7 @@ impl Stage {
         self.call(&format!("put {path}"), put).await
     }
 
-    /// What `call` answers by the way that does not fail, apart from when the server is away.
+    /// Makes a call over the sound connection; retries it while the server is unavailable.
     async fn soundly<T, F>(&self, call: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -172,16 +173,16 @@ impl Stage {
         }
     }
 
-    /// What is really there: the bytes and attributes of one moment, or nothing.
+    /// The actual content of the pool at `path`: bytes and attributes of one moment, or nothing.
     async fn truth(&self, path: &PoolPath) -> Outcome<Option<(Stat, Bytes)>> {
         Ok(self.soundly(|| content_at(&*self.setting.sound, path)).await?)
     }
 
-    /// When the trouble is over the pool does what it is asked for.
+    /// Checks that the pool works after the faults.
     async fn works_again(&self) -> Outcome {
         let (path, pool) = (self.path("afterwards"), &self.setting.troubled);
         let content = 7;
-        // What is left of the trouble, such as a connection that broke, may be met once.
+        // One call may still meet a consequence of the faults, such as a broken connection.
         let put = match self.put(&path, content, &Expected::Anything).await? {
             Err(error) if error.retry() == Retry::Later => self.put(&path, content, &Expected::Anything).await?,
             answer => answer,
@@ -194,7 +195,7 @@ impl Stage {
     }
 }
 
-/// The content of that number; no two are alike.
+/// The content with that number; all contents differ.
 fn content_of(number: u64) -> Bytes {
     let mut random = ChaCha8Rng::seed_from_u64(number);
     let length = match number % LARGE_EVERY {
@@ -209,7 +210,7 @@ async fn put(pool: &Arc<dyn Pool>, path: &PoolPath, data: Bytes, attrs: Attrs, e
     pool.put(path, size, stream::iter([Ok(Piece { offset: 0, data })]).boxed(), &attrs, expected).await
 }
 
-/// The whole content and its attributes; `None` where there is nothing.
+/// The whole content and its attributes; `None` if there is no file.
 async fn content_at(pool: &dyn Pool, path: &PoolPath) -> Result<Option<(Stat, Bytes)>> {
     loop {
         let stat = match pool.stat(path).await {
@@ -228,7 +229,7 @@ async fn list(pool: &dyn Pool, path: &PoolPath) -> Result<Vec<DirEntry>> {
     Ok(pages.concat())
 }
 
-/// Fails where an error is not what trouble on the way excuses.
+/// Fails if faults of the connection do not explain an error.
 fn excused(what: &str, error: &Error) -> Outcome {
     let clear = error.retry() == Retry::Later && error.side() == Side::Pool;
     ensure!(clear, "{what}: {:?} is no error of a way that fails: {error}", error.kind());

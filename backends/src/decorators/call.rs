@@ -1,4 +1,4 @@
-//! What a decorator is told about a call.
+//! The description of a call, for decorators.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Content, DirEntry, Layout, Listing, Piece, PoolPath, Space, Stat};
 
-/// The calls of a pool, and the kinds of steps within one.
+/// The calls of a pool, and the kinds of steps within a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallKind {
@@ -15,13 +15,13 @@ pub enum CallKind {
     List,
     /// One page of a listing.
     ListPage,
-    /// Of a stream its beginning.
+    /// For a stream: its start.
     Read,
     /// One piece of a stream.
     ReadPiece,
     Readlink,
     Put,
-    /// One piece on its way into a `put`.
+    /// One piece that a `put` sends to the pool.
     PutPiece,
     WriteAt,
     Mkdir,
@@ -95,12 +95,12 @@ impl CallKind {
         }
     }
 
-    /// Whether it is a step within a call, and no call of its own to the pool.
+    /// Whether it is a step within a call, and not a call of its own to the pool.
     pub fn is_step(self) -> bool {
         matches!(self, Self::ReadPiece | Self::PutPiece)
     }
 
-    /// Whether it changes the pool where it succeeds.
+    /// Whether it changes the pool if it succeeds.
     pub fn changes(self) -> bool {
         !matches!(
             self,
@@ -118,7 +118,7 @@ impl CallKind {
         )
     }
 
-    /// Whether it moves content, so that its length decides how long it may take.
+    /// Whether it transfers content, so that its time limit depends on its length.
     pub fn moves_data(self) -> bool {
         matches!(self, Self::Read | Self::ReadPiece | Self::Put | Self::WriteAt)
     }
@@ -134,9 +134,10 @@ impl fmt::Display for CallKind {
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     pub kind: CallKind,
-    /// The object; of a link the new name, of a rename the old one.
+    /// The object; for a link the new name, for a rename the old one.
     pub path: &'a PoolPath,
-    /// Content bytes that it is about, at most: the range of a read, the size of a `put` with its holes.
+    /// The most content bytes that the call can transfer: the range of a read, the size of a `put` including its
+    /// holes.
     pub bytes: u64,
 }
 
@@ -148,7 +149,7 @@ impl fmt::Display for Call<'_> {
 
 /// An answer of a pool.
 pub trait Answer: Send + 'static {
-    /// Content bytes in it.
+    /// Content bytes in the answer.
     fn content_bytes(&self) -> u64 {
         0
     }

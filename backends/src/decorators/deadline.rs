@@ -1,4 +1,4 @@
-//! A limit to the time that a pool may take.
+//! A time limit for the calls of a pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::{Error, ErrorKind, Pool, Result, Side};
 
 use super::{Answer, Around, Call, CallKind, Decorated};
 
-/// A pool none of whose calls takes longer than its limit: then it fails with `Timeout`. Whether a change that
-/// ran out of time has happened or will, nobody knows.
+/// A pool whose calls fail with `Timeout` at their limit. A change that timed out may have been done, may still be
+/// done later, or never.
 pub type Deadline = Decorated<Limits>;
 
 /// How long calls may take.
@@ -20,11 +20,12 @@ pub type Deadline = Decorated<Limits>;
 pub struct Limits {
     /// For calls that move no content, and for each page of a listing.
     pub metadata: Duration,
-    /// For calls that move content, for each piece of a stream, and for syncs, in addition to what their bytes take.
+    /// For calls that transfer content, for each piece of a stream, and for syncs, in addition to the time for their
+    /// bytes.
     pub data: Duration,
-    /// For renames and changes of attributes: some pools copy for them.
+    /// For renames and changes of attributes, which some pools carry out by copying.
     pub copies: Duration,
-    /// The rate that content is given time for; 0 is no time at all.
+    /// The rate from which the time for content is calculated; 0 allows no time for it.
     pub min_bytes_per_second: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A pool that fails: by chance from a seed, at the n-th call, or altogether.
+//! A pool that fails: at random from a seed, at the n-th call, or completely.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use crate::{Error, ErrorKind, Pool, Result, Side};
 
 use super::{Answer, Around, Call, CallKind, Decorated};
 
-/// A pool that fails as it is told to. Told nothing, it never does.
+/// A pool that fails as configured. Without configuration it never fails.
 pub type Fault = Decorated<Faults>;
 
 /// When a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// The pool never sees it.
+    /// Before the pool sees the call.
     Before,
-    /// It takes effect, and its answer is lost.
+    /// After the call took effect; its answer is lost.
     After,
 }
 
-/// How probable it is that a call fails, each from 0 to 1.
+/// The probabilities that a call fails, each from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Odds {
     pub before: f64,
     pub after: f64,
 }
 
-/// Which call fails by its number, counted from 1.
+/// The call that fails, by its number, counted from 1.
 #[derive(Debug, Clone, Copy)]
 struct Appointed {
     number: u64,
     moment: Moment,
-    /// All later calls fail, too, before they reach the pool: the caller's last sign of life.
+    /// All later calls fail, too, before they reach the pool, as if the caller had crashed.
     and_all_later: bool,
 }
 
@@ -58,7 +58,7 @@ struct Plan {
     appointed: Option<Appointed>,
 }
 
-/// What is to fail, behind [`Fault`].
+/// The failures that [`Fault`] injects.
 #[derive(Debug)]
 pub struct Faults {
     plan: Mutex<Plan>,
@@ -73,48 +73,48 @@ impl Fault {
         Self::with(inner, Faults { plan: Mutex::new(plan), outage: watch::Sender::new(Outage::None) })
     }
 
-    /// Lets calls of one kind fail by chance.
+    /// Lets calls of one kind fail at random.
     pub fn set_odds(&self, kind: CallKind, odds: Odds) {
         self.around.plan.lock().odds.insert(kind, odds);
     }
 
-    /// Lets calls of every kind fail by chance.
+    /// Lets calls of every kind fail at random.
     pub fn set_all_odds(&self, odds: Odds) {
         self.around.plan.lock().odds = CallKind::ALL.into_iter().map(|kind| (kind, odds)).collect();
     }
 
-    /// The kind of the errors from now on; `Unavailable` at first. An outage is always `Unavailable`.
+    /// Sets the kind of the errors from now on; `Unavailable` by default. An outage is always `Unavailable`.
     pub fn set_error(&self, kind: ErrorKind) {
         self.around.plan.lock().error = kind;
     }
 
-    /// While it is down every call fails with `Unavailable`; those under way lose their answers.
+    /// While the pool is down, every call fails with `Unavailable`; calls in progress lose their answers.
     pub fn set_down(&self, down: bool) {
         self.around.outage.send_replace(if down { Outage::Down } else { Outage::None });
     }
 
-    /// While it hangs no call is answered; those that wait go on when it is released.
+    /// While the pool hangs, no call is answered; waiting calls continue when the pool is released.
     pub fn set_hanging(&self, hanging: bool) {
         self.around.outage.send_replace(if hanging { Outage::Hanging } else { Outage::None });
     }
 
-    /// The calls so far, each page of a listing and each piece of a `put` among them: what a sweep over
-    /// [`fail_call`](Self::fail_call) or [`crash_at`](Self::crash_at) runs up to.
+    /// The number of calls so far, including each page of a listing and each piece of a `put`: the upper bound for a
+    /// sweep over [`fail_call`](Self::fail_call) or [`crash_at`](Self::crash_at).
     pub fn calls(&self) -> u64 {
         self.around.plan.lock().calls
     }
 
-    /// Lets the `number`-th call from now on fail, counted from 1, and no other.
+    /// Lets the `number`-th call from now on, counted from 1, fail, and no other.
     pub fn fail_call(&self, number: u64, moment: Moment) {
         self.appoint(number, moment, false);
     }
 
-    /// Lets the `number`-th call from now on fail, and all after it, until [`heal`](Self::heal).
+    /// Lets the `number`-th call from now on and all later ones fail, until [`heal`](Self::heal).
     pub fn crash_at(&self, number: u64, moment: Moment) {
         self.appoint(number, moment, true);
     }
 
-    /// Forgets all that was to fail, and ends an outage.
+    /// Clears all configured failures, and ends an outage.
     pub fn heal(&self) {
         let mut plan = self.around.plan.lock();
         plan.appointed = None;
@@ -131,7 +131,7 @@ impl Fault {
 }
 
 impl Plan {
-    /// Counts a call and decides about it.
+    /// Counts a call and decides whether and when it fails.
     fn decide(&mut self, kind: CallKind) -> Option<Moment> {
         self.calls += 1;
         if let Some(appointed) = self.appointed {
@@ -168,7 +168,7 @@ impl Faults {
                 }
                 Outage::Hanging => {}
             }
-            // The sender lives in `self`, so that it cannot be gone.
+            // The sender lives in `self`, so the channel is open.
             let _ = outage.changed().await;
         }
     }

@@ -1,4 +1,4 @@
-//! Counts of what a pool is asked, and what it answers.
+//! Counts of a pool's calls and their results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Pool, Result};
 
 use super::{Answer, Around, Call, CallKind, Decorated};
 
-/// A pool that counts.
+/// A pool that counts its calls.
 pub type Metrics = Decorated<Counters>;
 
 /// The counts of one kind of call since the start.
@@ -23,11 +23,11 @@ pub struct CallStats {
     /// Calls that were answered, with an error or without.
     pub count: u64,
     pub errors: u64,
-    /// Calls that were given up before they were answered, by a deadline for example.
+    /// Calls that were cancelled before they were answered, for example by a deadline.
     pub abandoned: u64,
-    /// Content that came from the pool.
+    /// Content read from the pool.
     pub bytes_read: u64,
-    /// Content that was handed to the pool, holes not counted; an upper bound where a `put` failed.
+    /// Content sent to the pool, without holes; an upper bound if a `put` failed.
     pub bytes_written: u64,
     /// The sum over all answered calls, in microseconds.
     pub total_latency_us: u64,
@@ -38,14 +38,14 @@ pub struct CallStats {
 /// All counts at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
-    /// Kinds that were never called are left out.
+    /// Kinds without calls are left out.
     pub calls: BTreeMap<CallKind, CallStats>,
-    /// Calls that wait for their answer.
+    /// Calls that wait for their answers.
     pub in_flight: u64,
 }
 
 impl MetricsSnapshot {
-    /// The counts of one kind, zeros where there was no call.
+    /// The counts of one kind; zeros if there was no call.
     pub fn of(&self, kind: CallKind) -> CallStats {
         self.calls.get(&kind).copied().unwrap_or_default()
     }
@@ -91,7 +91,7 @@ impl Metrics {
         self.around.snapshot()
     }
 
-    /// Calls that wait for their answer.
+    /// Calls that wait for their answers.
     pub fn in_flight(&self) -> u64 {
         self.around.in_flight.load(Ordering::Relaxed)
     }
@@ -125,7 +125,7 @@ impl Counters {
     }
 }
 
-/// Counts a call as given up unless it was answered.
+/// Counts a call as abandoned unless it was answered.
 struct InFlight<'a> {
     counters: &'a Counters,
     kind: CallKind,

@@ -1,4 +1,4 @@
-//! A slower pool: latency for each call, and one bandwidth for all content in both directions.
+//! A slower pool: a latency for each call, and one bandwidth for all content in both directions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use crate::{Pool, Result};
 
 use super::{Answer, Around, Call, CallKind, Decorated};
 
-/// Content is sent in slices, so that calls at the same time share the bandwidth instead of queueing for it.
+/// Content is sent in slices, so that concurrent calls share the bandwidth instead of queueing for it.
 const SLICE_BYTES: u64 = 256 << 10;
 
-/// A pool that is as slow as it is told to be.
+/// A pool with a configured bandwidth and latency.
 pub type Throttle = Decorated<Rate>;
 
 /// Bandwidth and latency, in tokio's time.
 #[derive(Debug)]
 pub struct Rate {
-    /// `None`: without a limit.
+    /// `None`: unlimited.
     bytes_per_second: Option<u64>,
     latency: Duration,
-    /// When the link is free again.
+    /// The moment at which the link is free again.
     free_at: Mutex<Option<Instant>>,
 }
 
 impl Throttle {
-    /// `bytes_per_second` is shared by all reads and writes, `None` or 0 is without a limit; `latency` is added
-    /// to each call, and calls at the same time wait for it at the same time.
+    /// All reads and writes share `bytes_per_second`; `None` or 0 means unlimited. `latency` is added to each call;
+    /// concurrent calls wait for it concurrently.
     pub fn new(inner: Arc<dyn Pool>, bytes_per_second: Option<u64>, latency: Duration) -> Self {
         let bytes_per_second = bytes_per_second.filter(|rate| *rate > 0);
         Self::with(inner, Rate { bytes_per_second, latency, free_at: Mutex::new(None) })
@@ -44,7 +44,7 @@ impl Rate {
         Self { bytes_per_second, latency: Duration::ZERO, free_at: Mutex::new(None) }
     }
 
-    /// Returns when `bytes` have passed as one, behind those that were there before: who came first is done first.
+    /// Returns when `bytes` have passed as one unit. Callers pass in the order in which they call.
     pub async fn pass_in_turn(&self, bytes: u64) {
         if let Some(rate) = self.bytes_per_second {
             sleep_until(self.reserve(bytes, rate, Instant::now())).await;
@@ -54,8 +54,8 @@ impl Rate {
     /// Returns when `bytes` have passed.
     async fn pass(&self, mut bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
-        // Each slice follows the moment at which the one before it was done, not the one at which the timer,
-        // which counts milliseconds, said so.
+        // Each slice starts at the computed end of the slice before it, not when the timer, which has a resolution of
+        // milliseconds, fired.
         let mut ready = Instant::now();
         while bytes > 0 {
             let slice = bytes.min(SLICE_BYTES);
@@ -65,7 +65,8 @@ impl Rate {
         }
     }
 
-    /// When `bytes` that are ready to be sent at `ready` will have passed.
+    /// Reserves the link for `bytes` that can be sent from `ready` on, and returns the moment at which they have
+    /// passed.
     fn reserve(&self, bytes: u64, rate: u64, ready: Instant) -> Instant {
         let takes = Duration::from_secs_f64(bytes as f64 / rate as f64);
         let mut free_at = self.free_at.lock();

@@ -18,7 +18,7 @@ use super::trial::refused;
 /// The kernel's limit for a list of names and for a value.
 const XATTR_BUFFER_BYTES: usize = 64 * 1024;
 
-/// Attributes that a file system keeps for itself; they mean nothing on another object and are not copied.
+/// Attributes that a file system keeps for its own use; they mean nothing on another object and are not copied.
 const INTERNAL_XATTRS: [&[u8]; 12] = [
     b"lustre.",
     b"trusted.lov",
@@ -34,7 +34,7 @@ const INTERNAL_XATTRS: [&[u8]; 12] = [
     b"user.fhgfs",
 ];
 
-/// Why an object does not have its attributes.
+/// Why the attributes of an object could not be set.
 #[derive(Debug)]
 pub(super) struct Undressed {
     errno: Errno,
@@ -58,8 +58,8 @@ impl Undressed {
     }
 }
 
-/// An object by a handle. One that was opened without access to the content (`O_PATH`) is reached through
-/// `/proc/self/fd`, which names the object itself, a symlink too.
+/// An object by a handle. A handle without access to the content (`O_PATH`) is used through `/proc/self/fd`, which
+/// names the object itself, even a symlink.
 pub(super) struct Target<'a> {
     fd: BorrowedFd<'a>,
     by_proc: Option<String>,
@@ -75,7 +75,7 @@ impl<'a> Target<'a> {
         Self { fd, by_proc: Some(format!("/proc/self/fd/{}", fd.as_raw_fd())), kind }
     }
 
-    /// Gives a new object its attributes. Owners come before extended attributes (a change of owner drops
+    /// Sets the attributes of a new object. The owner comes before extended attributes (a change of owner drops
     /// `security.capability`), these before the mode (ACLs change it) and the times last.
     pub(super) fn apply(&self, attrs: &Attrs, may_chown: bool) -> Result<(), Undressed> {
         self.chown(Some(attrs.uid), Some(attrs.gid), may_chown)?;
@@ -136,8 +136,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Makes changed attributes durable. Symlinks and special files cannot be synced by themselves; they are
-    /// with the directory that holds them.
+    /// Makes changed attributes durable. Symlinks and special files cannot be synced alone; the sync of their
+    /// directory includes them.
     pub(super) fn sync(&self) -> rustix::io::Result<()> {
         let Some(path) = &self.by_proc else { return fsync(self.fd) };
         if !matches!(self.kind, FileKind::File | FileKind::Directory) {
@@ -145,7 +145,7 @@ impl<'a> Target<'a> {
         }
         match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
             Ok(opened) => fsync(opened).or_else(|errno| if errno == Errno::INVAL { Ok(()) } else { Err(errno) }),
-            // The right to change attributes does not bring the right to read.
+            // The right to change attributes does not include the right to read.
             Err(Errno::ACCESS) => Ok(()),
             Err(errno) => Err(errno),
         }
@@ -165,7 +165,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// All extended attributes but those that the file system keeps for itself.
+    /// All extended attributes except those that the file system keeps for its own use.
     pub(super) fn xattrs(&self) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut buffer = Vec::with_capacity(XATTR_BUFFER_BYTES);
         match &self.by_proc {
@@ -191,7 +191,7 @@ impl<'a> Target<'a> {
                     }
                     xattrs.push((name, buffer.clone()));
                 }
-                // Removed since it was listed, or listed but not for this process to see.
+                // Removed since it was listed, or listed but hidden from this process.
                 Err(Errno::NODATA) => {}
                 Err(Errno::PERM | Errno::ACCESS) if !name.starts_with(b"user.") => {}
                 Err(errno) => return Err(errno),
@@ -200,8 +200,8 @@ impl<'a> Target<'a> {
         Ok(xattrs)
     }
 
-    /// Removes the ACLs that the file system made up from the default ACL of the directory: what inherits what was
-    /// decided where the object was made first.
+    /// Removes the ACLs that the file system derived from the directory's default ACL and that `keep` lacks.
+    /// Inheritance was decided when the object was first created.
     fn remove_inherited_acls(&self, keep: &[(Vec<u8>, Vec<u8>)]) -> rustix::io::Result<()> {
         let present = match self.xattrs() {
             Err(Errno::OPNOTSUPP) => return Ok(()),
@@ -218,7 +218,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Removes what `keep` does not have: what a replaced object would have lost by itself.
+    /// Removes the extended attributes that `keep` lacks, as the replacement of the object would have done.
     pub(super) fn remove_other_xattrs(&self, keep: &[(Vec<u8>, Vec<u8>)]) -> rustix::io::Result<()> {
         let present = match self.xattrs() {
             Err(Errno::OPNOTSUPP) => return Ok(()),
@@ -244,7 +244,7 @@ fn timespec(time: Option<Time>) -> Timespec {
     }
 }
 
-/// A new object's handle with its attributes applied; what `fd` is must have been made by the caller.
+/// Applies attributes to a new object; the caller must have created the object behind `fd`.
 pub(super) fn dress<Fd: AsFd>(fd: Fd, kind: FileKind, attrs: &Attrs, may_chown: bool) -> Result<(), Undressed> {
     let target = Target::handle(fd.as_fd(), kind);
     target.apply(attrs, may_chown)?;

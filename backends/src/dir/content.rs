@@ -16,7 +16,7 @@ use super::root::{Call, Root};
 use super::staging::write_all;
 use super::stat::{stat_fd, stat_fd_cached, stat_name};
 
-/// Opens a regular file; anything else is refused before it is opened, because opening a device acts on it.
+/// Opens a regular file. Any other kind is refused before it is opened, because opening a device acts on it.
 pub(super) fn open_file(root: &Root, call: Call<'_>, flags: OFlags) -> Result<(OwnedFd, Stat)> {
     let slot = root.slot(call.path);
     let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
@@ -43,14 +43,14 @@ fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
     }
 }
 
-/// Whether an open file still is `version`. Its name may have gone: that moves `ctime`, but the file that has
-/// lost its last name can be opened by nobody any more, so that equal times and size mean equal content.
+/// Whether an open file still is `version`. The file may have lost its last name, which moves `ctime`. No process can
+/// open it any more then, so equal times and size mean equal content.
 fn is_still(stat: &Stat, version: &Version) -> bool {
     stat.version == *version || (stat.nlink == 0 && stat.version.same_content(version))
 }
 
-/// Reads `range` of `version`, through a file kept open from an earlier read where there is one.
-/// The file to keep is returned where it was opened just now.
+/// Reads `range` of `version`, through a file that an earlier read kept open if there is one. If this call opened the
+/// file, it returns the file for keeping.
 pub(super) fn read(
     root: &Root,
     files: &OpenFiles,
@@ -86,7 +86,7 @@ fn read_open(call: Call<'_>, file: &OwnedFd, version: &Version, range: Range<u64
     while buffer.len() < length {
         let at = range.start + buffer.len() as u64;
         let missing = length - buffer.len();
-        // The vector may have got more room than asked for.
+        // The vector may have more capacity than requested.
         let got = if buffer.capacity() - buffer.len() == missing {
             pread(file, spare_capacity(&mut buffer), at)
         } else {

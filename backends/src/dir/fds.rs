@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 
 use crate::Version;
 
-/// Files kept open by one pool.
+/// The most files that one pool keeps open.
 const MAX_OPEN_FILES: NonZeroUsize = match NonZeroUsize::new(64) {
     Some(files) => files,
     None => NonZeroUsize::MIN,
 };
-/// A removed file takes space as long as it is open, so none stays for long unused.
+/// A removed file takes space as long as it is open, so an unused one is closed soon.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 const REAP_EVERY: Duration = Duration::from_secs(5);
 
@@ -25,7 +25,7 @@ struct Kept {
     last_use: Instant,
 }
 
-/// Open files by the version that they were when they were opened.
+/// Open files by the version that they had when they were opened.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     state: Mutex<State>,
@@ -34,7 +34,7 @@ pub(super) struct OpenFiles {
 #[derive(Debug)]
 struct State {
     files: LruCache<Version, Kept>,
-    /// A task runs that closes idle files; it ends when none is left.
+    /// Whether the task that closes idle files runs; it ends when no file is left.
     reaping: bool,
 }
 
@@ -67,7 +67,7 @@ impl OpenFiles {
         drop(file);
     }
 
-    /// Forgets every version of one object: a file that this pool removes shall not go on taking space.
+    /// Drops every version of one object, so that a file that this pool removes no longer takes space.
     pub(super) fn forget_object(&self, version: &Version) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
@@ -80,7 +80,7 @@ impl OpenFiles {
         drop(gone);
     }
 
-    /// Takes out what is idle; `false` where nothing is left to look after.
+    /// Takes out the idle files; returns `false` if no file is left to watch.
     fn take_idle(&self, idle: &mut Vec<Kept>) -> bool {
         let mut state = self.state.lock();
         while state.files.peek_lru().is_some_and(|(_, kept)| kept.last_use.elapsed() >= MAX_IDLE) {

@@ -1,4 +1,4 @@
-//! Directories, page by page, and the removal of what dead writers left in them.
+//! Lists directories page by page, and removes the unfinished files of dead writers.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
@@ -49,27 +49,27 @@ impl OpenListing {
             return Ok(Some(page));
         }
         if !self.any {
-            // Nothing at all is what a pool that was unmounted shows, too.
+            // A pool that was unmounted also shows an empty directory.
             root.verify()?;
         }
         Ok(None)
     }
 }
 
-/// Removes the unfinished files of dead writers that are at least `age` old from one directory and returns how
-/// many there were; or only counts them.
+/// Removes the unfinished files of dead writers that are at least `age` old from one directory, or only counts them.
+/// Returns their number.
 pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration, remove: bool) -> Result<u64> {
     sweep_where(root, call, remove, |dir, name| is_abandoned(name) && is_old(dir, name, age))
 }
 
-/// The same for a directory that is to be removed, where those of this machine need not be old: should their writer
-/// live in a container, what it writes has no place any more.
+/// Like [`sweep`], for a directory that is to be removed. Files of this machine's writers need not be old: if such a
+/// writer still lives, in a container, its file loses its directory anyway.
 pub(super) fn sweep_before_removal(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
     let own = |name: &[u8]| writer(name).is_some_and(|(boot, _)| boot == boot_id());
     sweep_where(root, call, true, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
 }
 
-/// The same of these writers, however young the files are.
+/// Like [`sweep`], for these writers, regardless of age.
 pub(super) fn sweep_of(root: &Root, call: Call<'_>, writers: &[String]) -> Result<u64> {
     sweep_where(root, call, true, |_, name| is_of(name, writers))
 }
@@ -101,7 +101,7 @@ fn is_abandoned(name: &[u8]) -> bool {
     writer(name).is_some_and(|(boot, pid)| boot != boot_id() || !is_alive(pid))
 }
 
-/// By `ctime`, because a finished file has been given the times of the original.
+/// By `ctime`, because a finished file already has the times of the original.
 fn is_old(dir: &OwnedFd, name: &[u8], min_age: Duration) -> bool {
     stat_name(dir, name)
         .is_ok_and(|stat| SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age))

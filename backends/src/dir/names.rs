@@ -1,4 +1,4 @@
-//! Making, linking, renaming and removing names.
+//! Creates, links, renames and removes names.
 
 use std::os::fd::OwnedFd;
 
@@ -16,12 +16,13 @@ use super::probe::Abilities;
 use super::root::{Call, Dir, Root};
 use super::stat::{stat_fd, stat_name};
 
-/// The slot for a new name: for the root, which exists, `Exists`.
+/// The slot for a new name. Fails with `EXIST` for the root.
 fn new_slot<'a>(root: &'a Root, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
     root.slot(path).map_err(|errno| if errno == Errno::BUSY { Errno::EXIST } else { errno })
 }
 
-/// Makes an object of any kind but a file with content. Where its attributes cannot be set it is removed again.
+/// Makes an object of any kind except a file with content. If its attributes cannot be set, the object is removed
+/// again.
 pub(super) fn make(
     root: &Root,
     call: Call<'_>,
@@ -36,7 +37,7 @@ pub(super) fn make(
     let object = opened.map_err(|errno| call.failed(errno))?;
     let made = stat_fd(&object).map_err(|errno| call.failed(errno))?;
     if !is_just_made(&object, &made, kind, abilities.public.owners) {
-        // It is neither given away nor removed.
+        // The other client's object is neither given away nor removed.
         return Err(call.error(ErrorKind::Conflict, "another client put something else there at the same moment"));
     }
     let dressed = dress(&object, kind, attrs, abilities.public.owners).and_then(|()| Ok(stat_fd(&object)?));
@@ -45,15 +46,16 @@ pub(super) fn make(
             return why.of(call);
         }
         let flags = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        // The error that counts is the first one.
+        // The caller gets the first error.
         let _ = unlinkat(&dir, name, flags);
         why.of(call)
     })
 }
 
-/// Whether what was opened can be what this process has just made: whoever may rename in the directory can put another
-/// object there in between, which must not be given to the owner of the new one. What is not ours, what anybody else
-/// may use, what has other names and what has content is something else.
+/// Whether the opened object can be the one that this process has just made. A user who may rename in the directory
+/// can put another object in its place in between, and that object must not be given to the owner of the new one. An
+/// object is a different one if this process does not own it, if other users have access to it, or if it has other
+/// names or content.
 fn is_just_made(object: &OwnedFd, made: &Stat, kind: FileKind, owners: bool) -> bool {
     let ours = !owners || made.uid == geteuid().as_raw();
     let shut = kind == FileKind::Symlink || made.mode & !(libc::S_ISGID | libc::S_IRWXU) == 0;
@@ -62,7 +64,7 @@ fn is_just_made(object: &OwnedFd, made: &Stat, kind: FileKind, owners: bool) -> 
     made.kind == kind && ours && shut && names && empty && (kind != FileKind::Directory || is_empty(object))
 }
 
-/// Where it may not be read it cannot be known, and was not made by this process.
+/// A directory that this process may not read counts as not empty: this process did not make it.
 fn is_empty(directory: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(mut entries) = openat(directory, c".", flags, Mode::empty()).and_then(RawEntries::new) else { return false };
@@ -105,7 +107,8 @@ pub(super) fn link(root: &Root, call: Call<'_>, existing: &PoolPath, abilities: 
     stat_name(&dir, name).map_err(|errno| call.failed(errno))
 }
 
-/// What was removed, for those that keep it open; `None` where nothing was there and nothing was expected.
+/// Returns the removed object's attributes, for readers that keep it open; `None` if nothing was there and nothing
+/// was expected.
 pub(super) fn remove(root: &Root, call: Call<'_>, expected: &Expected) -> Result<Option<Stat>> {
     let slot = root.slot(call.path);
     let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
@@ -153,7 +156,7 @@ pub(super) fn rename(
     let flagged = |flags| renameat_with(&from_dir, from_name, &to_dir, to_name, flags);
     match mode {
         RenameMode::Replace => renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| match errno {
-            // POSIX allows both for a directory that is not empty; xfs says this one.
+            // POSIX allows both errors for a directory that is not empty; xfs returns this one.
             Errno::EXIST => fail(Errno::NOTEMPTY),
             errno => fail(errno),
         })?,

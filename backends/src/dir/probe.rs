@@ -1,4 +1,4 @@
-//! What the file system under a directory pool can do: tried, where it may be written to; else known by kind.
+//! What the file system under a directory pool can do: tried if the directory is writable, else known by kind.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,7 +17,7 @@ use super::attrs::Target;
 use super::stat::{stat_fd, stat_name};
 use super::stripes::Striped;
 
-/// `f_type` of file systems that answer from this machine.
+/// `f_type` of file systems that answer without a network.
 const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -35,13 +35,13 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0x7371_7368, // squashfs
     0xe0f5_e1e2, // erofs
 ];
-/// A sparse file of this size tells whether holes take space.
+/// The size of a sparse file that shows whether holes take space.
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
 /// BeeGFS keeps times in whole seconds.
 const BEEGFS_TIME_NS: u32 = 1_000_000_000;
 const PROBE_NANOS: u32 = 123_456_789;
 
-/// What the trait tells its callers, and what only this pool needs to know.
+/// The capabilities of the trait, and those that only this pool needs to know.
 #[derive(Debug, Clone)]
 pub(super) struct Abilities {
     pub(super) public: Capabilities,
@@ -91,12 +91,12 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
         Ok(probe) => {
             let ran = probe.run(&mut abilities);
             drop(probe);
-            // A name that another client makes within these milliseconds still shows in the change time.
+            // If another client makes a name within these milliseconds, the change time still shows it.
             let _ = Target::handle(root, FileKind::Directory).set_times(None, Some(before.mtime));
             ran?;
         }
         Err(Errno::ROFS) => abilities.public.read_only = true,
-        // The root is not ours to write in, directories beneath it may be: stay with what the kind tells.
+        // The root is not writable, but directories beneath it may be: keep what the kind tells.
         Err(Errno::ACCESS | Errno::PERM | Errno::NOSPC | Errno::DQUOT) => {}
         Err(errno) => return Err(errno),
     }
@@ -148,7 +148,7 @@ impl<'a> Probe<'a> {
         Ok(())
     }
 
-    /// Some file systems link within one directory alone, or make a symlink of it.
+    /// Some file systems link only within one directory, or create a symlink instead.
     fn links_are_hard(&self) -> rustix::io::Result<bool> {
         let (dir, name) = (unique_name(), &self.names[0][..]);
         mkdirat(self.root, &dir[..], Mode::RWXU)?;
@@ -173,14 +173,14 @@ impl<'a> Probe<'a> {
         able
     }
 
-    /// The coarser of what the file system stores and what the kernel's clock for it tells apart.
+    /// The coarser of the file system's stored resolution and that of the kernel's clock for it.
     fn time_granularity(&self) -> rustix::io::Result<u32> {
         let moment = Timespec { tv_sec: 1_000_000_000, tv_nsec: i64::from(PROBE_NANOS) };
         futimens(&self.file, &Timestamps { last_access: moment, last_modification: moment })?;
         let kept = stat_fd(&self.file)?.mtime.nanos;
         let units = (0..9).map(|digits| 10_u32.pow(digits));
         let stored_ns = units.into_iter().find(|unit| PROBE_NANOS / unit * unit == kept).unwrap_or(1_000_000_000);
-        // Since Linux 6.13 some file systems give a finer time to a change that follows a look at the old one.
+        // Since Linux 6.13, some file systems use a finer time for a change if the old time was read before.
         for _ in 0..4 {
             let before = stat_fd(&self.file)?.mtime;
             pwrite(&self.file, b"x", 0)?;
@@ -199,12 +199,12 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// Anybody but ourselves.
+/// A user id that differs from this process's.
 fn another_user() -> u32 {
     if geteuid().as_raw() == 65_534 { 65_533 } else { 65_534 }
 }
 
-/// Nanoseconds between two ticks of the clock that file systems take times from.
+/// Nanoseconds between two ticks of the clock from which file systems take times.
 fn tick_ns() -> u32 {
     let tick = rustix::time::clock_getres(rustix::time::ClockId::RealtimeCoarse);
     u32::try_from(tick.tv_nsec).unwrap_or(4_000_000).max(1)

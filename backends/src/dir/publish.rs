@@ -1,9 +1,9 @@
-//! Gives a staged file its name, on the condition that the caller set.
+//! Gives a staged file its name, on the caller's condition.
 //!
-//! The condition `Version` is kept by exchanging the staged file with the target and looking at what came
-//! out. Where that is not the expected version, both are exchanged back. In between, for microseconds and
-//! only where two writers race, a reader may meet the version that is then taken back. No writer may build on it: what
-//! may still be taken back is locked by its writer (`claim`), and does not count as the expected version.
+//! For the condition `Version`, the staged file and the target are exchanged, and the displaced file is checked. If
+//! it is not the expected version, both are exchanged back. In between, for microseconds and only when two writers
+//! race, a reader may see the version that is then taken back. No writer may build on it: a file that may still be
+//! taken back is locked by its writer (`claim`), and does not count as the expected version.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -22,15 +22,15 @@ use super::staging::{Staging, write_all};
 use super::stat::{stat_fd, stat_name};
 
 const UNDO_ATTEMPTS: u32 = 256;
-/// The first attempts follow each other at once; the others leave a slow writer time to bring our file back.
+/// The first attempts follow at once; the later ones give a slow writer time to bring our file back.
 const UNDO_AT_ONCE: u32 = 16;
 const UNDO_PAUSE: Duration = Duration::from_millis(1);
 const COPY_BYTES: usize = 1 << 20;
 
-/// One publication.
+/// The publication of one staged file.
 pub(super) struct Publish<'a> {
     pub(super) call: Call<'a>,
-    /// The last name of the path.
+    /// The last component of the path.
     pub(super) name: &'a [u8],
     pub(super) attrs: &'a Attrs,
     pub(super) may_chown: bool,
@@ -38,10 +38,10 @@ pub(super) struct Publish<'a> {
     pub(super) rename_exchange: bool,
 }
 
-/// What became of an attempt to replace a version by exchange.
+/// The result of an attempt to replace a version by exchange.
 enum Exchanged {
     Done,
-    /// The target has got another name meanwhile and must keep its inode.
+    /// The target has meanwhile got another name and must keep its inode.
     Linked(Stat),
     /// The file system cannot exchange.
     Unable,
@@ -65,7 +65,7 @@ impl Publish<'_> {
                 Err(errno) => return Err(self.call.failed(errno)),
             },
         }
-        // By the open file: the name may belong to another writer by now, whose version is not ours to report.
+        // By the open file: the name may belong to another writer by now, whose version must not be reported as ours.
         staging.stat().map_err(|errno| self.call.failed(errno))
     }
 
@@ -94,7 +94,7 @@ impl Publish<'_> {
         let linked = linkat(&staging.dir, &staging.temp[..], &staging.dir, self.name, AtFlags::empty());
         match linked {
             Ok(()) => {}
-            // Where the first reply was lost, the repeated request finds what the first one made.
+            // If the first reply was lost, the repeated request finds the link that the first one made.
             Err(Errno::EXIST) if self.is_ours(staging) => {}
             Err(Errno::EXIST) => return Err(self.conflict("it exists already")),
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
@@ -122,8 +122,8 @@ impl Publish<'_> {
         Ok(())
     }
 
-    /// Replaces `version`; the attributes are returned where it had to be done in place, because it has other names
-    /// that are to stay `together` with this one.
+    /// Replaces `version`. Returns the attributes if the file was rewritten in place because it has other names that
+    /// must stay `together` with this one.
     fn replace_version(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Option<Stat>> {
         let target = self.expect(staging, version)?;
         if target.kind == FileKind::Directory {
@@ -144,13 +144,13 @@ impl Publish<'_> {
         }
     }
 
-    /// The target, where it is the expected version.
+    /// Returns the target if it is the expected version.
     fn expect(&self, staging: &Staging, version: &Version) -> Result<Stat> {
         match stat_name(&staging.dir, self.name) {
             Ok(target) if target.version.same_content(version) => Ok(target),
             Ok(_) => Err(self.conflict("it was changed by another writer")),
             Err(Errno::NOENT) => {
-                // Told apart from a pool that is gone as a whole.
+                // Distinguishes a missing name from a pool that is gone as a whole.
                 let error = self.call.failed(Errno::NOENT);
                 Err(if error.is(ErrorKind::NotFound) {
                     self.conflict("it was removed by another writer")
@@ -189,10 +189,10 @@ impl Publish<'_> {
         Ok(Exchanged::Done)
     }
 
-    /// Puts `taken`, which came out in place of the expected version, back at the target. Others may move the
-    /// target meanwhile, so that each exchange may bring out something newer than what it puts there, which
-    /// then has to go back in turn. It ends when our own file comes out; or, where that was replaced for good,
-    /// when what comes out is what the exchange before had put there: then the newest is at the target.
+    /// Puts `taken`, which was displaced instead of the expected version, back at the target. Other writers may move
+    /// the target meanwhile, so each exchange may displace a file newer than the one that it puts there, and that
+    /// file must go back in turn. It ends when our own file is displaced. If our file was replaced for good, it ends
+    /// when an exchange displaces the file that the previous exchange put there: then the newest is at the target.
     fn undo(&self, staging: &mut Staging, taken: &Stat) -> Result<()> {
         let mut held = taken.version.clone();
         let mut placed = None;
@@ -200,7 +200,7 @@ impl Publish<'_> {
             match self.swap(staging) {
                 Ok(()) => {}
                 Err(Errno::NOENT) => {
-                    // Our file was removed from the target: what it had displaced must not be lost with it.
+                    // Our file was removed from the target: the file that it displaced must not be lost with it.
                     let flags = RenameFlags::NOREPLACE;
                     match renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, flags) {
                         Ok(()) => return Ok(()),
@@ -217,7 +217,7 @@ impl Publish<'_> {
                 return Ok(());
             }
             let superseded = placed.as_ref().is_some_and(|placed| out.same_object(placed));
-            // While ours has a name, another writer has taken it out and will bring it back.
+            // While our file has a name, another writer has displaced it and will bring it back.
             if superseded && ours.nlink == 0 {
                 return staging.unlink_temp().map_err(|errno| self.left_behind(staging, errno));
             }
@@ -234,8 +234,8 @@ impl Publish<'_> {
         self.call.failed(errno).context(why)
     }
 
-    /// The mode of a file while new content is written into it in place: nobody may read it who may not when it is done.
-    /// With an ACL, before or after, the bits of the group are its mask.
+    /// The mode of a file while new content is written into it in place: a user who may not read the new content must
+    /// not be able to read it meanwhile. With an old or a new ACL, the group bits are the ACL's mask.
     fn narrowed(&self, opened: &Target<'_>, target: &Stat) -> rustix::io::Result<u32> {
         let is_acl = |(name, _): &(Vec<u8>, Vec<u8>)| name == b"system.posix_acl_access";
         let old = match opened.xattrs() {
@@ -250,15 +250,15 @@ impl Publish<'_> {
             mode &= 0o707;
         }
         if target.uid != self.attrs.uid || target.gid != self.attrs.gid {
-            // The classes change hands: a member of the new group may be among today's others.
+            // The owner or group changes: a member of the new group may be in the class "other" now.
             mode &= 0o770;
         }
         Ok(mode)
     }
 
-    /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
-    /// Readers by version see `Stale`, never a mixture. The space is reserved before anything is changed; a crash in
-    /// the middle leaves a torn file that is marked, to be written again by who has the content.
+    /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers
+    /// by version get `Stale`, never a mixture. The space is reserved before anything is changed. A crash in the
+    /// middle leaves a torn file with a mark, which any client with the content can rewrite.
     fn rewrite(&self, staging: &mut Staging, target: &Stat) -> Result<Stat> {
         let fail = |errno| self.call.failed(errno).context("rewrite a file with several names in place");
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -272,7 +272,7 @@ impl Publish<'_> {
             opened.chmod(narrowed).map_err(fail)?;
         }
         if let Err(errno) = reserve(&staging.file, &file) {
-            // Gives the room back. Nothing was written, so the times are to say that.
+            // Gives the space back. Nothing was written, so the times are restored.
             let _ = ftruncate(&file, target.size);
             let _ = opened.set_times(Some(target.atime), Some(target.mtime));
             let _ = opened.chmod(target.mode);
@@ -283,7 +283,8 @@ impl Publish<'_> {
             Err(Errno::OPNOTSUPP) => {}
             marked => marked.map_err(fail)?,
         }
-        // The mark is on the disk before the bytes that it speaks of, and they are before it goes.
+        // The mark is on disk before the bytes that it describes, and the bytes are on disk before the mark is
+        // removed.
         fsync(&file).map_err(fail)?;
         copy_content(&staging.file, &file).map_err(fail)?;
         fsync(&file).map_err(fail)?;
@@ -299,7 +300,7 @@ impl Publish<'_> {
     }
 }
 
-/// Takes room in `to` for the data of `from`, where the file system can: then writing it does not fail half way.
+/// Reserves space in `to` for the data of `from` if the file system can, so that writing it does not fail half way.
 fn reserve(from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<()> {
     let mut at = 0;
     while let Some((start, end)) = next_data(from, at)? {
@@ -325,7 +326,7 @@ fn copy_content(from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<()> {
     clear_range(to, at, size)
 }
 
-/// The next range of `file` from `at` on that is no hole.
+/// The next range of `file` from `at` on that is not a hole.
 fn next_data(file: &OwnedFd, at: u64) -> rustix::io::Result<Option<(u64, u64)>> {
     let size = stat_fd(file)?.size;
     let start = match seek(file, SeekFrom::Data(at)) {
@@ -339,7 +340,7 @@ fn next_data(file: &OwnedFd, at: u64) -> rustix::io::Result<Option<(u64, u64)>> 
     Ok(Some((start, end)).filter(|(start, end)| start < end))
 }
 
-/// Makes a range a hole, or zeros where the file system has no holes.
+/// Makes a range a hole, or zeros if the file system has no holes.
 fn clear_range(file: &OwnedFd, start: u64, end: u64) -> rustix::io::Result<()> {
     if start >= end {
         return Ok(());

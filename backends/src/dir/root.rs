@@ -1,4 +1,4 @@
-//! The root of a directory pool: resolves paths beneath it, and notices when it is no longer there.
+//! The root of a directory pool: resolves paths beneath it, and notices when the root is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use crate::{Error, ErrorKind, PoolPath, Result, Side, Stat, Version};
 use super::ROOT_DEVICE;
 use super::stat::{stat_at, stat_fd, stat_fd_cached};
 
-/// The kernel asks for another try where a rename ran into the walk.
+/// The kernel requests a retry if a rename raced with the walk.
 const RESOLVE_ATTEMPTS: u32 = 16;
-/// What the kernel takes as one path, its end included (`PATH_MAX`).
+/// The longest path that the kernel takes in one call, including the terminator (`PATH_MAX`).
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
-/// The directory that a pool is.
+/// The directory of a pool.
 #[derive(Debug)]
 pub(super) struct Root {
     fd: OwnedFd,
     path: PathBuf,
-    /// What the root was when it was opened.
+    /// The root's attributes when it was opened.
     stat: Stat,
     pub(super) has_openat2: bool,
 }
 
-/// A directory that one call works in.
+/// The directory in which one call works.
 #[derive(Debug)]
 pub(super) enum Dir<'a> {
     Root(BorrowedFd<'a>),
@@ -82,7 +82,7 @@ impl Root {
         &self.path
     }
 
-    /// The kernel's number of the file system that the root is in, as of now.
+    /// The kernel's current device number of the root's file system.
     pub(super) fn device(&self) -> u64 {
         match self.stat.version {
             Version::Inode { dev, .. } => dev,
@@ -90,7 +90,7 @@ impl Root {
         }
     }
 
-    /// A handle to a directory by which names in it are reached.
+    /// A handle to a directory through which names in it are reached.
     pub(super) fn directory(&self, path: &PoolPath) -> rustix::io::Result<Dir<'_>> {
         if path.is_root() {
             return Ok(Dir::Root(self.fd()));
@@ -100,10 +100,10 @@ impl Root {
         Ok(Dir::Opened(dir))
     }
 
-    /// `NOENT` where what was opened is another object than the one that is meant: that one is not there.
+    /// Fails with `NOENT` if the opened object is not the one that the path must name: the required object is gone.
     pub(super) fn check(&self, path: &PoolPath, opened: &OwnedFd) -> rustix::io::Result<()> {
         let Some(meant) = path.object() else { return Ok(()) };
-        // What it is does not change while it is open: no server needs to be asked.
+        // The identity of an open object does not change, so no server is asked.
         let Some(mut found) = stat_fd_cached(opened)?.version.identity() else { return Ok(()) };
         if found.dev == self.device() && meant.dev == ROOT_DEVICE {
             found.dev = ROOT_DEVICE;
@@ -111,7 +111,7 @@ impl Root {
         if found.is_same(meant) { Ok(()) } else { Err(Errno::NOENT) }
     }
 
-    /// The directory that holds `path`, and its last name. `BUSY` for the root, as the kernel has it.
+    /// The directory that holds `path`, and its last name. `BUSY` for the root, as in the kernel.
     pub(super) fn slot<'a>(&'a self, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(Errno::BUSY);
@@ -119,7 +119,7 @@ impl Root {
         Ok((self.directory(&parent)?, name))
     }
 
-    /// A handle to whatever `path` names, a symlink itself among it, good for attributes but not for content.
+    /// A handle to the object at `path`, or to a symlink itself; it gives access to attributes but not to content.
     pub(super) fn object(&self, path: &PoolPath) -> rustix::io::Result<OwnedFd> {
         if path.is_root() {
             return rustix::io::fcntl_dupfd_cloexec(self.fd(), 0);
@@ -130,7 +130,7 @@ impl Root {
         Ok(object)
     }
 
-    /// A directory opened for reading its entries or syncing it; its access time is left alone where allowed.
+    /// Opens a directory to read its entries or to sync it. Leaves its access time unchanged if allowed.
     pub(super) fn open_directory(&self, path: &PoolPath) -> rustix::io::Result<OwnedFd> {
         let dir = self.directory(path)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -142,14 +142,14 @@ impl Root {
 
     fn resolve(&self, path: &PoolPath, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
-        // A path longer than the kernel takes at once is walked.
+        // A path too long for one call is walked.
         if !self.has_openat2 || path.as_bytes().len() >= PATH_BYTES {
             return self.walk(path, flags);
         }
         for _ in 0..RESOLVE_ATTEMPTS {
             match openat2(&self.fd, path.as_bytes(), flags, Mode::empty(), beneath()) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // A symlink where a directory is needed: the pool's paths do not go through symlinks.
+                // A symlink in place of a directory: the pool's paths do not go through symlinks.
                 Err(Errno::LOOP | Errno::XDEV) => return Err(Errno::NOTDIR),
                 other => return other,
             }
@@ -157,7 +157,7 @@ impl Root {
         self.walk(path, flags)
     }
 
-    /// The same, name by name, for kernels and sandboxes without `openat2`.
+    /// Like `openat2`, name by name, for kernels and sandboxes without it.
     fn walk(&self, path: &PoolPath, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let mut dir = self.directory(&PoolPath::root())?;
         let mut names = path.components().peekable();
@@ -169,13 +169,13 @@ impl Root {
         dir.into_owned()
     }
 
-    /// Names the call that errors are told about.
+    /// The call that errors name.
     pub(super) fn call<'a>(&'a self, what: &'static str, path: &'a PoolPath) -> Call<'a> {
         Call { root: self, what, path }
     }
 
-    /// `Unavailable` where the root is gone, unmounted, or something else is mounted in its place: then
-    /// nothing that is missing beneath it may be taken for deleted.
+    /// Fails with `Unavailable` if the root is gone, unmounted, or covered by another mount. A name missing beneath
+    /// it must not count as deleted then.
     pub(super) fn verify(&self) -> Result<()> {
         let gone = |why: String| {
             let path = self.path.display();
@@ -187,7 +187,7 @@ impl Root {
         };
         match stat_fd(&self.fd) {
             Err(errno) => return gone(format!("does not answer ({errno})")),
-            // Some FUSE file systems report no links at all, from the start.
+            // Some FUSE file systems always report a link count of 0.
             Ok(now) if now.nlink == 0 && self.stat.nlink > 0 => return gone("was removed".to_owned()),
             Ok(_) => {}
         }
@@ -205,7 +205,7 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
 
-/// One call on one path, for its errors.
+/// One call on one path, as the context of its errors.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     root: &'a Root,
@@ -218,13 +218,13 @@ impl Call<'_> {
         format!("{} {} in {}", self.what, self.path, self.root.path.display())
     }
 
-    /// An error of this pool's own judgement.
+    /// An error that the pool itself decided on.
     pub(super) fn error(&self, kind: ErrorKind, why: &str) -> Error {
         let context = if why.is_empty() { self.context() } else { format!("{}: {why}", self.context()) };
         Error::new(kind, Side::Pool, context)
     }
 
-    /// The error for an errno. What could come from a root that is gone is told as `Unavailable`.
+    /// The error for an errno. An errno that a vanished root can cause becomes `Unavailable` if the root is gone.
     pub(super) fn failed(&self, errno: Errno) -> Error {
         let suspicious = matches!(
             errno,
@@ -243,7 +243,7 @@ impl Call<'_> {
         Error::os(errno.raw_os_error(), Side::Pool, self.context())
     }
 
-    /// Refuses names that belong to pools themselves.
+    /// Refuses names that are reserved for pools.
     pub(super) fn check_names(&self) -> Result<()> {
         if self.path.is_reserved() {
             return Err(self.error(ErrorKind::InvalidInput, "names that start with .forebay~ are reserved"));

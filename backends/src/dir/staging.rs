@@ -1,4 +1,4 @@
-//! The temporary file that a new object is written to before it takes its name.
+//! The temporary file that receives a new object's content before the object takes its name.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use super::stat::{stat_fd, stat_name};
 
 const NAME_ATTEMPTS: u32 = 1_000;
 
-/// Writes all of `data`; a short write goes on where it stopped.
+/// Writes all of `data`; continues after a short write.
 pub(super) fn write_all<Fd: AsFd>(file: Fd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {
     while !data.is_empty() {
         match pwrite(&file, data, offset) {
@@ -30,45 +30,45 @@ pub(super) fn write_all<Fd: AsFd>(file: Fd, mut data: &[u8], mut offset: u64) ->
     Ok(())
 }
 
-/// The byte of a file that is locked while the file may be taken back: no program locks just that one.
+/// The byte that is locked while the file may be taken back; no program locks just this one.
 fn claim_of(kind: libc::c_int) -> libc::flock {
-    // SAFETY: it is made of numbers, for which zero is a value.
+    // SAFETY: the structure consists of numbers, for which zero is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     (lock.l_type, lock.l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
     (lock.l_start, lock.l_len) = (libc::off_t::MAX - 1, 1);
     lock
 }
 
-/// Takes or gives back the claim. It belongs to the open file (`fcntl(2)`, open file description locks), so that it holds
-/// between the pools of one process, too.
+/// Takes or releases the claim. It belongs to the open file description (`fcntl(2)`, `F_OFD_SETLK`), so that it also
+/// works between pools of one process.
 fn set_claim(file: &OwnedFd, kind: libc::c_int) -> rustix::io::Result<()> {
     let lock = claim_of(kind);
-    // SAFETY: takes a structure that outlives the call.
+    // SAFETY: the call takes a structure that outlives it.
     let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) };
     if rc < 0 { Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(()) }
 }
 
 fn is_claimed(file: &OwnedFd) -> bool {
     let mut lock = claim_of(libc::F_RDLCK);
-    // SAFETY: takes a structure that outlives the call, and writes only to it.
+    // SAFETY: the call takes a structure that outlives it, and writes only to that structure.
     let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
     let ours = claim_of(libc::F_WRLCK);
     rc == 0 && (lock.l_type, lock.l_start, lock.l_len) == (ours.l_type, ours.l_start, ours.l_len)
 }
 
-/// A file that has no public name yet. It is removed when this is dropped, unless its content was published.
+/// A file without a public name. It is removed when this is dropped, unless its content was published.
 #[derive(Debug)]
 pub(super) struct Staging {
     pub(super) file: OwnedFd,
     pub(super) dir: OwnedFd,
     pub(super) temp: Vec<u8>,
-    /// The temporary name stands for our own file, so that it is ours to remove.
+    /// The temporary name refers to our own file, which we may remove.
     pub(super) owned: bool,
-    /// Removing a name may wait for a server: then a thread does it that may wait.
+    /// Removing a name may wait for a server, and is then done on a blocking thread.
     remote: bool,
 }
 
-/// What cannot be removed now is left to [`DirPool::sweep`](super::DirPool::sweep).
+/// A file that cannot be removed now is left to [`DirPool::sweep`](super::DirPool::sweep).
 fn discard(dir: &OwnedFd, temp: &[u8]) {
     let _ = unlinkat(dir, temp, AtFlags::empty());
 }
@@ -90,10 +90,10 @@ impl Drop for Staging {
 }
 
 impl Staging {
-    /// An empty temporary file in the directory that will hold `call`'s path.
+    /// Creates an empty temporary file in the directory that will hold `call`'s path.
     pub(super) fn create(root: &Root, call: Call<'_>, remote: bool) -> Result<Self> {
         let opened = root.slot(call.path).and_then(|(dir, name)| {
-            // Found out here, not after all has been written.
+            // Checked before the content is written, not after.
             if name.len() > 255 {
                 return Err(Errno::NAMETOOLONG);
             }
@@ -105,7 +105,7 @@ impl Staging {
             let temp = unique_name();
             match openat(&dir, &temp[..], flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => return Ok(Self { file, dir, temp, owned: true, remote }),
-                // A process with our number, before a restart or in another container, left it.
+                // A process with our number left it, before a restart or in another container.
                 Err(Errno::EXIST | Errno::INTR) => {}
                 Err(errno) => return Err(call.failed(errno)),
             }
@@ -130,8 +130,8 @@ impl Staging {
         fsync(&self.file).map_err(|errno| call.failed(errno).context("make the content durable"))
     }
 
-    /// Until [`Self::confirm`], or the end of the process, others see that the file may be taken back. Where the file
-    /// system has no locks they do not.
+    /// Until [`Self::confirm`], or the end of the process, shows other writers that the file may be taken back. On a
+    /// file system without locks they do not see it.
     pub(super) fn claim(&self) {
         let _ = set_claim(&self.file, libc::F_WRLCK);
     }
@@ -140,18 +140,18 @@ impl Staging {
         let _ = set_claim(&self.file, libc::F_UNLCK);
     }
 
-    /// Whether what the temporary name stands for is claimed by another writer.
+    /// Whether another writer has claimed the file at the temporary name.
     pub(super) fn temp_is_claimed(&self) -> bool {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         openat(&self.dir, &self.temp[..], flags, Mode::empty()).is_ok_and(|file| is_claimed(&file))
     }
 
-    /// What the temporary name stands for now.
+    /// The attributes of the file at the temporary name.
     pub(super) fn stat_temp(&self) -> rustix::io::Result<Stat> {
         stat_name(&self.dir, &self.temp)
     }
 
-    /// What the file itself is, whatever its names.
+    /// The attributes of the staged file itself, whatever its names.
     pub(super) fn stat(&self) -> rustix::io::Result<Stat> {
         stat_fd(&self.file)
     }

@@ -8,32 +8,33 @@ use rustix::path::Arg;
 
 use crate::{FileKind, Stat, Time, Version};
 
-/// When an object was made is a part of what it is.
+/// The creation time is part of an object's identity.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// The attributes of a name; the server is asked, not a cache of attributes.
+/// The attributes of a name; asks the server, not an attribute cache.
 pub(super) fn stat_at<Fd: AsFd, P: Arg>(dir: Fd, name: P, flags: AtFlags) -> rustix::io::Result<Stat> {
     let flags = flags | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
     convert(&statx(dir, name, flags, WANTED)?)
 }
 
-/// The same of a name in a directory; a symlink is not followed.
+/// Like [`stat_at`], for a name in a directory; a symlink is not followed.
 pub(super) fn stat_name<Fd: AsFd>(dir: Fd, name: &[u8]) -> rustix::io::Result<Stat> {
     stat_at(dir, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// The same, content with what a network file system has cached: for listings, which fetch attributes anyway.
+/// Like [`stat_name`], but may use cached attributes of a network file system: for listings, which fetch attributes
+/// anyway.
 pub(super) fn stat_name_cached<Fd: AsFd>(dir: Fd, name: &[u8]) -> rustix::io::Result<Stat> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     convert(&statx(dir, name, flags, WANTED)?)
 }
 
-/// The attributes of an open file or handle; the server is asked.
+/// The attributes of an open file or handle; asks the server.
 pub(super) fn stat_fd<Fd: AsFd>(fd: Fd) -> rustix::io::Result<Stat> {
     stat_at(fd, c"", AtFlags::EMPTY_PATH)
 }
 
-/// The same, content with what is cached: a network file system refreshes that with each reply to a read.
+/// Like [`stat_fd`], but may use cached attributes: a network file system refreshes them with each reply to a read.
 pub(super) fn stat_fd_cached<Fd: AsFd>(fd: Fd) -> rustix::io::Result<Stat> {
     convert(&statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?)
 }
@@ -43,7 +44,7 @@ fn convert(raw: &Statx) -> rustix::io::Result<Stat> {
     let kind = FileKind::from_mode(mode).ok_or(Errno::OPNOTSUPP)?;
     let mtime = time(&raw.stx_mtime);
     let ctime = time(&raw.stx_ctime);
-    // What the file system does not tell is not what an earlier call left there.
+    // A field that the file system does not fill in may contain anything.
     let tells_birth = raw.stx_mask & StatxFlags::BTIME.bits() != 0;
     let born = if tells_birth { time(&raw.stx_btime) } else { Time::default() };
     let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);

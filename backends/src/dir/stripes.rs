@@ -1,10 +1,10 @@
-//! What BeeGFS and Lustre say of where content lies: chunk size, number of targets, storage pool.
+//! What BeeGFS and Lustre report about the place of content: chunk size, number of targets, storage pool.
 //!
-//! All of it is optional. A client that does not know a call, an answer that contradicts itself, a file that may not be
-//! opened: then nothing is known, and the pool is a directory like any other.
+//! All of it is optional. If the client does not know a call, if an answer contradicts itself, or if a file may not
+//! be opened, the layout is unknown, and the pool works like any other directory.
 //!
-//! Both file systems are asked through one trait (`calls::SystemCalls`), so that tests can answer byte by byte. What
-//! is not known is `None`, and an impossible number is not believed.
+//! All questions go through one trait (`calls::SystemCalls`), so that tests can answer byte by byte. An unknown value
+//! is `None`, and an impossible number is ignored.
 
 mod beegfs;
 mod calls;
@@ -26,11 +26,11 @@ use super::root::{Call, Root};
 use super::stat::stat_fd;
 pub(super) use calls::{Kernel, SystemCalls};
 
-/// `f_type` of BeeGFS, which has kept the number that its predecessor had.
+/// `f_type` of BeeGFS, inherited from its predecessor.
 pub(super) const BEEGFS_MAGIC: u64 = 0x1983_0326;
 pub(super) const LUSTRE_MAGIC: u64 = 0x0bd0_0bd0;
 
-/// File systems that stripe files over servers, and say how.
+/// File systems that stripe files over servers, and report the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Striped {
     BeeGfs,
@@ -45,9 +45,9 @@ impl Striped {
         }
     }
 
-    /// The kind of file system that a mount says it is.
+    /// The kind of file system, from the type of its mount.
     fn of_type(fs_type: &str) -> Option<Self> {
-        // A file system in user space names what it stands for behind a dot.
+        // The type of a file system in user space names its kind after a dot.
         match fs_type.strip_prefix("fuse.").unwrap_or(fs_type) {
             "beegfs" | "beegfs_nodev" => Some(Self::BeeGfs),
             "lustre" => Some(Self::Lustre),
@@ -68,7 +68,7 @@ impl Striped {
 pub(super) struct Stripes {
     calls: Box<dyn SystemCalls>,
     pub(super) kind: Option<Striped>,
-    /// The client is older than the call that tells the storage pool.
+    /// The client is too old for the call that returns the storage pool.
     lacks_entry_info: AtomicBool,
 }
 
@@ -79,7 +79,7 @@ impl Stripes {
         Self { calls, kind, lacks_entry_info: AtomicBool::new(false) }
     }
 
-    /// Refuses a root that is on another kind of file system than its URL says.
+    /// Refuses a root that is on a kind of file system other than its URL requires.
     pub(super) fn require(&self, wanted: Striped, root: BorrowedFd<'_>, path: &Path) -> Result<()> {
         if self.kind == Some(wanted) {
             return Ok(());
@@ -96,7 +96,7 @@ impl Stripes {
         ))
     }
 
-    /// The layout of a file, or that which new files in a directory get. `None` where it cannot be known.
+    /// The layout of a file, or of new files in a directory. `None` if unknown.
     pub(super) fn layout(&self, root: &Root, call: Call<'_>) -> Result<Option<Layout>> {
         let Some(kind) = self.kind else { return Ok(None) };
         let object = root.object(call.path).map_err(|errno| call.failed(errno))?;
@@ -119,7 +119,7 @@ impl Stripes {
         })
     }
 
-    /// What is known of an open file without asking a server, as far as that goes.
+    /// The layout of an open file, as far as it is known without a call to a server.
     pub(super) fn of_file(&self, file: impl AsFd) -> Option<Layout> {
         match self.kind? {
             Striped::BeeGfs => {
@@ -135,13 +135,13 @@ impl Stripes {
         }
     }
 
-    /// The stripe that a new file was given.
+    /// The stripe of a new file.
     pub(super) fn stripe_of(&self, file: impl AsFd) -> Option<Stripe> {
         self.of_file(file)?.stripe
     }
 
-    /// What BeeGFS' metadata server says of an entry: the only call that names the storage pool. It is made on a
-    /// directory that is open, about itself or about a name in it.
+    /// Asks BeeGFS' metadata server about an entry: the only call that returns the storage pool. It is made on an
+    /// open directory, about the directory itself or about a name in it.
     fn entry_info(&self, root: &Root, path: &PoolPath, is_dir: bool) -> Option<Layout> {
         if self.lacks_entry_info.load(Ordering::Relaxed) {
             return None;
@@ -162,7 +162,7 @@ impl Stripes {
     }
 }
 
-/// An integer in the byte order of this machine: as kernels hand structures to programs.
+/// An integer in this machine's byte order, in which kernels pass structures to programs.
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
 }

@@ -1,4 +1,4 @@
-//! What cannot be seen from outside: the ways taken on file systems and kernels that can less.
+//! Tests of fallbacks for file systems and kernels with fewer abilities, which cannot be tested from outside.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn attrs() -> Attrs {
     }
 }
 
-/// A pool that has lost some abilities, on the file system of the build.
+/// A pool without some abilities, on the file system of the build.
 fn pool_without(root: &Path, lose: impl FnOnce(&mut Shared)) -> DirPool {
     let mut pool = DirPool::open(root).unwrap();
     lose(Arc::get_mut(&mut pool.shared).unwrap());
@@ -44,7 +44,7 @@ async fn conforms_without_openat2() {
     assert_conforms(|shared| shared.root.has_openat2 = false).await;
 }
 
-/// As the kernel's NFS client: no flags of `renameat2`, nothing answered from this machine.
+/// Like the kernel's NFS client: no flags of `renameat2`, and no answers without a network.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_without_rename_flags_over_a_network() {
     assert_conforms(|shared| {

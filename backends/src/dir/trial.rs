@@ -1,4 +1,4 @@
-//! Which extended attributes the file system takes: tried on a file without a name.
+//! Which extended attributes the file system accepts: tried on a file without a name.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,29 +13,29 @@ use super::root::{Call, Root};
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
-/// What one attribute takes beside its name and value, at most: file systems that keep all of them in one block have a
-/// record for each.
+/// The most bytes that one attribute takes in addition to its name and value: file systems that keep all attributes
+/// in one block store a record for each.
 const RECORD_BYTES: usize = 64;
 
-/// What was found out so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
-    /// So many bytes of attributes of users one object can have: more are tried, fewer are not tried again.
+    /// One object can have so many bytes of user attributes: more are tried, fewer are not tried again.
     proven_bytes: AtomicUsize,
 }
 
 impl Trials {
-    /// The error names the first attribute that one object cannot have together with those before it.
+    /// Fails with the first attribute that one object cannot have together with those before it.
     pub(super) fn check(&self, root: &Root, call: Call<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let of_users = xattrs.iter().all(|(name, _)| name.len() > 5 && name.starts_with(b"user."));
         let bytes: usize = xattrs.iter().map(|(name, value)| name.len() + value.len() + RECORD_BYTES).sum();
         if xattrs.is_empty() || (of_users && bytes <= self.proven_bytes.load(Ordering::Relaxed)) {
             return Ok(());
         }
-        // Where nothing can be made, the flush finds out.
+        // If no file can be made, the flush will find out.
         let Ok(file) = unnamed(root) else { return Ok(()) };
         for (name, value) in xattrs {
-            // A file has none for new entries; the rules for both are the same.
+            // A file has no default ACL; the rules for both ACLs are the same.
             let tried = if name == DEFAULT_ACL { ACCESS_ACL } else { name };
             match fsetxattr(&file, tried, value, XattrFlags::empty()) {
                 Err(errno) if ErrorKind::from_errno(errno.raw_os_error()).refuses_attribute() => {

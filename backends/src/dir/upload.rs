@@ -1,5 +1,5 @@
-//! The content of a `put` on its way into the temporary file: in batches, and where the file system stripes it over
-//! several servers a few of them at once, each within the bounds of stripes.
+//! Writes the content of a `put` into the temporary file: in batches and, if the file system stripes the file over
+//! several servers, several batches at once, each within the bounds of stripes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use super::staging::Staging;
 
 /// Content is written in batches of about this size.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Batches of one object that are written at the same time, at most. Their bytes are counted in no budget.
+/// The most batches of one object that are written at the same time. No budget counts their bytes.
 const MAX_WRITES: usize = 4;
 
 /// Pieces, a batch at a time.
 struct Batches<'c> {
     content: Pieces<'c>,
     order: PieceOrder,
-    /// What was cut off the last piece.
+    /// The part that was cut off the last piece.
     rest: Option<Piece>,
-    /// No batch goes past a multiple of this.
+    /// No batch crosses a multiple of this.
     unit_bytes: Option<u64>,
     ended: bool,
 }
@@ -42,7 +42,7 @@ impl Batches<'_> {
         Ok(Some(piece))
     }
 
-    /// The next pieces, about [`BATCH_BYTES`] of them; afterwards `ended` tells whether there are more.
+    /// The next pieces, about [`BATCH_BYTES`] of them. Afterwards `ended` tells whether more follow.
     async fn next(&mut self) -> Result<Vec<Piece>> {
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -67,7 +67,7 @@ impl Batches<'_> {
     }
 }
 
-/// The most bytes within a batch that are whole chunks; of bigger chunks each batch has a part.
+/// The largest multiple of the chunk size within a batch; of a bigger chunk, each batch has a part.
 fn unit_bytes(stripe: Stripe) -> u64 {
     match BATCH_BYTES / stripe.chunk_bytes.max(1) {
         0 => BATCH_BYTES,
@@ -89,7 +89,7 @@ impl DirPool {
         let mut batches = Batches { content, order, rest: None, unit_bytes: None, ended: false };
         let first = batches.next().await?;
         let (at, attributes, wanted, last) = (path.clone(), attrs.clone(), expected.clone(), batches.ended);
-        // A small object takes one trip to a blocking thread.
+        // A small object needs only one trip to a blocking thread.
         let begun = self.blocking(move |pool| {
             let call = pool.root.call("put", &at);
             pool.check_new(call, &attributes)?;
@@ -118,7 +118,7 @@ impl DirPool {
             .await
     }
 
-    /// Writes what is left, `width` batches at a time.
+    /// Writes the remaining batches, `width` at a time.
     async fn write_rest(
         &self,
         path: &PoolPath,

@@ -77,7 +77,7 @@ impl Tree {
         tree
     }
 
-    /// The next moment of the logical clock; no two are equal.
+    /// The next moment of the logical clock; no two moments are equal.
     fn tick(&mut self) -> Time {
         self.ticks += 1;
         let ns = self.ticks * TICK_NS;
@@ -139,7 +139,7 @@ impl Tree {
         Ok(ino)
     }
 
-    /// The directory that holds `path`, its last name, and what it names now.
+    /// The directory that holds `path`, its last name, and the object at that name.
     pub(super) fn slot(&self, path: &PoolPath) -> Outcome<Slot> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(ErrorKind::Busy);
@@ -187,7 +187,7 @@ impl Tree {
         })
     }
 
-    /// A new object at a free name.
+    /// Makes a new object at a free name.
     pub(super) fn create(&mut self, path: &PoolPath, body: Body, attrs: &Attrs) -> Outcome<Ino> {
         if path.is_root() {
             return Err(ErrorKind::Exists);
@@ -201,13 +201,13 @@ impl Tree {
         Ok(ino)
     }
 
-    /// Puts `content` at `slot` under a new inode, or, where the file has other names that are to stay `together`
-    /// with this one, into that inode.
+    /// Puts `content` at `slot` under a new inode. If the file has other names that must stay `together` with this
+    /// one, puts it into the existing inode.
     pub(super) fn replace(&mut self, slot: &Slot, content: Content, attrs: &Attrs, together: bool) -> Outcome<Ino> {
         let old = slot.ino.map(|ino| self.node(ino)).transpose()?;
         let (old_bytes, linked) = match old {
             Some(Node { body: Body::Directory(_), .. }) => return Err(ErrorKind::IsDirectory),
-            // The other names keep what they have.
+            // The other names keep the old content.
             Some(Node { body: Body::File(_), nlink, .. }) if *nlink > 1 && !together => (0, false),
             Some(Node { body: Body::File(content), nlink, .. }) => (content.held_bytes(), *nlink > 1),
             _ => (0, false),
@@ -215,7 +215,7 @@ impl Tree {
         self.charge(old_bytes, content.held_bytes())?;
         let Some(ino) = slot.ino.filter(|_| linked) else {
             if let Some(ino) = slot.ino {
-                // `charge` has given its bytes back already, and `detach` will again.
+                // `charge` has already subtracted these bytes, and `detach` subtracts them again.
                 self.used_bytes += old_bytes;
                 self.detach(slot, ino)?;
             }
@@ -290,7 +290,7 @@ impl Tree {
         self.detach(&slot, ino)
     }
 
-    /// Takes the name at `slot` away from `ino`, and the object with its last name.
+    /// Removes the name at `slot` from `ino`, and the object if this was its last name.
     pub(super) fn detach(&mut self, slot: &Slot, ino: Ino) -> Outcome<()> {
         self.entries_mut(slot.parent)?.remove(&slot.name);
         let now = self.tick();
@@ -343,7 +343,7 @@ impl Tree {
         if from != to && from.starts_with(to) {
             return Err(if mode == RenameMode::Exchange { ErrorKind::InvalidInput } else { ErrorKind::NotEmpty });
         }
-        // POSIX: where both names are links to one file, nothing happens.
+        // POSIX: if both names are links to one file, nothing happens.
         if target.ino == Some(ino) {
             return Ok(ino);
         }
@@ -421,7 +421,7 @@ impl Tree {
     }
 }
 
-/// `NotFound` where the path is meant to name another object: that one is not there. Numbers are used once.
+/// `NotFound` if the path must name another object: the required object is gone. Numbers are never reused.
 fn check_object(path: &PoolPath, found: Ino) -> Outcome<()> {
     match path.object() {
         Some(meant) if (meant.dev, meant.ino) != (DEVICE, found) => Err(ErrorKind::NotFound),
@@ -429,7 +429,7 @@ fn check_object(path: &PoolPath, found: Ino) -> Outcome<()> {
     }
 }
 
-/// A name in a directory and what it stands for.
+/// A name in a directory and the object at it.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) parent: Ino,

@@ -1,4 +1,4 @@
-//! Attributes as the protocol has them, and as the pool has them.
+//! Conversion of attributes between the protocol and the pool.
 
 use nfs3_client::nfs3_types::nfs3::{
     Nfs3Option, fattr3, ftype3, nfs_fh3, nfstime3, sattr3, set_atime, set_mtime, specdata3,
@@ -6,11 +6,11 @@ use nfs3_client::nfs3_types::nfs3::{
 
 use crate::{Attrs, FileKind, SetAttrs, Stat, Time, Version};
 
-/// Stands for the file system of the pool's root in versions, because a server may number its file systems anew when
-/// it restarts, and versions are kept for longer than that.
+/// Stands for the file system of the pool's root in versions. A server may renumber its file systems when it
+/// restarts, and versions are kept for longer than that.
 const ROOT_DEVICE: u64 = 0;
 
-/// An object that the server has told of.
+/// An object that the server has returned.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub(super) handle: nfs_fh3,
@@ -26,7 +26,7 @@ pub(super) fn option<T: nfs3_client::nfs3_types::xdr_codec::Pack + nfs3_client::
     }
 }
 
-/// `root_fsid` is the number of the file system that the pool's root is in.
+/// `root_fsid` is the number of the file system that contains the pool's root.
 pub(super) fn stat_of(raw: &fattr3, root_fsid: u64) -> Stat {
     let kind = match raw.type_ {
         ftype3::NF3REG => FileKind::File,
@@ -61,17 +61,17 @@ pub(super) fn specdata(rdev: u64) -> specdata3 {
     specdata3 { specdata1: libc::major(rdev), specdata2: libc::minor(rdev) }
 }
 
-/// No file is longer than the offsets of this system reach, whatever a server says: sums of lengths must not overflow.
+/// Limits a length to the range of this system's offsets, whatever a server says: sums of lengths must not overflow.
 pub(super) fn length_of(raw: u64) -> u64 {
     raw.min(i64::MAX as u64)
 }
 
 fn time_of(raw: nfstime3) -> Time {
-    // A server that sends more than a second of nanoseconds is wrong; its time must not break ours.
+    // A server that sends more than a second of nanoseconds is wrong; its time must not make ours invalid.
     Time { secs: i64::from(raw.seconds), nanos: raw.nseconds.min(999_999_999) }
 }
 
-/// The nearest moment that the protocol can say: it counts from 1970 to 2106.
+/// The nearest time that the protocol can represent: from 1970 to 2106.
 fn nearest(time: Time) -> Time {
     match u32::try_from(time.secs) {
         Ok(_) => time,
@@ -84,7 +84,7 @@ fn raw_time(time: Time) -> nfstime3 {
     nfstime3 { seconds: u32::try_from(time.secs).unwrap_or(0), nseconds: time.nanos }
 }
 
-/// What an object is to be like; `None` leaves an attribute as it is.
+/// The attributes that an object must get; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     mode: Option<u32>,
@@ -96,7 +96,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// For a new object; owners only where they can be given, a mode for all but symlinks, which have none.
+    /// For a new object: an owner only if it can be set, a mode for all but symlinks, which have none.
     pub(super) fn of_new(attrs: &Attrs, kind: FileKind, owners: bool) -> Self {
         Self {
             mode: (kind != FileKind::Symlink).then_some(attrs.mode & 0o7777),
@@ -120,7 +120,7 @@ impl Wanted {
         Self { atime: None, mtime: None, ..self }
     }
 
-    /// What `stat` does not show yet. The size is left out: it is set once.
+    /// The attributes that `stat` does not show yet. The size is left out: it is set once.
     pub(super) fn missing_in(&self, stat: &Stat) -> Self {
         let differs = |wanted: Option<u32>, is: u32| wanted.filter(|wanted| *wanted != is);
         Self {

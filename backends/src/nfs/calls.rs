@@ -1,7 +1,7 @@
-//! Calls to the server: on which connection, as whom, for how long, and how often.
+//! Calls to the server: over which connection, with whose identity, with which time limit and how many retries.
 //!
-//! What can be repeated without harm is repeated on a new connection where the old one broke. What cannot
-//! (a change of names) is sent once; where its answer was lost, the caller looks at what became of it.
+//! A call that can be repeated without harm is repeated on a new connection if the old one broke. A call that cannot
+//! (a change of names) is sent once; if its answer was lost, the caller checks whether the change was made.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ use super::wire::Wire;
 
 pub(super) type Client<'a> = Nfs3Client<&'a mut Wire>;
 
-/// When a request may be sent again by itself.
+/// When a request may be sent again without a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resend {
-    /// Done twice is another thing than done once.
+    /// Never: repeating the change has another effect.
     Never,
-    /// Done twice is as if done once, where nothing else is done in between: after the connection broke.
+    /// After the connection broke: repeating the change has no other effect, unless another change came in between.
     Change,
-    /// It changes nothing: also where the server says nothing.
+    /// Also after a timeout: the request changes nothing.
     Look,
 }
 
@@ -88,14 +88,14 @@ impl Procedure for nfs3::RENAME3args<'_, '_> {
     }
 }
 
-/// The way to the server.
+/// The connections and the identity for calls to the server.
 #[derive(Debug)]
 pub(super) struct Calls {
     /// The pool's URL, for errors.
     pool: String,
     connections: Connections,
     credentials: Credentials,
-    /// The server takes root for nobody.
+    /// The server maps root to nobody.
     squashed: AtomicBool,
     retries: AtomicU64,
 }
@@ -117,7 +117,7 @@ impl Calls {
         self.squashed.store(true, Ordering::Relaxed);
     }
 
-    /// Calls that were begun anew since the pool was opened.
+    /// Calls that were retried since the pool was opened.
     pub(super) fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
@@ -127,8 +127,8 @@ impl Calls {
         self.connections.breaks()
     }
 
-    /// Makes a call as this process, and where that is denied and it may, as each of `owners` in turn. A server that
-    /// takes root for nobody is asked as the owners first.
+    /// Makes a call as this process and, if that is denied and this process may, as each of `owners` in turn. If the
+    /// server maps root to nobody, the owners are tried first.
     pub(super) async fn call<P: Procedure>(&self, args: &P, owners: &[Owner]) -> Outcome<P::Answer> {
         let mut denied = None;
         for identity in self.credentials.in_turn(owners, self.is_squashed()) {
@@ -140,11 +140,11 @@ impl Calls {
         Err(denied.unwrap_or(Failure::Status(nfsstat3::NFS3ERR_ACCES)))
     }
 
-    /// Makes a call as somebody.
+    /// Makes a call with one identity.
     async fn call_as<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
         let mut patience = Patience::new();
-        // A server may drop a request without a word (nfs-ganesha does where a file is replaced under a READ, Linux's
-        // server where it has no memory), and it is the client who sends it again.
+        // A server may drop a request silently (nfs-ganesha does if a file is replaced during a READ, Linux's server
+        // if it has no memory), and the client must send it again.
         let mut limit = if P::RESEND == Resend::Look { RESEND_AFTER } else { RPC_TIMEOUT };
         let mut nonsense = 0;
         loop {
@@ -154,7 +154,7 @@ impl Calls {
                     self.retries.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
-                // The server is busy with something long and asks for another try; nothing was done.
+                // The server is busy with a long operation and requests a retry; nothing was done.
                 Err(Failure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => Failure::Status(nfsstat3::NFS3ERR_JUKEBOX),
                 Err(Failure::Unsent(cause)) if cause.is_passing() => Failure::Unsent(cause),
                 Err(Failure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => {
@@ -189,7 +189,7 @@ impl Calls {
                 lease.keep();
                 return answer.map_err(Failure::Status);
             }
-            // After an answer that makes no sense the next one may not either: the connection is closed.
+            // After a malformed answer the next one may be malformed too, so the connection is closed.
             Ok(Err(error)) => Cause::from(&error),
             Err(_) => Cause::silence(limit),
         };
@@ -200,7 +200,7 @@ impl Calls {
     }
 }
 
-/// The pauses between attempts, ever longer, and their end.
+/// The pauses between attempts, which grow, and their end.
 pub(super) struct Patience {
     since: Option<Instant>,
     pause: Duration,
@@ -211,7 +211,7 @@ impl Patience {
         Self { since: None, pause: RETRY_PAUSE_MIN }
     }
 
-    /// Waits for a moment; `false` at once where there was time enough.
+    /// Waits for the next pause; returns `false` at once if the time for retries is over.
     pub(super) async fn pause(&mut self) -> bool {
         if self.since.get_or_insert_with(Instant::now).elapsed() >= RETRY_FOR {
             return false;

@@ -1,5 +1,5 @@
-//! A bounded number of connections to one server. The library makes one call on a connection at a time, so that calls
-//! at the same time need as many connections.
+//! A bounded number of connections to one server. The library makes one call at a time on a connection, so concurrent
+//! calls need as many connections.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(super) struct Connections {
     port: u16,
     privileged: bool,
     permits: Semaphore,
-    /// Those that no call uses.
+    /// Connections that no call uses.
     idle: Mutex<Vec<Wire>>,
     breaks: AtomicU64,
 }
@@ -34,12 +34,12 @@ pub(super) struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// For the next call: the answer to this one has been read to its end.
+    /// Keeps the connection for the next call: the answer to this one has been read to its end.
     pub(super) fn keep(self) {
         self.home.idle.lock().push(self.wire);
     }
 
-    /// It is of no use any more.
+    /// Closes the connection, which is unusable.
     pub(super) fn broken(self) {
         self.home.breaks.fetch_add(1, Ordering::SeqCst);
     }
@@ -56,7 +56,7 @@ impl Connections {
         self.breaks.load(Ordering::SeqCst)
     }
 
-    /// A connection, a new one where none is idle.
+    /// A connection: an idle one, or else a new one.
     pub(super) async fn lease(&self) -> Result<Lease<'_>, Cause> {
         let busy = || Cause::new(ErrorKind::Timeout, format!("no connection to {} became free", self.host));
         let permit = timeout(RPC_TIMEOUT, self.permits.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())?;
@@ -76,7 +76,7 @@ impl Connections {
     }
 }
 
-/// Why there is no connection, and what to look at.
+/// Why there is no connection, and what to check.
 pub(super) fn unreachable(host: &str, port: u16, error: &io::Error) -> Cause {
     let why = format!("connect to {host} port {port}: {error}; check that the server runs and is reachable");
     Cause::new(ErrorKind::Unavailable, why)

@@ -1,7 +1,7 @@
-//! As whom calls are made: AUTH_SYS, which the server believes.
+//! The identity of calls: AUTH_SYS, which the server trusts.
 //!
-//! This process calls as itself. Where it is root it may also call as the owner of the object in question: a server
-//! with root squash takes root for nobody, and whoever uses the pool has checked the rights of the program already.
+//! This process calls as itself. If it is root, it may also call as the owner of the object in question: a server
+//! with root squash maps root to nobody, and the user of the pool has already checked the program's rights.
 
 use nfs3_client::nfs3_types::rpc::{auth_unix, opaque_auth};
 use nfs3_client::nfs3_types::xdr_codec::Opaque;
@@ -9,10 +9,10 @@ use rustix::process::{getegid, geteuid};
 
 use crate::{Attrs, Stat};
 
-/// What AUTH_SYS has room for.
+/// The limit of AUTH_SYS.
 const MAX_GROUPS: usize = 16;
 
-/// To whom an object belongs.
+/// The owner of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) uid: u32,
@@ -39,7 +39,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Those of this process.
+    /// The identity of this process.
     pub(super) fn of_process() -> Self {
         let machine = rustix::system::uname().nodename().to_bytes().to_vec();
         let (uid, gid) = (geteuid(), getegid());
@@ -59,7 +59,7 @@ impl Credentials {
         &self.myself
     }
 
-    /// The identities that a call about something of these owners is tried with, in this order.
+    /// The identities with which to try a call about objects of these owners, in this order.
     pub(super) fn in_turn(&self, owners: &[Owner], owners_first: bool) -> Vec<opaque_auth<'static>> {
         let mut turns = Vec::with_capacity(1 + owners.len());
         if !owners_first {

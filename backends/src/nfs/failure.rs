@@ -1,4 +1,4 @@
-//! How a call fails, and how that is told.
+//! How a call fails, and the error for that.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use nfs3_client::nfs3_types::rpc::auth_stat;
 
 use crate::{Error, ErrorKind, PoolPath, Result, Side};
 
-/// The answer to one call or a few.
+/// The result of one or several calls.
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The server says no.
+    /// The server refused the call.
     Status(nfsstat3),
-    /// No answer came: what was asked for may have been done or not.
+    /// No answer came: the call may have been carried out or not.
     Lost(Cause),
-    /// It was not done.
+    /// The call was not carried out.
     Unsent(Cause),
-    /// Already told in full.
+    /// The complete error.
     Told(Error),
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Failure {
 pub(super) struct Cause {
     kind: ErrorKind,
     why: String,
-    /// An answer came that is none of the protocol.
+    /// The answer is invalid in the protocol.
     nonsense: bool,
 }
 
@@ -37,18 +37,18 @@ impl Cause {
         Self { kind, why: why.into(), nonsense: false }
     }
 
-    /// An answer that is none of the protocol. `EIO`, so that a flush tries again later.
+    /// An answer that is invalid in the protocol. `EIO`, so that a flush tries again later.
     fn nonsense(what: impl std::fmt::Display) -> Self {
         let why = format!("the server's answer makes no sense: {what}");
         Self { kind: ErrorKind::Os(libc::EIO), why, nonsense: true }
     }
 
-    /// The same with the pool that it came from.
+    /// Adds the URL of the pool.
     pub(super) fn at(self, pool: &str) -> Self {
         Self { why: format!("{pool}: {}", self.why), ..self }
     }
 
-    /// The server said nothing for so long.
+    /// The server did not answer for so long.
     pub(super) fn silence(limit: Duration) -> Self {
         Self::new(ErrorKind::Timeout, format!("no answer within {} s", limit.as_secs()))
     }
@@ -61,12 +61,12 @@ impl Cause {
         self.nonsense
     }
 
-    /// Whether another attempt on another connection may succeed soon.
+    /// Whether another attempt on another connection may soon succeed.
     pub(super) fn is_passing(&self) -> bool {
         self.kind == ErrorKind::Unavailable || self.nonsense
     }
 
-    /// The reason as an error with what was to be done.
+    /// The cause as an error that names the operation.
     pub(super) fn told(&self, what: impl std::fmt::Display) -> Error {
         Error::new(self.kind, Side::Pool, format!("{what}: {}", self.why))
     }
@@ -104,7 +104,7 @@ impl From<&RpcError> for Cause {
 }
 
 impl Failure {
-    /// The server does not know a handle that it gave out.
+    /// The server no longer knows a handle that it issued.
     pub(super) fn is_stale(&self) -> bool {
         matches!(self, Self::Status(nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE))
     }
@@ -113,13 +113,13 @@ impl Failure {
         matches!(self, Self::Status(s) if *s == status)
     }
 
-    /// Whether somebody else might have been allowed to.
+    /// Whether the server may have allowed the call to another user.
     pub(super) fn is_denied(&self) -> bool {
         matches!(self, Self::Status(nfsstat3::NFS3ERR_ACCES | nfsstat3::NFS3ERR_PERM))
     }
 }
 
-/// What an NFS status means to callers.
+/// The kind of error for an NFS status.
 pub(super) fn kind_of(status: nfsstat3) -> ErrorKind {
     match status {
         nfsstat3::NFS3ERR_PERM => ErrorKind::NotPermitted,
@@ -148,7 +148,7 @@ pub(super) fn kind_of(status: nfsstat3) -> ErrorKind {
     }
 }
 
-/// One call of the pool, for its errors.
+/// One call of the pool, as the context of its errors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) what: &'static str,
@@ -177,7 +177,7 @@ impl<'a> Call<'a> {
         Failure::Told(self.error(kind, why))
     }
 
-    /// Names that this pool keeps for itself, and names that no server takes.
+    /// Refuses names that this pool reserves, and names that no server accepts.
     pub(super) fn check_names(self, name_max: u32) -> Result<()> {
         if self.path.is_reserved() {
             return Err(self.error(ErrorKind::InvalidInput, "names that start with .forebay~ are the pool's own"));

@@ -1,4 +1,4 @@
-//! The handles of directories by their paths, for a moment; and those of files by their versions.
+//! Caches the handles of directories by their paths, briefly, and those of files by their versions.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Directory {
     }
 }
 
-/// A file that was read from.
+/// A file that has been read.
 pub(super) type File = (nfs_fh3, Owner);
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Handles {
 #[derive(Debug)]
 struct Directories {
     by_path: LruCache<PoolPath, (Arc<Directory>, Instant)>,
-    /// Counts what was forgotten, so that a walk which began before does not bring it back.
+    /// Counts removals from the cache, so that a walk that began before a removal does not restore the entry.
     forgettings: u64,
 }
 
@@ -64,7 +64,7 @@ impl Handles {
         None
     }
 
-    /// To be asked for before a walk whose results are to be kept.
+    /// Must be read before a walk whose results are to be kept.
     pub(super) fn forgettings(&self) -> u64 {
         self.directories.lock().forgettings
     }
@@ -76,7 +76,7 @@ impl Handles {
         }
     }
 
-    /// Forgets a directory and all that are on the way to it.
+    /// Forgets a directory and all its parents.
     pub(super) fn forget_way(&self, path: &PoolPath) {
         let mut directories = self.directories.lock();
         directories.forgettings += 1;
@@ -87,7 +87,7 @@ impl Handles {
         }
     }
 
-    /// Forgets a directory that is no longer at its path, and all below it.
+    /// Forgets a directory that is no longer at its path, and everything below it.
     pub(super) fn forget_tree(&self, path: &PoolPath) {
         let mut directories = self.directories.lock();
         directories.forgettings += 1;

@@ -1,4 +1,4 @@
-//! Directories, page by page, and the removal of what dead writers left in them.
+//! Lists directories page by page, and removes the unfinished files of dead writers.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -18,7 +18,7 @@ use super::handles::Directory;
 use super::limits::{BARREN_PAGES, LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
 use super::session::{Session, Slot};
 
-/// A name as a page has it, and its attributes where they came along.
+/// A name in a page, with its attributes if the server sent them.
 type RawEntry = (Vec<u8>, Option<fattr3>);
 
 /// A directory that is being listed.
@@ -26,16 +26,16 @@ struct Pages {
     session: Arc<Session>,
     dir: Arc<Directory>,
     cookie: u64,
-    /// Where pages ended since the listing began, or began again. A server that leads there once more leads in a circle.
+    /// The ends of all pages since the listing began, or began again. A server that returns one of them again loops.
     ends: HashSet<u64>,
     verifier: cookieverf3,
     ended: bool,
-    /// Pages one after the other that brought no new name.
+    /// Successive pages without a new name.
     barren: u32,
     restarts: u32,
-    /// The server gives no attributes with names.
+    /// The server sends no attributes with names.
     names_only: bool,
-    /// Hashes of the names that were given out, so that a listing which starts again gives none of them twice: eight
+    /// Hashes of the names that were returned, so that a listing which starts again returns none of them twice: eight
     /// bytes for each.
     given: HashSet<u64>,
     hashing: RandomState,
@@ -58,7 +58,7 @@ impl Pages {
         }
     }
 
-    /// The next entries, those with reserved names among them; `None` at the end.
+    /// The next entries, including those with reserved names; `None` at the end.
     async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
         while !self.ended {
             self.barren += 1;
@@ -66,19 +66,20 @@ impl Pages {
                 return Err(self.session.wrong(call, "the server's pages bring nothing new"));
             }
             let page = match self.ask().await {
-                // The server has forgotten where we were.
+                // The server has forgotten our position.
                 Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     (self.cookie, self.verifier) = (0, cookieverf3::default());
                     self.ends = HashSet::from([0]);
                     continue;
                 }
-                // An entry vanished while the server looked at it: a directory that is gone would be a stale handle.
+                // An entry vanished while the server read it. For a removed directory, the error would be a stale
+                // handle.
                 Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     continue;
                 }
-                // Some servers, or their administrators, have none with attributes.
+                // Some servers support no listings with attributes, or their configuration disables them.
                 Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
                     self.names_only = true;
                     continue;
@@ -110,7 +111,7 @@ impl Pages {
         Ok(None)
     }
 
-    /// Asks for one page and remembers where it ends.
+    /// Requests one page and remembers where it ends.
     async fn ask(&mut self) -> Outcome<Vec<RawEntry>> {
         let (dir, cookie, cookieverf) = (self.dir.handle.clone(), self.cookie, self.verifier);
         let (calls, owners) = (&self.session.calls, &[self.dir.owner]);
@@ -133,9 +134,8 @@ impl Pages {
         Ok(entries.into_iter().map(|(_, entry)| entry).collect())
     }
 
-    /// What is to be given out of a page: names that are some, and that were not given out before. Names are told apart
-    /// by hashes, so that two may look the same: a page with new names is given out whole, unless the listing began
-    /// again.
+    /// The entries of a page that are valid names and were not returned before. Names are compared by hashes, so that
+    /// two names may look the same: a page with any new name is returned whole, unless the listing began again.
     fn fresh(&mut self, page: Vec<RawEntry>) -> Vec<RawEntry> {
         let mut any = false;
         let mut named: Vec<_> = page
@@ -152,19 +152,19 @@ impl Pages {
     }
 }
 
-/// Which unfinished files go.
+/// Selects unfinished files for removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sweep {
-    /// Those of writers that died more than a day ago.
+    /// Files of writers that died more than a day ago.
     Old,
-    /// None: the same are counted.
+    /// Like `Old`, but the files are only counted.
     CountOld,
-    /// Those of this machine need not be old.
+    /// Like `Old`, but files of this machine's writers need not be old.
     BeforeRemoval,
 }
 
 impl Session {
-    /// The attributes of an entry that came without; `None` where it has vanished.
+    /// The attributes of an entry that came without them; `None` if the entry has vanished.
     async fn look_if_there(&self, slot: &Slot) -> Outcome<Option<Stat>> {
         match self.look(slot).await {
             Ok(found) => Ok(Some(found.stat)),
@@ -176,7 +176,7 @@ impl Session {
     pub(super) async fn list(self: &Arc<Self>, path: &PoolPath) -> Result<Listing> {
         let call = Call::new("list", path);
         self.check(call)?;
-        // The first page is asked for at once: it tells whether the directory is there.
+        // The first page is requested at once: it shows whether the directory exists.
         let first = |dir: Arc<Directory>| {
             Box::pin(async move {
                 let mut pages = Pages::new(Arc::clone(self), dir);
@@ -194,9 +194,9 @@ impl Session {
         Ok(stream::iter([Ok(shown(page))]).chain(rest).boxed())
     }
 
-    /// Removes from one directory the unfinished files of writers that died more than a day ago, and returns their
-    /// number. Those of this machine need not be old where the directory is to be removed: what they write has no
-    /// place any more. Those of `ended` need not either: they are known to have ended.
+    /// Removes the unfinished files of writers that died more than a day ago from one directory, and returns their
+    /// number. If the directory is to be removed, files of this machine's writers need not be old: they lose their
+    /// directory anyway. Files of `ended` need not be old either: these writers are known to have ended.
     pub(super) async fn sweep(self: &Arc<Self>, path: &PoolPath, ended: &[String], what: Sweep) -> Result<u64> {
         let call = Call::new("sweep", path);
         self.check(call)?;
@@ -235,7 +235,7 @@ fn shown(mut page: Vec<DirEntry>) -> Vec<DirEntry> {
     page
 }
 
-/// By `ctime`, because a finished file has been given the times of the original.
+/// By `ctime`, because a finished file already has the times of the original.
 fn is_old(stat: &Stat, min_age: Duration) -> bool {
     SystemTime::now().duration_since(stat.ctime.into()).is_ok_and(|age| age >= min_age)
 }

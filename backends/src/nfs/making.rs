@@ -1,4 +1,4 @@
-//! Making objects of any kind but a file with content.
+//! Makes objects of any kind except a file with content.
 
 use nfs3_client::nfs3_types::nfs3::{
     CREATE3args, MKDIR3args, MKNOD3args, READLINK3args, SYMLINK3args, createhow3, devicedata3, mknoddata3, nfsstat3,
@@ -14,7 +14,7 @@ use super::failure::{Call, Cause, Failure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
 use super::session::{Session, Slot};
 
-/// What is to be made.
+/// The object to make.
 #[derive(Debug)]
 pub(super) enum New {
     Directory,
@@ -35,7 +35,7 @@ impl New {
 }
 
 impl Session {
-    /// Makes an object with its attributes. Where these cannot be set it is removed again.
+    /// Makes an object with its attributes. If these cannot be set, the object is removed again.
     pub(super) async fn make(&self, what: &'static str, path: &PoolPath, new: &New, attrs: &Attrs) -> Result<Stat> {
         let call = Call::new(what, path);
         self.check(call)?;
@@ -55,7 +55,7 @@ impl Session {
         match self.settle(&found.handle, &owners, wanted, Some(found.stat.clone())).await {
             Ok(stat) => Ok(stat),
             Err(failure) => {
-                // The error that counts is the first one.
+                // The caller gets the first error.
                 let _ = self.remove_slot(&slot, &found).await;
                 Err(call.failed(failure).context("set the attributes"))
             }
@@ -67,13 +67,14 @@ impl Session {
         for attempt in 1.. {
             let answer = self.send_new(slot, new, wanted, &[owner, slot.dir.owner]).await;
             let lost = matches!(&answer, Err(Failure::Lost(cause)) if cause.is_passing());
-            // The first attempt may have been carried out, before we looked or after.
+            // An earlier attempt may have been carried out, before or after the check.
             let exists = attempt > 1 && answer.as_ref().is_err_and(|failure| failure.is(nfsstat3::NFS3ERR_EXIST));
             if exists || (lost && attempt < CHANGE_ATTEMPTS && patience.pause().await) {
                 match self.look(slot).await {
                     Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if lost => continue,
                     Ok(found) if self.is_as_asked(&found, new, wanted).await? => return Ok(found),
-                    // A server that is killed may have made it without its attributes: whose it is, nobody knows.
+                    // A server that was killed may have made the object without its attributes, so its owner is
+                    // unknown.
                     Ok(found) if found.stat.kind == new.kind() => {
                         let why = "the answer was lost, and what is there now may be ours, half made";
                         return Err(Failure::Lost(Cause::new(ErrorKind::Unavailable, why)));
@@ -90,9 +91,10 @@ impl Session {
         Err(Failure::Status(nfsstat3::NFS3ERR_IO))
     }
 
-    /// Whether an object is what we asked for in a call without an answer. If another made it, it is the same.
+    /// Whether an object is the one requested in a call without an answer. If another client made an equal one, it
+    /// serves as well.
     async fn is_as_asked(&self, found: &Found, new: &New, wanted: &Wanted) -> Outcome<bool> {
-        // Not every server gives symlinks times.
+        // Not every server sets the times of symlinks.
         let wanted = if new.kind() == FileKind::Symlink { wanted.clone().without_times() } else { wanted.clone() };
         let same = found.stat.kind == new.kind() && wanted.missing_in(&found.stat).is_nothing();
         Ok(same

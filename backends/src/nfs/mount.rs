@@ -1,4 +1,4 @@
-//! The way to an export's root handle: portmapper and mount protocol.
+//! Finds the root handle of an export by portmapper and mount protocol.
 
 use nfs3_client::nfs3_types::mount::{self, dirpath, mountstat3};
 use nfs3_client::nfs3_types::nfs3::nfs_fh3;
@@ -17,17 +17,17 @@ use super::limits::RPC_TIMEOUT;
 use super::url::Location;
 use super::wire::Wire;
 
-/// Exports that an error message lists.
+/// The most exports that an error message lists.
 const SHOWN_EXPORTS: usize = 20;
 
-/// What was mounted.
+/// The result of a mount.
 pub(super) struct Mounted {
     pub(super) handle: nfs_fh3,
-    /// The names that lead from there to the pool's root.
+    /// The names that lead from the mounted directory to the pool's root.
     pub(super) below: Vec<Vec<u8>>,
 }
 
-/// Mounts the longest part of the path that the server lets us mount.
+/// Mounts the longest part of the path that the server allows.
 pub(super) async fn mount(location: &Location, credentials: &Credentials) -> Result<Mounted> {
     let mut wire = connect(location, mount_port(location).await?, credentials).await?;
     let names: Vec<_> = location.path.split(|b| *b == b'/').filter(|name| !name.is_empty()).collect();
@@ -88,7 +88,7 @@ async fn mount_port(location: &Location) -> Result<u16> {
     }
 }
 
-/// Why nothing could be mounted, and what could be.
+/// Why nothing could be mounted, and which exports could be.
 async fn refused(wire: &mut Wire, location: &Location, status: mountstat3) -> Error {
     let (kind, remedy) = match status {
         mountstat3::MNT3ERR_PERM | mountstat3::MNT3ERR_ACCES => (

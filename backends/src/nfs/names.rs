@@ -1,4 +1,4 @@
-//! Linking, removing and renaming; changing attributes.
+//! Links, removals, renames and changes of attributes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::reading::check_kind;
 use super::session::{Session, Slot};
 
 impl Session {
-    /// A name in its directory, and what it stands for.
+    /// A name in its directory, and the object at that name.
     async fn object_in_slot(&self, path: &PoolPath) -> Outcome<(Slot, Found)> {
         let found = |slot: Slot| {
             Box::pin(async move {
@@ -55,7 +55,7 @@ impl Session {
         }
         let (slot, found) = match (self.object_in_slot(path).await, expected) {
             (Ok(found), _) => found,
-            // The name is missing, which is what was expected, or the way to it is, which was not.
+            // Only a missing name was expected, not a missing directory on the way to it.
             (Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)), Expected::Absent) => return Ok(()),
             (Err(failure), _) => return Err(call.failed(failure)),
         };
@@ -85,7 +85,7 @@ impl Session {
             return Err(call.failed(Failure::Status(nfsstat3::NFS3ERR_NOTDIR)));
         }
         let mut answer = self.remove_slot(&slot, &found).await;
-        // A writer that was killed may have left its unfinished file there, which nobody sees.
+        // A killed writer may have left an unfinished file, which listings do not show.
         if answer.as_ref().is_err_and(|failure| failure.is(nfsstat3::NFS3ERR_NOTEMPTY))
             && self.sweep(path, &[], Sweep::BeforeRemoval).await? > 0
         {
@@ -155,7 +155,7 @@ impl Session {
                 self.handles.forget_tree(to);
             }
             renamed.map_err(|failure| match failure {
-                // POSIX allows both for a directory that is not empty.
+                // POSIX allows both errors for a directory that is not empty.
                 Failure::Status(nfsstat3::NFS3ERR_EXIST) => fail(Failure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
                 other => fail(other),
             })?;
@@ -180,7 +180,7 @@ impl Session {
         let mut wanted = Wanted::from(changes);
         let owners = [Owner::from(&found.stat)];
         if !self.can.owners && (wanted.uid.is_some() || wanted.gid.is_some()) {
-            // What others than root may: give a file of theirs to a group of theirs. Else the owner stays.
+            // A user other than root may give a file of theirs to a group of theirs. Otherwise the owner stays.
             let owner = SetAttrs { uid: changes.uid, gid: changes.gid, ..SetAttrs::default() };
             match self.settle(&found.handle, &owners, &Wanted::from(&owner), None).await {
                 Err(failure) if !failure.is_denied() => return Err(fail(failure)),

@@ -1,4 +1,4 @@
-//! Opening a pool: what the server is asked once.
+//! Opens a pool: the requests that are made once.
 
 use nfs3_client::nfs3_types::nfs3::{
     CREATE3args, FSF3_LINK, FSF3_SYMLINK, FSINFO3args, FSINFO3resok, GETATTR3args, LOOKUP3args, Nfs3Option,
@@ -20,9 +20,9 @@ use super::mount::mount;
 use super::session::{Session, Sizes};
 use super::url::Location;
 
-/// What a server is taken to allow that does not say.
+/// The limit that is assumed for a server that reports none.
 const USUAL_NAME_MAX: u32 = 255;
-/// No READ or WRITE is made smaller than this, whatever the server says.
+/// The smallest size of a READ or WRITE, whatever the server says.
 const MIN_TRANSFER_BYTES: u32 = 4_096;
 
 impl Session {
@@ -81,38 +81,38 @@ fn missing(location: &Location, name: &[u8], why: &str) -> Error {
     Error::new(ErrorKind::NotFound, Side::Pool, what)
 }
 
-/// What this process may do on the server.
+/// The rights of this process on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rights {
-    /// Root's.
+    /// Those of root.
     Root,
-    /// Root is taken for nobody.
+    /// The server maps root to nobody.
     Squashed,
-    /// An ordinary user's.
+    /// Those of an ordinary user.
     User,
     /// Nothing can be changed.
     ReadOnly,
 }
 
-/// Finds out by a file that is made for a moment.
+/// Determines the rights by means of a temporary file.
 async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
     let name = unique_name();
     let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
     let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
     let is_root = calls.credentials().is_root();
-    // As this process alone: how it is taken is the question.
+    // With the identity of this process alone, because the server's treatment of it is to be found out.
     let made = match calls.call(&CREATE3args { where_: place(), how: createhow3::GUARDED(attributes) }, &[]).await {
         Ok(made) => made,
         Err(Failure::Status(nfsstat3::NFS3ERR_ROFS)) => return Ok(Rights::ReadOnly),
         Err(failure) if failure.is_denied() => return Ok(if is_root { Rights::Squashed } else { Rights::User }),
-        // Full, or otherwise out of order for now: to be found out call by call.
+        // The server is full or has another temporary problem: each call will find out for itself.
         Err(Failure::Status(_)) => return Ok(if is_root { Rights::Root } else { Rights::User }),
         Err(failure) => return Err(failure),
     };
     let made = match option(made.obj_attributes) {
         Some(raw) => Ok(raw.uid),
         None => calls.call(&LOOKUP3args { what: place() }, &[]).await.map(|found| {
-            // A server that never tells attributes is asked for no more.
+            // No further request is made to a server that never returns attributes.
             option(found.obj_attributes).map_or(0, |raw| raw.uid)
         }),
     };
@@ -128,7 +128,7 @@ async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
     })
 }
 
-/// Finds out by a symlink that is made for a moment.
+/// Determines by means of a temporary symlink whether the server sets the times of symlinks.
 async fn symlink_times(calls: &Calls, root: &Directory) -> Outcome<bool> {
     let name = unique_name();
     let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
@@ -141,7 +141,7 @@ async fn symlink_times(calls: &Calls, root: &Directory) -> Outcome<bool> {
     };
     let mut kept = false;
     if let Some(object) = made {
-        // Far from now, so that no clock comes near it.
+        // Far from the present, so that no clock comes near it.
         let time = nfstime3 { seconds: 1_000_000_000, nseconds: 0 };
         let new_attributes = sattr3 { mtime: set_mtime::SET_TO_CLIENT_TIME(time), ..sattr3::default() };
         let args = SETATTR3args { object: object.clone(), new_attributes, guard: Nfs3Option::None };

@@ -1,7 +1,8 @@
-//! Gives a staged file its name, on the condition that the caller set.
+//! Gives a staged file its name, on the caller's condition.
 //!
-//! `Absent` is kept by LINK, which never replaces. A version is looked at right before RENAME: the protocol has nothing
-//! that does both, so a writer in between on another node is not seen. Those of this process take turns.
+//! `Absent` is enforced by LINK, which never replaces. A version is checked right before RENAME: the protocol has no
+//! operation that does both, so a writer on another node goes unnoticed in between. Writers of this process are
+//! serialized.
 
 use std::sync::Arc;
 
@@ -18,19 +19,19 @@ use super::session::Slot;
 use super::staging::Staging;
 use super::upload::Upload;
 
-/// One publication.
+/// The publication of one staged file.
 pub(super) struct Publication {
     pub(super) path: PoolPath,
     pub(super) size: u64,
     pub(super) attrs: Attrs,
     pub(super) expected: Expected,
-    /// What the staged file was when it was complete.
+    /// The version of the staged file when it was complete.
     pub(super) finished: Version,
 }
 
 impl Publication {
-    /// Gives the completed file its name. `turn` is the path's: another `put` of this process that comes later, be it
-    /// after this one was given up, is not overtaken.
+    /// Gives the completed file its name. `turn` is the lock of the path: a later `put` of this process waits for it,
+    /// even if the caller of this one is gone.
     pub(super) async fn run(self, mut staging: Staging, turn: OwnedMutexGuard<()>) -> Result<Stat> {
         let call = Call::new("put", &self.path);
         let answer = async {
@@ -40,8 +41,8 @@ impl Publication {
                 staging.discard().await?;
                 return Ok(stat);
             }
-            // By the file: the name may belong to another writer by now, whose version is not ours to report. But what
-            // another has written into the file since it has a name is not ours either.
+            // By the file: the name may belong to another writer by now, whose version must not be reported as ours.
+            // Content that another writer has written into the file since it has a name is not ours either.
             let stat = staging.stat().await?;
             if !stat.version.same_content(&self.finished) {
                 return Err(call.refused(ErrorKind::Conflict, "another writer changed it as soon as it had its name"));
@@ -52,15 +53,15 @@ impl Publication {
         if let Err(error) = &answer
             && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
         {
-            // The error that counts is the first one. What is left is tried once more when it is dropped.
+            // The caller gets the first error. A file that is left is removed when `staging` is dropped.
             let _ = staging.discard().await;
         }
         drop(turn);
         answer
     }
 
-    /// Gives the file its name, unless what has the name has others, too, and is to keep them: then it is returned, to be
-    /// rewritten.
+    /// Gives the file its name. If the object at that name has other names that must keep its content, it is returned
+    /// instead, to be rewritten.
     async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Option<Found>> {
         let name = self.path.name().unwrap_or_default().to_vec();
         let target = Slot { dir: Arc::clone(&staging.temp.dir), name };
@@ -82,7 +83,7 @@ impl Publication {
         Ok(None)
     }
 
-    /// Whether what has the name now may be replaced.
+    /// Checks that the object that has the name now may be replaced.
     fn check(&self, call: Call<'_>, target: Option<&Stat>) -> Outcome<()> {
         let conflict = |why| Err(call.refused(ErrorKind::Conflict, why));
         let same = |version: &Version| target.is_some_and(|target| target.version.same_content(version));
@@ -99,7 +100,7 @@ impl Publication {
         }
     }
 
-    /// Takes a name that is free, by a link; `false` where the file system has none.
+    /// Takes a free name by a link; returns `false` if the file system has no links.
     async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<bool> {
         if !staging.session.can.hard_links {
             return Ok(false);
@@ -118,14 +119,14 @@ impl Publication {
         Ok(true)
     }
 
-    /// Writes the staged content into a file that has other names, so that all of them go on naming one file.
-    /// Readers by version see `Stale`, never a mixture. A crash in the middle leaves a torn file, and over this
-    /// protocol none that could be marked.
+    /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers
+    /// by version get `Stale`, never a mixture. A crash in the middle leaves a torn file; this protocol has no way to
+    /// mark it.
     async fn rewrite(&self, call: Call<'_>, staging: &Staging, target: &Found) -> Outcome<Stat> {
         let told = |failure| Failure::Told(call.failed(failure).context("rewrite a file with several names in place"));
         let session = Arc::clone(&staging.session);
         let owners = vec![Owner::from(&target.stat)];
-        // Found out before anything is changed: room for what the file grows by.
+        // Checks for the space by which the file grows, before anything is changed.
         let root = FSSTAT3args { fsroot: target.handle.clone() };
         let available = session.calls.call(&root, &owners).await.map_err(told)?.abytes;
         if self.size.saturating_sub(target.stat.size) > available {
@@ -140,7 +141,7 @@ impl Publication {
                 return Err(call.refused(ErrorKind::Corrupt, "the temporary file has become shorter"));
             }
             let next = at + data.len() as u64;
-            // Behind the end of the old content a hole stays one.
+            // A hole beyond the old end stays a hole.
             if at < target.stat.size || !is_zeros(&data) {
                 upload.push(call, Piece { offset: at, data }).await?;
             }

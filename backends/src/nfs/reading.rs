@@ -1,6 +1,7 @@
-//! Reading a version of a file.
+//! Reads a version of a file.
 //!
-//! Each answer to a READ carries the attributes after it. Bytes count only where these are still the version's.
+//! Each answer to a READ contains the attributes after it. The bytes are valid only if these are still those of the
+//! version.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use super::handles::File;
 use super::limits::{MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_TARGET_BYTES};
 use super::session::Session;
 
-/// Whether what was found has content.
+/// Fails if the object has no content.
 pub(super) fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
     match stat.kind {
         FileKind::File => Ok(()),
@@ -58,7 +59,7 @@ impl Session {
         Ok(data)
     }
 
-    /// The bytes of `range`, which ends within the file; `None` where the file is another version by now.
+    /// The bytes of `range`, which ends within the file; `None` if the file is of another version by now.
     async fn read_version(
         &self,
         call: Call<'_>,
@@ -94,7 +95,8 @@ impl Session {
         Ok(Some(data.into()))
     }
 
-    /// The same of what fits into one READ. A server may still give less at once.
+    /// Like [`Self::read_version`], for a range that fits into one READ. The server may still return less in one
+    /// answer.
     async fn read_chunk(
         &self,
         call: Call<'_>,
@@ -118,7 +120,7 @@ impl Session {
                 Some(raw) => self.stat_of(&raw),
                 None => self.attributes(handle, &[*owner]).await?,
             };
-            // The end of the file before the end of the range is not what the version has.
+            // An end of the file before the end of the range does not fit the version.
             if after.version != *version || got.data.is_empty() {
                 return Ok(None);
             }
@@ -134,7 +136,7 @@ impl Session {
         Ok(Some(data.into()))
     }
 
-    /// What the file has in a range, whichever version it is; shorter at its end.
+    /// Reads a range of the file, whichever version it is; returns less at its end.
     pub(super) async fn read_any(
         &self,
         call: Call<'_>,

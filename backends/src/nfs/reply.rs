@@ -1,13 +1,13 @@
-//! The shape of answers, looked at before the library takes them apart.
+//! Checks the structure of answers before the library parses them.
 //!
-//! The library sets memory aside for each length that it reads, before it looks for the bytes: four bytes of an answer
-//! could make it ask for 16 GiB, and a process that is refused memory ends. So every length in an answer is held against
-//! what is left of it. The lengths of file handles are checked on the way, because handles are kept.
+//! The library allocates memory for each length that it reads, before it looks for the bytes: four bytes of an answer
+//! could make it request 16 GiB, and a process whose allocation fails aborts. So every length in an answer is
+//! compared with the rest of the answer. The lengths of file handles are also checked, because handles are kept.
 
 use nfs3_client::nfs3_types::mount;
 use nfs3_client::nfs3_types::nfs3::{self, NFS3_FHSIZE};
 
-/// What a request asked for: its program and procedure.
+/// The program and procedure of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     program: u32,
@@ -15,13 +15,13 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// From a whole request, the length of the record in front.
+    /// Parses a whole request, including the length of the record in front.
     pub(super) fn of(request: &[u8]) -> Self {
         let word = |at: usize| request.get(at..at + 4).map_or(0, word_of);
         Self { program: word(16), procedure: word(24) }
     }
 
-    /// What follows the status of a call that was carried out; nothing where no lengths are in it.
+    /// The structure after the status of a call that was carried out; empty if it contains no lengths.
     fn shape(self) -> &'static [Part] {
         use Part::{Bytes, Handle, Numbers, Optional, Repeated, Words};
         const ATTRIBUTES: Part = Optional(&[Words(21)]);
@@ -41,27 +41,27 @@ impl Asked {
     }
 }
 
-/// One thing in an answer.
+/// One item in an answer.
 #[derive(Debug, Clone, Copy)]
 enum Part {
-    /// So many numbers of four bytes.
+    /// So many four-byte numbers.
     Words(usize),
     /// A length, and so many bytes.
     Bytes,
-    /// The same, of a file handle.
+    /// Like `Bytes`, for a file handle.
     Handle,
-    /// A length, and so many numbers.
+    /// A length, and so many four-byte numbers.
     Numbers,
-    /// 1 and what is in it, or 0.
+    /// 1 and the items, or 0.
     Optional(&'static [Part]),
-    /// 1 and what is in it, again and again, and 0.
+    /// 1 and the items, any number of times, and then 0.
     Repeated(&'static [Part]),
 }
 
-/// Whether the lengths in an answer are lengths of what it has. All else is the library's to find.
+/// Checks that the lengths in an answer fit the answer. The library checks the rest.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the mistake.
 pub(super) fn check(asked: Asked, answer: &[u8]) -> Result<(), String> {
     let mut rest = answer;
     let _number = take_word(&mut rest)?;
@@ -126,7 +126,7 @@ fn is_more(rest: &mut &[u8]) -> Result<bool, String> {
     }
 }
 
-/// Takes a length and the bytes, which are filled up to four. Returns the length.
+/// Takes a length and the bytes, which are padded to a multiple of four. Returns the length.
 fn take_bytes(rest: &mut &[u8]) -> Result<usize, String> {
     let length = take_word(rest)? as usize;
     take(rest, length.next_multiple_of(4))?;
@@ -145,7 +145,7 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], String> {
     Ok(taken)
 }
 
-/// Of four bytes.
+/// A number from four bytes.
 fn word_of(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |word, byte| (word << 8) | u32::from(*byte))
 }
@@ -158,7 +158,7 @@ mod tests {
     const READDIR: Asked = Asked { program: nfs3::PROGRAM, procedure: 16 };
     const MNT: Asked = Asked { program: mount::PROGRAM, procedure: 1 };
     const EXPORT: Asked = Asked { program: mount::PROGRAM, procedure: 5 };
-    /// An answer to a call that was accepted and carried out.
+    /// The head of an answer to a call that was accepted and carried out.
     const HEAD: [u32; 6] = [7, 1, 0, 0, 0, 0];
 
     fn answer(words: &[u32]) -> Vec<u8> {

@@ -1,4 +1,5 @@
-//! What all calls of one pool share: the server, the root, the handles, the limits; and the way from a path to a handle.
+//! The state that all calls of one pool share: the server, the root, the handles, the limits; and the lookup of a
+//! path's handle.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -26,15 +27,15 @@ pub(super) struct Session {
     pub(super) location: Location,
     pub(super) sizes: Sizes,
     pub(super) can: Capabilities,
-    /// The directory that the pool is.
+    /// The pool's root directory.
     root: Mutex<Arc<Directory>>,
-    /// The number of the file system that it is in.
+    /// The number of the file system that contains the root.
     root_fsid: u64,
     publishing: [Arc<tokio::sync::Mutex<()>>; PUBLISH_LOCKS],
     changes: Arc<Semaphore>,
 }
 
-/// Bytes that the server takes or gives at once, and the longest file, in bytes.
+/// The most bytes of one READ and WRITE, and the largest file, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) read_bytes: u32,
@@ -55,8 +56,8 @@ impl Slot {
     }
 }
 
-/// `NOENT` where what was found is another object than the one that is meant: that one is not there. What is done then
-/// goes by the handle of what was checked.
+/// Fails with `NOENT` if the object found is not the one that the path must name: the required object is gone. The
+/// operations that follow use the handle of the checked object.
 fn check_identity(path: &PoolPath, found: Option<Identity>) -> Outcome<()> {
     match (path.object(), found) {
         (Some(meant), Some(found)) if !found.is_same(meant) => Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)),
@@ -64,7 +65,7 @@ fn check_identity(path: &PoolPath, found: Option<Identity>) -> Outcome<()> {
     }
 }
 
-/// A directory, and whether its handle was known from before.
+/// A directory, and whether its handle came from the cache.
 struct Reached {
     dir: Arc<Directory>,
     cached: bool,
@@ -95,7 +96,7 @@ impl Session {
         call.check_names(self.can.name_max)
     }
 
-    /// An answer that is sound by itself, and that no server should give to this call.
+    /// A valid answer that no server should give to this call.
     pub(super) fn wrong(&self, call: Call<'_>, why: &str) -> Failure {
         call.refused(ErrorKind::Os(libc::EIO), &format!("{}: {why}", self.location.url()))
     }
@@ -104,7 +105,7 @@ impl Session {
         stat_of(raw, self.root_fsid)
     }
 
-    /// Runs a change to its end, even where the caller loses patience: half of one would be left otherwise.
+    /// Runs a change to its end, even if the caller is dropped: otherwise half of it would be left.
     pub(super) async fn to_the_end<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T>> + Send + 'static,
@@ -119,7 +120,7 @@ impl Session {
         task.await.map_err(|failure| stopped("its task ended").with_source(failure))?
     }
 
-    /// The turn of a writer of `path` among those of this process.
+    /// Takes the lock of the writers of `path` in this process.
     pub(super) async fn turn(&self, path: &PoolPath) -> OwnedMutexGuard<()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
@@ -131,8 +132,8 @@ impl Session {
         Arc::clone(&self.root.lock())
     }
 
-    /// The directory at `path`, looked up name by name from the nearest one that is known. `NOTDIR` where a name on
-    /// the way is anything else, a symlink among it.
+    /// The directory at `path`, looked up name by name from the nearest known one. `NOTDIR` if a name on the way is
+    /// not a directory; a symlink is not one.
     async fn reach(&self, path: &PoolPath) -> Outcome<Reached> {
         let forgettings = self.handles.forgettings();
         let mut known = path.clone();
@@ -157,8 +158,8 @@ impl Session {
         Ok(Reached { dir, cached })
     }
 
-    /// Works in the directory at `path`, and where its handle turns out to be an old one, once more in the one that
-    /// is there now.
+    /// Works in the directory at `path`. If its cached handle is outdated, works once more in the directory that is
+    /// at the path now.
     pub(super) async fn in_directory<'s, T>(
         &'s self,
         path: &PoolPath,
@@ -171,7 +172,7 @@ impl Session {
             self.check_root().await?;
             return self.attempt(path, &work).await.1;
         }
-        // What a directory does not have that was at this path a moment ago, the one that is there now may have.
+        // A name that is missing in the cached directory may exist in the directory that is at this path now.
         let missing = failure.is(nfsstat3::NFS3ERR_NOENT) || failure.is(nfsstat3::NFS3ERR_NOTDIR);
         if missing && reached.as_ref().is_none_or(|reached| reached.cached) && !path.is_root() {
             self.handles.forget_way(path);
@@ -201,7 +202,7 @@ impl Session {
         }
     }
 
-    /// The same with the name in it that `path` ends with; `path` is not the root.
+    /// Like [`Self::in_directory`], with the last name of `path`; `path` is not the root.
     pub(super) async fn in_slot<'s, T>(
         &'s self,
         path: &PoolPath,
@@ -213,7 +214,7 @@ impl Session {
         self.in_directory(&parent, |dir| work(Slot { dir, name: name.to_vec() })).await
     }
 
-    /// What `path` names; a symlink is not followed.
+    /// The object at `path`; a symlink is not followed.
     pub(super) async fn object(&self, path: &PoolPath) -> Outcome<Found> {
         if !path.is_root() {
             let found = self.in_slot(path, |slot| Box::pin(async move { self.look(&slot).await })).await?;
@@ -235,7 +236,7 @@ impl Session {
 
     /// The directory at `path`.
     pub(super) async fn directory(&self, path: &PoolPath) -> Outcome<Arc<Directory>> {
-        // Asked for its attributes, because it may be known from before.
+        // Requests its attributes, because the handle may come from the cache.
         let checked = |dir: Arc<Directory>| {
             Box::pin(async move {
                 self.attributes(&dir.handle, &[dir.owner]).await?;
@@ -259,8 +260,8 @@ impl Session {
         Ok(self.stat_of(&found.obj_attributes))
     }
 
-    /// Makes an object what it is to be, in a second step what the first did not bring about: a server may drop
-    /// set-id bits where the owner changes, or touch the times where the size does.
+    /// Sets the attributes of an object, in a second step those that the first step did not set: a server may drop
+    /// set-id bits when the owner changes, or change the times when the size does.
     pub(super) async fn settle(
         &self,
         object: &nfs_fh3,
@@ -293,8 +294,8 @@ impl Session {
         }
     }
 
-    /// Tells a pool that is gone from a directory that is. What took the root's place, if anything, is not the pool: who
-    /// means that has to open it.
+    /// Distinguishes a lost pool from a lost directory. A directory that replaced the root is not the pool: it must
+    /// be opened as a new pool.
     async fn check_root(&self) -> Outcome<()> {
         let root = self.root();
         match self.attributes(&root.handle, &[root.owner]).await {

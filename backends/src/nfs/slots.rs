@@ -1,5 +1,5 @@
-//! Changes of single names. The protocol's calls for that cannot simply be repeated: where an answer was lost, these
-//! look at what became of the names, and send again only what was not done.
+//! Changes of single names. The protocol's calls for that cannot simply be repeated: if an answer was lost, these
+//! functions look at the names and send again only what was not done.
 
 use nfs3_client::nfs3_types::nfs3::{LINK3args, REMOVE3args, RENAME3args, RMDIR3args, nfs_fh3, nfsstat3};
 
@@ -12,7 +12,7 @@ use super::failure::{Failure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
 use super::session::{Session, Slot};
 
-/// What is known after a lost answer.
+/// The result of a look after a lost answer.
 enum Became {
     Done,
     NotDone,
@@ -29,14 +29,15 @@ impl Attempts {
         Self { made: 0, patience: Patience::new() }
     }
 
-    /// Whether the answer was lost in a way that lets us look and try again.
+    /// Whether the answer was lost in a way that allows a look at the names and another attempt.
     async fn lost<T>(&mut self, answer: &Outcome<T>) -> bool {
         let passing = matches!(answer, Err(Failure::Lost(cause)) if cause.is_passing());
         self.made += 1;
         passing && self.made < CHANGE_ATTEMPTS && self.patience.pause().await
     }
 
-    /// An earlier attempt may have been carried out although its answer was lost, or after we looked.
+    /// Whether an earlier attempt may have been carried out, although its answer was lost, or after the look at the
+    /// names.
     fn are_several(&self) -> bool {
         self.made > 1
     }
@@ -61,7 +62,7 @@ impl Session {
             }
             return match answer {
                 Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if attempts.are_several() => Ok(()),
-                // POSIX allows both for a directory that is not empty.
+                // POSIX allows both errors for a directory that is not empty.
                 Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)) => Err(Failure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
                 answer => answer,
             };
@@ -71,14 +72,14 @@ impl Session {
     async fn after_removal(&self, slot: &Slot, object: &Found) -> Outcome<Became> {
         match self.look(slot).await {
             Ok(found) if found.stat.version.same_object(&object.stat.version) => Ok(Became::NotDone),
-            // What is there now was made since.
+            // The present object was made since.
             Ok(_) | Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => Ok(Became::Done),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Moves `object` from one name to another; what is there is replaced. `owners` are others than those of the
-    /// directories.
+    /// Moves `object` from one name to another and replaces the object at the new name. `owners` are tried in
+    /// addition to those of the directories.
     pub(super) async fn rename_slot(&self, from: &Slot, to: &Slot, object: &nfs_fh3, owners: &[Owner]) -> Outcome<()> {
         let owners = [owners, &[from.dir.owner, to.dir.owner]].concat();
         let mut attempts = Attempts::new();
@@ -102,7 +103,7 @@ impl Session {
         }
     }
 
-    /// Our object is not at its old name any more, though it still is: then it was renamed.
+    /// The object was renamed if it still exists, but no longer at its old name.
     async fn after_rename(&self, from: &Slot, object: &nfs_fh3) -> Outcome<Became> {
         let there = match self.look(from).await {
             Ok(found) => Some(found),

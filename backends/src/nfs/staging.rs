@@ -1,4 +1,4 @@
-//! The temporary file that a new object is written to before it takes its name.
+//! The temporary file that receives a new object's content before the object takes its name.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::limits::{CHANGE_ATTEMPTS, NAME_ATTEMPTS, NONSENSE_ATTEMPTS};
 use super::session::{Session, Slot};
 use super::upload::Upload;
 
-/// A file that has no public name yet. It is removed when this is dropped, unless it was given one.
+/// A file without a public name. It is removed when this is dropped, unless it was given a name.
 pub(super) struct Staging {
     pub(super) session: Arc<Session>,
     /// The temporary name.
@@ -23,13 +23,13 @@ pub(super) struct Staging {
     pub(super) file: nfs_fh3,
     pub(super) owner: Owner,
     pub(super) upload: Upload,
-    /// The temporary name may still be there.
+    /// The temporary name may still exist.
     pub(super) owned: bool,
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // What cannot be removed now is left to a sweep.
+        // A file that cannot be removed now is left to a sweep.
         if let (true, Ok(runtime)) = (self.owned, tokio::runtime::Handle::try_current()) {
             let (session, temp, owner) = (Arc::clone(&self.session), self.temp.clone(), self.owner);
             runtime.spawn(async move { session.remove_temporary(&temp, owner).await });
@@ -38,7 +38,8 @@ impl Drop for Staging {
 }
 
 impl Staging {
-    /// An empty temporary file in the directory that will hold `path`, of the owner where the server lets us.
+    /// Creates an empty temporary file in the directory that will hold `path`, with the given owner if the server
+    /// allows that.
     pub(super) async fn create(session: Arc<Session>, path: PoolPath, owner: Owner) -> Result<Self> {
         let maker = &session;
         let made =
@@ -56,7 +57,7 @@ impl Staging {
         wanted.size = Some(size);
         let told = |failure| Failure::Told(call.failed(failure).context("set the attributes"));
         let stat = self.session.settle(&self.file, &[self.owner], &wanted, None).await.map_err(told)?;
-        // What changes the owner changes as whom the file is reached.
+        // A change of the owner also changes the identity with which the file is accessed.
         self.owner = Owner::from(&stat);
         if stat.size != size {
             let why = format!("the server has {} of {size} bytes", stat.size);
@@ -73,14 +74,14 @@ impl Staging {
         Ok(())
     }
 
-    /// What the file is, whatever its names.
+    /// The attributes of the file, whatever its names.
     pub(super) async fn stat(&self) -> Outcome<Stat> {
         self.session.attributes(&self.file, &[self.owner]).await
     }
 }
 
 impl Session {
-    /// Removes a name that nobody else has: where the answer is lost, once more.
+    /// Removes a name that no other file uses; tries once more if the answer is lost.
     async fn remove_temporary(&self, temp: &Slot, owner: Owner) {
         let mut patience = Patience::new();
         let mut nonsense = 0;
@@ -97,7 +98,7 @@ impl Session {
         }
     }
 
-    /// An empty file beside what `place` names.
+    /// Creates an empty file in the directory of `place`.
     async fn create_temporary(&self, place: Slot, owner: Owner) -> Outcome<(Slot, Found)> {
         let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
         let mut last = Failure::Status(nfsstat3::NFS3ERR_EXIST);
@@ -107,7 +108,7 @@ impl Session {
             let args = CREATE3args { where_: temp.args(), how: createhow3::GUARDED(attributes.clone()) };
             let made = match self.calls.call(&args, &[owner, place.dir.owner]).await {
                 Ok(made) => made,
-                // Another name is tried. If the file was made, nobody else has this name.
+                // Another name is tried. If the file was made, no other writer uses its name.
                 Err(Failure::Lost(cause)) if cause.is_passing() => {
                     self.remove_temporary(&temp, owner).await;
                     lost += 1;

@@ -1,10 +1,10 @@
-//! Writing into a file so that it is on the server's disk at the end.
+//! Writes into a file so that its content is on the server's disk at the end.
 //!
-//! WRITE is not stable by itself, which makes it fast: the server may lose the bytes until a COMMIT. It tells of that
-//! by its verifier, which is another one after each start. So all that was written since the last COMMIT is kept here,
-//! and what was written under another verifier than the COMMIT's is written again. Some servers make the verifier from
-//! the second in which they started, so that two quick starts look like one: where a connection broke in between, the
-//! verifier alone is not believed.
+//! An unstable WRITE is fast, but the server may lose its bytes until a COMMIT. The server's verifier, which changes
+//! with each start, shows such a loss. So the client keeps all bytes written since the last COMMIT, and writes those
+//! again whose verifier differs from the COMMIT's. Some servers derive the verifier from the second in which they
+//! started, so that two quick starts look like one: if a connection broke in between, the verifier alone is not
+//! trusted.
 
 use std::sync::Arc;
 
@@ -20,31 +20,31 @@ use super::failure::{Call, Outcome};
 use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_UNCOMMITTED_BYTES};
 use super::session::Session;
 
-/// Times that bytes are written again for a broken connection alone. Connections may break for other reasons, too.
+/// Times that bytes are written again only because a connection broke, which may have other reasons, too.
 const DOUBTS: u32 = 3;
 
-/// Bytes that the server has taken.
+/// Bytes that the server has accepted.
 #[derive(Debug)]
 struct Written {
     offset: u64,
     data: Bytes,
-    /// Under which they were taken; `None` where they are on the disk.
+    /// The verifier of the WRITE; `None` if the bytes are on disk.
     verifier: Option<writeverf3>,
-    /// Broken connections that were counted before they were sent.
+    /// The number of broken connections before the WRITE was sent.
     breaks: u64,
 }
 
-/// Content on its way into one file. Dropping it ends what is under way.
+/// An upload of content into one file. Dropping it ends the calls in progress.
 pub(super) struct Upload {
     session: Arc<Session>,
     file: nfs_fh3,
     owners: Vec<Owner>,
-    /// Pieces that follow each other and fit into one WRITE.
+    /// Adjacent pieces that fit into one WRITE.
     gathered: Vec<Bytes>,
     gathered_at: u64,
     gathered_bytes: usize,
     under_way: JoinSet<Outcome<Vec<Written>>>,
-    /// Bytes under way or written, and not committed.
+    /// Bytes being written or written, and not committed.
     uncommitted_bytes: usize,
     uncommitted: Vec<Written>,
 }
@@ -64,7 +64,7 @@ impl Upload {
         }
     }
 
-    /// Takes the next piece. Waits where much is under way.
+    /// Takes the next piece. Waits if many writes are in progress.
     pub(super) async fn push(&mut self, call: Call<'_>, piece: Piece) -> Outcome<()> {
         let Piece { mut offset, mut data } = piece;
         if offset != self.gathered_at + self.gathered_bytes as u64 {
@@ -86,10 +86,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Writes what is left. When it returns, all bytes are on the server's disk.
+    /// Writes the rest. When it returns, all bytes are on the server's disk.
     pub(super) async fn finish(&mut self, call: Call<'_>) -> Outcome<()> {
         if self.uncommitted_bytes == 0 && self.gathered_bytes > 0 {
-            // What fits into one WRITE is made stable by it.
+            // Content that fits into one WRITE is made stable by that WRITE.
             let data = self.take_gathered();
             self.uncommitted_bytes = data.len();
             let (session, file, owners) = (Arc::clone(&self.session), self.file.clone(), self.owners.clone());
@@ -144,7 +144,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Waits until all that was sent is on the server's disk.
+    /// Waits until all bytes sent are on the server's disk.
     async fn commit(&mut self, call: Call<'_>) -> Outcome<()> {
         for round in 0..COMMIT_ATTEMPTS {
             while !self.under_way.is_empty() {
@@ -152,7 +152,7 @@ impl Upload {
             }
             self.uncommitted.retain(|written| written.verifier.is_some());
             if !self.uncommitted.is_empty() {
-                // The whole file: its writes may be anywhere.
+                // Commits the whole file: its writes may be anywhere.
                 let args = COMMIT3args { file: self.file.clone(), offset: 0, count: 0 };
                 let verifier = self.session.calls.call(&args, &self.owners).await.map_err(told(call))?.verf;
                 let breaks = self.session.calls.breaks();
@@ -179,7 +179,7 @@ fn told(call: Call<'_>) -> impl Fn(super::failure::Failure) -> super::failure::F
     move |failure| super::failure::Failure::Told(call.failed(failure).context("write the content"))
 }
 
-/// Writes all of `data`; what a server does not take at once goes after it.
+/// Writes all of `data`; continues after a short write.
 async fn write(
     session: &Session,
     file: &nfs_fh3,

@@ -4,16 +4,16 @@ use crate::{Error, ErrorKind, PoolPath, Result, Side};
 
 const NFS_PORT: u16 = 2049;
 
-/// Where a pool is.
+/// The location of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Location {
     /// A name or an address; IPv6 addresses without brackets.
     pub(super) host: String,
-    /// 2049 where the URL does not say.
+    /// 2049 unless the URL gives one.
     pub(super) nfs_port: u16,
-    /// Where the URL does not say, the server's portmapper is asked.
+    /// `None`: the server's portmapper is asked.
     pub(super) mount_port: Option<u16>,
-    /// Absolute, without `/` at its end but for the root: an export, or a directory in one.
+    /// Absolute, without a trailing `/` except for the root: an export, or a directory in one.
     pub(super) path: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ impl Location {
         Ok(location)
     }
 
-    /// The export, or directory in one, as a person would write it.
+    /// The export, or the directory in one, in readable form.
     pub(super) fn shown_path(&self) -> String {
         self.path.escape_ascii().to_string()
     }

@@ -1,4 +1,4 @@
-//! One TCP connection, as the protocol library wants it.
+//! One TCP connection, with the interface that the protocol library needs.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,25 +14,25 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::limits::{CONNECT_TIMEOUT, MAX_REPLY_BYTES};
 use super::reply::{self, Asked};
 
-/// Ports from which many servers want to be called, as a sign that it is root who calls.
+/// Many servers accept calls only from these ports, as a sign that the caller is root.
 const PRIVILEGED_PORTS: std::ops::Range<u16> = 512..1024;
-/// Of these ports, so many are tried before an ordinary one is taken.
+/// So many of these ports are tried before an ordinary one is taken.
 const PORT_ATTEMPTS: usize = 64;
 
-/// A connection. Whoever drops a call on it half way must drop it, too: the answer may still come.
+/// A connection. If a call is dropped half way, its connection must be dropped, too: the answer may still arrive.
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
-    /// A whole request has left since [`Wire::begin`]: the server may act on it.
+    /// A whole request has been sent since [`Wire::begin`]: the server may act on it.
     sent: bool,
-    /// What the last request asked for.
+    /// The last request.
     asked: Asked,
     /// The length of the answer has been read, and the answer follows.
     announced: bool,
 }
 
 impl Wire {
-    /// Connects within [`CONNECT_TIMEOUT`]; from a privileged port where that is wanted and one can be had.
+    /// Connects within [`CONNECT_TIMEOUT`]; from a privileged port if that is wanted and one is free.
     pub(super) async fn connect(host: &str, port: u16, privileged: bool) -> Result<Self> {
         let connecting = async {
             let mut failure = Error::new(ErrorKind::NotFound, "the name has no address");
@@ -50,17 +50,17 @@ impl Wire {
         within(CONNECT_TIMEOUT, connecting).await
     }
 
-    /// Before a request.
+    /// Must be called before a request.
     pub(super) fn begin(&mut self) {
         self.sent = false;
     }
 
-    /// Whether the server may have got the whole request.
+    /// Whether the server may have received the whole request.
     pub(super) fn was_sent(&self) -> bool {
         self.sent
     }
 
-    /// Nothing has come since the last answer, neither bytes nor the end of the connection.
+    /// Whether nothing has arrived since the last answer, neither bytes nor the end of the connection.
     pub(super) fn is_quiet(&self) -> bool {
         matches!(recv(&self.stream, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
     }
@@ -89,7 +89,7 @@ async fn connect_from(address: SocketAddr, port: u16) -> Result<TcpStream> {
         SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
     };
-    // The port of a connection that was closed just now may be taken again.
+    // The port of a connection that was just closed can be used again.
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(local, port))?;
     socket.connect(address).await
@@ -100,7 +100,7 @@ fn nonsense(what: impl Into<String>) -> Error {
 }
 
 impl AsyncRead for &mut Wire {
-    /// Never 0: the library would take the end of the connection for a read that has to be tried again.
+    /// Never returns 0: the library would take the end of the connection for a read that must be retried.
     async fn async_read(&mut self, buf: &mut [u8]) -> Result<usize> {
         match self.stream.read(buf).await? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
@@ -108,8 +108,8 @@ impl AsyncRead for &mut Wire {
         }
     }
 
-    /// The library reads an answer by two calls of this: its length, and the rest. It sets memory aside for every length
-    /// that an answer claims, so each is checked before.
+    /// The library reads an answer by two calls of this: its length, and the rest. It allocates memory for every
+    /// length that an answer claims, so each length is checked before.
     async fn async_read_exact(&mut self, buf: &mut [u8]) -> Result<()> {
         self.stream.read_exact(buf).await?;
         if self.announced {
@@ -133,7 +133,8 @@ impl AsyncWrite for &mut Wire {
         self.stream.write(buf).await
     }
 
-    /// The library sends a request by one call of this. What the kernel did not take whole, no server acts on.
+    /// The library sends a request by one call of this. No server acts on a request that the kernel did not take
+    /// completely.
     async fn async_write_all(&mut self, buf: &[u8]) -> Result<()> {
         (self.asked, self.announced) = (Asked::of(buf), false);
         self.stream.write_all(buf).await?;

@@ -1,4 +1,4 @@
-//! What lets requests into a bucket of S3.
+//! Authorizes requests to an S3 bucket.
 
 use async_trait::async_trait;
 use http::Request;
@@ -12,7 +12,7 @@ use crate::store::dialect::Dialect;
 /// Signatures by AWS's rules.
 #[derive(Debug)]
 pub(super) struct Access {
-    /// Without them requests are anonymous.
+    /// `None`: requests are anonymous.
     pub(super) credentials: Option<AwsCredentialProvider>,
     pub(super) region: String,
     pub(super) requester_pays: bool,

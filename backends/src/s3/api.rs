@@ -1,4 +1,4 @@
-//! The changes that S3 makes, key by key.
+//! S3's requests that change a key.
 
 use std::ops::Range;
 
@@ -22,32 +22,32 @@ const METADATA_DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-d
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-crc32c");
 const CHECKSUM_ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
 
-/// What must hold of a key for a change to be made.
+/// The condition on a key under which a change is made.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Condition<'a> {
     None,
     Absent,
     Etag(&'a str),
-    /// Nothing is sent: this is what was seen there. Where the answer is lost it must still be there for the request to
-    /// be sent again.
+    /// No condition is sent: this object, or none, was seen at the key. If the answer is lost, the request is sent
+    /// again only while the same object is still there.
     Seen(Option<&'a Object>),
 }
 
 impl Object {
-    /// That it is still this one.
+    /// The condition that the object is still this one.
     pub(super) fn condition(&self) -> Condition<'_> {
         if self.etag.is_empty() { Condition::Seen(Some(self)) } else { Condition::Etag(&self.etag) }
     }
 }
 
 impl Condition<'_> {
-    /// Whether the server looks at it.
+    /// Whether the condition is sent to the server.
     pub(super) fn is_sent(&self) -> bool {
         matches!(self, Self::Absent | Self::Etag(_))
     }
 }
 
-/// A part of an upload that the server has.
+/// A part of an upload that the server has received.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub(super) number: u32,
@@ -55,7 +55,7 @@ pub(super) struct Part {
     pub(super) checksum: Option<String>,
 }
 
-/// The answers that hold an ETag: of a copy, of a copied part, of a completed upload. An error may come with the
+/// The answers that contain an ETag: of a copy, of a copied part, of a completed upload. An error may come with the
 /// status 200.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -106,7 +106,7 @@ impl Client {
         self.or_arrived(key, meta, answer.and_then(|answer| Ok((answer.retries, etag_of(&answer.headers)?)))).await
     }
 
-    /// Copies an object of that ETag on the server and gives the copy new metadata. Returns the copy's ETag.
+    /// Copies an object with that ETag on the server and gives the copy new metadata. Returns the copy's ETag.
     pub(super) async fn copy(
         &self,
         from: (&str, &str),
@@ -121,12 +121,12 @@ impl Client {
             .await
     }
 
-    /// Removes a key, if it is there. Of an object that was looked at, no other one is removed where the answer is
-    /// lost; on a condition that is sent, no other one at all: `Conflict`.
+    /// Removes a key, if it exists. With `Condition::Seen`, a retry after a lost answer does not remove another
+    /// object. With a condition that is sent, no other object is ever removed: the call fails with `Conflict`.
     pub(super) async fn delete(&self, key: &str, condition: Condition<'_>) -> Result<(), Refusal> {
         match self.send(on(Call::new(Method::DELETE, key), condition)?).await {
             Ok(_) => Ok(()),
-            // What was to go is gone.
+            // The object that was to be removed is gone.
             Err(refusal) if refusal.is_moved_on() => Ok(()),
             Err(refusal) if refusal.retries > 0 && refusal.is(ErrorKind::Conflict) => Ok(()),
             Err(refusal) if refusal.is(ErrorKind::NotFound) && refusal.code != "NoSuchBucket" => Ok(()),
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// Begins an upload in parts. Returns its name.
+    /// Begins an upload in parts. Returns its id.
     pub(super) async fn begin_upload(&self, key: &str, meta: &Meta) -> Result<String, Refusal> {
         let mut call = Call::new(Method::POST, key).query("uploads", "").header(CHECKSUM_ALGORITHM, "CRC32C")?;
         meta.write(&mut call.headers);
@@ -154,7 +154,7 @@ impl Client {
         Ok(Part { number, etag: etag_of(&answer.headers)?, checksum })
     }
 
-    /// Takes a part from an object of that ETag, on the server.
+    /// Copies a part from an object with that ETag, on the server.
     pub(super) async fn copy_part(
         &self,
         from: (&str, &str),
@@ -170,7 +170,7 @@ impl Client {
         Ok(Part { number, etag, checksum })
     }
 
-    /// Makes an object of the parts. Returns its ETag.
+    /// Makes an object from the parts. Returns its ETag.
     pub(super) async fn complete_upload(
         &self,
         key: &str,
@@ -190,8 +190,8 @@ impl Client {
         let call = Call::new(Method::POST, key).query("uploadId", upload).body(body.into());
         let answer = self.send(on(call, condition)?).await;
         match answer.and_then(|answer| tagged(&answer).map(|tagged| (answer.retries, tagged.0))) {
-            // Of an upload whose completion was cut off, by the death of the server for one, versitygw says that it is
-            // complete: only the object itself tells.
+            // If a completion was interrupted, for example by the death of the server, versitygw reports the upload
+            // as complete. Only the object itself tells whether it is.
             Ok((retries, _)) if retries > 0 => match self.head(key).await? {
                 Some(found) if found.meta.write.is_some() && found.meta.write == meta.write => Ok(found.etag),
                 _ => Err(Refusal::local(
@@ -207,8 +207,8 @@ impl Client {
         self.send(Call::new(Method::DELETE, key).query("uploadId", upload)).await.map(drop)
     }
 
-    /// A change that was sent again and refused may have been made by the request whose answer was lost: then the
-    /// object carries the number of this write.
+    /// If a change was sent again and refused, the first request may have made it and only its answer was lost. The
+    /// object then carries the write number of this call.
     async fn or_arrived(
         &self,
         key: &str,
@@ -225,7 +225,7 @@ impl Client {
         }
     }
 
-    /// A copy of the object with that key and ETag.
+    /// Adds the headers that copy the object with that key and ETag.
     fn copying<'a>(&self, call: Call<'a>, (key, etag): (&str, &str)) -> Result<Call<'a>, Refusal> {
         let source = format!("{}/{}", self.bucket, utf8_percent_encode(key, PLAIN_IN_PATH));
         let call = call.header(COPY_SOURCE, &source)?;
@@ -246,7 +246,7 @@ fn checksum_of(body: &[u8]) -> String {
     STANDARD.encode(crc32c::crc32c(body).to_be_bytes())
 }
 
-/// The ETag in an answer's body, and a checksum.
+/// The ETag and a checksum from an answer's body.
 fn tagged(answer: &Answer) -> Result<(String, Option<String>), Refusal> {
     let tagged: Tagged = parse(answer)?;
     match (tagged.etag, tagged.code) {

@@ -1,4 +1,4 @@
-//! From a URL and the environment to a bucket.
+//! Attaches a bucket from a URL and the environment.
 //!
 //! `s3://BUCKET[/PREFIX][?OPTION=VALUE&...]`
 //!
@@ -11,10 +11,10 @@
 //! | `anonymous` | `AWS_SKIP_SIGNATURE` | `false` |
 //! | `profile` | `AWS_PROFILE` | `default` |
 //! | `ca` (a PEM file) | `AWS_CA_BUNDLE` | the system's |
-//! | `uid`, `gid`, `mode`, `dir-mode` of what has none | | the daemon's, 644, 755 |
+//! | `uid`, `gid`, `mode`, `dir-mode` of objects without attributes | | the daemon's, 644, 755 |
 //!
-//! Credentials: `AWS_ACCESS_KEY_ID` and its companions, the profile in `~/.aws/credentials` and `~/.aws/config`, a web
-//! identity, the container's, the instance's.
+//! Credentials: `AWS_ACCESS_KEY_ID` and its companions, the profile in `~/.aws/credentials` and `~/.aws/config`, a
+//! web identity, the container's, the instance's.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use super::metadata::Defaults;
 
 const INSTEAD: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile";
 
-/// What a URL says.
+/// The content of a URL.
 #[derive(Debug)]
 pub(super) struct Attached {
     http: HttpClient,
@@ -43,7 +43,7 @@ pub(super) struct Attached {
     /// `https://HOST/BUCKET` or `https://BUCKET.HOST`.
     bucket_url: String,
     access: Access,
-    /// What all keys of the pool begin with: empty, or with a slash at its end.
+    /// The prefix of all keys of the pool: empty, or with a slash at its end.
     root: String,
     defaults: Defaults,
     /// Without secrets.
@@ -58,10 +58,10 @@ impl Attached {
     }
 }
 
-/// Whether a URL can be one of a pool, without asking anybody.
+/// Checks that a URL can name a pool, without contacting a server.
 ///
 /// # Errors
-/// `InvalidInput`, with what is wrong.
+/// `InvalidInput`, with the reason.
 pub fn check(url: &str, environment: &Environment) -> Result<()> {
     attach(url, environment).map(drop)
 }
@@ -74,11 +74,11 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
 
     let mut builder = AmazonS3Builder::new();
     let from_env = options.profile.is_none() && environment.contains_key("AWS_ACCESS_KEY_ID");
-    // A token belongs to the keys that it came with.
+    // A session token is valid only with the keys that it was issued with.
     let foreign = |name: &str| name == "AWS_SESSION_TOKEN" && !from_env;
     let variables = environment.iter().filter(|(name, _)| name.starts_with("AWS_") && !foreign(name));
     for (name, value) in variables {
-        // What it does not know is for others.
+        // A variable that the builder does not know belongs to other programs.
         if let Ok(key) = name.to_ascii_lowercase().parse() {
             builder = builder.with_config(key, value);
         }
@@ -160,7 +160,7 @@ impl Options {
     }
 }
 
-/// What a profile of the AWS tools says.
+/// The settings of a profile of the AWS tools.
 #[derive(Default)]
 struct Profile {
     keys: Option<(String, String)>,
@@ -169,7 +169,7 @@ struct Profile {
 }
 
 impl Profile {
-    /// `Ok(None)` where there are no such files; an error where a profile that was named is in none.
+    /// `Ok(None)` if the files do not exist; an error if neither file has the profile that was named.
     fn find(url: &str, environment: &Environment, named: Option<&str>) -> Result<Option<Self>> {
         let named = named.or(environment.get("AWS_PROFILE").map(String::as_str));
         let name = named.unwrap_or("default");

@@ -1,4 +1,4 @@
-//! Changing attributes: the size too.
+//! Changes of attributes, including the size.
 
 use bytes::{Bytes, BytesMut};
 
@@ -10,8 +10,7 @@ use super::metadata::{Meta, Object};
 use super::probe::Wanted;
 use super::{Found, Op, directory_meta, upload};
 
-/// The largest object whose size is changed by reading it and writing it anew; larger ones are put together on the
-/// server.
+/// The largest object whose size is changed by reading and rewriting it; a larger one is assembled on the server.
 const REWRITTEN_BYTES: u64 = 16 << 20;
 
 impl Op<'_> {
@@ -36,7 +35,7 @@ impl Op<'_> {
             meta.touch(now);
         };
         let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
-            // Somebody was faster: the same call will find what is there now.
+            // Another client was faster: a retry will find the current object.
             true => self.error(ErrorKind::Busy),
             false => self.refused(refusal),
         };
@@ -86,7 +85,7 @@ impl Op<'_> {
         self.made(&key, object, directory).await
     }
 
-    /// Cuts an object or adds zeros at its end. Returns its new ETag.
+    /// Truncates an object or appends zeros. Returns its new ETag.
     async fn resize(&self, object: &Object, meta: &Meta, size: u64) -> Result<String, Refusal> {
         let (client, key) = (&self.bucket.client, self.place.key.as_str());
         let kept = object.size.min(size);

@@ -1,4 +1,4 @@
-//! The renames that are being carried out, and how far they are.
+//! The renames in progress, and their progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::UnderWay;
 #[derive(Debug, Default)]
 pub(crate) struct Moves(Arc<Mutex<Vec<Arc<Moving>>>>);
 
-/// One rename: keys are copied, then removed.
+/// One rename: keys are copied, then the sources are removed.
 #[derive(Debug)]
 struct Moving {
     what: String,
@@ -19,7 +19,7 @@ struct Moving {
     all_copied: AtomicBool,
 }
 
-/// A rename is shown for as long as this lives.
+/// The rename is shown as long as this lives.
 #[derive(Debug)]
 pub(super) struct Shown {
     moves: Arc<Mutex<Vec<Arc<Moving>>>>,

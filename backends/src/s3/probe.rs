@@ -1,4 +1,4 @@
-//! What a server does with conditions: many ignore them, and say nothing of it.
+//! Which conditions a server honours: many servers ignore conditions without an error.
 
 use bytes::Bytes;
 
@@ -11,33 +11,33 @@ use super::metadata::{Meta, Object};
 /// An ETag that no content has.
 const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
 
-/// The conditions that are heeded with one kind of request.
+/// The conditions that the server honours for one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Heeded {
     /// `If-None-Match: *`
     pub(super) absent: bool,
-    /// `If-Match`: refused with another ETag, and made with the right one.
+    /// `If-Match`: refused with another ETag, accepted with the right one.
     pub(super) etag: bool,
 }
 
-/// The conditions that are heeded.
+/// The conditions that the server honours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Conditional {
     pub(super) put: Heeded,
-    /// Of an upload in parts.
+    /// For the completion of an upload in parts.
     pub(super) complete: Heeded,
-    /// Of a copy's target.
+    /// For a copy's target.
     pub(super) copy: Heeded,
-    /// Of what is removed: never that it is absent.
+    /// For a removal: `absent` is never set.
     pub(super) delete: Heeded,
 }
 
-/// What is wanted of a target; where the server does not heed it, it was looked at before.
+/// The condition on a target. If the server does not honour it, the pool has checked it in advance.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wanted<'a> {
     Anything,
     Absent,
-    /// That it is still this one.
+    /// The target is still this object.
     Same(&'a Object),
 }
 
@@ -54,7 +54,7 @@ impl<'a> Wanted<'a> {
 }
 
 impl Conditional {
-    /// Whether all that a put needs are heeded.
+    /// Whether the server honours all conditions that a put needs.
     pub(super) fn all(&self) -> bool {
         let all = Heeded { absent: true, etag: true };
         self.put == all && self.complete == all
@@ -68,7 +68,7 @@ pub(super) struct Probed {
 
 /// Tries every condition on a scratch object below `root`, and removes it.
 pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal> {
-    // That the bucket is there, and may be listed.
+    // Checks that the bucket exists and may be listed.
     client.list(root, false, None, 1).await?;
     let name = String::from_utf8_lossy(RESERVED_PREFIX);
     let key = format!("{root}{name}probe-{:016x}", rand::random::<u64>());
@@ -100,7 +100,7 @@ async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> 
         absent: was_refused(copy(Condition::Absent).await)?,
         etag: was_refused(copy(Condition::Etag(NOBODYS_ETAG)).await)? && was_made(copy(Condition::Etag(&etag)).await)?,
     };
-    // An upload of one part that is smaller than a part may be where it is the last.
+    // A part smaller than the minimum is allowed if it is the last one.
     let upload = async |condition| {
         let meta = Meta::scratch();
         let id = client.begin_upload(key, &meta).await?;
@@ -110,14 +110,14 @@ async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> 
         };
         let made = made.await;
         if made.is_err() {
-            // It may be gone already.
+            // The upload may be gone already.
             drop(client.abort_upload(key, &id).await);
         }
         made
     };
     let absent = was_refused(upload(Condition::Absent).await)?;
     let other = was_refused(upload(Condition::Etag(NOBODYS_ETAG)).await)?;
-    // What was made in spite of a condition has another ETag than the first put.
+    // An object that was made in spite of a condition has an ETag other than that of the first put.
     let now = client.head(key).await?.map(|object| object.etag);
     let right = match &now {
         Some(etag) => was_made(upload(Condition::Etag(etag)).await)?,
@@ -136,7 +136,7 @@ fn was_refused(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
     match answer {
         Ok(_) => Ok(false),
         Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(true),
-        // A server that does not know a condition may say so.
+        // A server that does not know a condition may report that.
         Err(refusal) if refusal.is(ErrorKind::Unsupported) || refusal.is(ErrorKind::Os(libc::EIO)) => Ok(false),
         Err(refusal) => Err(refusal),
     }

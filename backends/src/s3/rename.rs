@@ -1,11 +1,12 @@
 //! Renames: copies on the server, then removals.
 //!
-//! A rename of a directory is many requests, and even one of a file is two. So it is written down first, in a note
-//! beside the root's keys, and done when the note is gone. Whoever attaches the bucket and finds a note of a rename that
-//! was cut off finishes it. Only what is at the source and was written before the note is moved, by the server's clock;
-//! nothing that came to the target afterwards is replaced; and a source goes only where the target is a copy of it.
+//! A rename of a directory takes many requests, and even one of a file takes two. So a note of the rename is written
+//! first, beside the root's keys, and removed when the rename is done. A daemon that attaches the bucket and finds
+//! the note of an interrupted rename finishes it. It moves only source objects that, by the server's clock, were
+//! written before the note; it replaces nothing that was written to the target after the note; and it removes a
+//! source only if the target is a copy of it.
 //!
-//! A rename of a live process is left alone by the others, until it is so old that nobody works on it any more.
+//! The rename of a live process is left alone by other processes, until it is so old that it counts as abandoned.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -27,26 +28,27 @@ use super::probe::Wanted;
 use super::requests::Listed;
 use super::{Bucket, Found, Op, upload};
 
-/// Keys that are moved at once.
+/// Keys that are moved concurrently.
 const MOVED_AT_ONCE: usize = 16;
 const PAGE_KEYS: usize = 1_000;
-/// A rename that another node began so long ago is taken for abandoned.
+/// A rename that another node began so long ago counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
-/// How long an attach waits for the renames that it finishes.
+/// How long an attach waits for the interrupted renames.
 const FINISHED_WITHIN: Duration = Duration::from_secs(20);
-/// How often a copy is begun anew because its source was changed meanwhile.
+/// How often a copy is restarted because its source was changed meanwhile.
 const COPY_TRIES: usize = 5;
 
-/// What is written down.
+/// The content of a note.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Move {
     from: String,
     to: String,
-    /// The keys begin with `from`, rather than being it.
+    /// The source is all keys that begin with `from`, not the key `from` alone.
     directory: bool,
-    /// The target must not have been there.
+    /// The target did not exist.
     absent: bool,
-    /// The last write of what is moved: the server's clock ticks in seconds, and something new may have its name.
+    /// The write number of the source. The server's clock ticks in seconds, so a new object may get the same name at
+    /// the same time.
     write: Option<String>,
     node: String,
     pid: i32,
@@ -59,7 +61,7 @@ enum Half {
     Remove,
 }
 
-/// Work on several keys at once, a bounded number.
+/// Runs work on a bounded number of keys concurrently.
 struct AtOnce<F>(FuturesUnordered<F>);
 
 impl<F> Default for AtOnce<F> {
@@ -69,7 +71,7 @@ impl<F> Default for AtOnce<F> {
 }
 
 impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
-    /// Begins another one as soon as there is room for it.
+    /// Begins another piece of work as soon as there is room for it.
     async fn begin(&mut self, work: F) -> Result<(), Refusal> {
         if self.0.len() >= MOVED_AT_ONCE
             && let Some(done) = self.0.next().await
@@ -80,7 +82,7 @@ impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
         Ok(())
     }
 
-    /// Until all that was begun is done.
+    /// Waits until all work is done.
     async fn end(mut self) -> Result<(), Refusal> {
         while let Some(done) = self.0.next().await {
             done?;
@@ -110,7 +112,8 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
         }
         (Found::Directory(_), Found::Object(_)) => return Err(target.error(ErrorKind::NotDirectory)),
         (Found::Object(_), Found::Directory(_)) => {
-            // As rename(2): a directory that holds something is told from one that is only in the way.
+            // As in rename(2), the error for a directory that is not empty differs from that for a directory at the
+            // target.
             let kind = if source.path.starts_with(target.path) { ErrorKind::NotEmpty } else { ErrorKind::IsDirectory };
             return Err(target.error(kind));
         }
@@ -147,7 +150,7 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
     let absent = what.absent;
     let replaced = if let Found::Object(object) = there { Some(object) } else { None };
     let bucket_too = Arc::clone(bucket);
-    // Whoever asked may be gone before it is done; half of it must not stay.
+    // The caller may be gone before the rename is done, and a half-done rename must not stay.
     let work = tokio::spawn(async move { bucket_too.begin(what, replaced).await });
     let done = work.await.unwrap_or_else(|_| Err(Refusal::local(ErrorKind::Unavailable, "it was stopped".into())));
     bucket.forget_directory(&source.place.directory());
@@ -174,14 +177,14 @@ impl Bucket {
         let text = serde_json::to_vec(&what).map_err(|e| Refusal::local(ErrorKind::InvalidInput, e.to_string()))?;
         self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await?;
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
-        // A file that was not moved is where it was: there is nothing to finish.
+        // A file that was not moved is still at the source: there is nothing to finish.
         if done.is_ok() || !what.directory {
             self.client.delete(&note, Condition::None).await?;
         }
         done
     }
 
-    /// `since`: what is written down has been begun before, at that time of the server.
+    /// `since`: this rename was begun before, at that time of the server.
     async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), Refusal> {
         let below_root = |key: &str| key.strip_prefix(&self.root).unwrap_or(key).to_owned();
         let shown = &self.moves.begin(&below_root(&what.from), &below_root(&what.to));
@@ -202,8 +205,8 @@ impl Bucket {
         self.remove_directories(what, since, directories, shown).await
     }
 
-    /// The deepest first: versitygw forgets that a directory is to go while another request empties it. The one that
-    /// is moved goes last: until then it is seen to be there.
+    /// Removes the deepest directories first: versitygw forgets that it must remove a directory while another request
+    /// empties it. The renamed directory is removed last, so that it stays visible until then.
     async fn remove_directories(
         &self,
         what: &Move,
@@ -217,7 +220,7 @@ impl Bucket {
             let mut at_work = AtOnce::default();
             for Listed { key: from, last_modified, .. } in level {
                 let to = format!("{}{}", what.to, from.strip_prefix(&what.from).unwrap_or_default());
-                // As it was before it was emptied.
+                // `last_modified` is from before the directory was emptied.
                 let since = since.filter(|since| last_modified > since);
                 let work = async move {
                     shown.removed();
@@ -230,7 +233,8 @@ impl Bucket {
         self.remove_copied(&what.from, &what.to, since).await
     }
 
-    /// The copy is as the original, its version too. `below`: of a directory that is moved.
+    /// Copies one object; the copy is equal to the original, including its version. `below`: the object is below a
+    /// directory that is renamed.
     async fn copy_one(
         &self,
         (from, to): (&str, &str),
@@ -240,7 +244,7 @@ impl Bucket {
     ) -> Result<(), Refusal> {
         let mut last = None;
         for _ in 0..COPY_TRIES {
-            // What is gone was moved by the try before, or removed by others.
+            // A missing source was moved by an earlier try, or removed by another client.
             let Some(source) = self.client.head(from).await? else { return Ok(()) };
             if let Some(since) = since {
                 let there = self.client.head(to).await?;
@@ -254,10 +258,10 @@ impl Bucket {
             match onto.copy(&self.client, from, &source, wanted).await {
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {}
                 Err(refusal) if refusal.is(ErrorKind::Conflict) => {
-                    // The source was changed, or the target: by an earlier try, or by somebody else.
+                    // The source or the target was changed, by an earlier try or by another client.
                     match self.client.head(to).await? {
                         Some(there) if there.is_copy_of(&source) => return Ok(()),
-                        // What somebody else made there stays, and so does what was to go there.
+                        // Another client's object at the target stays, and so does the source.
                         Some(_) if below => return Ok(()),
                         Some(_) if matches!(wanted, Wanted::Absent | Wanted::Same(_)) => return Err(refusal),
                         _ => last = Some(refusal),
@@ -277,7 +281,7 @@ impl Bucket {
         let mut others = since.is_some_and(|since| source.last_modified > since);
         let mut same = copy.is_copy_of(&source);
         if directory {
-            // Its time may be that of the last change in it, and it is the same by its name.
+            // The directory's time may be that of the last change in it, and its name alone identifies it.
             others &= !same;
             same = true;
         }
@@ -288,7 +292,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// One half of the rename of a directory, key by key. Directories are left to be removed: they are returned.
+    /// Carries out one half of the rename of a directory, key by key. Returns the directories, which the caller
+    /// removes.
     async fn each_key(
         &self,
         what: &Move,
@@ -333,7 +338,7 @@ impl Bucket {
         }
     }
 
-    /// Finishes the renames that were cut off. One that cannot be finished waits for the next time.
+    /// Finishes the interrupted renames. One that cannot be finished now is left for the next attach.
     async fn finish_renames(&self) -> Result<(), Refusal> {
         let mut token = None;
         loop {
@@ -357,7 +362,7 @@ impl Bucket {
         }
         let text = match self.client.get(&note.key, &note.etag, 0..note.size).await {
             Ok((_, text)) => text,
-            // Another one is at work on it.
+            // Another daemon is working on it.
             Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is(ErrorKind::Conflict) => return Ok(()),
             Err(refusal) => return Err(refusal),
         };
@@ -383,12 +388,12 @@ impl Bucket {
     }
 }
 
-/// What is below a directory that is moved gets a new place, where nothing is; its own object may replace another.
+/// An object below a directory that is renamed must not replace another one; the directory's own object may.
 fn wanted_below(from: &str, what: &Move) -> Wanted<'static> {
     if from == what.from { Wanted::Anything } else { Wanted::Absent }
 }
 
-/// Finishes the renames that were cut off, as far as that goes in a moment; the rest in the background.
+/// Finishes the interrupted renames within a short time; the rest in the background.
 pub(super) async fn finish(bucket: &Arc<Bucket>) {
     let too = Arc::clone(bucket);
     let work = tokio::spawn(async move {
@@ -397,7 +402,7 @@ pub(super) async fn finish(bucket: &Arc<Bucket>) {
             tracing::warn!(%error, "it is tried again when the bucket is attached");
         }
     });
-    // Where it takes longer, what is below the directories that move comes and goes meanwhile.
+    // If it takes longer, objects below the moving directories appear and vanish meanwhile.
     let _ = tokio::time::timeout(FINISHED_WITHIN, work).await;
 }
 

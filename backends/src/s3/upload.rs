@@ -1,4 +1,4 @@
-//! Contents on their way to the server: in one request, or in parts.
+//! Uploads of content: in one request, or in parts.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use super::metadata::{Meta, Object};
 use super::probe::{Conditional, Wanted};
 use super::{Found, Op};
 
-/// Contents up to this size go in one request.
+/// Content up to this size is sent in one request.
 const PART_BYTES: u64 = 8 << 20;
 /// The most parts of an upload, by the S3 API reference.
 const PARTS_MAX: u64 = 10_000;
-/// Parts that are on their way at once: together with the size of one, a bound on memory.
+/// Parts that are sent concurrently: with the size of a part, this bounds the memory.
 const PARTS_AT_ONCE: usize = 4;
-/// The most that one request copies, by the S3 API reference: 5 GiB.
+/// The most bytes that one request can copy, by the S3 API reference: 5 GiB.
 const COPY_MAX_BYTES: u64 = 5 << 30;
 const COPY_PART_BYTES: u64 = 1 << 30;
 
@@ -30,7 +30,7 @@ fn part_bytes(size: u64) -> u64 {
     PART_BYTES.max(size.div_ceil(PARTS_MAX).next_multiple_of(1 << 20))
 }
 
-/// An upload that is aborted where it is not completed, so that the server does not keep its parts.
+/// An upload that is aborted unless it is completed, so that the server does not keep its parts.
 struct Upload {
     client: Arc<Client>,
     key: String,
@@ -67,12 +67,12 @@ impl Drop for Upload {
     }
 }
 
-/// Cuts a stream of pieces with holes into parts without.
+/// Cuts a stream of pieces with holes into parts without holes.
 struct Parts<'a> {
     pieces: Pieces<'a>,
     order: PieceOrder,
     size: u64,
-    /// Where the next part begins.
+    /// The offset of the next part.
     at: u64,
     rest: Option<Piece>,
 }
@@ -82,7 +82,7 @@ impl<'a> Parts<'a> {
         Self { pieces, order: PieceOrder::new(size), size, at: 0, rest: None }
     }
 
-    /// The next `most` bytes, or what is left.
+    /// The next `most` bytes, or the rest.
     async fn next(&mut self, most: u64) -> Result<Bytes> {
         let end = self.at.saturating_add(most).min(self.size);
         let mut part = BytesMut::new();
@@ -95,7 +95,7 @@ impl<'a> Parts<'a> {
             let left = piece.data.split_off(fits);
             let behind = piece.offset + fits as u64;
             if piece.offset == self.at && behind == end {
-                // A piece that is a whole part is not copied.
+                // A piece that fills a whole part is not copied.
                 part = BytesMut::from(piece.data);
             } else {
                 if part.capacity() == 0 {
@@ -123,7 +123,7 @@ impl<'a> Parts<'a> {
         Ok(Some(piece))
     }
 
-    /// Behind the last part: what is left in the stream must fit, and is an error or nothing.
+    /// Reads the rest of the stream after the last part. It may contain an error, but no more content.
     async fn finish(&mut self) -> Result<()> {
         while self.piece().await?.is_some() {}
         Ok(())
@@ -143,14 +143,14 @@ impl Op<'_> {
         }
         self.check(expected, &there)?;
         if self.place.shadowed && !matches!(there, Found::Object(_)) {
-            // Nothing is in the shadow of a directory that is not there.
+            // The name stands for an object beside a directory of the same name, and there is no such object.
             return Err(self.error(ErrorKind::InvalidInput));
         }
         let there = if let Found::Object(object) = there { Some(object) } else { None };
         let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
         let mut parts = Parts::new(content, size);
         let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
-            // Nothing was expected: the same call finds what somebody else wrote while the answer was lost.
+            // Any object may be replaced: a retry finds what another client wrote while the answer was lost.
             true if *expected == Expected::Anything => self.error(ErrorKind::Busy),
             true => self.error(ErrorKind::Conflict),
             false => self.refused(refusal),
@@ -197,7 +197,7 @@ impl Op<'_> {
     }
 }
 
-/// What a copy on the server is to become.
+/// The target of a copy on the server.
 pub(super) struct Target<'a> {
     pub(super) key: &'a str,
     pub(super) meta: &'a Meta,
@@ -205,7 +205,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Copies the object that `from` names, in parts where it is too large for one request. Returns the copy's ETag.
+    /// Copies the object that `from` names, in parts if it is too large for one request. Returns the copy's ETag.
     pub(super) async fn copy(
         &self,
         client: &Arc<Client>,
@@ -214,7 +214,7 @@ impl Target<'_> {
         wanted: Wanted<'_>,
     ) -> Result<String, Refusal> {
         if object.size == 0 {
-            // Nothing to copy; some servers cannot where the key ends with a slash.
+            // There is nothing to copy; some servers cannot copy an object whose key ends with a slash.
             return client.put(self.key, Bytes::new(), self.meta, wanted.heeded(self.conditional.put)).await;
         }
         let source = (from, object.etag.as_str());
@@ -226,7 +226,7 @@ impl Target<'_> {
         upload.complete(parts, self.meta, wanted.heeded(self.conditional.complete)).await
     }
 
-    /// Makes an object of the first `kept` bytes of what is there and zeros up to `size`.
+    /// Makes an object of the first `kept` bytes of the present one and zeros up to `size`.
     pub(super) async fn resize(
         &self,
         client: &Arc<Client>,
@@ -235,7 +235,8 @@ impl Target<'_> {
         size: u64,
     ) -> Result<String, Refusal> {
         let upload = Upload::begin(client, self.key, self.meta).await?;
-        // All parts but the last have at least 5 MiB: what does not fill one is read, and written with what follows.
+        // All parts but the last have at least 5 MiB. A remainder smaller than a part is read, and written together
+        // with what follows.
         let whole = kept / PART_BYTES * PART_BYTES;
         let source = (self.key, object.etag.as_str());
         let mut parts = copy_parts(&upload, source, whole, COPY_PART_BYTES.max(part_bytes(size))).await?;
@@ -255,7 +256,7 @@ impl Target<'_> {
     }
 }
 
-/// Takes the first `size` bytes of an object as the first parts of an upload.
+/// Copies the first `size` bytes of an object as the first parts of an upload.
 async fn copy_parts(upload: &Upload, from: (&str, &str), size: u64, part_bytes: u64) -> Result<Vec<Part>, Refusal> {
     let ranges = (0..size).step_by(part_bytes as usize).map(|at| at..(at + part_bytes).min(size));
     stream::iter(ranges.zip(1_u32..))

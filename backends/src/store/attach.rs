@@ -1,4 +1,4 @@
-//! From a URL and the environment to a store: what all kinds have in common.
+//! Attaches a store from a URL and the environment: what all kinds have in common.
 //!
 //! `gs://BUCKET[/PREFIX][?OPTION=VALUE&...]`, `az://CONTAINER[/PREFIX][?...]`, `http://HOST[:PORT]/PATH[?...]`, `https://...`
 //!
@@ -9,7 +9,7 @@
 //! | `account` | az | `AZURE_STORAGE_ACCOUNT_NAME` | |
 //! | `anonymous` | gs, az | `GOOGLE_SKIP_SIGNATURE`, `AZURE_SKIP_SIGNATURE` | `false` |
 //! | `ca` (a PEM file) | all | | the system's |
-//! | `uid`, `gid`, `mode`, `dir-mode` of what has none | all | | the daemon's, 644, 755 |
+//! | `uid`, `gid`, `mode`, `dir-mode` of objects without attributes | all | | the daemon's, 644, 755 |
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,16 +29,17 @@ use super::dialect::Dialect;
 use super::metadata::Defaults;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest silence in the middle of an answer.
+/// The longest pause in the middle of an answer.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long credentials may take: where there are none the cloud's own server is asked, which is not everywhere.
+/// The time limit for credentials: without configured credentials, the cloud's metadata server is asked, which does
+/// not exist everywhere.
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(10);
 const CREDENTIALS_RETRIES: usize = 2;
 
-/// The variables that say what a URL does not, by name.
+/// The variables with settings that a URL does not contain, by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// The variables of this process that matter here.
+/// The variables of this process that concern stores.
 pub fn environment() -> Environment {
     let matters =
         |name: &str| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|kind| name.starts_with(kind)) || name == "HOME";
@@ -46,13 +47,13 @@ pub fn environment() -> Environment {
     std::env::vars_os().filter_map(text).filter(|(name, _)| matters(name)).collect()
 }
 
-/// Options are left out: what is wrong may be a secret in the wrong place.
+/// Leaves out the options: a wrong one may be a secret in the wrong place.
 pub(crate) fn wrong(url: &str, why: impl std::fmt::Display) -> Error {
     let place = url.split('?').next().unwrap_or_default();
     Error::new(ErrorKind::InvalidInput, Side::Application, format!("{place}: {why}"))
 }
 
-/// Refuses a URL with credentials; `instead` says where they belong.
+/// Refuses a URL with credentials; `instead` names the right place for them.
 pub(crate) fn without_credentials(url: &Url, instead: &str) -> Result<()> {
     if url.username().is_empty() && url.password().is_none() {
         return Ok(());
@@ -71,7 +72,7 @@ pub(crate) fn bucket_and_root(text: &str, url: &Url, wanted: &str) -> Result<(St
     Ok((bucket, if root.is_empty() { String::new() } else { format!("{root}/") }))
 }
 
-/// What all kinds of stores can be told in a URL.
+/// The options that all kinds of stores accept in a URL.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) endpoint: Option<String>,
@@ -87,7 +88,7 @@ impl Options {
         Self { endpoint: None, anonymous: false, ca: None, defaults }
     }
 
-    /// Takes an option of the URL `text`; `false` where it is for others.
+    /// Takes an option of the URL `text`; returns `false` if another part must take it.
     pub(crate) fn take(&mut self, text: &str, name: &str, value: &str) -> Result<bool> {
         let number = |radix, max: u32| {
             let number = u32::from_str_radix(value, radix).ok().filter(|number| *number <= max);
@@ -119,7 +120,8 @@ pub(crate) fn unknown(text: &str, name: &str, known: &str) -> Error {
     wrong(text, format!("unknown option {name}; known: {known}"))
 }
 
-/// `http://` or `https://` and a host, without credentials in it or as options, and without a slash at the end.
+/// Checks for `http://` or `https://` and a host, without credentials in it or as options, and removes a slash at the
+/// end.
 pub(crate) fn endpoint(text: &str, endpoint: &str, instead: &str) -> Result<String> {
     let lacks = || wrong(text, "the endpoint lacks http:// or https://");
     let url = Url::parse(endpoint).map_err(|_| lacks())?;
@@ -145,12 +147,13 @@ pub(super) fn certificates<T, E: std::fmt::Display>(
     parse(&pem).map_err(|error| bad(&error))
 }
 
-/// How connections to an endpoint are made. `ca`: a PEM file with certificates to trust beside the system's.
+/// The settings of connections to an endpoint. `ca`: a PEM file with certificates to trust in addition to the
+/// system's.
 pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> Result<ClientOptions> {
     let mut options = ClientOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_read_timeout(READ_TIMEOUT)
-        // A large part over a slow line takes its time.
+        // A large part takes long over a slow line.
         .with_timeout_disabled()
         .with_allow_http(endpoint.starts_with("http://"));
     for certificate in ca.map_or(Ok(Vec::new()), |ca| certificates(text, ca, Certificate::from_pem_bundle))? {
@@ -163,7 +166,7 @@ pub(crate) fn connect(text: &str, options: &ClientOptions) -> Result<HttpClient>
     ReqwestConnector::default().connect(options).map_err(|error| wrong(text, error))
 }
 
-/// How often credentials are asked for, and for how long.
+/// How often credentials are requested, and for how long.
 pub(super) fn credential_retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig::default(),
@@ -172,16 +175,16 @@ pub(super) fn credential_retries() -> RetryConfig {
     }
 }
 
-/// `remedy` says where credentials can come from.
+/// `remedy` names the places that credentials can come from.
 pub(super) fn no_credentials(error: &object_store::Error, remedy: &str) -> Refusal {
     tracing::debug!("no credentials: {error}");
     Refusal::local(ErrorKind::PermissionDenied, format!("no credentials were found: {remedy}"))
 }
 
-/// What a URL names, but for how it is spoken to.
+/// The content of a URL, except for the protocol.
 #[derive(Debug)]
 pub(super) struct Named {
-    /// As it was given: without secrets.
+    /// The URL as given: without secrets.
     pub(super) text: String,
     pub(super) bucket: String,
     pub(super) root: String,
@@ -189,7 +192,7 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// `own` takes the options that only this kind has, which `known` lists with the others.
+    /// `own` takes the options that only this kind has; `known` lists all of them.
     pub(super) fn parse(
         text: &str,
         wanted: &str,
@@ -209,7 +212,7 @@ impl Named {
         Ok(Self { text: text.to_owned(), bucket, root, options })
     }
 
-    /// The store, by requests to `bucket_url`.
+    /// The store at `bucket_url`.
     pub(super) fn reached(self, http: HttpClient, bucket_url: String, dialect: Box<dyn Dialect>) -> Bucket {
         let scheme = self.text.split("://").next().unwrap_or_default();
         let name = format!("{scheme}://{}/{}", self.bucket, self.root);

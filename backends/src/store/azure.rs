@@ -1,4 +1,4 @@
-//! Azure's store: listings of its own, and other names for what S3 has too.
+//! Azure's store: its own listings, and other header names for the features that S3 has too.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use super::requests::{Asked, Listed, Page, garbled, parse};
 
 const INSTEAD: &str = "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or say `anonymous=true` of a public \
                        container";
-/// Pages with nothing in them that are passed over in a row: the store ends a page where one of its servers ends.
+/// Empty pages that are skipped in a row: the store ends a page where one of its servers ends.
 const EMPTY_PAGES_MAX: usize = 1_000;
 
 #[derive(Debug)]
 struct Azure {
     account: String,
-    /// Without them requests are anonymous.
+    /// `None`: requests are anonymous.
     credentials: Option<AzureCredentialProvider>,
 }
 
-/// What `az://CONTAINER[/PREFIX]` names.
+/// Attaches `az://CONTAINER[/PREFIX]`.
 pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let known = "account, endpoint, anonymous, ca, uid, gid, mode, dir-mode";
     let mut account = None;
@@ -42,7 +42,8 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     })?;
     let mut builder = MicrosoftAzureBuilder::new();
     for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AZURE_")) {
-        // What it does not know is for others, and what connections are like is said below.
+        // A variable that the builder does not know belongs to other programs; the settings of connections follow
+        // below.
         match name.to_ascii_lowercase().parse() {
             Ok(AzureConfigKey::Client(_) | AzureConfigKey::ContainerName | AzureConfigKey::UseEmulator) | Err(_) => {}
             Ok(key) => builder = builder.with_config(key, value),
@@ -119,7 +120,7 @@ struct Prefix {
     name: Name,
 }
 
-/// Percent-encoded where XML cannot carry it.
+/// A name, percent-encoded if XML cannot represent it.
 #[derive(Debug, Deserialize)]
 struct Name {
     #[serde(rename = "@Encoded", default)]
@@ -186,7 +187,7 @@ async fn page(client: &Client, asked: &Asked<'_>, token: Option<&str>) -> Result
         let etag = blob.properties.etag;
         Ok(Listed {
             key: blob.name.decoded(),
-            // Headers have it in quotes.
+            // Headers quote the ETag.
             etag: if etag.starts_with('"') { etag } else { format!("\"{etag}\"") },
             size: blob.properties.content_length,
             last_modified: Time::from(modified),

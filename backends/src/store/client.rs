@@ -1,7 +1,7 @@
-//! Signed requests to one bucket, repeated where that can help.
+//! Signed requests to one bucket, retried where that can help.
 //!
-//! Credentials, signatures and HTTP are those of `object_store`. Its own operations are not used: its paths cannot name
-//! `dir/` or `a//b`, one such key fails a whole listing, a body that breaks off cannot be gone on with, completing an
+//! Credentials, signatures and HTTP are those of `object_store`. Its own operations are not used: its paths cannot
+//! name `dir/` or `a//b`, one such key fails a whole listing, an interrupted body cannot be resumed, completing an
 //! upload takes no condition, and copying takes no metadata.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use super::keys::is_unspeakable;
 use super::metadata::Object;
 use super::requests;
 
-/// What a key's bytes may be in a URL, by AWS's rules for signatures.
+/// The characters of a key that stay unescaped in a URL, by AWS's rules for signatures.
 pub(crate) const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 pub(crate) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
 
@@ -36,7 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The body of an answer.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
 
-/// A bucket and the right to use it.
+/// A bucket and the credentials for it.
 #[derive(Debug)]
 pub(crate) struct Client {
     http: HttpClient,
@@ -44,14 +44,14 @@ pub(crate) struct Client {
     /// `https://HOST/BUCKET` or `https://BUCKET.HOST`.
     pub(crate) bucket_url: String,
     pub(crate) dialect: Box<dyn Dialect>,
-    /// Requests that were sent again.
+    /// Requests that were retried.
     pub(crate) retried: AtomicU64,
-    /// For contents on their way to the server, in units of [`ROOM_UNIT_BYTES`].
+    /// Memory for content that is being sent, in units of [`ROOM_UNIT_BYTES`].
     room: Semaphore,
 }
 
 const ROOM_UNIT_BYTES: u64 = 64 << 10;
-/// Memory for all contents that are on their way to the server: 32 MiB.
+/// Memory for all content that is being sent: 32 MiB.
 const ROOM_UNITS: usize = 512;
 
 /// One request.
@@ -62,10 +62,10 @@ pub(crate) struct Call<'a> {
     pub(crate) query: Vec<(&'static str, String)>,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The number of bytes of the answer, where it is known.
+    /// The number of bytes of the answer, if known.
     pub(crate) answer_bytes: Option<u64>,
-    /// What was seen at the key before a change without a condition, where the change is no other's business: it is
-    /// sent again only while that is there.
+    /// For a change without a condition: the object, or none, that was seen at the key. The change is sent again only
+    /// while the same object is still there. `None`: the call may be sent again without a look at the key.
     pub(crate) over: Option<Option<&'a Object>>,
 }
 
@@ -93,16 +93,16 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A good answer.
+/// A successful answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// How often it was asked for in vain before: what a request changed may have been changed by an earlier one.
+    /// The number of failed tries before this answer: an earlier try may already have made the change.
     pub(crate) retries: u64,
 }
 
-/// Why a request was not answered well.
+/// The reason for a failed request.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     /// S3's error code, or ours.
@@ -114,7 +114,7 @@ pub(crate) struct Refusal {
 }
 
 const AZURE_ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
-/// Our code for an answer that was lost, where the key is by now as neither the request nor what was before it says.
+/// Our code for a lost answer, when the key now has neither the request's object nor the one before it.
 const MOVED_ON: &str = "MovedOn";
 
 /// The body of an error.
@@ -152,7 +152,7 @@ impl Refusal {
             (_, "BadDigest" | "XAmzContentSHA256Mismatch") => ErrorKind::Corrupt,
             (_, "PreconditionFailed" | "ConditionalRequestConflict") => ErrorKind::Conflict,
             (_, "NoSuchKey" | "NoSuchUpload") => ErrorKind::NotFound,
-            // Of servers that keep keys as files: an object is where the key needs a directory.
+            // From servers that store keys as files: an object is at a place where the key needs a directory.
             (_, "ObjectParentIsFile" | "XMinioParentIsObject") => ErrorKind::NotDirectory,
             (404 | 410, _) => ErrorKind::NotFound,
             (401 | 403, _) | (_, "PublicAccessNotPermitted") => ErrorKind::PermissionDenied,
@@ -163,12 +163,12 @@ impl Refusal {
             _ => ErrorKind::Os(libc::EIO),
         };
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) || code == "OperationAborted";
-        // What Azure's store says behind the first line is for its own people.
+        // Azure's store adds lines for its own support after the first.
         let message = told.message.lines().next().unwrap_or_default().to_owned();
         Self { code, message, retries: 0, kind, again }
     }
 
-    /// An error that came with a good status.
+    /// An error in an answer with a success status.
     pub(crate) fn late(code: String, message: String, retries: u64) -> Self {
         let body = ErrorBody { code, message };
         Self { retries, ..Self::told(StatusCode::INTERNAL_SERVER_ERROR, body) }
@@ -178,22 +178,22 @@ impl Refusal {
         self.kind == kind
     }
 
-    /// Whether there is a bucket, but not that key in it.
+    /// Whether the bucket exists, but not that key in it.
     pub(crate) fn is_no_key(&self) -> bool {
         self.is(ErrorKind::NotFound) && !matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound")
     }
 
-    /// Whether it was the server that refused.
+    /// Whether the server refused the request.
     pub(crate) fn is_servers(&self) -> bool {
         !self.code.is_empty()
     }
 
-    /// Whether it was asked at another path, where that was not followed.
+    /// Whether the server redirected to another path, and the redirection was not followed.
     pub(crate) fn is_redirection(&self) -> bool {
         matches!(self.code.as_str(), "301" | "302" | "303" | "307" | "308")
     }
 
-    /// Whether the range that was asked for lies behind the end.
+    /// Whether the requested range lies beyond the end.
     pub(crate) fn is_behind_the_end(&self) -> bool {
         matches!(self.code.as_str(), "InvalidRange" | "416")
     }
@@ -203,12 +203,12 @@ impl Refusal {
         Self { code: MOVED_ON.to_owned(), ..Self::local(ErrorKind::Conflict, message) }
     }
 
-    /// Whether a request was not sent again, because of what is at the key now.
+    /// Whether a request was not retried because of the object that is now at the key.
     pub(crate) fn is_moved_on(&self) -> bool {
         self.code == MOVED_ON
     }
 
-    /// As the pool tells it; `what` names the operation and the path.
+    /// The error that the pool returns; `what` names the operation and the path.
     pub(crate) fn into_error(self, what: impl Into<String>) -> Error {
         let mut context = what.into();
         if let Some(remedy) = self.remedy() {
@@ -254,16 +254,15 @@ impl Client {
         Self { http, bucket, bucket_url, dialect, retried, room }
     }
 
-    /// Waits for memory for contents, as much as there is at the most.
+    /// Waits for memory for content, at most for all of it.
     pub(crate) async fn room(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let units = bytes.div_ceil(ROOM_UNIT_BYTES).clamp(1, ROOM_UNITS as u64) as u32;
-        // It is never closed.
+        // The semaphore is never closed.
         self.room.acquire_many(units).await.ok()
     }
 
-    /// Sends a request until it is answered by anything but a fault of the server or of the way there, a bounded
-    /// number of times with growing, jittered pauses. A change that may have been made already is not made again over
-    /// what came afterwards.
+    /// Sends a request and retries it after a fault of the server or the network, a bounded number of times with
+    /// growing, jittered pauses. A change that may already have been made is not made again over a later change.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
         let retries = AtomicU64::new(0);
         let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
@@ -274,7 +273,7 @@ impl Client {
         }
     }
 
-    /// The same, until the answer begins.
+    /// Like [`Self::send`], but returns when the answer begins.
     pub(crate) async fn send_for_body(&self, call: Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
         self.until_answered(call.key, &AtomicU64::new(0), || self.begin(&call)).await
     }
@@ -292,13 +291,13 @@ impl Client {
             .await
     }
 
-    /// Something is asked for again, after `pause`.
+    /// Counts and logs a retry after `pause`.
     pub(crate) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
         self.retried.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "a request is sent again");
     }
 
-    /// Sends a change, again only where nobody made another one since.
+    /// Sends a change; retries it only if no other client has made a change since.
     async fn send_safely(&self, call: &Call<'_>, retries: &AtomicU64) -> Result<Answer, Refusal> {
         if let Some(seen) = call.over
             && retries.load(Ordering::Relaxed) > 0
@@ -309,7 +308,7 @@ impl Client {
         self.send_once(call).await
     }
 
-    /// Whether what is at a key is what was seen there.
+    /// Whether the object at a key is the one that was seen.
     async fn is_still(&self, key: &str, seen: Option<&Object>) -> Result<bool, Refusal> {
         match self.send_once(&Call::new(Method::HEAD, key)).await {
             Ok(answer) => Ok(seen.is_some_and(|seen| requests::object(&answer.headers).is_ok_and(|now| now.is(seen)))),
@@ -324,7 +323,7 @@ impl Client {
         if let Some(expected) = call.answer_bytes
             && expected != length as u64
         {
-            // More than asked for is not a line that broke: it will be so again.
+            // More bytes than requested are no broken connection: a retry would get them again.
             let kind = if length as u64 > expected { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
             let refusal = Refusal::local(kind, format!("{length} bytes came instead of {expected}"));
             return Err(Refusal { again: kind == ErrorKind::Unavailable, ..refusal });
@@ -332,7 +331,7 @@ impl Client {
         Ok(Answer { headers, body: join(pieces, length), retries: 0 })
     }
 
-    /// Sends a request once. A good answer is still to be read.
+    /// Sends a request once. The caller reads the body of a successful answer.
     async fn begin(&self, call: &Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
         let request = self.request(call).await?;
         let response = self.http.execute(request).await.map_err(|error| {
@@ -376,7 +375,7 @@ impl Client {
     }
 }
 
-/// Growing, jittered pauses, a bounded number of them.
+/// Growing, jittered pauses, in bounded number.
 pub(crate) fn pauses() -> ExponentialBuilder {
     ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
@@ -385,10 +384,10 @@ pub(crate) fn pauses() -> ExponentialBuilder {
         .with_jitter()
 }
 
-/// A short answer as a whole.
+/// Reads a short answer as a whole.
 ///
 /// # Errors
-/// `Corrupt` where more than `most_bytes` come.
+/// `Corrupt` if it has more than `most_bytes`.
 pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, Refusal> {
     let (pieces, length) = collect(body, most_bytes).await?;
     if length as u64 > most_bytes {
@@ -397,7 +396,7 @@ pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, Refusal>
     Ok(join(pieces, length))
 }
 
-/// Reads what comes, and stops where more than `most_bytes` did.
+/// Reads a body, and stops after more than `most_bytes`.
 async fn collect(mut body: Body, most_bytes: u64) -> Result<(Vec<Bytes>, usize), Refusal> {
     let (mut pieces, mut length) = (Vec::new(), 0);
     while let Some(piece) = body.try_next().await? {
@@ -419,7 +418,7 @@ fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {
     joined.freeze()
 }
 
-/// An error with what caused it.
+/// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -433,7 +432,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Errors of HTTP name the whole URL.
+/// Removes secrets: HTTP errors name the whole URL.
 fn without_secrets(text: &str) -> String {
     text.split(' ').map(|word| word.split_once('?').map_or(word, |(before, _)| before)).collect::<Vec<_>>().join(" ")
 }

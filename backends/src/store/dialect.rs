@@ -1,4 +1,4 @@
-//! What kinds of stores do differently.
+//! The differences between kinds of stores.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use percent_encoding::utf8_percent_encode;
 use super::client::{Call, Client, PLAIN_IN_PATH, Refusal};
 use super::requests::{Asked, Page, Same, page_of_s3};
 
-/// The requests of one kind of store, where they are not those of S3.
+/// The requests of one kind of store, as far as they differ from S3's.
 #[async_trait]
 pub(crate) trait Dialect: fmt::Debug + Send + Sync {
-    /// Adds to a request what lets it in.
+    /// Adds the authorization to a request.
     async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal>;
 
-    /// The URL of a key; of no key: that of the bucket.
+    /// The URL of a key; for an empty key, that of the bucket.
     fn url(&self, bucket_url: &str, key: &str) -> String {
         match key {
             "" => bucket_url.to_owned(),
@@ -24,21 +24,21 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Gives the headers of an answer the names and the sense that they have in S3.
+    /// Converts the headers of an answer to the names and values of S3.
     fn translate(&self, _headers: &mut HeaderMap) {}
 
-    /// Has a request refused where the object is not that one any more.
+    /// Adds the condition that the object is still this one.
     fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
         if same.etag.is_empty() { Ok(call) } else { call.header(header::IF_MATCH, same.etag) }
     }
 
-    /// Whether what a body began with is what it ends with: nothing is changed in place.
+    /// Whether objects are only replaced as a whole: the end of a body is then of the same object as its start.
     fn replaces_whole_objects(&self) -> bool {
         true
     }
 
-    /// Whether a listing may tell a prefix that no key begins with: S3 servers do that were killed while they made or
-    /// removed one. versitygw goes on with it until somebody makes the directory, Ceph's gateway for two minutes or more.
+    /// Whether a listing may contain a prefix without any key. S3 servers do this if they were killed while they made
+    /// or removed a key: versitygw until a client makes the directory, Ceph's gateway for two minutes or more.
     fn tells_empty_prefixes(&self) -> bool {
         true
     }
@@ -49,7 +49,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     }
 }
 
-/// Renames the headers that begin with `prefix`, which hold the metadata of objects, as S3 names them.
+/// Renames the headers that begin with `prefix`, which hold the metadata of objects, to S3's names.
 pub(super) fn translate_metadata(headers: &mut HeaderMap, prefix: &str) {
     let found = headers.iter().filter_map(|(name, value)| {
         let ours = format!("x-amz-meta-{}", name.as_str().strip_prefix(prefix)?);

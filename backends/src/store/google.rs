@@ -1,5 +1,5 @@
-//! Google's store: the requests of S3 with other credentials, and with generations, which tell contents apart where ETags,
-//! which are checksums, do not.
+//! Google's store: the requests of S3 with other credentials, and with generations. Generations distinguish contents
+//! where ETags, which are checksums, do not.
 
 use std::sync::Arc;
 
@@ -24,17 +24,18 @@ const INSTEAD: &str = "set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCO
 
 #[derive(Debug)]
 struct Google {
-    /// Without them requests are anonymous.
+    /// `None`: requests are anonymous.
     credentials: Option<GcpCredentialProvider>,
 }
 
-/// What `gs://BUCKET[/PREFIX]` names.
+/// Attaches `gs://BUCKET[/PREFIX]`.
 pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let known = "endpoint, anonymous, ca, uid, gid, mode, dir-mode";
     let named = Named::parse(text, "gs://BUCKET/PREFIX", INSTEAD, known, |_, _| false)?;
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("GOOGLE_")) {
-        // What it does not know is for others, and what connections are like is said below.
+        // A variable that the builder does not know belongs to other programs; the settings of connections follow
+        // below.
         match name.to_ascii_lowercase().parse() {
             Ok(GoogleConfigKey::Client(_) | GoogleConfigKey::Bucket) | Err(_) => {}
             Ok(key) => builder = builder.with_config(key, value),
@@ -64,7 +65,8 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
 #[async_trait]
 impl Dialect for Google {
     async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
-        // Without it the store unpacks what it keeps compressed, and the size is not that of the object.
+        // Without this header the store decompresses objects that it keeps compressed, and the size differs from that
+        // of the object.
         request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         let Some(credentials) = &self.credentials else { return Ok(()) };
         let credential = credentials.get_credential().await.map_err(|error| attach::no_credentials(&error, INSTEAD))?;

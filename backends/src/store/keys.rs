@@ -1,7 +1,7 @@
 //! File names and keys.
 //!
-//! A key is a string of UTF-8 that may contain anything; a path is made of names that are bytes and may not be
-//! everything. What is legal on both sides is the same on both. The rest is escaped by a suffix:
+//! A key is a string of UTF-8 with any characters. A path consists of names, which are bytes with restrictions. A
+//! name or a part of a key that is legal on both sides is the same on both. The rest is escaped by a suffix:
 //!
 //! | key | is shown as |
 //! |---|---|
@@ -15,9 +15,9 @@
 //! | not UTF-8, or with a character that listings garble | percent-encoded, with `.%bytes` behind it |
 //!
 //! Listings are XML, which has no control characters but tab and newline, and reads a carriage return as a newline.
-//! They are to be encoded on the way, but not every server does.
+//! Servers are asked to encode keys in listings, but not every server does.
 //!
-//! A name that ends with one of the suffixes and is not one of these forms is refused.
+//! A name that ends with one of the suffixes but has none of these forms is refused.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 
@@ -25,7 +25,7 @@ use crate::{ErrorKind, PoolPath, RESERVED_PREFIX, is_file_name};
 
 const ESCAPED_KEY: &str = ".%key";
 const ESCAPED_BYTES: &str = ".%bytes";
-/// What stays as it is in a name that is not UTF-8: all printable ASCII but the sign of the encoding.
+/// The characters that stay unescaped in a name that is not UTF-8: all printable ASCII except `%`.
 const NOT_UTF8: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The most bytes a name may have: Linux's NAME_MAX.
@@ -33,16 +33,16 @@ pub(crate) const NAME_MAX: usize = 255;
 /// The most bytes a key may have, by the S3 API reference.
 pub(crate) const KEY_MAX: usize = 1_024;
 
-/// What a name stands for in its directory.
+/// The meaning of a name in its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A part of a key.
     Plain(String),
-    /// The object of that name where a directory has the name.
+    /// The object of that name, if a directory has the same name.
     Shadowed(String),
 }
 
-/// The part that a name stands for; `None` where it stands for none.
+/// The part that a name stands for; `None` if there is none.
 fn part_of(name: &[u8]) -> Option<Part> {
     let text = std::str::from_utf8(name).ok();
     if let Some(part) = text.and_then(|text| text.strip_suffix(ESCAPED_KEY)) {
@@ -59,12 +59,12 @@ fn part_of(name: &[u8]) -> Option<Part> {
     }
 }
 
-/// Whether XML cannot carry a part as it is.
+/// Whether XML cannot represent a part unescaped.
 fn is_garbled(part: &str) -> bool {
     part.chars().any(|c| matches!(c, '\0'..='\x08' | '\x0b'..='\x1f' | '\u{fffe}' | '\u{ffff}'))
 }
 
-/// Whether a part ends as an encoded name does and is none.
+/// Whether a part ends like an encoded name but is not one.
 fn is_literal_bytes(part: &str) -> bool {
     part.ends_with(ESCAPED_BYTES) && encoded_name(part).is_none()
 }
@@ -75,8 +75,8 @@ fn encoded_name(part: &str) -> Option<Vec<u8>> {
     (part_of(&name) == Some(Part::Plain(part.to_owned()))).then_some(name)
 }
 
-/// The name that shows a part of a key; `None` where it is too long, or holds a NUL or, against the rules of a listing, a
-/// slash.
+/// The name that shows a part of a key; `None` if it would be too long, or contains a NUL or, against the rules of a
+/// listing, a slash.
 pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
     let name = match part {
         "" | "." | ".." => format!("{part}{ESCAPED_KEY}").into_bytes(),
@@ -90,30 +90,30 @@ pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
     is_file_name(&name).then_some(name)
 }
 
-/// The name of an object whose own name a directory has.
+/// The name of an object that a directory of the same name hides.
 pub(crate) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
     let name = format!("{part}{ESCAPED_KEY}").into_bytes();
     (is_file_name(&name) && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
 }
 
-/// Where a path is in a bucket.
+/// The place of a path in a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The key of an object there, without a slash at its end.
+    /// The key of an object at the place, without a slash at its end.
     pub(crate) key: String,
-    /// A name for an object that is in a directory's shadow: no directory can have it.
+    /// The name stands for an object beside a directory of the same name; no directory can have it.
     pub(crate) shadowed: bool,
-    /// The directory that all is in.
+    /// The place is the pool's root directory.
     pub(crate) is_root: bool,
 }
 
 impl Place {
-    /// What the keys of all that is below it begin with.
+    /// The prefix of the keys of everything below the place.
     pub(crate) fn directory(&self) -> String {
         if self.is_root && self.key.is_empty() { String::new() } else { format!("{}/", self.key) }
     }
 
-    /// The key of the object that stands for a directory there. A bucket itself can be none.
+    /// The key of the object that stands for a directory at the place. A bucket itself can have none.
     pub(crate) fn marker(&self) -> String {
         match self.directory() {
             directory if directory.is_empty() => format!("{}root", String::from_utf8_lossy(RESERVED_PREFIX)),
@@ -125,7 +125,7 @@ impl Place {
 /// `root` is empty or ends with a slash.
 ///
 /// # Errors
-/// `InvalidInput` for reserved names and those that stand for no key; `NameTooLong`.
+/// `InvalidInput` for reserved names and names that stand for no key; `NameTooLong`.
 pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> {
     if path.is_reserved() {
         return Err(ErrorKind::InvalidInput);
@@ -159,12 +159,12 @@ pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
     Ok(Place { key, shadowed, is_root: path.is_root() })
 }
 
-/// Whether a part of a key is a name that pools keep for their own unfinished work.
+/// Whether a part of a key is a name that pools reserve for their own unfinished work.
 pub(crate) fn is_reserved(part: &str) -> bool {
     part.as_bytes().starts_with(RESERVED_PREFIX)
 }
 
-/// Whether a key cannot be sent in a URL: clients and servers take such parts of paths for steps in a tree.
+/// Whether a key cannot be sent in a URL: clients and servers treat `.` and `..` as steps in a tree.
 pub(crate) fn is_unspeakable(key: &str) -> bool {
     key.split('/').any(|part| part == "." || part == "..")
 }
@@ -196,7 +196,7 @@ mod tests {
         }
         let place = place_of("root/", &path(&[b"a", b".%key", b"b"])).unwrap();
         assert_eq!((place.key.as_str(), place.shadowed), ("root/a//b", false));
-        // A key that begins with a slash is in a directory of its own, not in the root.
+        // A key that begins with a slash is in a directory with an empty name, not in the root.
         let place = place_of("", &path(&[b".%key"])).unwrap();
         assert_eq!((place.key.as_str(), place.directory().as_str(), place.is_root), ("", "/", false));
         assert_eq!(place_of("", &path(&[b".%key", b"x"])).unwrap().key, "/x");

@@ -1,8 +1,9 @@
 //! The entries of a directory, page by page.
 //!
-//! A listing says of an object its size and ETag, not its attributes: each is asked for, many at once. What was asked
-//! for once is not asked for again while size, ETag and time stay, unless the time is so young that a change since
-//! may have left it. Who wants contents too gets small ones in the same answers as their attributes.
+//! A listing contains the size and ETag of an object, but not its attributes. Each object's attributes are requested,
+//! many at a time. An answer is reused while size, ETag and time stay the same, unless the time is so recent that a
+//! later change may have left it the same. A caller that also wants contents gets those of small objects in the same
+//! answers as their attributes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -22,18 +23,18 @@ use super::keys::{self, Place};
 use super::metadata::{Meta, Object, implied_directory};
 use super::requests::{Listed, garbled};
 
-/// Keys in one page: the most that S3 gives.
+/// Keys in one page: the most that S3 returns.
 const PAGE_KEYS: usize = 1_000;
-/// Objects whose attributes are asked for at once.
+/// Objects whose attributes are requested concurrently.
 const ASKED_AT_ONCE: usize = 32;
-/// Objects whose attributes are remembered.
+/// Objects whose attributes are cached.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
-/// Stands for the version id of an object whose attributes could not be had.
+/// Stands for the version id of an object whose attributes could not be read.
 const LISTED_ALONE: &str = "listed-alone";
-/// Servers tell times by the second; their clock and ours may differ a little.
+/// Servers report times in seconds, and their clock and ours may differ a little.
 const YOUNG_SECS: i64 = 5;
 
-/// The attributes of objects, as of one state of each.
+/// The cached attributes of objects, each for one state of its object.
 pub(crate) struct Remembered(Mutex<LruCache<String, Object>>);
 
 impl Remembered {
@@ -55,13 +56,13 @@ impl Remembered {
     }
 }
 
-/// What is to become an entry.
+/// A future entry.
 enum Child {
     Object(Vec<u8>, Listed, Wanted),
     Directory(Vec<u8>, String),
 }
 
-/// What of an object.
+/// What to request for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Attributes,
@@ -71,19 +72,19 @@ enum Wanted {
 /// A directory that is being listed.
 struct Walk {
     bucket: Arc<Bucket>,
-    /// What the keys begin with.
+    /// The prefix of the keys.
     directory: String,
     token: Option<String>,
-    /// Bytes of contents that may still come along.
+    /// Bytes of contents that the listing may still include.
     contents_bytes: u64,
-    /// Objects, by the part of their key, whose name a directory that was not listed yet may turn out to have.
+    /// Objects, by the part of their key, whose name may still turn out to be that of a directory not listed yet.
     waiting: BTreeMap<String, Listed>,
-    /// Pages without an entry, up to now.
+    /// Successive pages without an entry.
     empty_pages: u32,
     done: bool,
 }
 
-/// `context` names what is listed, for errors.
+/// `context` names the listed directory, for errors.
 pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
     let (waiting, empty_pages) = (BTreeMap::new(), 0);
     let asked = Arc::clone(&bucket);
@@ -102,8 +103,8 @@ pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, 
     ask_each(children, ask, context)
 }
 
-/// The entries of what was listed, many asked for at once and handed on as they come: the time that a part of a listing may
-/// take is then the time of a request, and not that of all which a page of the server has. `context` is for errors.
+/// The entries of a listing, requested concurrently and returned as they arrive. The time limit for a part of a
+/// listing then covers one request, not all requests for a page of the server. `context` is for errors.
 pub(super) fn ask_each<C, A>(
     listed: impl Stream<Item = Result<Vec<C>, Refusal>> + Send + 'static,
     ask: impl Fn(C) -> A + Send + 'static,
@@ -115,7 +116,7 @@ where
 {
     listed
         .map_ok(|found| {
-            // A page of the server without any is handed on, too: the next one has a time of its own.
+            // An empty page of the server is passed on, too, so that the next page gets its own time limit.
             let nothing = found.is_empty().then_some(None);
             stream::iter(found.into_iter().map(Some).chain(nothing).map(Ok))
         })
@@ -132,7 +133,7 @@ where
 }
 
 impl Walk {
-    /// What the next page of keys is, but for objects whose name is not certain yet.
+    /// The children in the next page of keys, except objects whose name is not certain yet.
     async fn children(&mut self) -> Result<Vec<Child>, Refusal> {
         let client = &self.bucket.client;
         let page = client.list(&self.directory, true, self.token.as_deref(), PAGE_KEYS).await?;
@@ -152,7 +153,7 @@ impl Walk {
         let mut children = Vec::new();
         let mut directories = BTreeSet::new();
         for prefix in page.prefixes {
-            // `a//` is the part that is empty, in the directory `a`.
+            // `a//` is the empty part, in the directory `a`.
             let Some(part) = prefix.strip_prefix(&self.directory).and_then(|rest| rest.strip_suffix('/')) else {
                 continue;
             };
@@ -161,7 +162,7 @@ impl Walk {
         }
         for listed in page.objects {
             let Some(part) = part(&listed.key) else { continue };
-            // What stands for the directory itself is an entry only where it has content.
+            // The object that stands for the directory itself is an entry only if it has content.
             if listed.key != self.directory || listed.size > 0 {
                 self.waiting.insert(part, listed);
             }
@@ -185,7 +186,7 @@ impl Walk {
         Ok(children)
     }
 
-    /// An empty object has no content that could be asked for.
+    /// What to request for an object. An empty object has no content to request.
     fn wanted(&mut self, listed: &Listed) -> Wanted {
         let fits = (1..=self.contents_bytes.min(LISTED_CONTENT_BYTES)).contains(&listed.size);
         if !fits || keys::is_unspeakable(&listed.key) {
@@ -213,7 +214,7 @@ impl Walk {
     }
 }
 
-/// `None` where it vanished meanwhile.
+/// `None` if the object vanished meanwhile.
 async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusal> {
     match child {
         Child::Directory(name, key) => {
@@ -233,7 +234,7 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
         Child::Object(name, listed, Wanted::Content) => match with_content(bucket, &listed).await? {
             Some((object, content)) => {
                 let stat = object.stat(false, &bucket.defaults);
-                // What a symlink points to is no file's content.
+                // The target of a symlink is not the content of a file.
                 let content = (stat.kind == FileKind::File).then_some(content);
                 Ok(Some(DirEntry { name, stat, content }))
             }
@@ -247,16 +248,16 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
     }
 }
 
-/// Whether a prefix was told that no key begins with.
+/// Whether no key begins with a prefix that a listing contained.
 async fn is_empty(bucket: &Bucket, prefix: &str) -> Result<bool, Refusal> {
     let client = &bucket.client;
     Ok(client.dialect.tells_empty_prefixes() && client.list(prefix, false, None, 1).await?.objects.is_empty())
 }
 
-/// `None` where it is another one by now.
+/// `None` if the object is another one by now.
 async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object, Bytes)>, Refusal> {
     match bucket.client.get(&listed.key, &listed.etag, 0..listed.size).await {
-        // Not every server looks at the condition.
+        // Not every server checks the condition.
         Ok((object, content)) if (&object.etag, object.size) == (&listed.etag, listed.size) => {
             bucket.remembered.put(&listed.key, &object);
             Ok(Some((object, content)))
@@ -267,18 +268,18 @@ async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object
         {
             Ok(None)
         }
-        // Of an archived one the attributes can be had.
+        // The attributes of an archived object can be read.
         Err(refusal) if is_of_one_object(&refusal) => Ok(None),
         Err(refusal) => Err(refusal),
     }
 }
 
-/// Whether a refusal is about one object alone, in a bucket that answers and may be listed.
+/// Whether a refusal concerns one object alone, in a bucket that answers and may be listed.
 pub(super) fn is_of_one_object(refusal: &Refusal) -> bool {
     !refusal.is(ErrorKind::Unavailable) && !refusal.is(ErrorKind::Timeout)
 }
 
-/// What `stat` says of an object, or of a directory, by a listing alone; `None` where nothing is there.
+/// The result of `stat` for an object or a directory, from a listing alone; `None` if nothing is there.
 pub(super) async fn stat_as_listed(bucket: &Bucket, place: &Place) -> Result<Option<Stat>, Refusal> {
     let (client, directory) = (&bucket.client, place.directory());
     let (first, below) =
@@ -290,13 +291,13 @@ pub(super) async fn stat_as_listed(bucket: &Bucket, place: &Place) -> Result<Opt
     Ok(listed.map(|listed| as_listed(listed).stat(false, &bucket.defaults)))
 }
 
-/// `None` where it is gone.
+/// `None` if the object is gone.
 async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refusal> {
     if let Some(object) = bucket.remembered.get(&listed) {
         return Ok(Some(object));
     }
     if keys::is_unspeakable(&listed.key) {
-        // What a URL cannot name can only be shown.
+        // An object that a URL cannot name can only be shown.
         return Ok(Some(as_listed(listed)));
     }
     let asked = match bucket.client.head(&listed.key).await {
@@ -309,8 +310,8 @@ async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refus
     Ok(asked)
 }
 
-/// An object of which only the listing tells. It counts as another version than the one that `HEAD` would tell of:
-/// where that is answered later, the attributes are news.
+/// An object known only from the listing. Its version differs from that of a `HEAD`: if a later `HEAD` is answered,
+/// the attributes count as changed.
 fn as_listed(listed: Listed) -> Object {
     let Listed { etag, size, last_modified, .. } = listed;
     let version_id = LISTED_ALONE.to_owned();

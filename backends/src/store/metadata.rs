@@ -1,5 +1,5 @@
-//! POSIX attributes in the metadata of objects, by the convention of s3fs, which others read too: decimal numbers,
-//! times in seconds with a fraction, `mode` with its file type.
+//! POSIX attributes in the metadata of objects, by the convention of s3fs, which other programs read too: decimal
+//! numbers, times in seconds with a fraction, `mode` with its file type.
 //!
 //! | key | holds |
 //! |---|---|
@@ -7,12 +7,12 @@
 //! | `x-amz-meta-uid`, `x-amz-meta-gid` | the owner |
 //! | `x-amz-meta-atime`, `x-amz-meta-mtime`, `x-amz-meta-ctime` | times |
 //! | `x-amz-meta-rdev` | `st_rdev` of a device file |
-//! | `x-amz-meta-forebay-write` | a number for each write, by which a lost answer is told from another's change |
+//! | `x-amz-meta-forebay-write` | a number for each write, which shows whether a write with a lost answer was made |
 //! | `x-amz-meta-forebay-copied` | of a copy: when the content was written and when it was copied, by the server's clock, and the ETag and version id that it had first |
 //!
-//! Renames and changes of attributes are copies to the server, which may give them another ETag, and gives them another
-//! time. What a copy says of its origin is believed while its own time is that of the copy: tools that keep metadata
-//! when they write another content would have it lie.
+//! Renames and changes of attributes are copies to the server, which gives the copy another time and may give it
+//! another ETag. The record of a copy's origin is valid only if the object's own time is that of the copy: a tool
+//! that keeps metadata while it writes other content would make the record wrong.
 //!
 //! The content of a symlink is its target. A directory is an empty object whose key ends with a slash.
 
@@ -32,41 +32,41 @@ const RDEV: HeaderName = HeaderName::from_static("x-amz-meta-rdev");
 const WRITE: HeaderName = HeaderName::from_static("x-amz-meta-forebay-write");
 const FOLDER: HeaderName = HeaderName::from_static("x-amz-meta-hdi_isfolder");
 const COPIED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-copied");
-/// How long after it was begun a copy may have been made, in seconds.
+/// How long after its start a copy may be completed, in seconds.
 const COPIED_WITHIN_SECS: i64 = 300;
 
-/// Stands for the ETag of directories, with an object of their own or without.
+/// Stands for the ETag of directories, with or without an object of their own.
 const DIRECTORY: &str = "directory";
 
-/// What objects have that say nothing of it.
+/// The attributes of objects without metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Defaults {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) file_mode: u32,
     pub(crate) dir_mode: u32,
-    /// The time of a directory that is no object.
+    /// The time of a directory without an object.
     pub(crate) time: Time,
-    /// Objects say themselves whose they are, and may be devices and set-id programs: of a store that we write to.
+    /// Whether owners, devices and set-id bits in the metadata are trusted: true for a store that we write to.
     pub(crate) believed: bool,
 }
 
-/// What the pool knows of one object.
+/// What the pool knows about one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Object {
-    /// Empty where the server has none: of files that were put behind its back.
+    /// Empty if the server has none: for files that were written without the server.
     pub(crate) etag: String,
-    /// Empty where the bucket keeps no versions.
+    /// Empty if the bucket keeps no versions.
     pub(crate) version_id: String,
     pub(crate) size: u64,
     /// By the server's clock, to the second.
     pub(crate) last_modified: Time,
-    /// When that was asked, by the server's clock in seconds.
+    /// The time of the request, by the server's clock in seconds.
     pub(crate) asked_at_secs: i64,
     pub(crate) meta: Meta,
 }
 
-/// What a copy was made from.
+/// The origin of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Copied {
     written_secs: i64,
@@ -75,10 +75,10 @@ pub(crate) struct Copied {
     version_id: String,
 }
 
-/// What the metadata of an object says.
+/// The content of an object's metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Meta {
-    /// With the file type.
+    /// Includes the file type.
     pub(crate) mode: Option<u32>,
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
@@ -88,9 +88,10 @@ pub(crate) struct Meta {
     pub(crate) rdev: u64,
     pub(crate) write: Option<String>,
     pub(crate) copied: Option<Copied>,
-    /// Other programs of Azure's store mark directories so, whose keys then do not end with a slash.
+    /// Set by other programs on objects of Azure's store that stand for directories, and whose keys do not end with a
+    /// slash.
     pub(crate) folder: bool,
-    /// The rest, kept as it is when attributes are changed: content type and the metadata of others.
+    /// The rest, which changes of attributes keep: the content type and the metadata of other programs.
     pub(crate) others: HeaderMap,
 }
 
@@ -111,14 +112,14 @@ impl Meta {
         }
     }
 
-    /// Of the pool's own objects.
+    /// The metadata of the pool's own objects.
     pub(crate) fn scratch() -> Self {
         let now = Time::now();
         let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
         Self::new(FileKind::File, 0, &attrs, now)
     }
 
-    /// Changes are made as by `now`.
+    /// Records a change at `now`.
     pub(crate) fn touch(&mut self, now: Time) {
         self.ctime = Some(now);
         self.write = Some(number());
@@ -140,7 +141,7 @@ impl Meta {
                     &header::EXPIRES,
                 ]
                 .contains(&name);
-            // Signatures are made of text.
+            // Signatures are computed over text.
             if kept && !ours && std::str::from_utf8(value.as_bytes()).is_ok() {
                 others.insert(name.clone(), value.clone());
             }
@@ -186,10 +187,10 @@ impl Meta {
         }
     }
 
-    /// What kind of file it is, where the key does not end with a slash.
+    /// The kind of file, if the key does not end with a slash.
     fn kind(&self) -> FileKind {
         match self.mode.and_then(FileKind::from_mode) {
-            // Old tools mark directories so without a slash; what has such a key is a file to all others.
+            // Old tools mark directories this way without a slash; all other programs see a file in such a key.
             None | Some(FileKind::Directory) => FileKind::File,
             Some(kind) => kind,
         }
@@ -197,31 +198,31 @@ impl Meta {
 }
 
 impl Object {
-    /// One that was just written.
+    /// An object that was just written.
     pub(crate) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
         let now = Time { nanos: 0, ..Time::now() };
         Self { etag, version_id: String::new(), size, last_modified: now, asked_at_secs: now.secs, meta }
     }
 
-    /// What requests can say of its state.
+    /// The state of the object, as far as requests can express it.
     pub(crate) fn same(&self) -> Same<'_> {
         Same { etag: &self.etag, modified: self.last_modified }
     }
 
-    /// Whether nobody has written since.
+    /// Whether no client has written since.
     pub(crate) fn is(&self, seen: &Self) -> bool {
         let same_id = self.version_id == seen.version_id || seen.version_id.is_empty();
         let told = |object: &Self| (object.etag.clone(), object.size, object.last_modified);
         same_id && told(self) == told(seen) && self.meta.write == seen.meta.write
     }
 
-    /// When it was written by the server's clock, with the nanoseconds of who wrote it.
+    /// The time at which it was written, by the server's clock, with the nanoseconds of its writer.
     fn written(&self) -> Time {
         let secs = self.origin().map_or(self.last_modified.secs, |copied| copied.written_secs);
         Time { secs, nanos: self.meta.ctime.map_or(0, |ctime| ctime.nanos) }
     }
 
-    /// What it says that it was made from, where that can be believed.
+    /// The recorded origin, if it is valid.
     fn origin(&self) -> Option<&Copied> {
         let modified = self.last_modified.secs;
         let believed =
@@ -229,7 +230,7 @@ impl Object {
         self.meta.copied.as_ref().filter(believed)
     }
 
-    /// The metadata of a copy of it: the same object under another name, until something of it is changed.
+    /// The metadata of a copy of it: the same object under another name, until a part of it is changed.
     pub(crate) fn copied(&self) -> Meta {
         let (etag, version_id) = self.identity();
         let (etag, version_id) = (etag.to_owned(), version_id.to_owned());
@@ -237,13 +238,13 @@ impl Object {
         Meta { copied: Some(copied), ..self.meta.clone() }
     }
 
-    /// What tells its content from others: the ETag and version id that it had first.
+    /// Identifies the content: the ETag and version id that it had first.
     fn identity(&self) -> (&str, &str) {
         let now = (self.etag.as_str(), self.version_id.as_str());
         self.origin().map_or(now, |copied| (copied.etag.as_str(), copied.version_id.as_str()))
     }
 
-    /// Whether it was made from that one by a rename.
+    /// Whether a rename made it from that object.
     pub(crate) fn is_copy_of(&self, source: &Self) -> bool {
         let same = match &source.meta.write {
             Some(_) => self.meta.write == source.meta.write,
@@ -252,7 +253,7 @@ impl Object {
         same && self.size == source.size
     }
 
-    /// What `stat` says of it. `directory`: its key ends with a slash.
+    /// The result of `stat`. `directory`: the key ends with a slash.
     pub(crate) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
         let kind = match self.meta.kind() {
             _ if directory => FileKind::Directory,
@@ -263,7 +264,7 @@ impl Object {
         let own = |number: Option<u32>| number.filter(|_| defaults.believed);
         let mode_bits = if defaults.believed { 0o7777 } else { 0o777 };
         let default_mode = if directory { defaults.dir_mode } else { defaults.file_mode };
-        // Of what was written without attributes, the server knows when.
+        // The server knows the time of an object that was written without attributes.
         let changed = self.meta.ctime.unwrap_or(self.written());
         let mtime = self.meta.mtime.unwrap_or(self.written());
         let holds_bytes = matches!(kind, FileKind::File | FileKind::Symlink);
@@ -290,7 +291,7 @@ impl Object {
     }
 }
 
-/// What `stat` says of a directory that only the keys below it imply.
+/// The result of `stat` for a directory that only the keys below it imply.
 pub(crate) fn implied_directory(defaults: &Defaults) -> Stat {
     Stat {
         kind: FileKind::Directory,
@@ -313,7 +314,7 @@ fn number() -> String {
 }
 
 fn format_time(time: Time) -> String {
-    // The seconds of a moment before 1970 are those of the second before it: -0.25 s is -1 s and 750 million ns.
+    // Before 1970, the seconds are rounded down: -0.25 s is -1 s and 750 million ns.
     if time.secs < 0 && time.nanos > 0 {
         let secs = time.secs + 1;
         let sign = if secs == 0 { "-" } else { "" };

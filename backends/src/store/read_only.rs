@@ -1,4 +1,4 @@
-//! The pool over stores that are only read.
+//! The pool over read-only stores.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::{
 use super::attach::Environment;
 use super::{Bucket, Op, azure, google, keys, web};
 
-/// What a URL names: a bucket of Google's store, a container of Azure's, or a part of a web server. It is only read.
+/// A bucket of Google's store, a container of Azure's, or a part of a web server; read-only.
 pub struct StorePool {
     bucket: Arc<Bucket>,
     capabilities: Capabilities,
@@ -31,28 +31,28 @@ fn reach(url: &str, environment: &Environment) -> Result<Bucket> {
     }
 }
 
-/// Whether a URL can be one of a pool, without asking anybody.
+/// Checks that a URL can name a pool, without contacting a server.
 ///
 /// # Errors
-/// `InvalidInput`, with what is wrong.
+/// `InvalidInput`, with the reason.
 pub fn check(url: &str, environment: &Environment) -> Result<()> {
     reach(url, environment).map(drop)
 }
 
 impl StorePool {
-    /// Attaches what a URL names: `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or
-    /// `https://...`, with options as `store/attach.rs` lists them.
+    /// Attaches `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or `https://...`, with
+    /// options as `store/attach.rs` lists them.
     ///
     /// # Errors
-    /// `InvalidInput` for what is wrong in the URL or the environment; `NotFound` and `PermissionDenied` as the server
-    /// says; `Unavailable` where it does not answer. That a web server lists no names is none.
+    /// `InvalidInput` for a mistake in the URL or the environment; `NotFound` and `PermissionDenied` as the server
+    /// reports; `Unavailable` if it does not answer. A web server that lists no names is no error.
     pub async fn attach(url: &str, environment: &Environment) -> Result<Self> {
         let mut bucket = reach(url, environment)?;
-        // What was put there by others does not decide who is who on this node.
+        // Objects of other writers do not decide about users of this node.
         bucket.defaults.believed = false;
         let tried = match &mut bucket.web {
             Some(web) => web.probe(&bucket.client).await,
-            // That it is there, and may be listed.
+            // Checks that the bucket exists and may be listed.
             None => bucket.client.list(&bucket.root, false, None, 1).await.map(drop),
         };
         tried.map_err(|refusal| refusal.into_error(format!("attach {}", bucket.name)))?;

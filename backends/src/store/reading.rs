@@ -1,4 +1,4 @@
-//! Contents on their way from the server: as they come, and gone on with where the line broke.
+//! Downloads of content: passed on as they arrive, and resumed after a broken connection.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use super::metadata::Object;
 use super::requests::Same;
 use super::{Bucket, Found, Op};
 
-/// A stream that has brought so many bytes since it last broke is one that works.
+/// A stream that has received so many bytes since it last broke counts as working.
 const WORKING_BYTES: u64 = 1 << 20;
 
-/// A range of one version that is being read.
+/// A range of one version during a read.
 struct Reading {
     bucket: Arc<Bucket>,
     key: String,
-    /// What is read: the version's own, or a copy of it.
+    /// The object that is read: that of the version, or a copy of it.
     object: Object,
     version: Version,
-    /// What is still to come.
+    /// The range that is still to be read.
     rest: Range<u64>,
     body: Body,
     pauses: backon::ExponentialBackoff,
     since_break_bytes: u64,
-    /// What is read, for errors.
+    /// Names the object, for errors.
     what: String,
 }
 
 impl Op<'_> {
-    /// A range of one version.
+    /// Reads a range of one version.
     pub(crate) async fn read(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let length = range.end.min(version.size()).saturating_sub(range.start);
         let mut stream = self.stream(version, range).await?;
         let Some(first) = stream.try_next().await? else { return Ok(Bytes::new()) };
         let mut data = BytesMut::new();
-        // The end tells, too, whether it was one version.
+        // The end of the stream also tells whether it was one version.
         while let Some(piece) = stream.try_next().await? {
             if data.is_empty() {
                 data.reserve(length as usize);
@@ -51,7 +51,7 @@ impl Op<'_> {
         Ok(if data.is_empty() { first } else { data.freeze() })
     }
 
-    /// The same, piece by piece.
+    /// Like [`Self::read`], piece by piece.
     pub(crate) async fn stream(&self, version: &Version, range: Range<u64>) -> Result<Content> {
         if range.start > range.end {
             return Err(self.error(ErrorKind::InvalidInput));
@@ -59,7 +59,7 @@ impl Op<'_> {
         let Version::Tag { etag, size, mtime, .. } = version else { return Err(self.error(ErrorKind::Stale)) };
         let range = range.start..range.end.min(*size);
         if range.start >= range.end {
-            // Nothing to ask for, but only of what is a file.
+            // There is nothing to request; only check that it is a file.
             return match self.find().await? {
                 Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
                 found => self.readable(self.stat(&found).map(|stat| stat.kind)).map(|()| stream::empty().boxed()),
@@ -70,7 +70,7 @@ impl Op<'_> {
             Ok((told, body)) => {
                 let stat = told.stat(false, &self.bucket.defaults);
                 self.readable(Some(stat.kind))?;
-                // Not every server looks at the condition and takes the bytes in one step.
+                // Not every server checks the condition and reads the bytes in one step.
                 if !stat.version.same_content(version) {
                     return Err(self.error(ErrorKind::Stale));
                 }
@@ -98,7 +98,7 @@ impl Op<'_> {
         Ok(stream::try_unfold(reading, next).boxed())
     }
 
-    /// The same where the ETag is another one: of a copy with the same content.
+    /// Opens a stream if the ETag differs: the object may be a copy with the same content.
     async fn copy(&self, version: &Version, range: Range<u64>) -> Result<(Object, Body)> {
         let stale = || self.error(ErrorKind::Stale);
         let client = &self.bucket.client;
@@ -115,7 +115,7 @@ impl Op<'_> {
         }
     }
 
-    /// Why there is no object of a version.
+    /// The error when there is no object of a version.
     async fn gone(&self) -> Error {
         match self.find().await {
             Ok(Found::Directory(_)) => self.error(ErrorKind::IsDirectory),
@@ -124,7 +124,7 @@ impl Op<'_> {
         }
     }
 
-    /// The whole of a small object.
+    /// Reads the whole of a small object.
     pub(crate) async fn content(&self, object: &Object) -> Result<Bytes> {
         if object.size == 0 {
             return Ok(Bytes::new());
@@ -171,7 +171,7 @@ impl Reading {
         Ok(None)
     }
 
-    /// Where objects may change in place, that it was still the same at the end.
+    /// If objects may change in place, checks that the object was still the same at the end.
     async fn end(&mut self) -> Result<()> {
         let client = &self.bucket.client;
         if client.dialect.replaces_whole_objects() {
@@ -184,7 +184,7 @@ impl Reading {
         }
     }
 
-    /// Asks for the rest, a bounded number of times in a row.
+    /// Requests the rest, a bounded number of times in a row.
     async fn go_on(&mut self, broke: Refusal) -> Result<()> {
         if self.since_break_bytes >= WORKING_BYTES {
             self.pauses = pauses().build();

@@ -1,4 +1,4 @@
-//! What is asked of a store to read it, key by key.
+//! The requests that read a store, key by key.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) objects: Vec<Listed>,
-    /// With the slash at their end.
+    /// Including the slash at the end.
     pub(crate) prefixes: Vec<String>,
     /// The token of the next page.
     pub(crate) next: Option<String>,
@@ -31,7 +31,7 @@ pub(crate) struct Listed {
     pub(crate) etag: String,
     pub(crate) size: u64,
     pub(crate) last_modified: Time,
-    /// It stands for a directory, though its key does not end with a slash.
+    /// The object stands for a directory, though its key does not end with a slash.
     pub(crate) folder: bool,
 }
 
@@ -55,7 +55,7 @@ struct ListContents {
     last_modified: String,
     #[serde(rename = "ETag", default)]
     etag: String,
-    /// What stands for the ETag in Google's store.
+    /// Replaces the ETag in Google's store.
     generation: Option<String>,
 }
 
@@ -66,7 +66,7 @@ struct ListPrefix {
 }
 
 impl Client {
-    /// `None` where there is no such key.
+    /// Returns `None` if there is no such key.
     pub(crate) async fn head(&self, key: &str) -> Result<Option<Object>, Refusal> {
         match self.send(Call::new(Method::HEAD, key)).await {
             Ok(answer) => object(&answer.headers).map(Some),
@@ -75,8 +75,8 @@ impl Client {
         }
     }
 
-    /// A range that lies within the object whose ETag is `etag`, and what the server says of the object; `Conflict` where
-    /// it has another one by now.
+    /// Reads a range that lies within the object whose ETag is `etag`, and the server's metadata of the object;
+    /// `Conflict` if the object has another ETag by now.
     pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), Refusal> {
         let mut call = self.ranged(key, &Same { etag, modified: Time::default() }, &range)?;
         call.answer_bytes = Some(range.end - range.start);
@@ -88,7 +88,7 @@ impl Client {
         }
     }
 
-    /// The same as it comes. What breaks off is for the caller to go on with.
+    /// Like [`Self::get`], as a stream. The caller resumes an interrupted stream.
     pub(crate) async fn get_stream(
         &self,
         key: &str,
@@ -108,8 +108,8 @@ impl Client {
         self.dialect.only(same, Call::new(Method::GET, key).header(header::RANGE, &range)?)
     }
 
-    /// Keys that begin with `prefix`; those that have a slash behind it are only counted as a prefix where
-    /// `delimited`.
+    /// Lists keys that begin with `prefix`. If `delimited`, keys with a slash after the prefix are only returned as
+    /// prefixes.
     pub(crate) async fn list(
         &self,
         prefix: &str,
@@ -121,28 +121,28 @@ impl Client {
     }
 }
 
-/// Which keys are asked for.
+/// The requested keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) prefix: &'a str,
-    /// Keys with a slash behind the prefix are only counted as a prefix.
+    /// Keys with a slash after the prefix are only returned as prefixes.
     pub(crate) delimited: bool,
-    /// Of the page before.
+    /// From the previous page.
     pub(crate) token: Option<&'a str>,
     /// At least 1.
     pub(crate) most: usize,
 }
 
-/// The state of an object that is wanted, as far as requests can say it.
+/// The required state of an object, as far as requests can express it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Same<'a> {
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub(crate) etag: &'a str,
     /// By the server's clock.
     pub(crate) modified: Time,
 }
 
-/// A page as S3 gives it, and Google's store too.
+/// A page in the format of S3 and Google's store.
 pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
     let mut call = Call::new(Method::GET, "")
         .query("list-type", "2")
@@ -178,10 +178,10 @@ pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Pag
     })
 }
 
-/// What an answer to a request for a range brings.
+/// The content of an answer to a request for a range.
 enum Sent {
     Range,
-    /// The server knows no ranges, or saw no reason to leave something out.
+    /// The whole object: the server does not support ranges, or did not apply the range.
     All,
 }
 
@@ -235,7 +235,7 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
     }
     Ok(Object {
         etag,
-        // What was there before the bucket kept versions is `null`.
+        // The version id of objects from before the bucket kept versions is `null`.
         version_id: text(VERSION_ID).filter(|id| *id != "null").unwrap_or_default().to_owned(),
         size: size.ok_or_else(|| garbled("no Content-Length"))?,
         last_modified: modified.map_or_else(Time::default, Time::from),
@@ -244,7 +244,7 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
     })
 }
 
-/// To the second, as the header of an object has it.
+/// Parses a time to the second, as an object's header has it.
 pub(crate) fn parse_iso_time(text: &str) -> Result<Time, Refusal> {
     let time = humantime::parse_rfc3339(text).map_err(garbled)?;
     Ok(Time { nanos: 0, ..time.into() })

@@ -1,8 +1,8 @@
-//! Web servers: files by their paths; names by WebDAV, or from the index pages that servers write of directories.
+//! Web servers: files by their paths; names by WebDAV, or from the index pages that servers generate for directories.
 //!
-//! A key is the path as it stands in a URL: every name can be one. That a path is a directory's is said by WebDAV, or by
-//! the server's redirection to the same path with a slash. Size, time and ETag are those of `HEAD`. Files may change in
-//! place while they are read: so what is read counts only where `HEAD` says the same afterwards.
+//! A key is the path as written in a URL, so every name is possible. A path is a directory if WebDAV says so, or if
+//! the server redirects to the same path with a slash. Size, time and ETag come from `HEAD`. Files may change in
+//! place during a read, so a read is valid only if `HEAD` returns the same afterwards.
 
 mod pages;
 
@@ -41,19 +41,19 @@ const NO_NAMES: &str = "the server names no files here, neither by WebDAV nor by
 /// The names in a directory, in pages.
 type Pages = BoxStream<'static, Result<Vec<Name>, Refusal>>;
 
-/// How a server's names are found.
+/// How names on a server are found.
 #[derive(Debug, Default)]
 pub(crate) struct Web {
     dav: bool,
-    /// Of the pool's own directory.
+    /// For the pool's root directory.
     pub(super) lists_names: bool,
 }
 
-/// Requests as browsers send them.
+/// Requests in the form that browsers use.
 #[derive(Debug)]
 struct Plain;
 
-/// What `http://HOST[:PORT]/PATH` or `https://...` names.
+/// Attaches `http://HOST[:PORT]/PATH` or `https://...`.
 pub(super) fn attach(text: &str) -> Result<Bucket> {
     let mut url = Url::parse(text).map_err(|error| wrong(text, error))?;
     attach::without_credentials(&url, "this pool is for what everybody may read")?;
@@ -87,7 +87,7 @@ fn connect(text: &str, ca: Option<&Path>) -> Result<HttpClient> {
     Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, error))?))
 }
 
-/// Redirections are followed, but for those that say that a path is a directory's, and never from https to http.
+/// Follows redirections, except those that mark a path as a directory, and never from https to http.
 fn follow(attempt: Attempt<'_>) -> Action {
     let Some(from) = attempt.previous().last() else { return attempt.follow() };
     let to = attempt.url();
@@ -124,7 +124,7 @@ fn encoded(name: &[u8]) -> String {
 #[async_trait]
 impl Dialect for Plain {
     async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
-        // Sizes and ranges are those of the file, not of what is made of it on the way.
+        // Sizes and ranges are those of the file, not of a compressed transfer.
         request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         Ok(())
     }
@@ -148,13 +148,13 @@ impl Dialect for Plain {
     }
 }
 
-/// Whether a server may be asked for an ETag: not for one that it says is only about the same.
+/// Whether an ETag can be used in a condition: a weak one cannot.
 fn is_strong(etag: &str) -> bool {
     etag.starts_with('"')
 }
 
 impl Web {
-    /// Finds out how names are found.
+    /// Probes how names on the server are found.
     pub(super) async fn probe(&mut self, client: &Client) -> Result<(), Refusal> {
         self.dav = answered(is_collection(client, "").await)?.is_some();
         self.lists_names = self.dav || {
@@ -202,7 +202,7 @@ impl Web {
     }
 }
 
-/// `None` where the server answered, but not what was hoped for.
+/// `None` if the server answered, but without the wanted result.
 fn answered<T>(answer: Result<T, Refusal>) -> Result<Option<T>, Refusal> {
     match answer {
         Ok(told) => Ok(Some(told)),
@@ -232,7 +232,7 @@ async fn is_collection(client: &Client, key: &str) -> Result<bool, Refusal> {
     pages::is_collection(body).await
 }
 
-/// `context` names what is listed, for errors.
+/// `context` names the listed directory, for errors.
 pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String) -> Result<Listing> {
     let Some(web) = &bucket.web else { return Ok(stream::empty().boxed()) };
     let names = web.names(&bucket.client, &directory).await.map_err(|refusal| {
@@ -250,7 +250,7 @@ pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String
     Ok(ask_each(names, ask, context))
 }
 
-/// `None` where it vanished meanwhile, or cannot be shown.
+/// `None` if the name vanished meanwhile, or cannot be shown.
 async fn entry(bucket: &Bucket, directory: &str, found: Name) -> Result<Option<DirEntry>, Refusal> {
     let Name { name, collection } = found;
     let implied = |name| Some(DirEntry::new(name, implied_directory(&bucket.defaults)));

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Code that the tests of this crate share.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::sync::Arc;
@@ -31,6 +31,6 @@ pub async fn assert_conforms(pool: Arc<dyn Pool>) {
     pool.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
     let report = conformance::run(Arc::clone(&pool), scratch.clone()).await;
     assert!(report.passed(), "{report}");
-    // Every case has cleaned up, the pool's own temporary files among it.
+    // Every case has cleaned up, including the pool's own temporary files.
     pool.remove_dir(&scratch).await.unwrap();
 }

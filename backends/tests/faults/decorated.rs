@@ -1,4 +1,4 @@
-//! Pools on this machine, behind decorators that fail and are slow.
+//! Pools on this machine, behind decorators that inject failures and latency.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Trouble for Lossy {
         self.0.heal();
     }
 
-    /// As the odds have it, of the calls that were made.
+    /// The expected number of faults among the calls so far.
     fn happened(&self) -> u64 {
         (self.0.calls() as f64 * (ODDS.before + ODDS.after)) as u64
     }

@@ -1,4 +1,4 @@
-//! Passes HTTP requests on to an S3 server, and lets some of them go wrong.
+//! Forwards HTTP requests to an S3 server, and injects faults into some of them.
 
 use std::io;
 use std::sync::Arc;
@@ -14,32 +14,33 @@ use tokio::task::JoinSet;
 
 use forebay_backends::conformance::troubled::Trouble;
 
-/// What becomes of a request.
+/// The fault that a request meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrong {
-    /// It arrives late.
+    /// The request arrives late.
     Late,
-    /// The connection breaks before it reaches the server.
+    /// The connection breaks before the request reaches the server.
     ResetBefore,
-    /// The connection breaks after the server has done it.
+    /// The connection breaks after the server has carried out the request.
     ResetAfter,
-    /// 503 SlowDown; the server never gets it.
+    /// 503 SlowDown; the request does not reach the server.
     SlowDown,
-    /// 500 InternalError, after the server has done it.
+    /// 500 InternalError, after the server has carried out the request.
     FailedAfter,
     /// The body of the answer ends half-way.
     CutShort,
-    /// A GET's answer has the ETag of something else.
+    /// The answer to a GET has the ETag of another version.
     OtherEtag,
     /// 403 RequestTimeTooSkewed.
     Skewed,
     /// 403 InvalidObjectState, of a GET of an object.
     Archived,
-    /// An upload in parts is said to be complete, which it is not; before, the connection breaks.
+    /// First the connection breaks before the request; then an upload in parts is reported as complete although it is
+    /// not.
     Pretended,
 }
 
-/// Those that pass.
+/// Temporary faults.
 const PASSING: [Wrong; 7] = [
     Wrong::Late,
     Wrong::ResetBefore,
@@ -49,14 +50,14 @@ const PASSING: [Wrong; 7] = [
     Wrong::CutShort,
     Wrong::OtherEtag,
 ];
-/// One request of so many goes wrong.
+/// The probability of a fault.
 const ODDS: f64 = 0.1;
 const LATENESS_MS_MAX: u64 = 150;
-/// One request of so many begins a gust: after it so many go wrong that callers hear of it.
+/// The probability that a gust begins: so many requests in a row then meet a fault that callers notice it.
 const GUST_ODDS: f64 = 0.003;
 const GUST_REQUESTS: u32 = 40;
 
-/// What others do before an answer is lost, or before a late request arrives.
+/// An action of another client before an answer is lost, or before a late request arrives.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
 struct Planned {
@@ -68,12 +69,12 @@ struct Planned {
 
 struct Storm {
     random: ChaCha8Rng,
-    /// Requests that are left of a gust.
+    /// The number of requests left in a gust.
     gust: u32,
 }
 
 impl Storm {
-    /// What becomes of the next request, and how late it is if it is late.
+    /// The fault of the next request, if any, and its delay if it is late.
     fn next(&mut self) -> (Option<Wrong>, u64) {
         let (happens, which) = (self.random.random_bool(ODDS), self.random.random_range(0..PASSING.len()));
         let (begins, late_ms) = (self.random.random_bool(GUST_ODDS), self.random.random_range(0..LATENESS_MS_MAX));
@@ -97,7 +98,7 @@ impl Plan {
         let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
         let mut meanwhile = None;
         let mut next = self.next.lock();
-        // Of an upload in parts it is the last request.
+        // Of the POST requests of an upload in parts, the completion is meant.
         let meant = |planned: &&mut Planned| {
             planned.method == method && (method != "POST" || request.head.contains("uploadId="))
         };
@@ -110,7 +111,7 @@ impl Plan {
                 *next = None;
             }
         }
-        // An ETag of something else is one of a content.
+        // Only an answer with content can have another version's ETag.
         let of_content = |wrong: &Wrong| matches!(wrong, Wrong::OtherEtag | Wrong::Archived);
         let wrong = wrong.filter(|wrong| !of_content(wrong) || method == "GET" && !request.head.contains('?'));
         self.happened.fetch_add(u64::from(wrong.is_some()), Ordering::Relaxed);
@@ -118,7 +119,7 @@ impl Plan {
     }
 }
 
-/// A way to a server that is not to be relied on. It ends with this value.
+/// An unreliable connection to a server. It ends when this value is dropped.
 pub struct Unreliable {
     port: u16,
     plan: Arc<Plan>,
@@ -137,7 +138,7 @@ impl Unreliable {
                 let mut connections = JoinSet::new();
                 while let Ok((client, _)) = listener.accept().await {
                     let plan = Arc::clone(&plan);
-                    // It ends as connections do, by an error.
+                    // A connection ends with an error.
                     connections.spawn(async move { pass_on(client, server_port, &plan).await.err() });
                 }
             }
@@ -145,7 +146,7 @@ impl Unreliable {
         Self { port, plan, _tasks: tasks }
     }
 
-    /// Requests that came this way so far.
+    /// The number of requests so far.
     pub fn requests(&self) -> u64 {
         self.plan.requests.load(Ordering::Relaxed)
     }
@@ -154,13 +155,13 @@ impl Unreliable {
         self.port
     }
 
-    /// The next `times` requests of a method go wrong.
+    /// Injects a fault into the next `times` requests of a method.
     pub fn next(&self, method: &'static str, wrong: Wrong, times: u32) {
         *self.plan.next.lock() = Some(Planned { method, wrong, times, meanwhile: None });
     }
 
-    /// The next one does, and others do something before the client learns of it; of one that is late, before the
-    /// server does.
+    /// Injects a fault into the next request. Meanwhile another client acts: before the client learns of the fault
+    /// or, for a late request, before the server receives it.
     pub fn next_while(&self, method: &'static str, wrong: Wrong, meanwhile: impl FnOnce() + Send + 'static) {
         *self.plan.next.lock() = Some(Planned { method, wrong, times: 1, meanwhile: Some(Box::new(meanwhile)) });
     }
@@ -251,9 +252,9 @@ async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result
 
 /// A request or an answer.
 struct Message {
-    /// With the empty line at its end.
+    /// Including the empty line at its end.
     head: String,
-    /// As it is sent, chunks and all.
+    /// As sent, including the chunk headers.
     body: Vec<u8>,
 }
 
@@ -269,7 +270,7 @@ impl Message {
     }
 }
 
-/// One end of the way, and what it has sent too early.
+/// One end of the connection, and the bytes that it sent in advance.
 struct Peer {
     stream: TcpStream,
     ahead: Vec<u8>,

@@ -1,4 +1,4 @@
-//! NFS: connections that break, calls that are dropped, short reads, records that break off, servers that die.
+//! NFS under faults: broken connections, dropped calls, short reads, truncated records, servers that die.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ async fn nfs_endures_a_server_that_is_killed_and_started_again() {
     let (troubled, sound) = (NfsPool::open(&url).await.unwrap(), NfsPool::open(&url).await.unwrap());
     let restarts = Arc::new(restarts);
     assert_endures(Arc::new(troubled), Arc::new(sound), Arc::clone(&restarts) as Arc<dyn Trouble>, ROUNDS).await;
-    // The server's files are there for as long as it is.
+    // The server's files exist only while the server value lives.
     assert_eq!(unfinished(&export), [""; 0]);
     drop(restarts);
 }

@@ -1,4 +1,4 @@
-//! A server that is killed and started again, and again.
+//! A server that is killed and restarted repeatedly.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,18 +10,18 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How long the server is left alone between two kills, in milliseconds, at most.
+/// The longest time between two kills, in milliseconds.
 const ALONE_MS_MAX: u64 = 700;
-/// How long it is away before it is started again.
+/// The longest time before the server is started again, in milliseconds.
 const AWAY_MS_MAX: u64 = 300;
 
 enum Order {
     Begin(u64),
-    /// Answered when the server runs, and stays.
+    /// Answered when the server runs and is no longer killed.
     End(mpsc::Sender<()>),
 }
 
-/// The server belongs to one thread, since it ends with the thread that started it.
+/// The server belongs to one thread, because it ends with the thread that started it.
 pub struct Restarts<P> {
     place: P,
     orders: Mutex<Option<mpsc::Sender<Order>>>,
@@ -30,7 +30,7 @@ pub struct Restarts<P> {
 }
 
 impl<P: Send + 'static> Restarts<P> {
-    /// `place`: what the test wants to know of the server.
+    /// `place`: the facts about the server that the test needs.
     pub fn of<S: 'static>(
         start: impl FnOnce() -> S + Send + 'static,
         kill: impl Fn(&mut S) + Send + 'static,
@@ -54,7 +54,7 @@ impl<P: Send + 'static> Restarts<P> {
                     (Ok(Order::Begin(seed)), _) => storm = Some(ChaCha8Rng::seed_from_u64(seed)),
                     (Ok(Order::End(done)), _) => {
                         storm = None;
-                        // Whoever asked may be gone.
+                        // The caller may be gone.
                         let _ = done.send(());
                     }
                     (Err(mpsc::RecvTimeoutError::Timeout), Some(random)) => {
@@ -100,7 +100,7 @@ impl<P> Drop for Restarts<P> {
     fn drop(&mut self) {
         self.orders.lock().take();
         if let Some(thread) = self.thread.take() {
-            // What it has to say it has said.
+            // The thread has already reported its result.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! S3: breaking connections, errors before and after the server did what it was asked for, answers that break off or are
-//! about something else, clocks, and servers that die.
+//! S3 under faults: broken connections, errors before and after the server carried out a request, truncated answers
+//! and answers about another version, wrong clocks, and servers that die.
 
 use bytes::Bytes;
 use forebay_backends::s3::S3Pool;
@@ -13,14 +13,14 @@ use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
 use super::*;
 
 const ROUNDS: u32 = 60;
-/// Ceph's gateway answers some hundred requests in a second here.
+/// Ceph's gateway answers some hundred requests in a second in this environment.
 const ROUNDS_ON_CEPH: u32 = 12;
 
 async fn attach(port: u16) -> S3Pool {
     S3Pool::attach(&url_at(port), &environment()).await.unwrap()
 }
 
-/// A server, a way to it that is not to be relied on, and the pool at its end.
+/// A server, an unreliable connection to it, and the pool that uses the connection.
 async fn troubled() -> (Versitygw, Unreliable, S3Pool) {
     let server = Versitygw::start();
     let way = Unreliable::start(server.port()).await;
@@ -41,12 +41,12 @@ async fn content(pool: &S3Pool) -> Bytes {
     read(pool, &version).await.unwrap()
 }
 
-/// What somebody else writes without asking.
+/// Another client's unconditional write.
 fn theirs(port: u16) -> impl FnOnce() + Send + 'static {
     move || drop(curl_at(port, &["-X", "PUT", "-d", "theirs"], "f"))
 }
 
-/// A listing is charged like twelve other requests, and each open asks.
+/// A listing costs as much as twelve other requests, and each open revalidates.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_known_is_asked_for_by_one_request() {
     let (_server, way, pool) = troubled().await;
@@ -120,7 +120,7 @@ async fn what_somebody_writes_while_the_answer_of_a_removal_is_lost_stays() {
     }
 }
 
-/// versitygw heeds a condition on what is removed.
+/// versitygw honours a condition on a removal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_somebody_writes_between_the_look_and_the_removal_stays() {
     let (server, way, pool) = troubled().await;
@@ -129,7 +129,7 @@ async fn what_somebody_writes_between_the_look_and_the_removal_stays() {
     let error = pool.remove(&path("f"), &Expected::Version(version)).await.unwrap_err();
     assert!(error.is(ErrorKind::Conflict), "{error}");
     assert_eq!(content(&pool).await, "theirs");
-    // The source of a rename, too.
+    // The same holds for the source of a rename.
     put(&pool, "ours", &Expected::Anything).await.unwrap();
     way.next_while("DELETE", Wrong::Late, theirs(server.port()));
     let error = pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.unwrap_err();
@@ -151,7 +151,7 @@ async fn what_somebody_writes_while_the_answer_of_a_put_is_lost_stays() {
             let error = put(&pool, "ours", &Expected::Anything).await.unwrap_err();
             assert_eq!((error.kind(), error.retry()), (ErrorKind::Busy, Retry::Later), "{error}");
             assert_eq!(content(&pool).await, "theirs", "{wrong:?}");
-            // Who still wants it says so again.
+            // A caller that still wants its content writes it again.
             put(&pool, "ours", &Expected::Anything).await.unwrap();
             assert_eq!(content(&pool).await, "ours");
             pool.remove(&path("f"), &Expected::Anything).await.unwrap();
@@ -159,7 +159,7 @@ async fn what_somebody_writes_while_the_answer_of_a_put_is_lost_stays() {
     }
 }
 
-/// As versitygw says of one that was completed when it was killed.
+/// As versitygw reports an upload whose completion was interrupted by a kill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_that_is_said_to_be_complete_and_is_not_is_an_error() {
     let (_server, way, pool) = troubled().await;
@@ -168,7 +168,7 @@ async fn an_upload_that_is_said_to_be_complete_and_is_not_is_an_error() {
     let error = put(&pool, large, &Expected::Absent).await.unwrap_err();
     assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Later), "{error}");
     assert!(pool.stat(&path("f")).await.unwrap_err().is(ErrorKind::NotFound));
-    // One that was completed, and whose answer was lost, is.
+    // An upload that was completed, and whose answer was lost, is complete.
     way.next("POST", Wrong::ResetAfter, 1);
     let version = put(&pool, large, &Expected::Absent).await.unwrap().version;
     assert_eq!(read(&pool, &version).await.unwrap(), large);
@@ -183,7 +183,7 @@ async fn a_body_that_breaks_off_is_asked_for_again() {
     assert_eq!(pool.retried_requests(), 2);
 }
 
-/// A server that answers with another version's ETag is not believed, and what it sent is not given out.
+/// A server that answers with another version's ETag is not trusted, and its bytes are not returned.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_with_another_etag_is_not_taken_for_the_version() {
     let (_server, way, pool) = troubled().await;
@@ -194,7 +194,7 @@ async fn an_answer_with_another_etag_is_not_taken_for_the_version() {
     assert_eq!(read(&pool, &version).await.unwrap(), "content");
 }
 
-/// Attributes of an archived object are told, its content is not: that is no reason to have no listing.
+/// The attributes of an archived object are available, its content is not; the listing must not fail for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_with_contents_has_an_object_whose_content_is_refused() {
     let (_server, way, pool) = troubled().await;
@@ -204,7 +204,7 @@ async fn a_listing_with_contents_has_an_object_whose_content_is_refused() {
         if refused {
             way.next("GET", Wrong::Archived, 100);
         } else {
-            // No request is left to refuse.
+            // Consumes the last injected fault.
             way.next("GET", Wrong::Archived, 1);
             pool.list(&path("")).await.unwrap().try_collect::<Vec<_>>().await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! Stores that are only read: breaking connections, errors, answers that break off or are about something else.
+//! Read-only stores under faults: broken connections, errors, truncated answers and answers about another version.
 
 use bytes::Bytes;
 use forebay_backends::store::StorePool;
@@ -10,7 +10,7 @@ use super::store_servers::{Kind, StoreServer};
 
 const KINDS: [Kind; 4] = [Kind::FakeGcs, Kind::Azurite, Kind::Nginx, Kind::NginxDav];
 
-/// A server with one file, a way to it that is not to be relied on, and the pool at its end.
+/// A server with one file, an unreliable connection to it, and the pool that uses the connection.
 async fn troubled(kind: Kind, content: &Bytes) -> (StoreServer, Unreliable, StorePool) {
     let server = StoreServer::start(kind).await;
     server.put("f", content.clone()).await.unwrap();
@@ -45,7 +45,7 @@ async fn what_is_read_over_a_way_that_fails_is_right() {
     }
 }
 
-/// What stands for the version in an answer is looked at, whatever the server made of the condition.
+/// The version in an answer is checked, whether or not the server honoured the condition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_about_another_version_is_not_taken_for_it() {
     for kind in [Kind::Azurite, Kind::Nginx, Kind::NginxDav] {

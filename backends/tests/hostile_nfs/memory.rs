@@ -1,15 +1,15 @@
-//! How much memory this process asks for.
+//! The amount of memory that this process allocates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// For all tests of the program together.
+/// The limit for all tests of the program together.
 const MOST_BYTES: usize = 200 << 20;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, and a count of what it was asked for, whether it was written to or not.
+/// The system's allocator, with a count of the allocated bytes, whether they were written to or not.
 struct Counted;
 
 fn took(bytes: usize) {
@@ -17,7 +17,7 @@ fn took(bytes: usize) {
     PEAK.fetch_max(held, Ordering::Relaxed);
 }
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: every call is passed to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());

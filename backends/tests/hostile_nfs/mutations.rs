@@ -1,4 +1,4 @@
-//! Good answers, garbled by chance.
+//! Valid answers, garbled at random.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -7,21 +7,21 @@ use super::server::{Answer, Request, Xdr, accepted, good};
 
 const SEED: u64 = 1813;
 const CASES: u64 = 400;
-/// Words that are lengths, counts or signs at their limits.
+/// Words that are extreme lengths, counts or signs.
 const ODD: [u32; 10] = [0, 1, 2, 7, 8, 255, 0xffff, 0x7fff_ffff, 0x8000_0000, u32::MAX];
 
 pub struct Mutations(ChaCha8Rng);
 
-/// What is done to each answer of a case.
+/// The changes to each answer of a case.
 #[derive(Debug, Clone)]
 pub struct Mutation {
-    /// Where, as a share of the answer in 65,536ths, and what stands there then.
+    /// The position, as a share of the answer in 65,536ths, and the new word.
     words: Vec<(u16, u32)>,
-    /// How much of the answer is left, in 65,536ths.
+    /// The share of the answer that is kept, in 65,536ths.
     left: Option<u16>,
-    /// What comes after it.
+    /// The bytes that follow it.
     more: Vec<u8>,
-    /// Nothing of the good answer is left but the number of the call.
+    /// Nothing of the valid answer is kept except the number of the call.
     replaced: bool,
 }
 
@@ -36,7 +36,7 @@ impl Mutations {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// As many as are asked for, and a bounded number of them: a case takes milliseconds.
+    /// The number of cases: `FOREBAY_CASES` or the default, and bounded: a case takes milliseconds.
     pub fn cases(&self) -> u64 {
         setting("FOREBAY_CASES", CASES).min(20_000)
     }
@@ -63,7 +63,7 @@ impl Mutation {
             whole = number.to_vec();
         }
         for (at, word) in &self.words {
-            // Never the number of the call: that is a test of its own.
+            // Never the number of the call, which has its own test.
             let at = 4 + ((usize::from(*at) * (whole.len() - 4)) >> 16) / 4 * 4;
             if let Some(place) = whole.get_mut(at..at + 4) {
                 place.copy_from_slice(&word.to_be_bytes());

@@ -1,4 +1,4 @@
-//! A small NFS server on a port of this machine that answers well, until it is told to answer otherwise.
+//! A small NFS server on a port of this machine. It answers correctly until it is given a script.
 //!
 //! It has a read-only tree: `good` (a file), `link` (a symlink) and `dir` with `inner` in it.
 
@@ -39,12 +39,12 @@ pub mod status {
 pub const GOOD_BYTES: usize = 100_000;
 pub const TARGET: &[u8] = b"good";
 
-/// What `good` has.
+/// The content of `good`.
 pub fn good_content() -> Vec<u8> {
     (0..GOOD_BYTES).map(|n| ((n * 31) >> 3) as u8).collect()
 }
 
-/// One call, as it came.
+/// One call as received.
 pub struct Request {
     pub number: u32,
     pub program: u32,
@@ -57,13 +57,13 @@ impl Request {
         self.program == NFS && self.procedure == procedure
     }
 
-    /// The number that stands so many bytes before the end of the arguments.
+    /// The number so many bytes before the end of the arguments.
     pub fn word_from_end(&self, bytes: usize) -> u32 {
         let at = self.args.len() - bytes;
         u32::from_be_bytes(self.args[at..at + 4].try_into().unwrap())
     }
 
-    /// How many bytes a WRITE has: after the handle and the offset.
+    /// The number of bytes in a WRITE: after the handle and the offset.
     pub fn write_bytes(&self) -> u32 {
         u32::from_be_bytes(self.args[20..24].try_into().unwrap())
     }
@@ -74,20 +74,20 @@ impl Request {
     }
 }
 
-/// What is sent for a call.
+/// The reply to a call.
 pub enum Answer {
-    /// The call was accepted and carried out, and these are its results.
+    /// The call was accepted and carried out; these are its results.
     Results(Xdr),
-    /// These bytes, as they are.
+    /// These bytes, unchanged.
     Raw(Vec<u8>),
-    /// The same, and then the connection is closed.
+    /// Like `Raw`; then the connection is closed.
     Last(Vec<u8>),
-    /// These bytes again and again.
+    /// These bytes, repeated without end.
     Endless(Vec<u8>),
     Silence,
 }
 
-/// Words as the protocol has them.
+/// Words in the protocol's encoding.
 #[derive(Default, Clone)]
 pub struct Xdr(pub Vec<u8>);
 
@@ -123,7 +123,7 @@ impl Xdr {
             .words(&[1_600_000_000, of.nanos, 1_600_000_000, of.nanos, 1_600_000_000, of.nanos])
     }
 
-    /// The same where the protocol has them or not.
+    /// Attributes at a place where the protocol makes them optional.
     pub fn some_attributes(self, of: &Attributes) -> Self {
         self.word(1).attributes(of)
     }
@@ -138,18 +138,18 @@ impl Xdr {
         Self::default().words(&[0, 0]).long(0)
     }
 
-    /// Its end.
+    /// The end of the results of READDIRPLUS.
     pub fn end(self, is_last: bool) -> Self {
         self.words(&[0, u32::from(is_last)])
     }
 
-    /// A record of its own.
+    /// Makes a record of the words.
     pub fn record(self) -> Vec<u8> {
         [(self.0.len() as u32 | 0x8000_0000).to_be_bytes().to_vec(), self.0].concat()
     }
 }
 
-/// What is in front of the results of a call.
+/// The head of an answer to an accepted call.
 pub fn accepted(number: u32) -> Xdr {
     Xdr::default().words(&[number, 1, 0, 0, 0, 0])
 }
@@ -183,7 +183,7 @@ fn children(dir: u64) -> &'static [(&'static [u8], Attributes)] {
     }
 }
 
-/// Reads arguments.
+/// Decodes arguments.
 struct Arguments<'a>(&'a [u8]);
 
 impl Arguments<'_> {
@@ -210,7 +210,7 @@ impl Arguments<'_> {
     }
 }
 
-/// The results of a server that is as it should be.
+/// The results of a well-behaved server.
 pub fn good(request: &Request) -> Xdr {
     let (mut args, xdr) = (Arguments(&request.args), Xdr::default());
     if request.program == MOUNT {
@@ -257,14 +257,14 @@ pub fn good(request: &Request) -> Xdr {
             xdr.words(&[0, 0]).words(&sizes).long(1 << 50).words(&[0, 1]).word(2)
         }
         procedure::PATHCONF => xdr.words(&[0, 0, 32, 255, 1, 1, 0, 1]),
-        // All that changes something: without the attributes before and after.
+        // All changes: refused, without the attributes before and after.
         _ => xdr.words(&[status::READ_ONLY, 0, 0]),
     }
 }
 
 type Script = Arc<dyn Fn(&Request) -> Option<Answer> + Send + Sync>;
 
-/// The server. It ends with this value.
+/// The server. It ends when this value is dropped.
 pub struct Server {
     port: u16,
     script: Arc<Mutex<Option<Script>>>,
@@ -282,7 +282,7 @@ impl Server {
             async move {
                 let mut connections = JoinSet::new();
                 while let Ok((client, _)) = listener.accept().await {
-                    // It ends as connections do, by an error.
+                    // A connection ends with an error.
                     connections.spawn(serve(client, Arc::clone(&script)));
                     while connections.try_join_next().is_some() {}
                 }
@@ -299,7 +299,7 @@ impl Server {
         NfsPool::open(&self.url()).await.unwrap()
     }
 
-    /// From now on calls are answered so; those for which the script has nothing are answered well.
+    /// Answers calls by this script from now on; a call for which the script returns `None` is answered correctly.
     pub fn misbehave(&self, script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
         *self.script.lock() = Some(Arc::new(script));
     }

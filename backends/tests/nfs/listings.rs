@@ -4,7 +4,8 @@ use super::*;
 
 const ENTRIES: usize = 10_000;
 
-/// Lists a directory of many entries, and fails where one is missing, or twice there, or has not its own attributes.
+/// Lists a directory of many entries, and fails if one is missing, appears twice, or does not have its own
+/// attributes.
 async fn assert_all_are_listed(server: &NfsServer, pool: &NfsPool) {
     let dir = server.export().join("many");
     if !dir.exists() {

@@ -1,9 +1,9 @@
-//! Changes whose answer is lost with the connection.
+//! Changes whose answers are lost with the connection.
 
 use super::*;
 
 /// Runs `work` on a pool whose connection breaks at the next call of a procedure, once before and once after the
-/// server has done what it was asked for.
+/// server has carried out the call.
 async fn each(procedure: u32, work: impl AsyncFn(&NfsPool, &Path, String)) {
     let server = start(Squash::None);
     for (n, loss) in [Loss::Call, Loss::Answer].into_iter().enumerate() {
@@ -118,7 +118,7 @@ async fn of_what_can_be_repeated_are_asked_for_again() {
     }
 }
 
-/// nfs-ganesha drops a READ of a file that is replaced at that moment.
+/// nfs-ganesha drops a READ of a file that is replaced at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn that_never_come_are_asked_for_again() {
     let server = start(Squash::None);
@@ -134,7 +134,7 @@ async fn that_never_come_are_asked_for_again() {
             let pages: Vec<_> = pool.list(&PoolPath::root()).await.unwrap().try_collect().await.unwrap();
             assert_eq!(pages.concat().len(), 1);
         };
-        // What a mount waits for an answer.
+        // The time that a mount waits for an answer.
         timeout(Duration::from_secs(10), work).await.unwrap();
         assert!(unreliable.has_lost(), "procedure {procedure} was never called");
     }

@@ -1,9 +1,9 @@
-//! Servers that end and come back, or do not.
+//! Servers that end and are restarted, or are not.
 
 use super::*;
 
-/// What a server that loses its power does to bytes that were not committed is done here to the temporary file: it is
-/// emptied while the server is down. Ganesha's verifier is the second in which it started.
+/// A server that loses power loses uncommitted bytes. The test does the same to the temporary file: it truncates the
+/// file while the server is down. Ganesha's verifier is the second in which it started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn bytes_that_the_server_loses_before_they_are_committed_are_written_again() {
     for away in [Duration::ZERO, Duration::from_millis(1_100)] {
@@ -83,7 +83,7 @@ async fn a_server_that_is_gone_is_told_within_the_time_for_retries() {
     assert_eq!(content(&pool, "f").await, "x");
 }
 
-/// In a time that passes as soon as there is nothing to do.
+/// With a paused clock, which advances as soon as all tasks wait.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_never_answers_is_given_up() {
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

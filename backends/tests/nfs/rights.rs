@@ -1,10 +1,10 @@
-//! As whom the pool acts.
+//! The user as which the pool acts.
 
 use super::*;
 
 const USER: u32 = 4_711;
 
-/// The calls below change one thread; those of the C library change all.
+/// These system calls change one thread; those of the C library change all.
 fn become_user() {
     // SAFETY: plain system calls with numbers.
     let changed = unsafe {
@@ -15,7 +15,7 @@ fn become_user() {
     assert!(changed, "{}", std::io::Error::last_os_error());
 }
 
-/// Works with the pool as somebody who is not root.
+/// Uses the pool as a user other than root.
 fn as_user(server: &NfsServer, work: impl AsyncFnOnce(NfsPool) + Send + 'static) {
     let url = server.url();
     let user = std::thread::spawn(move || {
@@ -52,7 +52,7 @@ fn an_ordinary_user_does_not_pass_for_the_owner() {
     });
 }
 
-/// A directory and a file in it that none but their owner may use, made on the server.
+/// A directory and a file in it that only their owner may use, made on the server.
 fn private_file(server: &NfsServer) -> PathBuf {
     let (dir, file) = (server.export().join("private"), server.export().join("private/secret"));
     fs::create_dir(&dir).unwrap();

@@ -1,4 +1,4 @@
-//! What others do to the pool behind its back.
+//! Changes of other clients that bypass the pool.
 
 use super::*;
 
@@ -7,7 +7,7 @@ async fn a_directory_that_was_replaced_is_looked_up_again() {
     let server = start(Squash::None);
     let (pool, dir) = (open(&server).await, server.export().join("a/b"));
     for round in 0..3 {
-        // Removed for good: its handle is stale.
+        // The directory is removed for good, so its handle is stale.
         let _ = fs::remove_dir_all(server.export().join("a"));
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("f"), format!("round {round}")).unwrap();
@@ -19,7 +19,7 @@ async fn a_directory_that_was_replaced_is_looked_up_again() {
     fs::create_dir_all(&dir).unwrap();
     put(&pool, "a/b/new", "x", &Expected::Absent).await.unwrap();
     assert_eq!(fs::read(dir.join("new")).unwrap(), b"x");
-    // Moved away, and another one put there: its handle goes on working for a moment.
+    // The directory is moved away and replaced: its handle keeps working for a moment.
     fs::rename(server.export().join("a"), server.export().join("away")).unwrap();
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("f"), "in the other").unwrap();

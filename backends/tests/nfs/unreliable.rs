@@ -1,6 +1,6 @@
-//! Passes NFS calls on, but for one, or for some by chance: such a call is lost, or its answer, together with the
-//! connection; or it is dropped without a word; or it is answered with a status that the server has no reason for; or it
-//! is late; or a READ gives less than was asked for; or an answer breaks off.
+//! Forwards NFS calls, and injects faults into one of them, or into some at random: the call or its answer is lost
+//! together with the connection; or the call is dropped silently; or it is answered with an unjustified status; or it
+//! is late; or a READ returns less than requested; or an answer is truncated.
 
 use std::io;
 use std::sync::Arc;
@@ -33,30 +33,30 @@ pub mod procedure {
     pub const COMMIT: u32 = 21;
 }
 
-/// What becomes of a call.
+/// The fault that a call meets.
 #[derive(Debug, Clone, Copy)]
 pub enum Loss {
-    /// The server never gets the call.
+    /// The call does not reach the server.
     Call,
-    /// The server does what it was asked for.
+    /// The server carries out the call; the answer is lost.
     Answer,
-    /// The server drops the call, and says nothing; the connection stays.
+    /// The server drops the call without an answer; the connection stays.
     Silence,
-    /// The server never gets the call; it is answered with this status and without attributes.
+    /// The call does not reach the server; it is answered with this status and without attributes.
     Status(u32),
-    /// The server gets the call late.
+    /// The call reaches the server late.
     Late,
-    /// The server is asked for less, and says that there is more. Of READ only.
+    /// The server is asked for less, and reports that there is more. For READ only.
     Short,
-    /// Half of the answer comes.
+    /// Half of the answer arrives.
     Cut,
 }
 
-/// One call of so many goes wrong in a storm.
+/// The probability of a fault in a storm.
 const ODDS: f64 = 0.05;
-/// One call of so many is dropped, which takes the client seconds to notice.
+/// The probability that a call is dropped, which takes the client seconds to notice.
 const SILENCE_ODDS: f64 = 0.001;
-/// What goes wrong otherwise.
+/// The other faults in a storm.
 const IN_STORMS: [Loss; 14] = [
     Loss::Call,
     Loss::Call,
@@ -86,7 +86,7 @@ struct Plan {
 struct Planned {
     procedure: u32,
     loss: Loss,
-    /// Calls of the procedure before the one in question.
+    /// The number of calls of the procedure before the one that meets the fault.
     before: u32,
 }
 
@@ -120,7 +120,7 @@ impl Plan {
     }
 }
 
-/// A way to a server that is not to be relied on. It ends with this value.
+/// An unreliable connection to a server. It ends when this value is dropped.
 pub struct Unreliable {
     port: u16,
     plan: Arc<Plan>,
@@ -139,7 +139,7 @@ impl Unreliable {
                 let mut connections = JoinSet::new();
                 while let Ok((client, _)) = listener.accept().await {
                     let plan = Arc::clone(&plan);
-                    // It ends as connections do, by an error.
+                    // A connection ends with an error.
                     connections.spawn(async move { pass_on(client, server_port, &plan).await.err() });
                 }
             }
@@ -151,17 +151,17 @@ impl Unreliable {
         self.port
     }
 
-    /// The next call of this procedure is lost.
+    /// Injects a fault into the next call of this procedure.
     pub fn lose(&self, procedure: u32, loss: Loss) {
         self.lose_after(0, procedure, loss);
     }
 
-    /// A call of this procedure is lost, the one after the next `before`.
+    /// Injects a fault into a call of this procedure, the one after the next `before`.
     pub fn lose_after(&self, before: u32, procedure: u32, loss: Loss) {
         *self.plan.next.lock() = Some(Planned { procedure, loss, before });
     }
 
-    /// Whether what was to be lost has been.
+    /// Whether the planned fault has happened.
     pub fn has_lost(&self) -> bool {
         self.plan.lost.load(Ordering::SeqCst)
     }
@@ -181,7 +181,7 @@ impl Trouble for Unreliable {
     }
 }
 
-/// Halves the count of bytes that a READ asks for: its last argument.
+/// Halves the number of bytes that a READ requests: its last argument.
 fn shorten(call: &mut [u8]) {
     let at = call.len() - 4;
     let count = u32::from_be_bytes(call[at..].try_into().unwrap());
@@ -202,7 +202,7 @@ async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Re
             continue;
         }
         if let Some(Loss::Status(status)) = loss {
-            // Number of the call, an answer, accepted, no verifier, success, status, no attributes.
+            // Number of the call, reply, accepted, no verifier, success, status, no attributes.
             let number = u32::from_be_bytes(call[4..8].try_into().unwrap());
             let words = [0x8000_0000 | 32, number, 1, 0, 0, 0, 0, status, 0];
             client.write_all(&words.map(u32::to_be_bytes).concat()).await?;

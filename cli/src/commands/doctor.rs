@@ -28,7 +28,7 @@ pub fn run(pool: Option<&str>, fast: &[PathBuf], dry_run: bool, output: &Output)
     Ok(match outcome? {
         Outcome::NotThere => Exit::Missing,
         Outcome::Planned => exit,
-        // The pool was asked for: what is wrong with it is said first.
+        // The user asked about the pool, so its faults determine the exit code.
         Outcome::Tried(summary) if summary.failed > 0 => Exit::Unfit,
         Outcome::Tried(summary) if summary.not_run > 0 || summary.left_behind.is_some() => Exit::Incomplete,
         Outcome::Tried(_) => exit,

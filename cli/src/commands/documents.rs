@@ -1,4 +1,4 @@
-//! Manual pages and completions, made from the command line's own description.
+//! Manual pages and completions, generated from the description of the command line.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub fn man(dir: &Path) -> Result<Exit, Failure> {
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(command, dir))
         .and_then(|()| std::fs::read_to_string(&main_page))
-        // The generator has no name for what comes after the help.
+        // The generator has no section name for the text after the help.
         .and_then(|page| std::fs::write(&main_page, page.replace(".SH EXTRA", ".SH \"EXIT STATUS\"\n.nf")))
         .map_err(|e| Failure::io(format!("manual pages in {}", dir.display()), &e))?;
     Ok(Exit::Done)

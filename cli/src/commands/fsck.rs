@@ -40,7 +40,7 @@ fn told(report: &FsckReport, output: &Output) -> Exit {
     if left { Exit::Corrupt } else { Exit::Done }
 }
 
-/// The mount that is at this place or that uses it as a fast directory.
+/// The mount that contains this place or uses it as a fast directory.
 fn user_of(place: &Path) -> Option<Entry> {
     if let Ok(located) = registry::locate(place) {
         return Some(located.entry);

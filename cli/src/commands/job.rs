@@ -44,7 +44,7 @@ fn show(id: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure
             Err(failure) => unknown.push(failure),
         }
     }
-    // That one mount does not know it is no failure where another does; that one does not answer is.
+    // A mount that does not know the job is no failure if another mount does. A mount that does not answer is.
     let worst = unknown.iter().position(|failure| failure.kind != FailureKind::Usage);
     match (worst, found) {
         (None, true) => Ok(Exit::Done),

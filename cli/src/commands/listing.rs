@@ -69,7 +69,7 @@ pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure
     })
 }
 
-/// Sizes that are added up.
+/// Sums of sizes.
 #[derive(Debug, Default, Clone, serde::Serialize)]
 struct Sum {
     files: u64,
@@ -140,7 +140,7 @@ fn listed(
     })
 }
 
-/// A path of a mount, as it is shown below a mixed root.
+/// A path of a mount, as shown below a mixed root.
 fn prefixed(prefix: &str, path: &str) -> String {
     if prefix.is_empty() { path.to_string() } else { format!("{prefix}{}", path.trim_start_matches('/')) }
 }

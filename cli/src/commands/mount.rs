@@ -51,7 +51,7 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// `-o remount`, which mount(8) gives with all options of fstab, or of the mount that is there.
+/// `-o remount`; mount(8) adds all options of fstab, or of the existing mount.
 fn remount(args: args::Mount, options: Vec<String>, is_complete: bool, output: &Output) -> Result<Exit, Failure> {
     let dry_run = args.dry_run;
     let args = if args.config.is_some() { multi_mount::without_url(args)? } else { args };
@@ -72,7 +72,7 @@ fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig,
             std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
         Policy::parse(&text).map_err(|e| {
             let failure = Failure::usage(format!("{}: {e}", file.display()));
-            // A table of that name is the policy's; a list of them is another kind of file.
+            // A policy may have a table of this name; an array of such tables belongs to a configuration file.
             if text.contains("[[pool]]") { failure.remedy("forebay mount --config FILE MOUNTPOINT") } else { failure }
         })?;
         Ok::<_, Failure>(text)

@@ -1,4 +1,4 @@
-//! `forebay mount --config`, and `forebay umount` of what it made.
+//! `forebay mount --config`, and `forebay umount` of such a mount.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::args;
 use crate::exit::Exit;
 use crate::output::Output;
 
-/// What fstab has in the place of a URL.
+/// The entry of fstab in place of a URL.
 const NO_URL: &str = "none";
 
-/// The arguments of a mount whose pools are in a file: the one word, or the last, is the mountpoint.
+/// The arguments of a mount whose pools are in a file: the only word, or the last one, is the mountpoint.
 pub fn without_url(mut args: args::Mount) -> Result<args::Mount, Failure> {
     args.mountpoint = match (args.url.take(), args.mountpoint.take()) {
         (Some(place), None) => Some(PathBuf::from(place)),
@@ -99,7 +99,8 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// What each daemon says, asked at the same time, since one that hangs is waited for. `None`: nothing.
+/// The status of each daemon. All are asked concurrently, because one that hangs is waited for. `None`: no daemon
+/// runs.
 fn statuses(mounts: &[Entry]) -> Vec<Option<Result<Status, Failure>>> {
     let ask = |entry: &Entry| entry.worker_alive().then(|| client::status(entry));
     std::thread::scope(|scope| {

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::registration::{self, Registration};
 use crate::values::counted;
 
-/// How often it is looked whether somebody is left.
+/// The interval between checks for remaining processes.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
@@ -60,7 +60,8 @@ pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What the observed are a run of: for root, of the user whose processes they are.
+/// The invocation that the observed processes belong to. If the caller is root, its user is the owner of these
+/// processes.
 fn run_of(command: &[OsString], first: Option<u32>) -> Invocation {
     let invocation = registration::invocation(command);
     let owner = first.and_then(|pid| fs::metadata(format!("/proc/{pid}")).ok()).map(|process| process.uid());
@@ -68,9 +69,9 @@ fn run_of(command: &[OsString], first: Option<u32>) -> Invocation {
     Invocation { user: owner.filter(|_| is_root).unwrap_or(invocation.user), ..invocation }
 }
 
-/// Who is waited for.
+/// The processes that are waited for.
 enum Watched {
-    /// Those that were alive at the last look.
+    /// Those that were alive at the last check.
     Tree(Vec<Process>),
     Cgroup(PathBuf),
 }

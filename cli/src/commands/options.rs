@@ -1,4 +1,4 @@
-//! The options of `-o`, as mount(8) and fstab hand them over.
+//! The options of `-o`, as passed by mount(8) and fstab.
 
 use forebay_daemon::{Failure, mounts};
 use rustix::mount::MountFlags;
@@ -8,7 +8,7 @@ use crate::values;
 
 pub const ALLOW_OTHER: &str = "allow_other";
 
-/// What concerns mount(8), systemd or nobody.
+/// Options for mount(8) or systemd, and options without a meaning for this mount.
 const IGNORED: [&str; 14] = [
     "defaults",
     "auto",
@@ -26,23 +26,23 @@ const IGNORED: [&str; 14] = [
     "default_permissions",
 ];
 
-/// What mount(8) lists of a FUSE mount when it is remounted. None of it can change.
+/// Options that mount(8) lists for a FUSE mount when it is remounted. None of them can change.
 const SUPERBLOCK: [&str; 4] = ["user_id", "group_id", "max_read", "blksize"];
 
-/// What cannot be had, and why.
+/// Options that cannot be supported, and why.
 const REFUSED: [(&str, &str, &str); 1] = [(
     "strictatime",
     "reads never change the access time of a FUSE mount, so it cannot be kept strictly",
     "leave it out; programs see what they see with `noatime`",
 )];
 
-/// What concerns the mount itself.
+/// Options for the mount itself.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// In their order.
+    /// In the given order.
     pub kernel: Vec<String>,
     pub remount: bool,
-    /// mount(8) listed what the mount has beside what is to change.
+    /// mount(8) listed the mount's present options in addition to the changes.
     pub listed: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn apply(args: &mut Mount) -> Result<Given, Failure> {
             "config" => args.config = Some(value.into()),
             "policy" => args.policy = Some(value.into()),
             "throttle" => args.throttle = Some(values::pace(value).map_err(|e| bad(&e))?),
-            // For tests: what is there when the kernel has not all that the observer can use.
+            // For tests: simulates a kernel without some of the observer's hooks.
             "mask_hooks" => args.mask_hooks.extend(value.split(':').map(str::to_owned)),
             "threads" => args.threads = Some(value.parse().map_err(|e| bad(&e))?),
             "remount" => given.remount = true,
@@ -83,7 +83,7 @@ pub fn apply(args: &mut Mount) -> Result<Given, Failure> {
             .remedy("leave them out"));
     }
     if !given.remount {
-        // The daemon's: it refuses changes itself.
+        // The daemon handles this option: it refuses changes itself.
         let flags = mounts::changed(MountFlags::empty(), &given.kernel);
         args.read_only |= flags.contains(MountFlags::RDONLY);
         given.kernel.retain(|option| option != "ro" && option != "rw");

@@ -1,4 +1,4 @@
-//! The hidden commands that are the two processes of a mount.
+//! The hidden commands for the two processes of a mount.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -10,23 +10,23 @@ use tracing_subscriber::EnvFilter;
 use crate::allocator;
 use crate::exit::Exit;
 
-/// Logs to standard error what `FOREBAY_LOG` asks for, else what an operator wants to know.
+/// Logs to standard error what `FOREBAY_LOG` selects, else what an operator needs.
 pub fn log() {
     let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A second call has nothing to add.
+    // A second call has no effect.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // It would be printed to the same place, which panics where that cannot be written.
+        // The error would be printed to the same place, and printing panics if that cannot be written.
         .log_internal_errors(false)
         .try_init();
 }
 
 pub fn supervise() -> Result<Exit, Failure> {
     log();
-    // Away from the terminal that it was started on. It can only fail for the leader of a group, who is away already.
+    // Detaches from the terminal. This fails only for a group leader, which is already detached.
     let _ = rustix::process::setsid();
     let config = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::new(FailureKind::Usage, format!("the description of the mount: {e}")))?;

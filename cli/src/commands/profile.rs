@@ -66,7 +66,7 @@ fn summaries(entry: &Entry, request: &Request) -> Result<Vec<ProfileSummary>, Fa
     Ok(all)
 }
 
-/// A profile, at the first mount that knows it.
+/// A profile, from the first mount that knows it.
 fn find(profile: &str, mount: Option<&Path>) -> Result<(ProfileSummary, ProfileDocument), Failure> {
     let mut failures = Vec::new();
     for entry in registration::mounts(mount)? {

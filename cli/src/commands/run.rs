@@ -8,7 +8,7 @@ use crate::args;
 use crate::output::Output;
 use crate::registration::{self, Registration};
 
-/// Runs the command, whatever becomes of the registration, and returns what to exit with.
+/// Runs the command, whether or not the registration succeeds, and returns the exit code.
 pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("there is no command"))?;
     let stage = Stage::set().map_err(|e| Failure::io("cannot run commands", &e))?;

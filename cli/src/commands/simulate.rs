@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::values::bytes;
 
-/// What every trace is measured against: from above, and from below.
+/// The policies that every trace is compared with: a baseline, and a lower bound.
 const LRU: &str = "lru";
 const BELADY: &str = "belady";
 
@@ -41,7 +41,7 @@ pub fn run(args: &Simulate, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Shares of 1.
+/// Ratios between 0 and 1.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Ratios {
     object_miss_ratio: f64,
@@ -54,7 +54,7 @@ impl From<Misses> for Ratios {
     }
 }
 
-/// A trace in a cache of one size.
+/// The results of a trace for one cache size.
 #[derive(Debug, Serialize)]
 struct Simulated<'a> {
     trace: &'a Path,
@@ -65,7 +65,7 @@ struct Simulated<'a> {
     cache_bytes: u64,
     policies: BTreeMap<&'a str, Ratios>,
     default: &'static str,
-    /// What no policy can go below, each ratio by itself. With contents of one size that is nearly Belady.
+    /// The lower bound of any policy, for each ratio by itself. For contents of one size it is nearly Belady's.
     bound: Ratios,
 }
 
@@ -83,7 +83,7 @@ fn simulate<'a>(
         };
         (name, Ratios::from(misses))
     };
-    // Each policy replays by itself.
+    // Each policy replays the trace independently.
     let policies = std::thread::scope(|scope| {
         let threads: Vec<_> = names.iter().chain([&BELADY]).map(|&name| scope.spawn(move || one(name))).collect();
         threads.into_iter().map(|thread| thread.join().ok()).collect::<Option<_>>()

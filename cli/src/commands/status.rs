@@ -1,4 +1,4 @@
-//! `forebay status`: answers whether the daemon does or not.
+//! `forebay status`: works whether or not the daemon answers.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
         root.iter().for_each(|root| show_missing(root, name, output));
     }
     for mountpoint in unknown {
-        // It may be another user's and well: no reason to fail.
+        // It may be a working mount of another user, so this is no failure.
         let place = mountpoint.display();
         output.note(format!(
             "{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}"

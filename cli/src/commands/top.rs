@@ -15,14 +15,14 @@ use crate::output::Output;
 use crate::registration;
 use crate::values::{bytes, shown};
 
-/// Takes the cursor to the upper left corner, and clears what is below.
+/// Moves the cursor to the upper left corner, and clears the screen below.
 const REDRAW: &str = "\x1b[H\x1b[J";
 
 pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: &Output) -> Result<Exit, Failure> {
     let redraws = !output.json && std::io::stdout().is_terminal();
     let mut last: HashMap<PathBuf, Sample> = HashMap::new();
     let mut left = count;
-    // Rates are differences: what is shown first is what came since this.
+    // Rates are differences: the first output shows the changes since this sample.
     look(path, interval, &mut last, |_, _, _| {})?;
     while left != Some(0) {
         std::thread::sleep(interval);
@@ -44,8 +44,8 @@ pub fn run(path: Option<&Path>, interval: Duration, count: Option<u32>, output: 
     Ok(Exit::Done)
 }
 
-/// Asks all mounts, and tells what came since the last time, and within how many milliseconds. `next`: when they will be
-/// asked again.
+/// Samples all mounts. Passes `each` the changes since the previous sample and the milliseconds between both. `next`:
+/// the time until the next sample.
 fn look(
     path: Option<&Path>,
     next: Duration,
@@ -55,7 +55,7 @@ fn look(
     for entry in registration::mounts(path)? {
         let sample = ask(&entry, next)?;
         let before = last.insert(entry.mountpoint().to_path_buf(), sample.clone());
-        // Another daemon counts anew.
+        // A new daemon counts from zero.
         if let Some(before) = before.filter(|before| before.at_ms < sample.at_ms) {
             let ms = sample.at_ms - before.at_ms;
             each(&entry, difference(sample, &before), ms);

@@ -1,4 +1,4 @@
-//! `forebay stage`, `flush` and `evict`: long pieces of work that move bytes.
+//! `forebay stage`, `flush` and `evict`: long operations that move bytes.
 
 use forebay_api::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageRequest};
 use forebay_daemon::Failure;
@@ -24,7 +24,7 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
     }
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
     if invocation.is_some() {
-        // Wherever it is known.
+        // Ask every mount: each may know the command.
         for entry in registration::mounts(args.mount.as_deref())? {
             if !targets.iter().any(|target| target.entry.mountpoint() == entry.mountpoint()) {
                 targets.push(Target { entry, paths: Vec::new() });

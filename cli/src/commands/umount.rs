@@ -60,7 +60,7 @@ pub(super) fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(),
     Err(Failure::new(FailureKind::Incomplete, what).remedy("`forebay dirty` says why; without --flush it unmounts"))
 }
 
-/// `status`: what the daemon said before, where there was one.
+/// `status`: the daemon's status before the unmount, if there was a daemon.
 pub(super) fn tell(mountpoint: &Path, status: Option<&Result<Status, Failure>>, dry_run: bool, output: &Output) {
     let place = mountpoint.display();
     if let Some(Err(failure)) = status {

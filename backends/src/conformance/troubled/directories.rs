@@ -1,4 +1,4 @@
-//! Directories of one worker.
+//! Directories that a single worker uses.
 
 use crate::conformance::context::Outcome;
 use crate::conformance::ensure;
@@ -6,7 +6,7 @@ use crate::{Error, ErrorKind, FileKind};
 
 use super::{Stage, excused};
 
-/// What a round counts for.
+/// A round counts as so many rounds.
 const CALLS_EACH: u32 = 2;
 
 pub(super) async fn work(stage: Stage) -> Outcome {
@@ -35,7 +35,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
     Ok(())
 }
 
-/// Nobody else makes or removes anything here.
+/// No other worker makes or removes entries of this directory, so an error must not say so.
 fn alone(what: &str, error: &Error) -> Outcome {
     let others = [ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::NotEmpty];
     ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");

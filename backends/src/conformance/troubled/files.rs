@@ -1,4 +1,4 @@
-//! Files that one worker each writes, renames and removes.
+//! Files that are each written, renamed and removed by a single worker.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use super::ledger::{Ledger, State};
 use super::{Stage, content_at, content_of, excused};
 
 const WORKERS: u64 = 4;
-/// Contents of one worker have numbers from a multiple of this on.
+/// The contents of each worker are numbered from another multiple of this on.
 const NUMBERS: u64 = 1 << 20;
 
 struct Worker {
@@ -22,13 +22,13 @@ struct Worker {
     names: [PoolPath; 2],
     ledger: Ledger,
     random: ChaCha8Rng,
-    /// Of the last content that was put.
+    /// The number of the last content that was put.
     number: u64,
-    /// What was done last, and what came of it: for who has to find out what went wrong.
+    /// The last calls and their results, for the analysis of a failure.
     history: VecDeque<String>,
 }
 
-/// Calls that a failure tells of.
+/// The number of calls that a failure reports.
 const HISTORY: usize = 8;
 
 pub(super) async fn work(stage: Stage) -> Outcome {
@@ -73,7 +73,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What is there; `None` where the trouble is such that nobody can tell now.
+    /// Looks up the current state; `None` if the faults prevent it.
     async fn look(&mut self) -> Outcome<Option<State>> {
         if let Some(state) = self.ledger.known() {
             return Ok(Some(state));
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Which of the contents that may be under a name was found there.
+    /// The number of the content that was found under a name, among those that are possible.
     fn number_of(&self, name: usize, found: Option<bytes::Bytes>) -> Outcome<Option<u64>> {
         let Some(data) = found else { return Ok(None) };
         let known = self.ledger.contents(name).into_iter().flatten().find(|number| content_of(*number) == data);
@@ -114,7 +114,7 @@ impl Worker {
         known.map(Some).ok_or_else(unknown)
     }
 
-    /// The version that is there, for a condition.
+    /// The current version, for a condition.
     async fn expected(&self, name: usize, state: State) -> Outcome<Option<Expected>> {
         if state[name].is_none() {
             return Ok(Some(Expected::Absent));
@@ -164,12 +164,12 @@ impl Worker {
         let pool = &self.stage.setting.troubled;
         let rename = pool.rename(&self.names[name], &self.names[other], RenameMode::Replace);
         let answer = self.stage.call("rename", rename).await?;
-        // A copy that was made, and an original that was not removed.
+        // The copy was made, and the original was not removed.
         let half = pool.capabilities().renames_copy.then_some(both);
         self.settle("rename", name, answer.map(drop), &[&[after][..], half.as_slice()].concat())
     }
 
-    /// `afters`: what there may be afterwards, the first of them if it succeeded.
+    /// `afters`: the possible states afterwards; the first is the state after success.
     fn settle(&mut self, what: &str, name: usize, answer: Result<(), Error>, afters: &[State]) -> Outcome {
         let what = format!("{what} {}", self.names[name]);
         let said = answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned());
@@ -177,7 +177,7 @@ impl Worker {
         match answer {
             Ok(()) => self.ledger.is(afters[0]),
             Err(error) => {
-                // Nobody else writes here.
+                // No other worker writes these files.
                 let others = [ErrorKind::Conflict, ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::Stale];
                 ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");
                 excused(&what, &error)?;

@@ -1,8 +1,8 @@
-//! What two names may hold: more than one thing only where an answer was lost.
+//! The possible contents of two names: more than one only if an answer was lost.
 
 use std::collections::BTreeSet;
 
-/// The numbers of the contents under two names; `None` where there is nothing.
+/// The numbers of the contents under two names; `None` if there is no file.
 pub(super) type State = [Option<u64>; 2];
 
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ impl Ledger {
         Self { possible: BTreeSet::from([[None, None]]) }
     }
 
-    /// What is there, if that is known.
+    /// The state, if it is known.
     pub(super) fn known(&self) -> Option<State> {
         self.possible.first().copied().filter(|_| self.possible.len() == 1)
     }
@@ -24,17 +24,17 @@ impl Ledger {
         self.possible.contains(&state)
     }
 
-    /// It was answered, or looked at.
+    /// Records a state that an answer or a look at the names confirmed.
     pub(super) fn is(&mut self, state: State) {
         self.possible = BTreeSet::from([state]);
     }
 
-    /// It may have happened.
+    /// Records a change that may have happened.
     pub(super) fn may_be(&mut self, state: State) {
         self.possible.insert(state);
     }
 
-    /// All contents that may be under a name.
+    /// All contents that a name may have.
     pub(super) fn contents(&self, name: usize) -> BTreeSet<Option<u64>> {
         self.possible.iter().map(|state| state[name]).collect()
     }

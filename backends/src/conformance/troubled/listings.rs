@@ -1,4 +1,4 @@
-//! Listings of a directory in which some names stay and others come and go.
+//! Listings of a directory in which some names stay and others are made and removed.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Writers of one version at the same time.
+//! Concurrent writers of one version.
 
 use futures::future::join_all;
 
@@ -9,9 +9,9 @@ use crate::{ConditionalPut, ErrorKind, Expected};
 use super::{Stage, content_of, excused};
 
 const WRITERS: u64 = 6;
-/// Contents of one round have numbers from a multiple of this on.
+/// The contents of each round are numbered from another multiple of this on.
 const NUMBERS: u64 = 100;
-/// What a round counts for: it is many calls.
+/// A round makes many calls and counts as so many rounds.
 const CALLS_EACH: u32 = 4;
 
 pub(super) async fn work(stage: Stage) -> Outcome {

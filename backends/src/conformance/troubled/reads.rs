@@ -1,4 +1,4 @@
-//! Readers of versions of a file that is replaced all the time.
+//! Reads of versions of a file that is replaced continually.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use super::{Stage, excused, put};
 
 const READERS: u64 = 4;
 const BYTES_MAX: usize = 1 << 20;
-/// Versions that readers remember: the last ones.
+/// The number of recent versions that readers remember.
 const REMEMBERED: usize = 4;
-/// A writer leaves each version to its readers for so many of their reads.
+/// The writer leaves each version in place for so many reads.
 const READS_EACH: u32 = 5;
 
 type Known = Arc<Mutex<Vec<(Version, Bytes)>>>;
@@ -61,7 +61,7 @@ async fn read(stage: Stage, known: Known, part: u64) -> Outcome {
     for _ in 0..READS_EACH {
         let (version, data) = {
             let known = known.lock();
-            // Most often the last one.
+            // In most cases the newest one.
             let back = random.random_range(0..REMEMBERED * 2).min(known.len() - 1);
             let at = if back >= REMEMBERED { known.len() - 1 } else { known.len() - 1 - back };
             known[at].clone()

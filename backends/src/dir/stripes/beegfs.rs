@@ -1,8 +1,8 @@
-//! BeeGFS' public ioctl interface (`uapi/beegfs_client.h` of its client), as far as it tells of layouts.
+//! BeeGFS' public ioctl interface (`uapi/beegfs_client.h` of its client), as far as it concerns layouts.
 //!
-//! `GET_STRIPEINFO` is as old as the interface. It tells chunk size and number of targets of an open file, from what the
-//! client remembers since the open. `GETENTRYINFO_V2` came lately and asks the metadata server; only it tells the storage
-//! pool, and that by its number: names of storage pools are known to the management service alone.
+//! `GET_STRIPEINFO` is as old as the interface. It returns chunk size and number of targets of an open file, which
+//! the client has remembered since the open. `GETENTRYINFO_V2` is recent and asks the metadata server. Only it
+//! returns the storage pool, by number: only the management service knows the names of storage pools.
 
 use rustix::ioctl::opcode;
 
@@ -13,7 +13,7 @@ use super::{u16_at, u32_at};
 
 const GROUP: u8 = b'f';
 
-/// Pattern type, chunk size, number of targets, and two bytes that fill up.
+/// Pattern type, chunk size, number of targets, and two bytes of padding.
 pub(super) const STRIPE_INFO_BYTES: usize = 12;
 pub(super) const GET_STRIPE_INFO: Request =
     Request { opcode: opcode::read::<[u8; STRIPE_INFO_BYTES]>(GROUP, 25), bytes: STRIPE_INFO_BYTES };
@@ -22,25 +22,25 @@ pub(super) const ENTRY_INFO_BYTES: usize = 1944;
 pub(super) const GET_ENTRY_INFO_V2: Request =
     Request { opcode: opcode::read_write::<[u8; ENTRY_INFO_BYTES]>(GROUP, 34), bytes: ENTRY_INFO_BYTES };
 
-/// The name in the argument, with the zero behind it.
+/// The name in the argument, including the terminating zero.
 const NAME_BYTES: usize = 256;
 
-/// Where the answer has what.
+/// Offsets in the answer.
 mod at {
     pub(super) const ENTRY_ID: usize = 287;
     pub(super) const PATTERN: usize = 324;
     pub(super) const CHUNK_BYTES: usize = 328;
     pub(super) const STORAGE_POOL: usize = 332;
-    /// Of a directory: how many targets new files in it get.
+    /// For a directory: the number of targets of new files in it.
     pub(super) const DEFAULT_TARGETS: usize = 336;
     pub(super) const TARGETS: usize = 340;
-    /// Zero, or else nothing above but the identity is filled in.
+    /// Not zero: only the identity above is filled in.
     pub(super) const RESULT: usize = 1940;
 }
 
 /// RAID0, RAID10 and buddy mirrors.
 const PATTERNS: std::ops::RangeInclusive<u32> = 1..=3;
-/// Chunks are a power of two, from this on.
+/// Chunk sizes are powers of two, at least this one.
 const MIN_CHUNK_BYTES: u32 = 64 << 10;
 /// The most targets that the metadata server gives a file.
 const MAX_TARGETS: u32 = 256;
@@ -51,8 +51,8 @@ pub(super) fn stripe_info(answer: &[u8]) -> Option<Layout> {
     Some(Layout { stripe: Some(stripe), storage_pool: None })
 }
 
-/// The argument of [`GET_ENTRY_INFO_V2`] about a name in the directory that it is made on, or about the directory itself
-/// where the name is empty. `None`: the name does not fit.
+/// The argument of [`GET_ENTRY_INFO_V2`] about a name in the directory that the call is made on, or about the
+/// directory itself if the name is empty. `None` if the name does not fit.
 pub(super) fn entry_info_argument(name: &[u8]) -> Option<Box<[u8; ENTRY_INFO_BYTES]>> {
     let mut argument = Box::new([0; ENTRY_INFO_BYTES]);
     if name.len() >= NAME_BYTES {

@@ -1,4 +1,4 @@
-//! The system calls that tell of layouts. Tests put a stand-in here, since there is nothing else to ask without a cluster.
+//! The system calls that return layouts. Tests replace them, because real answers need a cluster.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,13 +14,13 @@ pub(crate) struct Request {
 }
 
 pub(crate) trait SystemCalls: Send + Sync + 'static {
-    /// The number by which a file system of this kind is known.
+    /// The magic number of the kind of file system.
     fn magic(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<u64>;
 
-    /// The type that the file system was mounted as.
+    /// The type with which the file system was mounted.
     fn mount_type(&self, fd: BorrowedFd<'_>) -> Option<String>;
 
-    /// Hands `argument` to the file system, which may answer in it.
+    /// Passes `argument` to the file system, which may write its answer into it.
     fn ioctl(&self, fd: BorrowedFd<'_>, request: Request, argument: &mut [u8]) -> rustix::io::Result<()>;
 
     /// Reads an extended attribute into `value` and returns its length.
@@ -48,8 +48,8 @@ impl SystemCalls for Kernel {
         if argument.len() < request.bytes {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the argument is ours alone for the call, any bytes are valid in it, and it is as long as the request
-        // says that the file system reads and writes.
+        // SAFETY: only this call uses the argument, any bytes are valid in it, and it is as long as the request says
+        // that the file system reads and writes.
         let answer = unsafe { libc::ioctl(fd.as_raw_fd(), request.opcode as _, argument.as_mut_ptr()) };
         match answer {
             -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -62,7 +62,7 @@ impl SystemCalls for Kernel {
     }
 }
 
-/// The type in the line of a mount: the first field behind the lone dash.
+/// The type in a mount's line: the first field after the lone dash.
 fn type_of(mountinfo: &str, mount: &str) -> Option<String> {
     let line = mountinfo.lines().find(|line| line.split(' ').next() == Some(mount))?;
     Some(line.split(' ').skip_while(|field| *field != "-").nth(1)?.to_owned())

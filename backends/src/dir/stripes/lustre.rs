@@ -1,4 +1,4 @@
-//! Lustre's layout, as the extended attribute `lustre.lov` has it (`lustre_user.h`): no library is asked.
+//! Lustre's layout, as stored in the extended attribute `lustre.lov` (`lustre_user.h`); no library is used.
 
 use std::ffi::CStr;
 
@@ -7,17 +7,17 @@ use crate::{Layout, Stripe};
 use super::{u16_at, u32_at, u64_at};
 
 pub(super) const XATTR: &CStr = c"lustre.lov";
-/// The longest value that the kernel hands out.
+/// The longest value that the kernel returns.
 pub(super) const XATTR_MAX_BYTES: usize = 65_536;
 
-/// One stripe for all of the file; the newer ones name a pool of targets, too.
+/// One stripe pattern for the whole file; the newer formats also name a pool of targets.
 const PLAIN: u32 = 0x0bd1_0bd0;
 const WITH_POOL: u32 = 0x0bd3_0bd0;
 const WITH_POOL_AND_TARGETS: u32 = 0x0bd5_0bd0;
-/// Several stripes, each for a part of the file.
+/// Several stripe patterns, each for a part of the file.
 const COMPOSITE: u32 = 0x0bd6_0bd0;
 
-/// Where a plain layout has what.
+/// Offsets in a plain layout.
 mod plain {
     pub(super) const PATTERN: usize = 4;
     pub(super) const CHUNK_BYTES: usize = 24;
@@ -26,7 +26,7 @@ mod plain {
     pub(super) const POOL_BYTES: usize = 16;
 }
 
-/// Where a composite layout and each of its entries have what.
+/// Offsets in a composite layout and in each of its entries.
 mod composite {
     pub(super) const ENTRIES: usize = 14;
     pub(super) const HEADER_BYTES: usize = 32;
@@ -38,25 +38,25 @@ mod composite {
     pub(super) const PART_BYTES: usize = 28;
 }
 
-/// An entry of a mirror that is behind the others.
+/// An entry of an outdated mirror.
 const STALE: u32 = 0x1;
-/// An entry that has targets: the file has grown into it.
+/// An entry with targets: the file has grown into it.
 const INSTANTIATED: u32 = 0x10;
-/// The bits of an entry's number that tell its mirror.
+/// The bits of an entry's number that hold the number of its mirror.
 const MIRROR: u32 = 0x7fff_0000;
-/// Round-robin over targets, which may have several stripes each.
+/// Round-robin over targets, which may hold several stripes each.
 const RAID0: u32 = 0x1;
 const OVERSTRIPED: u32 = 0x200;
-/// Bits that say something of the file's state and nothing of where it lies.
+/// Bits for the file's state, not for its place.
 const STATE: u32 = 0xffff_0000;
 
 /// Chunks are multiples of this.
 const CHUNK_UNIT_BYTES: u32 = 64 << 10;
-/// The most stripes that a file may have. A directory may say 65,535: as many as there are targets.
+/// The most stripes of a file. A directory may say 65,535: as many as there are targets.
 const MAX_TARGETS: u32 = 2000;
 
-/// What the attribute says of a file, or of new files in a directory. Of a composite layout: where most of a big file
-/// lies, which is the last part that it has grown into.
+/// The layout in the attribute of a file, or for new files in a directory. For a composite layout: the layout of the
+/// last part that the file has grown into, which holds most of a big file.
 pub(super) fn layout(value: &[u8]) -> Option<Layout> {
     match u32_at(value, 0)? {
         COMPOSITE => part(last_part(value)?),
@@ -70,7 +70,7 @@ fn part(value: &[u8]) -> Option<Layout> {
         WITH_POOL | WITH_POOL_AND_TARGETS => {
             let name = value.get(plain::POOL..plain::POOL + plain::POOL_BYTES)?;
             let name = name.split(|byte| *byte == 0).next()?;
-            // Lustre allows no other names.
+            // Lustre allows no other characters in names.
             let sound = name.iter().all(|byte| byte.is_ascii_graphic());
             (sound && !name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
         }
@@ -87,8 +87,8 @@ fn part(value: &[u8]) -> Option<Layout> {
     (stripe.is_some() || storage_pool.is_some()).then_some(Layout { stripe, storage_pool })
 }
 
-/// The part of a composite layout that begins last, of the first mirror that is up to date; of those that have targets
-/// if any has.
+/// The last part of a composite layout, of the first up-to-date mirror; among the parts with targets if any part has
+/// some.
 fn last_part(value: &[u8]) -> Option<&[u8]> {
     let count = usize::from(u16_at(value, composite::ENTRIES)?);
     let entries = value.get(composite::HEADER_BYTES..)?.chunks_exact(composite::ENTRY_BYTES).take(count);

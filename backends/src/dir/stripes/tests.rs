@@ -1,4 +1,5 @@
-//! The calls answered byte by byte, as the kernel would: nothing here uses what decodes them.
+//! The calls are answered byte by byte, as the kernel would: these tests do not use the decoding code for their
+//! answers.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::*;
 use crate::dir::DirPool;
 use crate::{Attrs, Expected, Piece, Pool, Time};
 
-/// `_IOR('f', 25, 12 bytes)` and `_IOWR('f', 34, 1944 bytes)` on x86 and ARM, as a C compiler has them.
+/// `_IOR('f', 25, 12 bytes)` and `_IOWR('f', 34, 1944 bytes)` on x86 and ARM, as a C compiler computes them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[test]
 fn requests_have_the_numbers_of_the_public_interface() {
@@ -22,14 +23,14 @@ fn requests_have_the_numbers_of_the_public_interface() {
     assert_eq!(beegfs::GET_ENTRY_INFO_V2.opcode, 0xc798_6622);
 }
 
-/// What a file system without a cluster behind it answers.
+/// Answers as a file system, without a cluster behind it.
 #[derive(Default)]
 struct Answers {
     magic: u64,
     fs_type: &'static str,
-    /// Of `GET_STRIPEINFO`.
+    /// For `GET_STRIPEINFO`.
     stripe_info: Option<[u8; 12]>,
-    /// Of `GETENTRYINFO_V2`: where in the answer which bytes are; the rest is zeros. `Err`: the client's errno.
+    /// For `GETENTRYINFO_V2`: offsets and bytes of the answer; the rest is zeros. `Err`: the client's errno.
     entry_info: Option<Vec<(usize, Vec<u8>)>>,
     xattr: Option<Vec<u8>>,
 }
@@ -39,10 +40,10 @@ struct StandIn {
     asked: Arc<Asked>,
 }
 
-/// What was asked.
+/// The calls that were made.
 #[derive(Default)]
 struct Asked {
-    /// Names in arguments of `GETENTRYINFO_V2`.
+    /// Names in the arguments of `GETENTRYINFO_V2`.
     names: Mutex<Vec<String>>,
     stripe_infos: AtomicUsize,
 }
@@ -117,7 +118,7 @@ const STRIPE_INFO: [u8; 12] = [
     1, 0, 0, 0, // pattern type
     0, 0, 8, 0, // chunk size
     4, 0, // number of targets
-    0, 0, // fills up
+    0, 0, // padding
 ];
 
 /// A file in storage pool 3: chunks of 1 MiB over two buddy groups.
@@ -242,20 +243,20 @@ const V3: [u8; 4] = [0xd0, 0x0b, 0xd3, 0x0b];
 /// Parts of a file: mirror, flags, start in MiB, and layout.
 fn composite(parts: &[(u8, u8, u8, Vec<u8>)]) -> Vec<u8> {
     let mut value = vec![0xd0, 0x0b, 0xd6, 0x0b]; // magic
-    value.extend([0, 1, 0, 0]); // bytes in all
+    value.extend([0, 1, 0, 0]); // total bytes
     value.extend([1, 0, 0, 0]); // generation
     value.extend([0, 0]); // flags
     value.extend([parts.len() as u8, 0]); // entries
-    value.extend([0; 16]); // mirrors, and what fills up
+    value.extend([0; 16]); // mirrors, and padding
     let mut offset = 32 + 48 * parts.len();
     for (mirror, flags, start, layout) in parts {
         value.extend([1, 0, *mirror, 0]); // number
         value.extend([*flags, 0, 0, 0]);
         value.extend([0, 0, *start << 4, 0, 0, 0, 0, 0]); // start
         value.extend([255; 8]); // end
-        value.extend((offset as u32).to_le_bytes()); // where its layout is
-        value.extend((layout.len() as u32).to_le_bytes()); // and its bytes
-        value.extend([0; 16]); // generation, time, and what fills up
+        value.extend((offset as u32).to_le_bytes()); // offset of its layout
+        value.extend((layout.len() as u32).to_le_bytes()); // length of its layout
+        value.extend([0; 16]); // generation, time, and padding
         offset += layout.len();
     }
     parts.iter().for_each(|(.., layout)| value.extend(layout));
@@ -387,7 +388,7 @@ async fn a_striped_file_system_passes_the_suite_and_keeps_the_bytes_of_big_files
     pool.put(&path, size, stream::iter(pieces).boxed(), &attrs, &Expected::Absent).await.unwrap();
     assert!(std::fs::read(root.path().join("big")).unwrap() == bytes);
     assert!(asked.stripe_infos.load(Ordering::Relaxed) > 0);
-    // One that ends early leaves nothing.
+    // A failed `put` leaves no file behind.
     let broken = Err(Error::new(ErrorKind::Busy, Side::Application, "changed"));
     let pieces = bytes.chunks(1 << 20).enumerate();
     let pieces = pieces.map(|(at, data)| Ok(Piece { offset: (at << 20) as u64, data: Bytes::copy_from_slice(data) }));
@@ -395,7 +396,7 @@ async fn a_striped_file_system_passes_the_suite_and_keeps_the_bytes_of_big_files
     let path = PoolPath::parse("d/broken").unwrap();
     let error = pool.put(&path, size, stream::iter(pieces).boxed(), &attrs, &Expected::Absent).await.unwrap_err();
     assert!(error.is(ErrorKind::Busy));
-    // Writes that were under way hold the unfinished file until they end.
+    // Writes in progress keep the unfinished file until they end.
     for _ in 0..100 {
         if std::fs::read_dir(root.path().join("d")).unwrap().count() == 1 {
             return;

@@ -1,4 +1,4 @@
-//! What is in a directory, from what a server writes of it: WebDAV's answers and index pages.
+//! Parses the content of a directory from WebDAV answers and index pages.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,10 +25,10 @@ use super::NO_NAMES;
 
 /// Names in one page.
 const PAGE_NAMES: usize = 1_000;
-/// Pages that wait for who asked.
+/// Pages that wait for the reader of the listing.
 const PAGES_AHEAD: usize = 2;
 
-/// How a server says what is there.
+/// The format of a server's listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     /// WebDAV's answer to PROPFIND.
@@ -41,14 +41,15 @@ pub(super) enum Format {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     pub(super) name: Vec<u8>,
-    /// It is said to be a directory.
+    /// The server marks it as a directory.
     pub(super) collection: bool,
 }
 
-/// The names in an answer, each once, in pages, as it comes. `base` is the URL of the directory, with a slash at its end.
+/// The names in an answer, each once, in pages, as they arrive. `base` is the URL of the directory, with a slash at
+/// its end.
 pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item = Result<Vec<Name>, Refusal>> + Send {
     let (pages, waiting) = mpsc::channel(PAGES_AHEAD);
-    // The request ends with the listing that it is for: what is still to come is not waited for.
+    // The request ends with its listing: the parser does not wait for the rest of the answer.
     let given_up = {
         let pages: mpsc::Sender<_> = pages.clone();
         async move { pages.closed().await }
@@ -62,7 +63,7 @@ pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item =
             Format::Html => html(reader, &piece, &mut found),
         };
         let last = read.map(|()| std::mem::take(&mut found.page));
-        // Nobody may be there any more who wants to know.
+        // The reader of the listing may be gone.
         let _ = pages.blocking_send(last);
     });
     stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) })
@@ -80,16 +81,16 @@ pub(super) async fn is_collection(body: Body) -> Result<bool, Refusal> {
     first.ok_or_else(|| garbled("no resource in WebDAV's answer"))
 }
 
-/// What a server sends of a page, within bounds: parsers keep the piece that they are in, however long it gets.
+/// The bytes of a page, within bounds: parsers keep the current token in memory, whatever its length.
 struct Bounded<R> {
     inner: R,
     left_bytes: u64,
-    /// Bytes that were read since the last piece was whole.
+    /// Bytes read since the last complete token.
     piece: Arc<AtomicU64>,
 }
 
 impl<R: Read> Bounded<R> {
-    /// With the count of the bytes of the present piece, which whoever takes pieces sets back.
+    /// Also returns the count of the bytes of the current token, which the consumer of the tokens resets.
     fn new(inner: R) -> (Self, Arc<AtomicU64>) {
         let piece = Arc::new(AtomicU64::new(0));
         (Self { inner, left_bytes: WEB_PAGE_BYTES, piece: Arc::clone(&piece) }, piece)
@@ -112,24 +113,25 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// Why it could not be read to its end.
+/// Why the answer could not be read to its end.
 fn broken(error: &io::Error) -> Refusal {
-    // What is too long once is so the next time.
+    // A retry would be too long again.
     let kind = if error.kind() == io::ErrorKind::InvalidData { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
     Refusal::local(kind, error.to_string())
 }
 
-/// What was found so far.
+/// The names found so far.
 struct Names {
     base: Url,
     page: Vec<Name>,
-    /// By what they hash to: pages may name one thing more than once.
+    /// Hashes of the names: pages may name one thing more than once.
     seen: HashSet<u64>,
     pages: mpsc::Sender<Result<Vec<Name>, Refusal>>,
 }
 
 impl Names {
-    /// Takes a link where it is one to a child; `false` where nobody wants more. Without `collection` a slash says it.
+    /// Takes a link if it names a child; returns `false` if no more names are wanted. Without `collection`, a slash
+    /// marks a directory.
     fn take(&mut self, href: &str, collection: Option<bool>) -> Result<bool, Refusal> {
         if href.len() > WEB_LINK_BYTES {
             return Ok(true);
@@ -149,7 +151,7 @@ impl Names {
     }
 }
 
-/// The direct child of `base` that a link names, if it does.
+/// The direct child of `base` that a link names, if there is one.
 fn child(base: &Url, href: &str) -> Option<Name> {
     let url = base.join(href).ok()?;
     let same = (url.scheme(), url.host_str(), url.port_or_known_default())
@@ -166,7 +168,7 @@ fn child(base: &Url, href: &str) -> Option<Name> {
     is_file_name(&name).then_some(Name { name, collection: slash })
 }
 
-/// What a path has behind that of the directory, which servers may encode in another way.
+/// The part of a path below the directory's path, which servers may encode differently.
 fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     if let Some(rest) = path.strip_prefix(directory) {
         return Some(rest);
@@ -177,7 +179,7 @@ fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     same.then(|| &path[at + 1..])
 }
 
-/// Calls `each` with the link and the kind of every resource, until it says `false`.
+/// Calls `each` with the link and the kind of every resource, until it returns `false`.
 fn multi_status(
     reader: impl Read,
     piece: &AtomicU64,
@@ -234,7 +236,7 @@ fn multi_status(
     }
 }
 
-/// Takes the links of a page. One without a link to a child counts only where its title says what it is.
+/// Takes the links of a page. A page without a link to a child is valid only if its title is that of an index.
 fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), Refusal> {
     let (mut title, mut in_title) = (Vec::new(), false);
     for token in Tokenizer::new(IoReader::new(reader)) {

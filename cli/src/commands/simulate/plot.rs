@@ -8,7 +8,7 @@ use super::{BELADY, LRU, Ratios, Simulated};
 
 const PIXELS: (u32, u32) = (1200, 520);
 
-/// The shares of the unique bytes from which the axis goes, where all sizes are larger.
+/// The start of the axis, as a share of the unique bytes, if all sizes are larger.
 const LEAST_FRACTION: f64 = 0.01;
 
 /// An SVG document with a chart for objects and one for bytes.

@@ -7,20 +7,20 @@ use std::path::Path;
 use forebay_daemon::{Failure, FailureKind};
 use forebay_prefetch::simulate::{Trace, jobs, oracle_general};
 
-/// A trace is held in memory: the most that is read, decompressed.
+/// The most bytes of a decompressed trace, which is held in memory.
 const TRACE_BYTES_MAX: u64 = 16 << 30;
 
 /// The first bytes of a zstd frame.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
-/// Reads a trace, of whichever format it is.
+/// Reads a trace in any supported format.
 ///
 /// # Errors
-/// Names the file, and what is wrong with it.
+/// Names the file and the mistake.
 pub fn read(path: &Path) -> Result<Trace, Failure> {
     let bytes =
         decompressed(path).map_err(|error| Failure::new(FailureKind::Usage, format!("{}: {error}", path.display())))?;
-    // Records have zeros in them, and text has none.
+    // Binary records contain zeros, and text does not.
     let is_text = bytes.trim_ascii_start().starts_with(b"{") && !bytes.contains(&0);
     let parsed = if is_text { jobs::parse(&bytes) } else { oracle_general::parse(&bytes) };
     parsed.map_err(|why| {
