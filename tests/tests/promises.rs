@@ -242,8 +242,8 @@ fn temporary_files_never_reach_the_pool() {
     assert_eq!(mount.status().counters.pool_written_bytes, 0);
 }
 
-/// SEMANTICS 19: "`umount` flushes nothing: it names the changes that are not in the pool, and the next mount has
-/// them."
+/// SEMANTICS 19: "`umount` flushes nothing: it says how many files are not in the pool yet, and the next
+/// mount has them."
 #[test]
 fn unflushed_files_survive_umount() {
     let mount = Mount::manual();

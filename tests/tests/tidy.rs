@@ -161,6 +161,28 @@ fn every_sentence_of_the_semantics_has_a_test() {
 }
 
 #[test]
+fn quotes_of_promises_are_in_the_documents() {
+    let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut quotes = 0;
+    for page in ["SEMANTICS", "SECURITY"] {
+        let document = one_line(&fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap());
+        for (name, text) in sources() {
+            let comments = text.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
+            let comments =
+                one_line(&comments.map(|line| line.trim_start_matches(['/', '!'])).collect::<Vec<_>>().join(" "));
+            for rest in comments.split(&format!("{page} ")).skip(1) {
+                let digits = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+                let Some(quote) = digits.strip_prefix(": \"").filter(|_| digits.len() < rest.len()) else { continue };
+                let quote = quote.split('"').next().unwrap().trim_end_matches('.');
+                quotes += 1;
+                assert!(document.contains(quote), "{name} quotes {page}, which does not say: {quote}");
+            }
+        }
+    }
+    assert!(quotes > 60, "only {quotes} quotes were found");
+}
+
+#[test]
 fn every_sentence_on_security_has_a_test() {
     assert!(numbered_sentences_have_tests("SECURITY") >= 4);
 }
