@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_api::operator::ContentState;
-use forebay_api::operator::{FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
+use forebay_api::operator::{ContentState, FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Answer, Around, Call, CallKind, Decorated};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Capabilities, Error, ErrorKind, Expected, Pool, Result, Side};
@@ -403,4 +402,32 @@ async fn staging_ends_when_its_time_is_up_and_says_how_much_is_short() {
     assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
     until(Duration::from_secs(60), async || owners(&overlay, "large").await.is_none()).await;
     assert_eq!(stage(&overlay, "").await.1, Vec::new());
+}
+
+/// Content that was evicted takes space until its file is removed. It is not evicted twice meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn eviction_stops_at_the_low_watermark() {
+    const MIB: u64 = 1 << 20;
+    let fixture = Fixture::new();
+    let name = |at: usize| format!("f{at:02}");
+    for at in 0..60 {
+        fixture.put(&name(at), &vec![at as u8; MIB as usize]).await;
+    }
+    let policy = "[space]\nhigh-watermark = 0.5\nlow-watermark = 0.45\nevictor = \"lru\"\n";
+    let options = Options { policy: Policy::parse(policy).unwrap(), limit_bytes: Some(64 * MIB), ..fixture.options() };
+    let overlay = Overlay::open(options).await.unwrap();
+    for from in [0, 20, 40] {
+        let reads = (from..from + 20).map(|at| {
+            let (overlay, name) = (overlay.clone(), name(at));
+            tokio::spawn(async move { read(&overlay, &name).await.unwrap().len() })
+        });
+        for read in reads.collect::<Vec<_>>() {
+            assert_eq!(read.await.unwrap() as u64, MIB);
+        }
+    }
+    until(Duration::from_secs(60), async || overlay.status().await.used_bytes <= 32 * MIB).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let used = overlay.status().await.used_bytes;
+    assert!(used >= 27 * MIB, "{used} bytes are left of {}", 64 * MIB);
+    overlay.shutdown().await.unwrap();
 }

@@ -17,15 +17,22 @@ use crate::{ContentId, ContentStore};
 #[derive(Debug)]
 pub struct Trash {
     sender: Option<Sender<(ContentId, u64)>>,
-    pending: Arc<(Mutex<u64>, Condvar)>,
+    pending: Arc<(Mutex<Pending>, Condvar)>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Files that were discarded and are not removed yet.
+#[derive(Debug, Default)]
+struct Pending {
+    files: u64,
+    bytes: u64,
 }
 
 impl Trash {
     /// Starts the thread. `settle` returns when the deletions of records are durable.
     pub fn start(store: Arc<ContentStore>, settle: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
         let (sender, receiver) = channel();
-        let pending = Arc::new((Mutex::new(0), Condvar::new()));
+        let pending = Arc::new((Mutex::new(Pending::default()), Condvar::new()));
         let seen = pending.clone();
         let thread = std::thread::Builder::new()
             .name("forebay-trash".into())
@@ -37,17 +44,23 @@ impl Trash {
     /// Removes a content file soon. `bytes`: the space that is accounted for it.
     pub fn discard(&self, content: ContentId, bytes: u64) {
         if let Some(sender) = &self.sender {
-            *self.pending.0.lock() += 1;
-            if sender.send((content, bytes)).is_err() {
-                *self.pending.0.lock() -= 1;
+            let mut pending = self.pending.0.lock();
+            if sender.send((content, bytes)).is_ok() {
+                pending.files += 1;
+                pending.bytes += bytes;
             }
         }
+    }
+
+    /// Returns the bytes of files that were discarded and are still counted as used.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.0.lock().bytes
     }
 
     /// Waits until all files that were discarded before are removed, and their space is free.
     pub fn drain(&self) {
         let mut pending = self.pending.0.lock();
-        while *pending > 0 {
+        while pending.files > 0 {
             self.pending.1.wait(&mut pending);
         }
     }
@@ -69,7 +82,7 @@ fn run(
     store: &ContentStore,
     settle: &impl Fn() -> Result<()>,
     receiver: &Receiver<(ContentId, u64)>,
-    pending: &(Mutex<u64>, Condvar),
+    pending: &(Mutex<Pending>, Condvar),
 ) {
     while let Ok(first) = receiver.recv() {
         let batch: Vec<_> = std::iter::once(first).chain(receiver.try_iter()).take(BATCH).collect();
@@ -77,7 +90,11 @@ fn run(
             Ok(()) => batch.iter().for_each(|(content, bytes)| remove(store, *content, *bytes)),
             Err(error) => tracing::error!(%error, "content files stay until the next sweep"),
         }
-        *pending.0.lock() -= batch.len() as u64;
+        {
+            let mut pending = pending.0.lock();
+            pending.files -= batch.len() as u64;
+            pending.bytes -= batch.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        }
         pending.1.notify_all();
     }
 }
@@ -86,5 +103,26 @@ fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
     match store.remove(content) {
         Ok(()) => store.budget.account(bytes, 0),
         Err(error) => tracing::warn!(%error, "content file stays until the next sweep"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn discarded_bytes_are_pending_until_their_records_are_durable() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap());
+        let (sync, synced) = channel::<()>();
+        let trash = Trash::start(store, move || synced.recv().map_err(|_| unreachable!())).unwrap();
+        trash.discard(ContentId(7), 100);
+        trash.discard(ContentId(8), 20);
+        assert_eq!(trash.pending_bytes(), 120);
+        // The second file may be removed after another sync.
+        (0..2).for_each(|_| sync.send(()).unwrap());
+        trash.drain();
+        assert_eq!(trash.pending_bytes(), 0);
+        drop(trash);
     }
 }

@@ -143,6 +143,7 @@ pub(crate) struct Inner {
     pub pace: fetch::Pace,
     pub turns: fetch::DemandPriority,
     pub evictor: Mutex<Box<dyn Evictor>>,
+    pub making_room: space::eviction::MakingRoom,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     /// How many content files may stay open although no program uses them.
@@ -233,6 +234,7 @@ impl Overlay {
             pace: fetch::Pace::default(),
             turns: fetch::DemandPriority::default(),
             evictor: Mutex::new(evictor),
+            making_room: space::eviction::MakingRoom::default(),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
             health: coherence::Health::default(),

@@ -1,11 +1,12 @@
 //! Room in the fast pool: clean, unleased, unused content is evicted when something else needs the space.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Reservation;
 use forebay_system::clock::unix_now;
+use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, Txn};
 use crate::node::NodeState;
@@ -45,6 +46,33 @@ impl Kept {
     }
 }
 
+/// Callers that make room.
+#[derive(Debug, Default)]
+pub(crate) struct MakingRoom {
+    turn: Mutex<()>,
+    /// Bytes that callers of `reserve` wait for.
+    asked: AtomicU64,
+}
+
+/// One caller of `reserve` that waits for room.
+struct Asked<'a> {
+    making_room: &'a MakingRoom,
+    bytes: u64,
+}
+
+impl<'a> Asked<'a> {
+    fn begin(making_room: &'a MakingRoom, bytes: u64) -> Self {
+        making_room.asked.fetch_add(bytes, Ordering::Relaxed);
+        Self { making_room, bytes }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.making_room.asked.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 impl Inner {
     /// Reserves space, and evicts content if there is too little.
     ///
@@ -59,6 +87,7 @@ impl Inner {
         }
         let inner = self.clone();
         super::super::blocking(move || {
+            let _asked = Asked::begin(&inner.making_room, bytes);
             for _ in 0..2 {
                 inner.make_room(bytes)?;
                 inner.trash.drain();
@@ -86,16 +115,21 @@ impl Inner {
         .await
     }
 
-    /// Evicts until `bytes` more fit below the high watermark, if possible. Blocks.
+    /// Evicts until `bytes` more fit below the high watermark, and all that callers of `reserve` wait for, if possible.
+    /// Blocks. One caller at a time: the bytes that one evicts are not evicted again by the next.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         self.advisor().report_uses();
+        let _turn = self.making_room.turn.lock();
+        let bytes = bytes.max(self.making_room.asked.load(Ordering::Relaxed));
         let budget = &self.store.budget;
         let space = self.policy.space;
-        let short_on_disk = bytes.saturating_sub(self.store.free_bytes());
-        let mut wanted = (budget.above(space.high_watermark) + bytes).max(short_on_disk);
-        if budget.above(space.high_watermark) > 0 {
-            wanted = wanted.max(budget.above(space.low_watermark) + bytes);
-        }
+        // The file of evicted content is removed when its record is synced. On a busy disk that takes seconds.
+        let pending = self.trash.pending_bytes();
+        let above = |share: f64| budget.above(share).saturating_sub(pending);
+        let share = if above(space.high_watermark) > 0 { space.low_watermark } else { space.high_watermark };
+        let needed = budget.above(share).saturating_add(bytes).saturating_sub(pending);
+        let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
+        let mut wanted = needed.max(short_on_disk);
         let mut stayed = Vec::new();
         while wanted > 0 {
             let Some(victim) = self.victim() else { break };
