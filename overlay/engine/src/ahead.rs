@@ -5,21 +5,18 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_api::operator::Listed;
-use forebay_backends::{ErrorKind, FileKind, PoolPath, Result};
+use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_cache::{CHUNK_BYTES, ContentStore};
 use forebay_catalog::{Catalog, Listing};
 use forebay_prefetch::plan::PoolRate;
 use forebay_system::clock::unix_now;
 use tokio_util::sync::CancellationToken;
 
-use super::coherence::Age;
 use super::{Ino, Overlay};
 
 /// Limits the requests at the same time for one job, or for all predicted sessions together: many small files, or one
 /// large file. So what is needed first is fetched first, and a reader in between does not wait for long.
 pub const AHEAD_REQUESTS: usize = 16;
-/// How often a file is fetched again because it changed in the pool meanwhile.
-const ATTEMPTS: u32 = 3;
 
 /// Returns how many of [`AHEAD_REQUESTS`] a file takes.
 pub fn requests_of(bytes: u64) -> u32 {
@@ -156,27 +153,20 @@ impl Overlay {
         fetched: impl Fn(u64),
     ) -> Result<()> {
         let inner = &self.inner;
-        let node = inner.file_node(ino)?;
-        for _ in 0..ATTEMPTS {
-            inner.revalidate(ino, Age::Since(since)).await?;
-            let size = inner.attr_of(&node)?.size;
-            let before = inner.resident_bytes(&node, size)?;
-            let mut result = Ok(());
-            if size == 0 {
-                result = inner.complete_empty(&node);
-            }
+        let node = &inner.file_node(ino)?;
+        let (wanted, fetched) = (&wanted, &fetched);
+        let attempt = |size| async move {
+            let before = inner.resident_bytes(node, size)?;
+            let mut result = if size == 0 { inner.complete_empty(node) } else { Ok(()) };
             for range in wanted(size) {
                 if result.is_ok() {
-                    result = inner.fetch_ahead(&node, range).await;
+                    result = inner.fetch_ahead(node, range).await;
                 }
             }
-            fetched(inner.resident_bytes(&node, size)?.saturating_sub(before));
-            match result {
-                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
-                other => return other,
-            }
-        }
-        Ok(())
+            fetched(inner.resident_bytes(node, size)?.saturating_sub(before));
+            result.map(Some)
+        };
+        inner.fetch_current(ino, since, attempt).await.map(drop)
     }
 }
 

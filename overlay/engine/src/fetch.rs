@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::Bytes;
 use forebay_backends::decorators::Rate;
@@ -20,7 +21,7 @@ use forebay_catalog::ContentRecord;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
-use super::coherence::OWN_CHANGES;
+use super::coherence::{Age, OWN_CHANGES};
 use super::{Inner, Ino, Txn};
 use crate::node::{Flight, Node, NodeState};
 pub(crate) use bandwidth_estimator::Pace;
@@ -31,10 +32,37 @@ use request::{Chunk, Request};
 const REQUESTS_AT_ONCE: usize = 16;
 /// The same for a file that is striped over more targets than that.
 const MOST_AT_ONCE: usize = 32;
+/// How often a file is fetched again because it changed in the pool meanwhile.
+const ATTEMPTS: u32 = 3;
 /// The longest request to a striped file.
 const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
 
 impl Inner {
+    /// Fetches from the version that the pool has since `since`, by `attempt`, which gets the size of the file. If the
+    /// pool's copy changes meanwhile, it is called again. Returns `None` if it changes each time, or if each attempt
+    /// returns `None`.
+    pub async fn fetch_current<T, F>(
+        self: &Arc<Self>,
+        ino: Ino,
+        since: Instant,
+        attempt: impl Fn(u64) -> F,
+    ) -> Result<Option<T>>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        let node = self.node(ino)?;
+        for _ in 0..ATTEMPTS {
+            self.revalidate(ino, Age::Since(since)).await?;
+            let size = self.attr_of(&node)?.size;
+            match attempt(size).await {
+                Err(e) if e.is(ErrorKind::Stale) => self.revalidate(ino, Age::Now).await?,
+                Ok(None) => {}
+                other => return other,
+            }
+        }
+        Ok(None)
+    }
+
     /// Makes a range of a file valid in its content file, for a reader that waits for it.
     ///
     /// # Errors

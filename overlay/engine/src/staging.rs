@@ -30,8 +30,6 @@ use reporter::{Reporter, reported};
 /// Files that are staged at the same time.
 const CONCURRENCY: usize = 16;
 const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
-/// How often staging starts again for a file that changes in the pool meanwhile.
-const ATTEMPTS: u32 = 3;
 
 /// What all files of one staging have in common.
 struct Terms<'a> {
@@ -234,26 +232,23 @@ impl Overlay {
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
         let staging = Staging::begin(inner, &node, terms.owner, terms.is_jobs);
-        for _ in 0..ATTEMPTS {
-            inner.revalidate(ino, Age::Since(terms.begun)).await?;
-            let size = inner.attr_of(&node)?.size;
+        let (node, staging) = (&node, &staging);
+        let attempt = |size| async move {
             staging.lease(size, terms.expires_unix)?;
-            let fetched = match size {
-                0 => inner.complete_empty(&node),
-                _ => inner.fetch_paced(&node, 0..size, terms.rate.as_ref()).await,
-            };
-            match fetched {
-                Err(e) if e.is(ErrorKind::Stale) => inner.revalidate(ino, Age::Now).await?,
-                Err(e) => return Err(e),
-                Ok(()) if node.state.lock().record.file.is_whole() => {
-                    // Another staging of the same owner may have changed the lease meanwhile.
-                    staging.lease(size, terms.expires_unix)?;
-                    return Ok(size.saturating_sub(here));
-                }
-                Ok(()) => {}
+            match size {
+                0 => inner.complete_empty(node)?,
+                _ => inner.fetch_paced(node, 0..size, terms.rate.as_ref()).await?,
             }
-        }
-        Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino))))
+            if !node.state.lock().record.file.is_whole() {
+                return Ok(None);
+            }
+            // Another staging of the same owner may have changed the lease meanwhile.
+            staging.lease(size, terms.expires_unix)?;
+            Ok(Some(size.saturating_sub(here)))
+        };
+        let changes =
+            || Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino)));
+        inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(changes)
     }
 
     /// Returns the inodes that a request names; `None` is everything.
