@@ -107,10 +107,10 @@ pub async fn run_case(pool: &Arc<dyn Pool>, scratch: &PoolPath, case: Case) -> R
 
 /// A table entry for an async function, with the capabilities that the case needs.
 macro_rules! case {
-    ($function:ident $(, needs $($capability:ident),+)?) => {
+    ($function:ident $(, needs $($able:expr),+)?) => {
         $crate::conformance::Case {
             name: stringify!($function),
-            needs: &[$($(|can| can.$capability),+)?],
+            needs: &[$($($able),+)?],
             check: |context| ::futures::FutureExt::boxed($function(context)),
         }
     };

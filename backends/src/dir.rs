@@ -220,13 +220,13 @@ impl Shared {
     ) -> Result<Stat> {
         let call = self.root.call("put", path);
         let Some(name) = path.name() else { return Err(call.failed(Errno::ISDIR)) };
-        let may_chown = self.abilities.public.owners;
+        let may_chown = self.abilities.public.objects.owners;
         staging.finish(call, size, attrs, may_chown)?;
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
         let _turn = self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock();
         let (rename_noreplace, rename_exchange) =
-            (self.abilities.rename_noreplace, self.abilities.public.rename_exchange);
+            (self.abilities.rename_noreplace, self.abilities.public.renames.exchange());
         let publish = Publish { call, name, attrs, may_chown, rename_noreplace, rename_exchange };
         let stat = publish.run(staging, expected)?;
         if let Expected::Version(replaced) | Expected::Name(replaced) = expected {
@@ -241,7 +241,7 @@ impl Shared {
             ftruncate(&file, size).and_then(|()| fsync(&file)).map_err(|errno| call.failed(errno))?;
         }
         self.with_object(call, |target, object| {
-            target.change(changes, self.abilities.public.owners)?;
+            target.change(changes, self.abilities.public.objects.owners)?;
             target.sync()?;
             stat_fd(object)
         })
@@ -268,7 +268,7 @@ impl Shared {
     }
 
     fn require_xattrs(&self, call: Call<'_>) -> Result<()> {
-        self.require(self.abilities.public.xattrs, call, "its file system has no extended attributes")
+        self.require(self.abilities.public.objects.xattrs, call, "its file system has no extended attributes")
     }
 }
 
@@ -383,7 +383,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("symlink", &path);
             pool.check_new(call, &attrs)?;
-            pool.require(pool.abilities.public.symlinks, call, "its file system has no symlinks")?;
+            pool.require(pool.abilities.public.objects.symlinks, call, "its file system has no symlinks")?;
             let make = |dir: &root::Dir<'_>, name: &[u8]| names::symlink(&target, dir, name);
             names::make(&pool.root, call, &pool.abilities, make, FileKind::Symlink, &attrs)
                 .map(|stat| pool.outward(stat))
@@ -398,7 +398,7 @@ impl Pool for DirPool {
             pool.check_new(call, &attrs)?;
             // Fifos and sockets need no privilege.
             let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
-            let able = pool.abilities.public.special_files || !device;
+            let able = pool.abilities.public.objects.special_files || !device;
             pool.require(able, call, "device files need CAP_MKNOD and a file system that has them")?;
             let make = |dir: &root::Dir<'_>, name: &[u8]| names::mknod(kind, rdev, dir, name);
             names::make(&pool.root, call, &pool.abilities, make, kind, &attrs).map(|stat| pool.outward(stat))
@@ -411,7 +411,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             pool.root.call("link", &existing).check_names()?;
             let call = pool.root.call("link", &new);
-            pool.require(pool.abilities.public.hard_links, call, "its file system has no hard links")?;
+            pool.require(pool.abilities.public.objects.hard_links, call, "its file system has no hard links")?;
             names::link(&pool.root, call, &existing, &pool.abilities).map(|stat| pool.outward(stat))
         })
         .await

@@ -24,7 +24,7 @@ pub use pool::{
     unfinished_mark,
 };
 pub use types::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, RenameMode, SetAttrs, Space,
-    Stat, Stripe, Time, UnderWay, Version,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, Listings, Objects, RenameMode,
+    Renames, SetAttrs, Space, Stat, Stripe, Time, UnderWay, Version, Versions,
 };
 pub use unfinished::this_writer;

@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 use crate::pieces::PieceOrder;
 use crate::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, Layout,
-    Listing, Pieces, Pool, PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version,
+    Listing, Listings, Objects, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Side, Space, Stat,
+    Version, Versions,
 };
 
 use content::Content;
@@ -80,30 +81,27 @@ impl MemoryPool {
     pub fn all_capabilities() -> Capabilities {
         Capabilities {
             local: true,
-            symlinks: true,
-            symlink_times: true,
-            hard_links: true,
-            special_files: true,
-            xattrs: true,
-            owners: true,
-            rename: true,
-            rename_exchange: true,
-            renames_copy: false,
-            streams: false,
-            reads_confirm: true,
-            listings_ask_each: false,
-            versions_alone: false,
+            read_only: false,
+            objects: Objects {
+                symlinks: true,
+                symlink_times: true,
+                hard_links: true,
+                special_files: true,
+                xattrs: true,
+                owners: true,
+                sparse: true,
+            },
+            renames: Renames::Atomic { exchange: true },
+            listings: Listings::Whole,
             listed_contents: true,
+            versions: Versions { confirmed_by_reads: true, alone: false, of_directories: true },
+            streams: false,
             ranged_write: true,
-            sparse: true,
-            directory_versions: true,
-            layouts: false,
-            lists_names: true,
             conditional_put: ConditionalPut::Atomic,
+            layouts: false,
             time_granularity_ns: 1,
             name_max: 255,
             path_max: None,
-            read_only: false,
         }
     }
 
@@ -302,7 +300,7 @@ impl Pool for MemoryPool {
             order.check(&piece)?;
             pieces.push(piece);
         }
-        self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "put attributes of", path)?;
+        self.require(attrs.xattrs.is_empty() || self.capabilities.objects.xattrs, "put attributes of", path)?;
         self.check_all("put attributes of", FileKind::File, &attrs.xattrs)?;
         self.change("put", path, |tree| {
             if path.is_root() {
@@ -329,7 +327,7 @@ impl Pool for MemoryPool {
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
-        self.require(attrs.xattrs.is_empty() || self.capabilities.xattrs, "mkdir", path)?;
+        self.require(attrs.xattrs.is_empty() || self.capabilities.objects.xattrs, "mkdir", path)?;
         self.check_all("mkdir", FileKind::Directory, &attrs.xattrs)?;
         self.change("mkdir", path, |tree| {
             let ino = tree.create(path, Body::Directory(BTreeMap::new()), attrs)?;
@@ -338,7 +336,7 @@ impl Pool for MemoryPool {
     }
 
     async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
-        self.require(self.capabilities.symlinks, "symlink", path)?;
+        self.require(self.capabilities.objects.symlinks, "symlink", path)?;
         self.change("symlink", path, |tree| {
             if target.is_empty() {
                 return Err(ErrorKind::NotFound);
@@ -350,7 +348,7 @@ impl Pool for MemoryPool {
     }
 
     async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
-        self.require(self.capabilities.special_files || kind == FileKind::File, "mknod", path)?;
+        self.require(self.capabilities.objects.special_files || kind == FileKind::File, "mknod", path)?;
         self.change("mknod", path, |tree| {
             let body = match kind {
                 FileKind::File => Body::File(Content::default()),
@@ -364,7 +362,7 @@ impl Pool for MemoryPool {
     }
 
     async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
-        self.require(self.capabilities.hard_links, "link", new)?;
+        self.require(self.capabilities.objects.hard_links, "link", new)?;
         self.change("link", new, |tree| {
             if existing.is_reserved() {
                 return Err(ErrorKind::InvalidInput);
@@ -398,8 +396,8 @@ impl Pool for MemoryPool {
     }
 
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
-        self.require(self.capabilities.rename, "rename", from)?;
-        self.require(self.capabilities.rename_exchange || mode != RenameMode::Exchange, "exchange", from)?;
+        self.require(self.capabilities.renames.exist(), "rename", from)?;
+        self.require(self.capabilities.renames.exchange() || mode != RenameMode::Exchange, "exchange", from)?;
         self.change(&format!("rename {from} to"), to, |tree| {
             if from.is_reserved() {
                 return Err(ErrorKind::InvalidInput);
@@ -412,7 +410,7 @@ impl Pool for MemoryPool {
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
         self.change("set attributes of", path, |tree| {
             let ino = tree.lookup(path)?;
-            let owners = self.capabilities.owners;
+            let owners = self.capabilities.objects.owners;
             let changes = SetAttrs {
                 uid: changes.uid.filter(|_| owners),
                 gid: changes.gid.filter(|_| owners),
@@ -424,7 +422,7 @@ impl Pool for MemoryPool {
     }
 
     async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.require(self.capabilities.xattrs, "list extended attributes of", path)?;
+        self.require(self.capabilities.objects.xattrs, "list extended attributes of", path)?;
         self.with("list extended attributes of", path, |tree| {
             let xattrs = &tree.node(tree.lookup(path)?)?.xattrs;
             Ok(xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
@@ -432,7 +430,7 @@ impl Pool for MemoryPool {
     }
 
     async fn set_xattr(&self, path: &PoolPath, name: &[u8], value: &[u8]) -> Result<()> {
-        self.require(self.capabilities.xattrs, "set an extended attribute of", path)?;
+        self.require(self.capabilities.objects.xattrs, "set an extended attribute of", path)?;
         let (kind, mut all) = self.with("set an extended attribute of", path, |tree| {
             let node = tree.node(tree.lookup(path)?)?;
             let others = node.xattrs.iter().filter(|(other, _)| *other != name);
@@ -454,7 +452,7 @@ impl Pool for MemoryPool {
     }
 
     async fn remove_xattr(&self, path: &PoolPath, name: &[u8]) -> Result<()> {
-        self.require(self.capabilities.xattrs, "remove an extended attribute of", path)?;
+        self.require(self.capabilities.objects.xattrs, "remove an extended attribute of", path)?;
         self.change("remove an extended attribute of", path, |tree| {
             let ino = tree.lookup(path)?;
             tree.change_xattrs(ino, |xattrs| xattrs.remove(name).map(drop).ok_or(ErrorKind::NoAttribute))

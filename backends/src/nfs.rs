@@ -231,7 +231,7 @@ impl Pool for NfsPool {
 
     async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
         let call = Call::new("symlink", path);
-        if !self.session.can.symlinks {
+        if !self.session.can.objects.symlinks {
             return Err(call.error(ErrorKind::Unsupported, "the server's file system has no symlinks"));
         }
         self.make("symlink", path, attrs, New::Symlink(target.to_vec())).await
@@ -244,7 +244,7 @@ impl Pool for NfsPool {
                 Err(call.error(ErrorKind::InvalidInput, "this kind is made by other calls"))
             }
             // Fifos and sockets need no privilege.
-            FileKind::CharDevice | FileKind::BlockDevice if !self.session.can.special_files => {
+            FileKind::CharDevice | FileKind::BlockDevice if !self.session.can.objects.special_files => {
                 Err(call.error(ErrorKind::Unsupported, "device files need root's rights on the server"))
             }
             FileKind::File => self.make("mknod", path, attrs, New::File).await,

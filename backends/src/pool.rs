@@ -83,7 +83,7 @@ pub trait Pool: Send + Sync + 'static {
     async fn stat(&self, path: &PoolPath) -> Result<Stat>;
 
     /// Whether the file at `path` is still of a known version, by a cheaper request than `stat` if the pool can
-    /// (capability `versions_alone`). `false` does not mean that the file changed.
+    /// (capability `versions.alone`). `false` does not mean that the file changed.
     async fn still_has(&self, _path: &PoolPath, _version: &Version) -> Result<bool> {
         Ok(false)
     }

@@ -24,8 +24,8 @@ use bytes::Bytes;
 
 use crate::store::{self, Bucket, Found, Op, client, keys, metadata, requests};
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
-    RenameMode, Result, SetAttrs, Space, Stat, Time, UnderWay, Version,
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Listings, Objects, Pieces,
+    Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Time, UnderWay, Version, Versions,
 };
 
 pub use crate::store::{Environment, environment};
@@ -60,33 +60,30 @@ impl S3Pool {
         bucket.conditional = probed.conditional;
         let capabilities = Capabilities {
             local: false,
-            symlinks: true,
-            symlink_times: true,
-            hard_links: false,
-            special_files: true,
-            xattrs: false,
-            owners: true,
-            rename: true,
-            rename_exchange: false,
-            renames_copy: true,
-            streams: true,
-            reads_confirm: true,
-            listings_ask_each: true,
-            versions_alone: true,
+            read_only: probed.read_only,
+            objects: Objects {
+                symlinks: true,
+                symlink_times: true,
+                hard_links: false,
+                special_files: true,
+                xattrs: false,
+                owners: true,
+                sparse: false,
+            },
+            renames: Renames::ByCopies,
+            listings: Listings::AskEach,
             listed_contents: true,
+            versions: Versions { confirmed_by_reads: true, alone: true, of_directories: false },
+            streams: true,
             ranged_write: false,
-            sparse: false,
-            directory_versions: false,
-            layouts: false,
-            lists_names: true,
             conditional_put: match probed.conditional.all() {
                 true => ConditionalPut::Atomic,
                 false => ConditionalPut::Checked,
             },
+            layouts: false,
             time_granularity_ns: 1,
             name_max: keys::NAME_MAX as u32,
             path_max: Some((keys::KEY_MAX - 1 - bucket.root.len()) as u32),
-            read_only: probed.read_only,
         };
         let pool = Self { bucket: Arc::new(bucket), capabilities, url };
         if !probed.read_only {

@@ -256,6 +256,31 @@ pub enum ConditionalPut {
 pub struct Capabilities {
     /// Metadata calls are answered by this machine, without a network, and may be made inline.
     pub local: bool,
+    pub read_only: bool,
+    pub objects: Objects,
+    pub renames: Renames,
+    pub listings: Listings,
+    /// A listing can include small files at the cost of their attributes alone.
+    pub listed_contents: bool,
+    pub versions: Versions,
+    /// Bytes of a long range are passed on as they arrive: it takes no more memory than a short one.
+    pub streams: bool,
+    pub ranged_write: bool,
+    pub conditional_put: ConditionalPut,
+    /// The pool may tell the [`Layout`] of objects.
+    pub layouts: bool,
+    /// Nanoseconds between distinguishable timestamps.
+    pub time_granularity_ns: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+    /// Longest path from the root in bytes, if that is less than Linux's limit. `Pool::check_path` must then be
+    /// called before an object gets a new name.
+    pub path_max: Option<u32>,
+}
+
+/// Which objects and attributes a pool can hold beyond files and directories.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Objects {
     pub symlinks: bool,
     /// Symlinks keep the times that are set on them.
     pub symlink_times: bool,
@@ -264,38 +289,69 @@ pub struct Capabilities {
     pub xattrs: bool,
     /// Owner, group and mode can be set by this process.
     pub owners: bool,
-    pub rename: bool,
-    pub rename_exchange: bool,
+    /// Holes of files take no space.
+    pub sparse: bool,
+}
+
+/// How a pool gives an object another name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Renames {
+    Unable,
     /// Renames and changes of attributes copy the objects: they take time, and other clients can see an intermediate
     /// state.
-    pub renames_copy: bool,
-    /// Bytes of a long range are passed on as they arrive: it takes no more memory than a short one.
-    pub streams: bool,
+    ByCopies,
+    /// In one step.
+    Atomic {
+        /// Two objects can exchange their names.
+        exchange: bool,
+    },
+}
+
+/// How a pool tells the names in a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Listings {
+    /// Not at all: a program must know the path of an object.
+    Unable,
+    /// With one request for each name: it pays off only for a caller that needs many of them.
+    AskEach,
+    /// All names with their attributes in few requests.
+    Whole,
+}
+
+/// How a pool tells whether an object has changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versions {
     /// A read fails if the version is no longer the current one. Without this, a read may still return old content.
-    pub reads_confirm: bool,
+    pub confirmed_by_reads: bool,
     /// A request that is cheaper than `stat` tells whether a file is still of a known version.
-    pub versions_alone: bool,
-    /// A listing takes one request for each name in it: it pays off only for a caller that needs many of them.
-    pub listings_ask_each: bool,
-    /// A listing can include small files at the cost of their attributes alone.
-    pub listed_contents: bool,
-    pub ranged_write: bool,
-    pub sparse: bool,
-    pub conditional_put: ConditionalPut,
+    pub alone: bool,
     /// A directory's version changes when a name in it is made or removed.
-    pub directory_versions: bool,
-    /// The pool may tell the [`Layout`] of objects.
-    pub layouts: bool,
-    /// The pool can list its objects. Without this, a program must know the path of an object.
-    pub lists_names: bool,
-    /// Nanoseconds between distinguishable timestamps.
-    pub time_granularity_ns: u32,
-    /// Longest name in bytes.
-    pub name_max: u32,
-    /// Longest path from the root in bytes, if that is less than Linux's limit. `Pool::check_path` must then be
-    /// called before an object gets a new name.
-    pub path_max: Option<u32>,
-    pub read_only: bool,
+    pub of_directories: bool,
+}
+
+impl Renames {
+    pub fn exist(self) -> bool {
+        self != Self::Unable
+    }
+
+    pub fn copy(self) -> bool {
+        self == Self::ByCopies
+    }
+
+    pub fn exchange(self) -> bool {
+        self == Self::Atomic { exchange: true }
+    }
+}
+
+impl Listings {
+    pub fn exist(self) -> bool {
+        self != Self::Unable
+    }
+
+    /// Whether a listing costs at least one request for each name.
+    pub fn ask_each(self) -> bool {
+        self != Self::Whole
+    }
 }
 
 impl Capabilities {
@@ -308,22 +364,22 @@ impl Capabilities {
         };
         vec![
             ("changes", word(!self.read_only)),
-            ("names are listed", word(self.lists_names)),
-            ("symlinks", word(self.symlinks)),
-            ("symlinks keep times", word(self.symlink_times)),
-            ("hard links", word(self.hard_links)),
-            ("special files", word(self.special_files)),
-            ("extended attributes", word(self.xattrs)),
-            ("owners", word(self.owners)),
-            ("renames", if self.renames_copy { "by copies".to_owned() } else { word(self.rename) }),
-            ("exchange of names", word(self.rename_exchange)),
+            ("names are listed", word(self.listings.exist())),
+            ("symlinks", word(self.objects.symlinks)),
+            ("symlinks keep times", word(self.objects.symlink_times)),
+            ("hard links", word(self.objects.hard_links)),
+            ("special files", word(self.objects.special_files)),
+            ("extended attributes", word(self.objects.xattrs)),
+            ("owners", word(self.objects.owners)),
+            ("renames", if self.renames.copy() { "by copies".to_owned() } else { word(self.renames.exist()) }),
+            ("exchange of names", word(self.renames.exchange())),
             ("reads are streams", word(self.streams)),
-            ("versions are asked for alone", word(self.versions_alone)),
-            ("listings ask for each name", word(self.listings_ask_each)),
+            ("versions are asked for alone", word(self.versions.alone)),
+            ("listings ask for each name", word(self.listings.ask_each())),
             ("listings bring small files", word(self.listed_contents)),
             ("ranged writes", word(self.ranged_write)),
             ("conditional changes", conditional.to_owned()),
-            ("directories have versions", word(self.directory_versions)),
+            ("directories have versions", word(self.versions.of_directories)),
             ("stripes and storage pools", word(self.layouts)),
             ("longest name in bytes", self.name_max.to_string()),
             ("longest path in bytes", self.path_max.map_or_else(|| "any".to_owned(), |max| max.to_string())),

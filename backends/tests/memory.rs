@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Capabilities, ConditionalPut, ErrorKind, Expected, FileKind, Pool, PoolPath};
+use forebay_backends::{Capabilities, ConditionalPut, ErrorKind, Expected, FileKind, Objects, Pool, PoolPath, Renames};
 
 use common::{attrs, path, pieces};
 
@@ -18,13 +18,8 @@ async fn memory_pool_conforms() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_pool_without_capabilities_conforms() {
     let less = Capabilities {
-        symlinks: false,
-        hard_links: false,
-        special_files: false,
-        xattrs: false,
-        owners: false,
-        rename: false,
-        rename_exchange: false,
+        objects: Objects { symlink_times: true, sparse: true, ..Objects::default() },
+        renames: Renames::Unable,
         ranged_write: false,
         conditional_put: ConditionalPut::Checked,
         ..MemoryPool::all_capabilities()

@@ -70,7 +70,7 @@ fn pattern(length: usize) -> Bytes {
 
 async fn assert_conforms(pool: NfsPool) {
     // Ganesha never changes the times of symlinks.
-    assert!(!pool.capabilities().symlink_times);
+    assert!(!pool.capabilities().objects.symlink_times);
     common::assert_conforms(Arc::new(pool)).await;
 }
 
@@ -79,7 +79,14 @@ async fn nfs_pool_conforms() {
     let server = start(Squash::None);
     let pool = open(&server).await;
     let can = pool.capabilities().clone();
-    assert!(can.owners && can.special_files && can.hard_links && can.symlinks && can.sparse && !can.read_only);
+    assert!(
+        can.objects.owners
+            && can.objects.special_files
+            && can.objects.hard_links
+            && can.objects.symlinks
+            && can.objects.sparse
+            && !can.read_only
+    );
     assert_conforms(pool).await;
     assert_eq!(unfinished(&server.export()), Vec::<PathBuf>::new());
 }
@@ -89,7 +96,7 @@ async fn nfs_pool_conforms_where_root_is_squashed() {
     let server = start(Squash::Root);
     fs::set_permissions(server.export(), fs::Permissions::from_mode(0o777)).unwrap();
     let pool = open(&server).await;
-    assert!(!pool.capabilities().owners);
+    assert!(!pool.capabilities().objects.owners);
     assert_conforms(pool).await;
 }
 

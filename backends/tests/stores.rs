@@ -167,7 +167,7 @@ async fn a_server_that_lists_no_names_gives_files_by_their_paths() {
     let server = StoreServer::start(Kind::NginxBare).await;
     server.put("a/f", Bytes::from_static(b"by path")).await.unwrap();
     let pool = attach(&server, "").await;
-    assert!(!pool.capabilities().lists_names);
+    assert!(!pool.capabilities().listings.exist());
     assert_eq!(content(&pool, &path("a/f")).await, "by path");
     assert_eq!(pool.stat(&path("a")).await.unwrap().kind, FileKind::Directory);
     for dir in ["", "a"] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_backends::Capabilities;
+use forebay_backends::Listings;
 use forebay_backends::decorators::{CallKind, Metrics, Throttle};
 use forebay_backends::memory::MemoryPool;
 use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
@@ -17,8 +17,9 @@ fn policy(ttl: &str) -> Policy {
 
 /// A pool whose directories say nothing of their names, as those of object stores.
 fn store() -> Fixture {
-    let capabilities =
-        Capabilities { directory_versions: false, listings_ask_each: true, ..MemoryPool::all_capabilities() };
+    let mut capabilities = MemoryPool::all_capabilities();
+    capabilities.versions.of_directories = false;
+    capabilities.listings = Listings::AskEach;
     Fixture::over(MemoryPool::with_capabilities(capabilities))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_api::operator::{ContentState, FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Answer, Around, Call, CallKind, Decorated};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Capabilities, Error, ErrorKind, Expected, Pool, Result, Side};
+use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
 use forebay_engine::{Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_tests::engine::*;
 use futures::future::BoxFuture;
@@ -27,7 +27,8 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_just_appeared_in_the_pool_is_staged() {
     for versions in [true, false] {
-        let can = Capabilities { directory_versions: versions, ..MemoryPool::all_capabilities() };
+        let mut can = MemoryPool::all_capabilities();
+        can.versions.of_directories = versions;
         let fixture = Fixture::over(MemoryPool::with_capabilities(can));
         fixture.mkdir("d").await;
         fixture.put("d/old", b"old").await;

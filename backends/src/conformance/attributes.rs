@@ -9,14 +9,14 @@ use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
     case!(new_objects_have_the_attributes_they_are_given),
-    case!(modes_are_set_with_all_their_bits, needs owners),
-    case!(owners_are_set, needs owners),
+    case!(modes_are_set_with_all_their_bits, needs | can | can.objects.owners),
+    case!(owners_are_set, needs | can | can.objects.owners),
     case!(times_are_set_to_the_nanosecond),
     case!(unchanged_attributes_stay),
     case!(put_replaces_attributes_too),
-    case!(extended_attributes_are_set_listed_and_removed, needs xattrs),
-    case!(put_and_mkdir_set_extended_attributes, needs xattrs),
-    case!(access_control_lists_are_extended_attributes, needs xattrs),
+    case!(extended_attributes_are_set_listed_and_removed, needs | can | can.objects.xattrs),
+    case!(put_and_mkdir_set_extended_attributes, needs | can | can.objects.xattrs),
+    case!(access_control_lists_are_extended_attributes, needs | can | can.objects.xattrs),
 ];
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -24,11 +24,11 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 async fn new_objects_have_the_attributes_they_are_given(t: Context) -> Outcome {
     let attrs = t.attrs(0o751);
     let check = |what: &str, stat: &Stat| {
-        if t.can().symlink_times || stat.kind != FileKind::Symlink {
+        if t.can().objects.symlink_times || stat.kind != FileKind::Symlink {
             ensure!(t.same_time(stat.mtime, attrs.mtime), "{what}: mtime is {:?}", stat.mtime);
             ensure!(t.same_time(stat.atime, attrs.atime), "{what}: atime is {:?}", stat.atime);
         }
-        if t.can().owners && stat.kind != FileKind::Symlink {
+        if t.can().objects.owners && stat.kind != FileKind::Symlink {
             ensure_eq!(format!("{:o}", stat.mode), "751", "{what}: mode");
         }
         ensure_eq!((stat.uid, stat.gid), (attrs.uid, attrs.gid), "{what}: owner");
@@ -38,7 +38,7 @@ async fn new_objects_have_the_attributes_they_are_given(t: Context) -> Outcome {
     check("put", &put)?;
     check("mkdir", &t.pool.mkdir(&t.path("mkdir"), &attrs).await?)?;
     check("mknod", &t.pool.mknod(&t.path("mknod"), FileKind::File, 0, &attrs).await?)?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         check("symlink", &t.pool.symlink(&t.path("symlink"), b"nowhere", &attrs).await?)?;
     }
     for entry in t.list(&t.dir).await? {
@@ -50,7 +50,7 @@ async fn new_objects_have_the_attributes_they_are_given(t: Context) -> Outcome {
 async fn modes_are_set_with_all_their_bits(t: Context) -> Outcome {
     t.put("file", "x").await?;
     t.mkdir("dir").await?;
-    if !t.can().owners {
+    if !t.can().objects.owners {
         return Ok(());
     }
     for mode in [0o000, 0o400, 0o777, 0o1755, 0o2755, 0o4755, 0o7777] {
@@ -72,7 +72,7 @@ async fn owners_are_set(t: Context) -> Outcome {
     let before = t.put("f", "x").await?;
     let changes = SetAttrs { uid: Some(12_345), gid: Some(54_321), ..SetAttrs::default() };
     let after = t.pool.set_attrs(&t.path("f"), &changes).await?;
-    if !t.can().owners {
+    if !t.can().objects.owners {
         ensure_eq!((after.uid, after.gid), (before.uid, before.gid), "owner without the right to change it");
         return Ok(());
     }
@@ -83,7 +83,7 @@ async fn owners_are_set(t: Context) -> Outcome {
     let attrs = Attrs { uid: 11, gid: 12, mode: 0o6755, ..t.attrs(0) };
     let put = t.pool.put(&t.path("p"), 0, stream::empty().boxed(), &attrs, &Expected::Absent).await?;
     ensure_eq!((put.uid, put.gid, put.mode), (11, 12, 0o6755), "owner and set-id bits of a put");
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("l"), b"f", &t.attrs(0o777)).await?;
         let link = t.pool.set_attrs(&t.path("l"), &changes).await?;
         ensure_eq!((link.kind, link.uid, link.gid), (FileKind::Symlink, 12_345, 54_321), "owner of a symlink");
@@ -96,7 +96,7 @@ async fn times_are_set_to_the_nanosecond(t: Context) -> Outcome {
     t.put("file", "x").await?;
     t.mkdir("dir").await?;
     let mut names = vec!["file", "dir"];
-    if t.can().symlinks && t.can().symlink_times {
+    if t.can().objects.symlinks && t.can().objects.symlink_times {
         t.pool.symlink(&t.path("link"), b"file", &t.attrs(0o777)).await?;
         names.push("link");
     }
@@ -127,16 +127,16 @@ async fn unchanged_attributes_stay(t: Context) -> Outcome {
 
 async fn put_replaces_attributes_too(t: Context) -> Outcome {
     t.put("f", "one").await?;
-    if t.can().xattrs {
+    if t.can().objects.xattrs {
         t.pool.set_xattr(&t.path("f"), b"user.old", b"1").await?;
     }
     let attrs = Attrs { mode: 0o600, mtime: Time { secs: 77, nanos: 0 }, ..t.attrs(0) };
     let put = t.pool.put(&t.path("f"), 0, stream::empty().boxed(), &attrs, &Expected::Anything).await?;
     ensure!(t.same_time(put.mtime, attrs.mtime), "mtime is {:?}", put.mtime);
-    if t.can().owners {
+    if t.can().objects.owners {
         ensure_eq!(put.mode, 0o600, "mode");
     }
-    if t.can().xattrs {
+    if t.can().objects.xattrs {
         ensure_eq!(user_xattrs(&t, "f").await?, Xattrs::new(), "extended attributes");
     }
     Ok(())
@@ -155,7 +155,7 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
     t.mkdir("d").await?;
     for name in ["f", "d"] {
         let path = t.path(name);
-        if !t.can().xattrs {
+        if !t.can().objects.xattrs {
             refused("xattrs", t.pool.xattrs(&path).await, ErrorKind::Unsupported)?;
             refused("set_xattr", t.pool.set_xattr(&path, b"user.a", b"1").await, ErrorKind::Unsupported)?;
             refused("remove_xattr", t.pool.remove_xattr(&path, b"user.a").await, ErrorKind::Unsupported)?;
@@ -178,7 +178,7 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
         refused("no namespace", t.pool.set_xattr(&path, b"plain", b"1").await, ErrorKind::Unsupported)?;
         refused("no name", t.pool.set_xattr(&path, b"user.", b"1").await, ErrorKind::InvalidInput)?;
     }
-    if t.can().xattrs {
+    if t.can().objects.xattrs {
         // The pool refuses an attribute that no object can have without an object.
         let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
         let good = [pair(b"user.a", b"1"), pair(b"user.long", &[b'x'; 2_000])];
@@ -207,7 +207,7 @@ async fn put_and_mkdir_set_extended_attributes(t: Context) -> Outcome {
     let xattrs: Xattrs = vec![(b"user.a".to_vec(), b"1".to_vec()), (b"user.b".to_vec(), b"2".to_vec())];
     let attrs = Attrs { xattrs: xattrs.clone(), ..t.attrs(0o755) };
     let put = t.pool.put(&t.path("f"), 0, stream::empty().boxed(), &attrs, &Expected::Absent).await;
-    if !t.can().xattrs {
+    if !t.can().objects.xattrs {
         refused("put", put, ErrorKind::Unsupported)?;
         return refused("stat", t.pool.stat(&t.path("f")).await, ErrorKind::NotFound);
     }

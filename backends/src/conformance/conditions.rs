@@ -28,11 +28,11 @@ async fn put_if_absent_creates_once(t: Context) -> Outcome {
     ensure_eq!(t.stat("f").await?.version, first.version, "version");
     t.mkdir("d").await?;
     refused("put over a directory", t.put_if("d", "x", &Expected::Absent).await, ErrorKind::Conflict)?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("l"), b"nowhere", &t.attrs(0o777)).await?;
         refused("put over a symlink", t.put_if("l", "x", &Expected::Absent).await, ErrorKind::Conflict)?;
     }
-    only_names(&t, if t.can().symlinks { &["d", "f", "l"] } else { &["d", "f"] }).await
+    only_names(&t, if t.can().objects.symlinks { &["d", "f", "l"] } else { &["d", "f"] }).await
 }
 
 async fn put_if_version_replaces_that_version_only(t: Context) -> Outcome {
@@ -57,7 +57,7 @@ async fn put_of_anything_always_wins(t: Context) -> Outcome {
     ensure_eq!(t.content("f").await?, "two", "content");
     t.mkdir("d").await?;
     refused("put over a directory", t.put_if("d", "x", &Expected::Anything).await, ErrorKind::IsDirectory)?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("l"), b"f", &t.attrs(0o777)).await?;
         t.put("l", "in place of the link").await?;
         ensure_eq!(t.content("f").await?, "two", "content of what the link named");
@@ -84,7 +84,7 @@ async fn remove_if_version_removes_that_version_only(t: Context) -> Outcome {
 async fn what_is_known_is_known_to_be_there_only_while_it_is(t: Context) -> Outcome {
     let path = t.path("f");
     let first = t.put("f", "first").await?.version;
-    ensure_eq!(t.pool.still_has(&path, &first).await?, t.can().versions_alone, "what is there");
+    ensure_eq!(t.pool.still_has(&path, &first).await?, t.can().versions.alone, "what is there");
     t.put("f", "second").await?;
     ensure!(!t.pool.still_has(&path, &first).await?, "what was replaced");
     t.pool.remove(&path, &Expected::Anything).await?;

@@ -61,11 +61,11 @@ async fn listing_has_every_entry_with_its_attributes(t: Context) -> Outcome {
     t.put("file", "content").await?;
     t.mkdir("dir").await?;
     t.put("dir/below", "not listed above").await?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("link"), b"nowhere", &t.attrs(0o777)).await?;
     }
     let entries = t.list(&t.dir).await?;
-    ensure_eq!(entries.len(), if t.can().symlinks { 3 } else { 2 }, "number of entries");
+    ensure_eq!(entries.len(), if t.can().objects.symlinks { 3 } else { 2 }, "number of entries");
     for entry in entries {
         ensure_eq!(entry.stat, t.stat(&entry.name).await?, "attributes of {}", entry.name.escape_ascii());
     }
@@ -79,7 +79,7 @@ async fn contents_that_come_along_are_those_of_their_versions(t: Context) -> Out
         t.put(format!("{size}"), "x".repeat(size)).await?;
     }
     t.mkdir("dir").await?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("link"), b"nowhere", &t.attrs(0o777)).await?;
     }
     let plain = t.list(&t.dir).await?;

@@ -6,20 +6,20 @@ use super::context::{Context, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
-    case!(hard_links_name_one_file, needs hard_links),
-    case!(put_keeps_hard_links_together, needs hard_links),
+    case!(hard_links_name_one_file, needs | can | can.objects.hard_links),
+    case!(put_keeps_hard_links_together, needs | can | can.objects.hard_links),
     case!(put_over_a_name_leaves_the_other_names_alone),
-    case!(links_are_refused_where_they_cannot_be, needs hard_links),
-    case!(symlinks_are_objects_of_their_own, needs symlinks),
-    case!(no_path_goes_through_a_symlink, needs symlinks),
-    case!(special_files_are_made, needs special_files),
+    case!(links_are_refused_where_they_cannot_be, needs | can | can.objects.hard_links),
+    case!(symlinks_are_objects_of_their_own, needs | can | can.objects.symlinks),
+    case!(no_path_goes_through_a_symlink, needs | can | can.objects.symlinks),
+    case!(special_files_are_made, needs | can | can.objects.special_files),
 ];
 
 async fn hard_links_name_one_file(t: Context) -> Outcome {
     let (a, b) = (t.path("a"), t.path("b"));
     t.put("a", "content").await?;
     let linked = t.pool.link(&a, &b).await;
-    if !t.can().hard_links {
+    if !t.can().objects.hard_links {
         refused("link", linked, ErrorKind::Unsupported)?;
         return refused("stat", t.pool.stat(&b).await, ErrorKind::NotFound);
     }
@@ -35,7 +35,7 @@ async fn hard_links_name_one_file(t: Context) -> Outcome {
 }
 
 async fn put_keeps_hard_links_together(t: Context) -> Outcome {
-    if !t.can().hard_links {
+    if !t.can().objects.hard_links {
         return Ok(());
     }
     t.put("a", "a rather long first content").await?;
@@ -54,13 +54,13 @@ async fn put_keeps_hard_links_together(t: Context) -> Outcome {
 async fn put_over_a_name_leaves_the_other_names_alone(t: Context) -> Outcome {
     t.put("a", "a rather long first content").await?;
     let mut version = t.stat("a").await?.version;
-    if t.can().hard_links {
+    if t.can().objects.hard_links {
         version = t.pool.link(&t.path("a"), &t.path("b")).await?.version;
     }
     let put = t.put_if("a", "short", &Expected::Name(version.clone())).await?;
     ensure_eq!((put.nlink, put.size), (1, 5), "links and size");
     ensure_eq!(t.content("a").await?, "short", "content");
-    if t.can().hard_links {
+    if t.can().objects.hard_links {
         ensure_eq!(t.content("b").await?, "a rather long first content", "content by the other name");
         ensure_eq!(t.stat("b").await?.nlink, 1, "links of what had the name");
     }
@@ -70,7 +70,7 @@ async fn put_over_a_name_leaves_the_other_names_alone(t: Context) -> Outcome {
 }
 
 async fn links_are_refused_where_they_cannot_be(t: Context) -> Outcome {
-    if !t.can().hard_links {
+    if !t.can().objects.hard_links {
         return Ok(());
     }
     t.put("f", "x").await?;
@@ -87,7 +87,7 @@ async fn links_are_refused_where_they_cannot_be(t: Context) -> Outcome {
 async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
     let path = t.path("l");
     let made = t.pool.symlink(&path, b"some/where \xff", &t.attrs(0o777)).await;
-    if !t.can().symlinks {
+    if !t.can().objects.symlinks {
         refused("symlink", made, ErrorKind::Unsupported)?;
         return refused("stat", t.pool.stat(&path).await, ErrorKind::NotFound);
     }
@@ -109,7 +109,7 @@ async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
 }
 
 async fn no_path_goes_through_a_symlink(t: Context) -> Outcome {
-    if !t.can().symlinks {
+    if !t.can().objects.symlinks {
         return Ok(());
     }
     t.mkdir("d").await?;
@@ -130,7 +130,7 @@ async fn special_files_are_made(t: Context) -> Outcome {
     let attrs = t.attrs(0o644);
     let device = libc::makedev(1, 3);
     let made = t.pool.mknod(&t.path("char"), FileKind::CharDevice, device, &attrs).await;
-    if !t.can().special_files {
+    if !t.can().objects.special_files {
         refused("mknod of a device", made, ErrorKind::Unsupported)?;
         return refused("stat", t.pool.stat(&t.path("char")).await, ErrorKind::NotFound);
     }

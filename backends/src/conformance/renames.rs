@@ -6,13 +6,15 @@ use super::context::{Context, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
-    case!(rename_moves_files_and_trees, needs rename),
-    case!(rename_replaces_files_and_empty_directories, needs rename),
-    case!(rename_without_replacing_refuses_what_exists, needs rename),
-    case!(exchange_swaps_two_objects, needs rename_exchange),
-    case!(impossible_renames_are_refused, needs rename),
-    case!(renaming_a_link_onto_its_file_changes_nothing, needs hard_links, rename),
-    case!(another_object_under_the_name_is_refused, needs rename),
+    case!(rename_moves_files_and_trees, needs | can | can.renames.exist()),
+    case!(rename_replaces_files_and_empty_directories, needs | can | can.renames.exist()),
+    case!(rename_without_replacing_refuses_what_exists, needs | can | can.renames.exist()),
+    case!(exchange_swaps_two_objects, needs | can | can.renames.exchange()),
+    case!(impossible_renames_are_refused, needs | can | can.renames.exist()),
+    case!(renaming_a_link_onto_its_file_changes_nothing, needs | can | can.objects.hard_links, |can| can
+        .renames
+        .exist()),
+    case!(another_object_under_the_name_is_refused, needs | can | can.renames.exist()),
 ];
 
 impl Context {
@@ -23,7 +25,7 @@ impl Context {
 
 /// If the pool cannot rename, checks that renames are refused and returns `false`.
 async fn can_rename(t: &Context) -> Outcome<bool> {
-    if t.can().rename {
+    if t.can().renames.exist() {
         return Ok(true);
     }
     t.put("from", "x").await?;
@@ -49,7 +51,7 @@ async fn rename_moves_files_and_trees(t: Context) -> Outcome {
     t.rename("d", "e/moved", RenameMode::Replace).await?;
     ensure_eq!(t.content("e/moved/sub/f").await?, "below", "content below the moved directory");
     refused("stat of the old name", t.pool.stat(&t.path("d")).await, ErrorKind::NotFound)?;
-    if t.can().symlinks {
+    if t.can().objects.symlinks {
         t.pool.symlink(&t.path("l"), b"b", &t.attrs(0o777)).await?;
         t.rename("l", "m", RenameMode::Replace).await?;
         ensure_eq!(t.pool.readlink(&t.path("m")).await?, b"b", "target of the moved symlink");
@@ -96,7 +98,7 @@ async fn exchange_swaps_two_objects(t: Context) -> Outcome {
     t.mkdir("d").await?;
     t.put("d/below", "x").await?;
     let answer = t.rename("f", "d", RenameMode::Exchange).await;
-    if !t.can().rename_exchange {
+    if !t.can().renames.exchange() {
         refused("exchange", answer, ErrorKind::Unsupported)?;
         ensure_eq!(t.content("f").await?, "file", "content");
         return Ok(());
@@ -132,7 +134,7 @@ async fn impossible_renames_are_refused(t: Context) -> Outcome {
 }
 
 async fn renaming_a_link_onto_its_file_changes_nothing(t: Context) -> Outcome {
-    if !t.can().hard_links || !can_rename(&t).await? {
+    if !t.can().objects.hard_links || !can_rename(&t).await? {
         return Ok(());
     }
     t.put("a", "x").await?;
@@ -173,7 +175,7 @@ async fn another_object_under_the_name_is_refused(t: Context) -> Outcome {
     let not_found = ErrorKind::NotFound;
     refused("attributes of a file", t.pool.set_attrs(&f, &changes).await, not_found)?;
     refused("attributes of a directory", t.pool.set_attrs(&d, &changes).await, not_found)?;
-    if t.can().xattrs {
+    if t.can().objects.xattrs {
         refused("an extended attribute", t.pool.set_xattr(&f, b"user.a", b"b").await, not_found)?;
     }
     refused("stat", t.pool.stat(&notes).await, not_found)?;

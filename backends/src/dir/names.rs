@@ -36,11 +36,11 @@ pub(super) fn make(
     let opened = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     let object = opened.map_err(|errno| call.failed(errno))?;
     let made = stat_fd(&object).map_err(|errno| call.failed(errno))?;
-    if !is_just_made(&object, &made, kind, abilities.public.owners) {
+    if !is_just_made(&object, &made, kind, abilities.public.objects.owners) {
         // The other client's object is neither given away nor removed.
         return Err(call.error(ErrorKind::Conflict, "another client put something else there at the same moment"));
     }
-    let dressed = dress(&object, kind, attrs, abilities.public.owners).and_then(|()| Ok(stat_fd(&object)?));
+    let dressed = dress(&object, kind, attrs, abilities.public.objects.owners).and_then(|()| Ok(stat_fd(&object)?));
     dressed.map_err(|why| {
         if !stat_name(&dir, name).is_ok_and(|there| there.version.same_object(&made.version)) {
             return why.of(call);
@@ -101,7 +101,7 @@ pub(super) fn link(root: &Root, call: Call<'_>, existing: &PoolPath, abilities: 
     let (dir, name) = new_slot(root, call.path).map_err(|errno| call.failed(errno))?;
     let linked = linkat(&from_dir, from_name, &dir, name, AtFlags::empty());
     linked.map_err(|errno| match errno {
-        Errno::PERM if !abilities.public.hard_links => call.failed(Errno::OPNOTSUPP),
+        Errno::PERM if !abilities.public.objects.hard_links => call.failed(Errno::OPNOTSUPP),
         _ => call.failed(errno),
     })?;
     stat_name(&dir, name).map_err(|errno| call.failed(errno))
@@ -160,7 +160,7 @@ pub(super) fn rename(
             Errno::EXIST => fail(Errno::NOTEMPTY),
             errno => fail(errno),
         })?,
-        RenameMode::Exchange if abilities.public.rename_exchange => flagged(RenameFlags::EXCHANGE).map_err(fail)?,
+        RenameMode::Exchange if abilities.public.renames.exchange() => flagged(RenameFlags::EXCHANGE).map_err(fail)?,
         RenameMode::Exchange => return Err(fail(Errno::OPNOTSUPP)),
         RenameMode::NoReplace if abilities.rename_noreplace => flagged(RenameFlags::NOREPLACE).map_err(fail)?,
         RenameMode::NoReplace => match stat_name(&to_dir, to_name) {

@@ -11,7 +11,7 @@ use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
 
 use crate::unfinished::unique_name;
-use crate::{Capabilities, ConditionalPut, FileKind};
+use crate::{Capabilities, ConditionalPut, FileKind, Listings, Objects, Renames, Versions};
 
 use super::attrs::Target;
 use super::stat::{stat_fd, stat_name};
@@ -56,30 +56,27 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
     let mut abilities = Abilities {
         public: Capabilities {
             local,
-            symlinks: true,
-            symlink_times: true,
-            hard_links: true,
-            special_files: geteuid().is_root(),
-            xattrs: local,
-            owners: geteuid().is_root(),
-            rename: true,
-            rename_exchange: local,
-            renames_copy: false,
-            streams: false,
-            reads_confirm: false,
-            listings_ask_each: false,
-            versions_alone: false,
+            read_only: vfs.f_flag.contains(StatVfsMountFlags::RDONLY),
+            objects: Objects {
+                symlinks: true,
+                symlink_times: true,
+                hard_links: true,
+                special_files: geteuid().is_root(),
+                xattrs: local,
+                owners: geteuid().is_root(),
+                sparse: true,
+            },
+            renames: Renames::Atomic { exchange: local },
+            listings: Listings::Whole,
             listed_contents: false,
+            versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
+            streams: false,
             ranged_write: true,
-            sparse: true,
-            directory_versions: true,
-            layouts: striped.is_some(),
-            lists_names: true,
             conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
+            layouts: striped.is_some(),
             time_granularity_ns: if striped == Some(Striped::BeeGfs) { BEEGFS_TIME_NS } else { tick_ns() },
             name_max: u32::try_from(vfs.f_namemax).ok().filter(|max| *max > 0).unwrap_or(255),
             path_max: None,
-            read_only: vfs.f_flag.contains(StatVfsMountFlags::RDONLY),
         },
         rename_noreplace: local,
     };
@@ -132,18 +129,18 @@ impl<'a> Probe<'a> {
         let [first, second] = &self.names;
         let public = &mut abilities.public;
         let exchanged = renameat_with(self.root, &first[..], self.root, &second[..], RenameFlags::EXCHANGE);
-        public.rename_exchange = exchanged.is_ok();
+        public.renames = Renames::Atomic { exchange: exchanged.is_ok() };
         let refused = renameat_with(self.root, &first[..], self.root, &second[..], RenameFlags::NOREPLACE);
         abilities.rename_noreplace = refused == Err(Errno::EXIST);
-        public.hard_links = self.links_are_hard()?;
-        public.symlinks = self.with_third(|name| symlinkat(c"x", self.root, name));
-        public.special_files =
+        public.objects.hard_links = self.links_are_hard()?;
+        public.objects.symlinks = self.with_third(|name| symlinkat(c"x", self.root, name));
+        public.objects.special_files =
             self.with_third(|name| mknodat(self.root, name, FileType::CharacterDevice, Mode::RUSR, makedev(1, 3)));
-        public.xattrs = fsetxattr(&self.file, c"user.forebay", b"1", XattrFlags::empty()).is_ok();
-        public.owners = fchown(&self.file, Some(Uid::from_raw(another_user())), None).is_ok();
+        public.objects.xattrs = fsetxattr(&self.file, c"user.forebay", b"1", XattrFlags::empty()).is_ok();
+        public.objects.owners = fchown(&self.file, Some(Uid::from_raw(another_user())), None).is_ok();
         public.time_granularity_ns = self.time_granularity()?;
-        public.sparse = self.holes_are_free()?;
-        let atomic = public.rename_exchange && (abilities.rename_noreplace || public.hard_links);
+        public.objects.sparse = self.holes_are_free()?;
+        let atomic = public.renames.exchange() && (abilities.rename_noreplace || public.objects.hard_links);
         public.conditional_put = if atomic { ConditionalPut::Atomic } else { ConditionalPut::Checked };
         Ok(())
     }

@@ -49,7 +49,7 @@ async fn conforms_without_openat2() {
 async fn conforms_without_rename_flags_over_a_network() {
     assert_conforms(|shared| {
         shared.abilities.rename_noreplace = false;
-        shared.abilities.public.rename_exchange = false;
+        shared.abilities.public.renames = crate::Renames::Atomic { exchange: false };
         shared.abilities.public.conditional_put = crate::ConditionalPut::Checked;
         shared.abilities.public.local = false;
     })
@@ -60,7 +60,8 @@ async fn conforms_without_rename_flags_over_a_network() {
 async fn conforms_without_xattrs_links_and_devices() {
     assert_conforms(|shared| {
         let public = &mut shared.abilities.public;
-        (public.xattrs, public.symlinks, public.hard_links, public.special_files) = (false, false, false, false);
+        (public.objects.xattrs, public.objects.symlinks, public.objects.hard_links, public.objects.special_files) =
+            (false, false, false, false);
     })
     .await;
 }

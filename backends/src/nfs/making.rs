@@ -42,7 +42,7 @@ impl Session {
         if path.is_root() {
             return Err(call.error(ErrorKind::Exists, "it is the pool's root"));
         }
-        let wanted = &Wanted::of_new(attrs, new.kind(), self.can.owners);
+        let wanted = &Wanted::of_new(attrs, new.kind(), self.can.objects.owners);
         let owner = Owner::from(attrs);
         let made = self.in_slot(path, |slot| {
             Box::pin(async move {

@@ -30,7 +30,7 @@ impl Session {
         self.check(Call::new("link", existing))?;
         let call = Call::new("link", new);
         self.check(call)?;
-        if !self.can.hard_links {
+        if !self.can.objects.hard_links {
             return Err(call.error(ErrorKind::Unsupported, "the server's file system has no hard links"));
         }
         if new.is_root() {
@@ -179,7 +179,7 @@ impl Session {
         }
         let mut wanted = Wanted::from(changes);
         let owners = [Owner::from(&found.stat)];
-        if !self.can.owners && (wanted.uid.is_some() || wanted.gid.is_some()) {
+        if !self.can.objects.owners && (wanted.uid.is_some() || wanted.gid.is_some()) {
             // A user other than root may give a file of theirs to a group of theirs. Otherwise the owner stays.
             let owner = SetAttrs { uid: changes.uid, gid: changes.gid, ..SetAttrs::default() };
             match self.settle(&found.handle, &owners, &Wanted::from(&owner), None).await {

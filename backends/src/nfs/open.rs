@@ -7,7 +7,9 @@ use nfs3_client::nfs3_types::nfs3::{
 };
 
 use crate::unfinished::unique_name;
-use crate::{Capabilities, ConditionalPut, Error, ErrorKind, PoolPath, Result, Side};
+use crate::{
+    Capabilities, ConditionalPut, Error, ErrorKind, Listings, Objects, PoolPath, Renames, Result, Side, Versions,
+};
 
 use super::attributes::{option, stat_of};
 use super::calls::Calls;
@@ -65,8 +67,8 @@ impl Session {
             calls.set_squashed();
         }
         let mut can = capabilities(&info, name_max, rights);
-        if can.symlinks && rights != Rights::ReadOnly {
-            can.symlink_times = symlink_times(&calls, &directory).await.map_err(told)?;
+        if can.objects.symlinks && rights != Rights::ReadOnly {
+            can.objects.symlink_times = symlink_times(&calls, &directory).await.map_err(told)?;
         }
         Ok(Self::new(calls, location, (directory, raw.fsid), sizes(&info), can))
     }
@@ -170,29 +172,26 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
     let delta = u64::from(info.time_delta.seconds) * 1_000_000_000 + u64::from(info.time_delta.nseconds);
     Capabilities {
         local: false,
-        symlinks: info.properties & FSF3_SYMLINK != 0,
-        symlink_times: false,
-        hard_links: info.properties & FSF3_LINK != 0,
-        special_files: rights == Rights::Root,
-        xattrs: false,
-        owners: rights == Rights::Root,
-        rename: true,
-        rename_exchange: false,
-        renames_copy: false,
-        streams: false,
-        reads_confirm: false,
-        listings_ask_each: false,
-        versions_alone: false,
+        read_only: rights == Rights::ReadOnly,
+        objects: Objects {
+            symlinks: info.properties & FSF3_SYMLINK != 0,
+            symlink_times: false,
+            hard_links: info.properties & FSF3_LINK != 0,
+            special_files: rights == Rights::Root,
+            xattrs: false,
+            owners: rights == Rights::Root,
+            sparse: true,
+        },
+        renames: Renames::Atomic { exchange: false },
+        listings: Listings::Whole,
         listed_contents: false,
+        versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
+        streams: false,
         ranged_write: true,
-        sparse: true,
-        directory_versions: true,
-        layouts: false,
-        lists_names: true,
         conditional_put: ConditionalPut::Checked,
+        layouts: false,
         time_granularity_ns: u32::try_from(delta).unwrap_or(u32::MAX).max(1),
         name_max,
         path_max: None,
-        read_only: rights == Rights::ReadOnly,
     }
 }

@@ -102,7 +102,7 @@ impl Publication {
 
     /// Takes a free name by a link; returns `false` if the file system has no links.
     async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<bool> {
-        if !staging.session.can.hard_links {
+        if !staging.session.can.objects.hard_links {
             return Ok(false);
         }
         match staging.session.link_slot(&staging.file, target, &[staging.owner]).await {
@@ -148,7 +148,7 @@ impl Publication {
             at = next;
         }
         upload.finish(call).await?;
-        let mut wanted = Wanted::of_new(&self.attrs, FileKind::File, session.can.owners);
+        let mut wanted = Wanted::of_new(&self.attrs, FileKind::File, session.can.objects.owners);
         wanted.size = Some(self.size);
         session.settle(&target.handle, &owners, &wanted, None).await.map_err(told)
     }

@@ -53,7 +53,7 @@ impl Staging {
     /// Makes content and attributes durable. Afterwards only the name is missing.
     pub(super) async fn finish(&mut self, call: Call<'_>, size: u64, attrs: &Attrs) -> Outcome<Stat> {
         self.upload.finish(call).await?;
-        let mut wanted = Wanted::of_new(attrs, crate::FileKind::File, self.session.can.owners);
+        let mut wanted = Wanted::of_new(attrs, crate::FileKind::File, self.session.can.objects.owners);
         wanted.size = Some(size);
         let told = |failure| Failure::Told(call.failed(failure).context("set the attributes"));
         let stat = self.session.settle(&self.file, &[self.owner], &wanted, None).await.map_err(told)?;

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Pieces, Pool, PoolPath,
-    RenameMode, Result, SetAttrs, Space, Stat, Version,
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Listings, Objects, Pieces,
+    Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Version, Versions,
 };
 
 use super::attach::Environment;
@@ -62,30 +62,27 @@ impl StorePool {
         }
         let capabilities = Capabilities {
             local: false,
-            symlinks: false,
-            symlink_times: false,
-            hard_links: false,
-            special_files: false,
-            xattrs: false,
-            owners: false,
-            rename: false,
-            rename_exchange: false,
-            renames_copy: false,
-            streams: true,
-            reads_confirm: false,
-            listings_ask_each: true,
-            versions_alone: bucket.web.is_none(),
+            read_only: true,
+            objects: Objects {
+                symlinks: false,
+                symlink_times: false,
+                hard_links: false,
+                special_files: false,
+                xattrs: false,
+                owners: false,
+                sparse: false,
+            },
+            renames: Renames::Unable,
+            listings: if lists_names { Listings::AskEach } else { Listings::Unable },
             listed_contents: false,
+            versions: Versions { confirmed_by_reads: false, alone: bucket.web.is_none(), of_directories: false },
+            streams: true,
             ranged_write: false,
-            sparse: false,
-            directory_versions: false,
-            layouts: false,
-            lists_names,
             conditional_put: ConditionalPut::Checked,
+            layouts: false,
             time_granularity_ns: 1_000_000_000,
             name_max: keys::NAME_MAX as u32,
             path_max: None,
-            read_only: true,
         };
         Ok(Self { bucket: Arc::new(bucket), capabilities, url: url.to_owned() })
     }

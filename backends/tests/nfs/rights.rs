@@ -31,7 +31,7 @@ fn nfs_pool_conforms_for_an_ordinary_user() {
     let server = start(Squash::None);
     chown(server.export(), Some(USER), Some(USER)).unwrap();
     as_user(&server, async |pool| {
-        assert!(!pool.capabilities().owners && !pool.capabilities().special_files);
+        assert!(!pool.capabilities().objects.owners && !pool.capabilities().objects.special_files);
         assert_conforms(pool).await;
     });
 }

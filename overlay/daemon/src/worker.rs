@@ -189,7 +189,7 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Fa
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
-    let copies = if pool.capabilities().renames_copy { limits::POOL_COPY } else { policy.pool_deadline };
+    let copies = if pool.capabilities().renames.copy() { limits::POOL_COPY } else { policy.pool_deadline };
     let counted = Arc::new(Metrics::new(pool));
     let deadlines = Limits {
         metadata: policy.pool_deadline,

@@ -78,7 +78,7 @@ impl Overlay {
             inner.truncate(&node, size).await?;
         }
         let caps = inner.pool.capabilities();
-        let with_acl = change.mode.is_some() && caps.xattrs;
+        let with_acl = change.mode.is_some() && caps.objects.xattrs;
         let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().is_open() {

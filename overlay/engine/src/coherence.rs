@@ -315,7 +315,7 @@ impl Inner {
         let node = self.node(dir)?;
         let mut state = node.state.lock();
         state.negative.remove(name);
-        if !self.pool.capabilities().directory_versions {
+        if !self.pool.capabilities().versions.of_directories {
             state.listed_at = None;
         }
         Ok(())
@@ -337,7 +337,7 @@ impl Inner {
                 return Ok(None);
             }
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
-            let tells = self.pool.capabilities().directory_versions && self.still_holds(asked, &state);
+            let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = !tells
                 && matches!(state.record.listing, Listing::Complete(_))
                 && state.listed_at.is_some_and(|at| at.elapsed() < ttl);
@@ -348,10 +348,10 @@ impl Inner {
                 return Ok(None);
             }
             state.single_lookups += 1;
-            let dear = self.pool.capabilities().listings_ask_each;
+            let dear = self.pool.capabilities().listings.ask_each();
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
             // If no version tells whether an old listing still holds, the directory is listed again.
-            let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().directory_versions;
+            let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().versions.of_directories;
             state.single_lookups > enough && partly
         };
         if list_whole {
@@ -438,7 +438,7 @@ impl Inner {
                 return Ok(());
             }
             let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
-            let able = opens && self.pool.capabilities().versions_alone;
+            let able = opens && self.pool.capabilities().versions.alone;
             let known = able.then(|| state.record.version.clone()).flatten();
             (self.asked(&state), state.record.pool_link().cloned(), known)
         };

@@ -110,7 +110,7 @@ impl Inner {
         if let Some(xattrs) = &node.state.lock().record.xattrs {
             return Ok(xattrs.clone());
         }
-        if !self.pool.capabilities().xattrs {
+        if !self.pool.capabilities().objects.xattrs {
             return Ok(Xattrs::new());
         }
         let in_pool = ino == Ino::ROOT || node.state.lock().record.in_pool();
@@ -155,7 +155,7 @@ impl Inner {
     }
 
     fn check_xattrs(&self, name: &[u8]) -> Result<()> {
-        if !self.pool.capabilities().xattrs {
+        if !self.pool.capabilities().objects.xattrs {
             return Err(Error::new(ErrorKind::Unsupported, Side::Pool, "the pool cannot hold extended attributes"));
         }
         if name.len() > 255 {

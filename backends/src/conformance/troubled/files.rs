@@ -165,7 +165,7 @@ impl Worker {
         let rename = pool.rename(&self.names[name], &self.names[other], RenameMode::Replace);
         let answer = self.stage.call("rename", rename).await?;
         // The copy was made, and the original was not removed.
-        let half = pool.capabilities().renames_copy.then_some(both);
+        let half = pool.capabilities().renames.copy().then_some(both);
         self.settle("rename", name, answer.map(drop), &[&[after][..], half.as_slice()].concat())
     }
 

@@ -366,7 +366,7 @@ impl Inner {
         if !touched {
             record.version = Some(stat.version.clone());
         }
-        let may_change_unseen = racy || hides || touched || !self.pool.capabilities().directory_versions;
+        let may_change_unseen = racy || hides || touched || !self.pool.capabilities().versions.of_directories;
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         // The listing does not confirm known files before they have the listed state.
@@ -396,7 +396,7 @@ impl Inner {
             }
             let Ok(node) = self.node(ino) else { continue };
             // If directories have no versions, the version always differs.
-            let tells = stat.kind != FileKind::Directory || self.pool.capabilities().directory_versions;
+            let tells = stat.kind != FileKind::Directory || self.pool.capabilities().versions.of_directories;
             if !tells && node.state.lock().record.kind == FileKind::Directory {
                 continue;
             }

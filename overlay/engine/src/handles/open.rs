@@ -29,7 +29,7 @@ pub(super) fn writes(flags: i32) -> bool {
 /// Whether an open will fetch the whole file from a pool whose reads fail if the version has changed. Then the version
 /// need not be confirmed before. A fetch that is already in flight does not count, because its answer may be older.
 fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
-    if !inner.pool.capabilities().reads_confirm {
+    if !inner.pool.capabilities().versions.confirmed_by_reads {
         return false;
     }
     let state = node.state.lock();

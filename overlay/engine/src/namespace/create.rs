@@ -41,7 +41,7 @@ impl Overlay {
         caller: Caller,
     ) -> Result<Entry> {
         self.inner.check_writable()?;
-        if kind != FileKind::File && !self.inner.pool.capabilities().special_files {
+        if kind != FileKind::File && !self.inner.pool.capabilities().objects.special_files {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
         }
         let ino = self.inner.make(parent, name, New { kind, mode, umask, rdev, target: None, caller }).await?;
@@ -56,7 +56,7 @@ impl Overlay {
 
     pub async fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
         self.inner.check_writable()?;
-        if !self.inner.pool.capabilities().symlinks {
+        if !self.inner.pool.capabilities().objects.symlinks {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold symlinks"));
         }
         if target.is_empty() {
@@ -124,7 +124,7 @@ impl Overlay {
     pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         let inner = &self.inner;
         inner.check_new_name(parent, name)?;
-        if !inner.pool.capabilities().hard_links {
+        if !inner.pool.capabilities().objects.hard_links {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold hard links"));
         }
         if inner.find(parent, name).await?.is_some() {
@@ -198,7 +198,7 @@ impl Inner {
 
     /// Returns the default ACL that a directory gives to new entries.
     async fn default_acl(&self, parent: Ino) -> Result<Option<Box<[u8]>>> {
-        if !self.pool.capabilities().xattrs {
+        if !self.pool.capabilities().objects.xattrs {
             return Ok(None);
         }
         let xattrs = self.known_xattrs(parent).await?;

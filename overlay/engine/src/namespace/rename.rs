@@ -44,7 +44,7 @@ impl Overlay {
         mode: RenameMode,
         caller: Caller,
     ) -> Result<()> {
-        if !self.inner.pool.capabilities().special_files {
+        if !self.inner.pool.capabilities().objects.special_files {
             return Err(Error::new(ErrorKind::InvalidInput, Side::Pool, "the pool cannot hold whiteouts"));
         }
         let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });

@@ -102,7 +102,7 @@ impl Inner {
         if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino) {
             return Ok(());
         }
-        if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().xattrs {
+        if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().objects.xattrs {
             // It became dirty just now: the next round has its extended attributes.
             return Ok(());
         }
@@ -241,7 +241,7 @@ impl Inner {
     /// its times are not sent: they would set back newer ones of another client. The caller's call on the directory has
     /// begun.
     async fn is_as_known(&self, dir: Ino) -> bool {
-        if !self.pool.capabilities().directory_versions {
+        if !self.pool.capabilities().versions.of_directories {
             return false;
         }
         let known = {
@@ -263,7 +263,9 @@ impl Inner {
         let times = changes.atime.is_some() || changes.mtime.is_some();
         let of_another = there.uid != rustix::process::geteuid().as_raw();
         match self.ask(self.pool.set_attrs(path, changes)).await {
-            Err(e) if times && of_another && !self.pool.capabilities().owners && e.is(ErrorKind::NotPermitted) => {
+            Err(e)
+                if times && of_another && !self.pool.capabilities().objects.owners && e.is(ErrorKind::NotPermitted) =>
+            {
                 let without = SetAttrs { atime: None, mtime: None, ..changes.clone() };
                 let stat = match without == SetAttrs::default() {
                     true => self.ask(self.pool.stat(path)).await?,
@@ -278,7 +280,7 @@ impl Inner {
     /// # Errors
     /// `NotFound` if the pool does not have the inode under this path.
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
-        let owner = record.dirty.owner && self.pool.capabilities().owners;
+        let owner = record.dirty.owner && self.pool.capabilities().objects.owners;
         let times = record.dirty.times;
         let mut changes = SetAttrs {
             // A change of the owner clears set-id bits: the mode is sent after it.
@@ -334,7 +336,7 @@ impl Inner {
         let names_flushed = self.node(ino)?.state.lock().names_flushed;
         let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
         // Takes rights that were sent from the record, and the other ones from the pool.
-        let owner_is_ours = record.dirty.owner || !self.pool.capabilities().owners;
+        let owner_is_ours = record.dirty.owner || !self.pool.capabilities().objects.owners;
         let rights = |stat: &Stat| {
             let mode = if changes.mode.is_some() { record.mode } else { stat.mode };
             let (uid, gid) = if owner_is_ours { (record.uid, record.gid) } else { (stat.uid, stat.gid) };

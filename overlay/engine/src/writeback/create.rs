@@ -64,7 +64,7 @@ impl Inner {
         } else {
             settle_attrs(now, &record);
             still_to_tell(now, &refused);
-            if record.kind == FileKind::Directory && !self.pool.capabilities().directory_versions {
+            if record.kind == FileKind::Directory && !self.pool.capabilities().versions.of_directories {
                 // It was created empty: all of its names are known.
                 txn.state(ino)?.listed_at = Some(began);
             }

@@ -211,7 +211,7 @@ impl Inner {
     async fn is_half_written(&self, sent: &Sent, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
         let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
-        if !same || stat.nlink < 2 || !self.pool.capabilities().xattrs {
+        if !same || stat.nlink < 2 || !self.pool.capabilities().objects.xattrs {
             return Ok(false);
         }
         let mark = (UNFINISHED_XATTR.to_vec(), unfinished_mark(size, mtime));
@@ -222,7 +222,7 @@ impl Inner {
     pub(super) async fn is_as_made(&self, record: &InodeRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         Ok(stat.kind == record.kind
             && match stat.kind {
-                FileKind::Directory => !self.pool.capabilities().owners || lets_in_as_many(stat, record),
+                FileKind::Directory => !self.pool.capabilities().objects.owners || lets_in_as_many(stat, record),
                 FileKind::Symlink => {
                     let target = self.ask(self.pool.readlink(path)).await.map_err(|e| e.context(path))?;
                     record.target.as_deref() == Some(&target)

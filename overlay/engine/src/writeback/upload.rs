@@ -356,7 +356,7 @@ impl Inner {
         (sent.size, sent.mtime) = (stamp.size, stat.mtime);
         // If the pool's attributes are another client's, ours are still to be sent.
         (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
-        let theirs = match self.pool.capabilities().xattrs {
+        let theirs = match self.pool.capabilities().objects.xattrs {
             true => self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?,
             false => Vec::new(),
         };
