@@ -1,7 +1,8 @@
 //! What is counted where room is asked for, in the fast pool and in the pool.
 
-use forebay_backends::Pool;
-use forebay_engine::Change;
+use forebay_api::operator::ContentState;
+use forebay_backends::{ErrorKind, Pool, PoolPath};
+use forebay_engine::{Change, Overlay};
 use forebay_tests::engine::*;
 
 /// SEMANTICS 44: "Where the daemon computes how much space is left, a dirty file counts with its blocks."
@@ -16,6 +17,31 @@ async fn a_sparse_file_that_is_not_flushed_takes_no_room_from_what_is_staged() {
     overlay.setattr(ino, &change, CALLER).await.unwrap();
     let (done, _) = stage(&overlay, "a").await;
     assert_eq!(done.failed, 0, "{:?}", done.message);
+}
+
+/// A request for space that cannot be met must not cost the node its cache.
+#[tokio::test(flavor = "multi_thread")]
+async fn space_that_is_asked_for_in_vain_evicts_nothing() {
+    const KIB: u64 = 1 << 10;
+    let fixture = Fixture::new();
+    fixture.put("a", &vec![1; 1 << 20]).await;
+    let overlay = fixture.limited(4 << 20).await;
+    read(&overlay, "a").await.unwrap();
+    write(&overlay, "b", &"b".repeat(1 << 20)).await.unwrap();
+    let ino = find(&overlay, "b").await;
+    let is_resident = async |overlay: &Overlay| {
+        let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+        listed.iter().any(|file| file.path == "/a" && file.state == ContentState::Resident)
+    };
+    let ask = async |bytes: u64| overlay.fallocate(ino, 0, 1 << 20, bytes).await;
+    // More than the limit, and more than all clean content would make room for beside what is not flushed.
+    for bytes in [1 << 50, 3500 * KIB] {
+        let refused = ask(bytes).await.unwrap_err();
+        assert!(refused.is(ErrorKind::NoSpace), "{refused}");
+        assert!(is_resident(&overlay).await, "{bytes} bytes: {refused}");
+    }
+    ask(2500 * KIB).await.unwrap();
+    assert!(!is_resident(&overlay).await);
 }
 
 /// SEMANTICS 45: "`df` shows the free space of the pool, less the bytes that are not flushed yet."

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_engine::{Options, Overlay, Policy};
+use forebay_api::operator::ContentState;
+use forebay_backends::PoolPath;
+use forebay_engine::{Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,6 +27,26 @@ async fn what_is_written_to_a_file_that_became_resident_while_it_was_open_is_not
     let pooled = fixture.pooled();
     assert_eq!(pooled.iter().map(|(_, content)| content.as_str()).collect::<Vec<_>>(), ["theirs", "our"]);
     assert_eq!(overlay.status().await.conflicts.len(), 1);
+}
+
+/// The kernel leaves `O_TRUNC` out of the flags of a release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_opened_to_truncate_it_and_closed_is_not_open() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"old").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, libc::O_RDONLY | libc::O_TRUNC).await.unwrap();
+    assert_eq!(overlay.status().await.open_files, 1);
+    overlay.release(ino, libc::O_RDONLY);
+    let flags = libc::O_RDONLY | libc::O_TRUNC;
+    let (made, _) = overlay.create(Ino::ROOT, b"b", 0o644, 0, flags, CALLER).await.unwrap();
+    overlay.release(made.attr.ino, libc::O_RDONLY);
+    assert_eq!(overlay.status().await.open_files, 0);
+    flushed(&overlay).await;
+    let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
+    let states = listed.iter().map(|file| (file.path.as_str(), file.state)).collect::<Vec<_>>();
+    assert_eq!(states, [("/a", ContentState::Resident), ("/b", ContentState::Resident)]);
 }
 
 /// The second of them may be late, and find what the first has written by then: that is not what the pool has.

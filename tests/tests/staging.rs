@@ -405,7 +405,7 @@ async fn staging_ends_when_its_time_is_up_and_says_how_much_is_short() {
     assert_eq!(stage(&overlay, "").await.1, Vec::new());
 }
 
-/// Content that was evicted takes space until its file is removed. It is not evicted twice meanwhile.
+/// Eviction begins above the high watermark, and stops at the low one.
 #[tokio::test(flavor = "multi_thread")]
 async fn eviction_stops_at_the_low_watermark() {
     const MIB: u64 = 1 << 20;

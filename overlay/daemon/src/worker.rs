@@ -1,4 +1,4 @@
-//! The process that does the work of a mount: engine, front end and control socket, on a descriptor that its supervisor
+//! The process that does the work of a mount: engine, FUSE server and control socket, on a descriptor that its supervisor
 //! holds.
 
 use std::io;
@@ -70,10 +70,10 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Col
     let overlay = open(config, attach != Attach::Fresh).await?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
-    let (front, noted) = (overlay.clone(), jobs.clone());
-    let mounted = tokio::task::spawn_blocking(move || fuse::serve(front, noted, device, options, attach))
+    let (served, noted) = (overlay.clone(), jobs.clone());
+    let mounted = tokio::task::spawn_blocking(move || fuse::serve(served, noted, device, options, attach))
         .await
-        .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))??;
+        .map_err(|e| Failure::new(FailureKind::Other, format!("the FUSE server panicked: {e}")))??;
     let mounted = Arc::new(mounted);
     jobs.observe(collector, observe(config)?, config.immutable);
     let kernel = mounted.clone();
@@ -115,7 +115,7 @@ async fn until_unmounted(config: &MountConfig, mounted: Arc<Mounted>) -> Result<
         tokio::select! {
             ended = &mut end => {
                 return ended
-                    .map_err(|e| Failure::new(FailureKind::Other, format!("the front end panicked: {e}")))?
+                    .map_err(|e| Failure::new(FailureKind::Other, format!("the FUSE server panicked: {e}")))?
                     .map_err(Failure::from);
             }
             () = signals.stop() => {
@@ -200,7 +200,7 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Fa
     Ok(Arc::new(Deadline::new(counted, deadlines)))
 }
 
-/// Returns the front end's options of a mount.
+/// Returns the FUSE server's options of a mount.
 pub fn mount_options(config: &MountConfig) -> MountOptions {
     let options = MountOptions::new(&config.mountpoint);
     MountOptions {

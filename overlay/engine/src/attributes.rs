@@ -13,7 +13,7 @@ use forebay_cache::Stamp;
 use forebay_system::clock::stamp_now;
 
 use super::coherence::Age;
-use super::written_past::{is_written_since, note_set_id};
+use super::set_id::{is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::node::{Node, NodeState};
@@ -27,7 +27,7 @@ struct Answering<'a> {
 
 impl<'a> Answering<'a> {
     fn begin(inner: &'a Inner, node: Arc<Node>) -> Self {
-        node.state.lock().answering += 1;
+        node.state.lock().kernel.answering += 1;
         Self { inner, node, ended: false }
     }
 
@@ -41,8 +41,8 @@ impl Drop for Answering<'_> {
     fn drop(&mut self) {
         let withheld = {
             let mut state = self.node.state.lock();
-            state.answering -= 1;
-            if state.answering == 0 { std::mem::take(&mut state.news_withheld) } else { false }
+            state.kernel.answering -= 1;
+            if state.kernel.answering == 0 { std::mem::take(&mut state.kernel.news_withheld) } else { false }
         };
         if withheld && !self.ended {
             // There is no answer: the request failed, or was cancelled.
@@ -81,7 +81,7 @@ impl Overlay {
         let with_acl = change.mode.is_some() && caps.objects.xattrs;
         let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
         inner.apply(&node, change, caller, access.as_deref())?;
-        if change.size.is_some() && !node.state.lock().is_open() {
+        if change.size.is_some() && !node.state.lock().opens.any() {
             inner.flush_bell.notify_one();
         }
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
@@ -162,7 +162,7 @@ impl Inner {
             (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
         };
         let stamp = Stamp::from(&meta);
-        let unwritten = state.clean_stamp == Some(stamp);
+        let unwritten = state.dirty_content.is_unwritten(stamp);
         let ctime = if unwritten { state.record.ctime } else { stamp.ctime.max(state.record.ctime) };
         Ok((stamp.size, meta.blocks(), stamp.mtime, ctime))
     }

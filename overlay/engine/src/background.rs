@@ -162,10 +162,10 @@ impl Inner {
                     Some(_) => txn.state(*ino)?,
                     None => continue,
                 };
-                let unsaved = state.count_unsaved && !state.deleted;
+                let unsaved = state.count_unsaved && !state.is_deleted();
                 if let (true, Some(id)) = (unsaved, state.record.file.content()) {
                     // If the file is open again, it is counted again.
-                    state.count_unsaved = state.is_open();
+                    state.count_unsaved = state.opens.any();
                     let residency = self.residency(state)?.clone();
                     txn.batch.put_content(id, &residency);
                 }
@@ -223,7 +223,7 @@ impl Inner {
             node => node?,
         };
         let mut state = node.state.lock();
-        if state.deleted || state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
+        if state.is_deleted() || state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
             return Ok(());
         }
         let Ok(meta) = self.store.stat(id) else { return Ok(()) };

@@ -265,7 +265,7 @@ impl Inner {
         };
         let listed = || {
             let dir = self.table.peek(name.0);
-            let at = dir.and_then(|dir| dir.state.lock().listed_at);
+            let at = dir.and_then(|dir| dir.state.lock().names.listed_at);
             at.is_some_and(|at| at.elapsed() < policy.metadata_ttl)
         };
         let Some(asked) = asked.filter(|asked| asked.is_quiet() && !self.health.is_slow() && !listed()) else {
@@ -314,9 +314,9 @@ impl Inner {
         self.revalidate(dir, age).await?;
         let node = self.node(dir)?;
         let mut state = node.state.lock();
-        state.negative.remove(name);
+        state.names.negative.remove(name);
         if !self.pool.capabilities().versions.of_directories {
-            state.listed_at = None;
+            state.names.listed_at = None;
         }
         Ok(())
     }
@@ -340,25 +340,25 @@ impl Inner {
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = !tells
                 && matches!(state.record.listing, Listing::Complete(_))
-                && state.listed_at.is_some_and(|at| at.elapsed() < ttl);
+                && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {
                 return Ok(None);
             }
-            if state.negative.get(name).is_some_and(|at| at.elapsed() < ttl) {
+            if state.names.negative.get(name).is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(None);
             }
-            state.single_lookups += 1;
+            state.names.single_lookups += 1;
             let dear = self.pool.capabilities().listings.ask_each();
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
             // If no version tells whether an old listing still holds, the directory is listed again.
             let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().versions.of_directories;
-            state.single_lookups > enough && partly
+            state.names.single_lookups > enough && partly
         };
         if list_whole {
             match self.list(dir.ino, None).await {
                 Ok(()) => return Ok(self.catalog.name(dir.ino, name)?.here_ino()),
                 // A pool that cannot list names can still look them up.
-                Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().single_lookups = 0,
+                Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().names.single_lookups = 0,
                 Err(error) => return Err(error),
             }
         }
@@ -404,7 +404,7 @@ impl Inner {
         let mut state = dir.state.lock();
         let holds = watched.holds(name);
         if holds {
-            state.note_absent(name);
+            state.names.note_absent(name);
         }
         holds
     }
@@ -524,7 +524,7 @@ impl Inner {
         };
         let Some(dir) = parent.and_then(|p| self.table.peek(p)) else { return false };
         let state = dir.state.lock();
-        state.listed_at.is_some_and(|at| at.elapsed() < age)
+        state.names.listed_at.is_some_and(|at| at.elapsed() < age)
     }
 
     /// Takes in attributes of an inode that the pool returned.

@@ -123,12 +123,12 @@ impl Inner {
         let state = txn.state(ino)?;
         let file = state.record.file;
         let changes = file.content() != Some(id) || !state.flights.is_empty();
-        if changes || file.is_dirty() || !state.record.in_pool() || state.superseded {
+        if changes || file.is_dirty() || !state.record.in_pool() || state.is_superseded() {
             return Ok(false);
         }
         let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
         // Programs may have read it meanwhile.
-        state.page_cache_stale = true;
+        state.kernel.pages_stale = true;
         txn.give_up(ino)?;
         self.evictor.lock().remove(ino.0);
         txn.commit()?;

@@ -392,7 +392,7 @@ impl Inner {
         let before = std::mem::replace(&mut residency.bytes, occupied);
         let ino = residency.ino;
         self.store.budget.account(before, occupied);
-        let dirty = state.record.file.is_dirty() && !state.deleted;
+        let dirty = state.record.file.is_dirty() && !state.is_deleted();
         self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));
         state.count_unsaved |= before != occupied;
         Ok(())

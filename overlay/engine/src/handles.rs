@@ -28,7 +28,7 @@ const READAHEAD_GAP_BYTES: u64 = 2 << 20;
 /// Logs an error of a file, unless the file is deleted or has lost its last name: then nothing is left to settle.
 fn tell_unless_gone(node: &Node, error: &Error, when: &str) {
     let state = node.state.lock();
-    if !state.deleted && !state.is_unlinked(node.ino) {
+    if !state.is_deleted() && !state.is_unlinked(node.ino) {
         tracing::error!(%error, ino = %node.ino, "{when}");
     }
 }
@@ -283,7 +283,7 @@ impl Inner {
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         self.count(&mut state, occupied)?;
         // The count of an open file is saved at the last close.
-        if state.is_open() { Ok(()) } else { self.save_count(&mut state) }
+        if state.opens.any() { Ok(()) } else { self.save_count(&mut state) }
     }
 
     /// Reserves the space that a write may need: none if it only overwrites bytes of a file without holes.

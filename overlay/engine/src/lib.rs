@@ -6,7 +6,7 @@
 //! | `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
 //! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
 //! | `paths` | inode → path in the overlay and in the pool, and back |
-//! | `attributes`, `xattrs`, `written_past` | attributes, extended attributes and ACLs, set-id bits |
+//! | `attributes`, `xattrs`, `set_id` | attributes, extended attributes and ACLs, set-id bits |
 //! | `rights` | mode, owner or ACL that another client changed in the pool |
 //! | `handles` | open, read, write, truncate, fallocate, seek, copy |
 //! | `fetch` | pool → content file |
@@ -39,6 +39,7 @@ mod node;
 mod paths;
 pub(crate) mod rights;
 pub mod salvage;
+mod set_id;
 mod shares;
 mod space;
 mod staging;
@@ -47,7 +48,6 @@ mod ttl;
 mod txn;
 mod types;
 mod writeback;
-mod written_past;
 mod xattrs;
 
 use std::collections::HashSet;
@@ -61,12 +61,12 @@ use forebay_cache::content_io::ContentIo;
 use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_policy::PathPolicy;
-use forebay_prefetch::eviction::Evictor;
 use forebay_system::descriptors;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::node::{Node, Table};
+use crate::space::order::EvictionOrder;
 pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
 pub(crate) use coherence::Growth;
@@ -79,6 +79,7 @@ pub use staging::{parse_path, summary};
 pub(crate) use txn::Txn;
 pub use types::{
     Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
+    is_writable,
 };
 pub(crate) use writeback::sync::NamesSync;
 
@@ -142,7 +143,7 @@ pub(crate) struct Inner {
     pub syncs: Semaphore,
     pub pace: fetch::Pace,
     pub turns: fetch::DemandPriority,
-    pub evictor: Mutex<Box<dyn Evictor>>,
+    pub evictor: EvictionOrder,
     pub making_room: space::eviction::MakingRoom,
     /// Inodes whose content file is open in the daemon, least recently used first.
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
@@ -233,7 +234,7 @@ impl Overlay {
             syncs: Semaphore::new(SYNCS),
             pace: fetch::Pace::default(),
             turns: fetch::DemandPriority::default(),
-            evictor: Mutex::new(evictor),
+            evictor: EvictionOrder::new(evictor),
             making_room: space::eviction::MakingRoom::default(),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
@@ -328,7 +329,7 @@ impl Inner {
         };
         let is_gone = {
             let state = node.state.lock();
-            state.deleted || state.is_unlinked(ino)
+            state.is_deleted() || state.is_unlinked(ino)
         };
         Ok((!is_gone).then_some(node))
     }

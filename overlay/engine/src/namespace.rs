@@ -101,7 +101,7 @@ impl Inner {
         let node = self.node(ino)?;
         let ttl = self.ttl_of(&node);
         let attr = self.attr_of(&node)?;
-        if node.state.lock().deleted {
+        if node.state.lock().is_deleted() {
             return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")));
         }
         Ok(Entry { attr, ttl })

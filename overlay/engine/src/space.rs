@@ -3,9 +3,11 @@
 //! | module | does |
 //! |---|---|
 //! | `eviction` | reserves space, and evicts clean content by the policy |
+//! | `order` | the eviction policy, and the uses that it does not know yet |
 //! | `write_throttle` | keeps passthrough writers below the hard limit |
 //! | `room` | lets writers wait while the flush can make space |
 
 pub mod eviction;
+pub mod order;
 pub mod room;
 pub mod write_throttle;

@@ -131,12 +131,6 @@ impl Inner {
         let mountpoint = self.mountpoint.lock().clone();
         let conflicts = self.conflicts.lock().clone();
         let resident_files = self.evictor.lock().len() as u64;
-        let mut open_files = 0;
-        self.table.for_each(|node| {
-            if let Some(state) = node.state.try_lock() {
-                open_files += u64::from(state.readers + state.writers);
-            }
-        });
         let budget = &self.store.budget;
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -163,7 +157,7 @@ impl Inner {
             leased_bytes,
             resident_files,
             inodes_in_memory: self.table.len() as u64,
-            open_files,
+            open_files: self.table.opens.load(Ordering::Relaxed),
             passthrough: self.passthrough.get().copied().unwrap_or(false),
             no_passthrough: None,
             content_io: match &self.io_fallback {

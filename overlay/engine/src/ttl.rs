@@ -26,7 +26,7 @@ impl Inner {
         let ttl = policy.metadata_ttl;
         let (confirmed, dir) = {
             let state = node.state.lock();
-            if state.written_past.is_some() {
+            if !state.bypass.is_none() {
                 // Its size and times change without a request: by writes past the daemon, and by stores through
                 // mappings.
                 return Duration::ZERO;
@@ -39,7 +39,7 @@ impl Inner {
             (state.validated, listed.map(|(dir, _)| *dir))
         };
         let dir = dir.and_then(|dir| self.table.peek(dir));
-        let listed = dir.and_then(|dir| dir.state.lock().listed_at);
+        let listed = dir.and_then(|dir| dir.state.lock().names.listed_at);
         left(ttl, confirmed.max(listed))
     }
 
@@ -52,9 +52,9 @@ impl Inner {
         if ours || policy.consistency == Consistency::Immutable {
             return ttl;
         }
-        let mut confirmed = state.negative.get(name).copied();
+        let mut confirmed = state.names.negative.get(name).copied();
         if matches!(state.record.listing, Listing::Complete(_)) {
-            confirmed = confirmed.max(state.listed_at);
+            confirmed = confirmed.max(state.names.listed_at);
             // The directory's version also confirms its names.
             if state.record.listing == Listing::Complete(state.record.version.clone()) {
                 confirmed = confirmed.max(state.validated);

@@ -11,7 +11,7 @@ use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
-use crate::node::{Node, NodeState};
+use crate::node::{Attachment, Node, NodeState};
 
 /// How many unanswered requests the record of one name remembers; older ones are forgotten.
 const SENT_REMEMBERED: usize = 16;
@@ -249,7 +249,7 @@ impl<'a> Txn<'a> {
         let inner = self.inner;
         let edit = self.edit(ino)?;
         let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
-        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.is_open() || flushing || edit.gone {
+        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.opens.any() || flushing || edit.gone {
             return Ok(());
         }
         if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
@@ -299,7 +299,7 @@ impl<'a> Txn<'a> {
         let state = self.state(ino)?;
         let bytes = inner.counted_bytes(state);
         // Programs may have read bytes that cannot be compared any more.
-        state.growth.read_unkept |= state.is_open();
+        state.growth.read_unkept |= state.opens.any();
         let record = self.record(ino)?;
         let (file, content) = record.file.evict()?;
         record.file = file;
@@ -368,7 +368,7 @@ impl<'a> Txn<'a> {
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
             if edit.gone {
-                edit.guard.deleted = true;
+                edit.guard.attachment = Attachment::Deleted;
                 gone.push(ino);
             }
             self.inner.charge(ino, &mut edit.guard);

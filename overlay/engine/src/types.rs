@@ -126,3 +126,9 @@ pub trait KernelCache: Send + Sync {
     /// Takes only locks under which no method of the engine is called, so the engine may hold locks.
     fn release_content(&self, ino: Ino);
 }
+
+/// Whether an open with these flags is for writing. `O_TRUNC` does not count: the truncation ends with the open, and the
+/// kernel leaves the flag out of the release.
+pub fn is_writable(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}

@@ -6,9 +6,9 @@ use std::time::Duration;
 use forebay_backends::{Error, ErrorKind, Result};
 use forebay_engine::{Attr, Ino, Lookup, Opened};
 
-use super::front::Front;
+use super::session::MountSession;
 
-impl Front {
+impl MountSession {
     /// Looks a name up, if the present rights of the directory decided the request of `thread`.
     pub async fn lookup_for(&self, thread: u32, parent: Ino, name: &[u8]) -> Result<Lookup> {
         let found = match name {

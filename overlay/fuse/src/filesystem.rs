@@ -16,8 +16,8 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::front::{Front, Granted, Kill, is_synchronous};
 use super::handle::{Handle, Mode};
+use super::session::{Granted, Kill, MountSession, is_synchronous};
 use super::{convert, dirsync, init, rename, resend, setid};
 
 /// Block size of `statfs`, in bytes.
@@ -31,7 +31,7 @@ fn bytes(name: &OsStr) -> Vec<u8> {
     name.as_bytes().to_vec()
 }
 
-impl Filesystem for Front {
+impl Filesystem for MountSession {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let (handshake, passthrough) = init::negotiate(config, self.terms);
         if self.terms.sync {
@@ -45,11 +45,11 @@ impl Filesystem for Front {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (front, thread, name) = (self.clone(), request.pid(), bytes(name));
-        let work = async move { front.lookup_for(thread, Ino(parent.0), &name).await };
-        let front = self.clone();
+        let (session, thread, name) = (self.clone(), request.pid(), bytes(name));
+        let work = async move { session.lookup_for(thread, Ino(parent.0), &name).await };
+        let session = self.clone();
         self.dispatch(request, "lookup", work, move |outcome| match outcome {
-            Ok(Lookup::Found(entry)) => front.reply_entry(&entry, reply),
+            Ok(Lookup::Found(entry)) => session.reply_entry(&entry, reply),
             Ok(Lookup::Negative { ttl }) if !ttl.is_zero() => {
                 reply.entry(&ttl, &convert::nothing(), fuser::Generation(0));
             }
@@ -64,8 +64,8 @@ impl Filesystem for Front {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let (front, thread) = (self.clone(), request.pid());
-        let work = async move { front.getattr_for(thread, Ino(ino.0)).await };
+        let (session, thread) = (self.clone(), request.pid());
+        let work = async move { session.getattr_for(thread, Ino(ino.0)).await };
         self.dispatch(request, "getattr", work, |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
@@ -217,10 +217,10 @@ impl Filesystem for Front {
             return reply.error(Errno::ENOSYS);
         }
         let (ino, flags, caller) = (Ino(ino.0), flags.0, convert::caller(request));
-        let (front, replier) = (self.clone(), self.clone());
+        let (session, replier) = (self.clone(), self.clone());
         let thread = request.pid();
         let job = self.jobs.job_of(thread);
-        let work = async move { front.open_file(ino, flags, caller).await };
+        let work = async move { session.open_file(ino, flags, caller).await };
         self.dispatch(request, "open", work, move |outcome| match outcome {
             Ok(granted) => {
                 replier.jobs.note_open(job, ino, &granted.opened);
@@ -243,10 +243,10 @@ impl Filesystem for Front {
     ) {
         let (parent, name, caller) = (Ino(parent.0), bytes(name), convert::caller(request));
         let repeated = resend::is_repeated(request);
-        let (front, replier) = (self.clone(), self.clone());
+        let (session, replier) = (self.clone(), self.clone());
         let job = self.jobs.job_of(request.pid());
         let work = async move {
-            let overlay = &front.overlay;
+            let overlay = &session.overlay;
             let user = overlay.shares().open_new(caller.uid)?;
             let made = overlay.create(parent, &name, mode & 0o7777, umask, flags, caller).await;
             let made = resend::created(overlay, parent, &name, repeated, flags, made).await;
@@ -306,14 +306,14 @@ impl Filesystem for Front {
             bits: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             capabilities: Handle::decode(handle).is_some_and(|handle| handle.privileged),
         };
-        let (front, data) = (self.clone(), Bytes::copy_from_slice(data));
+        let (session, data) = (self.clone(), Bytes::copy_from_slice(data));
         let (noted, job) = (self.jobs.clone(), self.jobs.job_of(request.pid()));
         // For O_SYNC, O_DSYNC or `sync`. After a write through the page cache the kernel sends FSYNC itself.
         let durable = is_synchronous(flags.0) && Handle::decode(handle).is_some_and(|h| h.mode != Mode::Cached);
         let work = async move {
-            let count = front.write(Ino(ino.0), offset, data, kill).await?;
+            let count = session.write(Ino(ino.0), offset, data, kill).await?;
             if durable {
-                front.overlay.fsync(Ino(ino.0), false).await?;
+                session.overlay.fsync(Ino(ino.0), false).await?;
             }
             Ok(count)
         };
@@ -359,22 +359,22 @@ impl Filesystem for Front {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let (opener, front, thread) = (self.clone(), self.clone(), request.pid());
+        let (opener, session, thread) = (self.clone(), self.clone(), request.pid());
         let work = async move { opener.open_dir_for(thread, Ino(ino.0)).await };
         self.dispatch(request, "opendir", work, move |outcome| match outcome {
             Ok(keep_cache) => {
                 let mut flags = FopenFlags::FOPEN_CACHE_DIR;
                 flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep_cache);
-                reply.opened(front.dirs.insert(), flags);
+                reply.opened(session.dirs.insert(), flags);
             }
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
     fn readdir(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let front = self.clone();
+        let session = self.clone();
         let work = async move {
-            let outcome = front.dirs.read(&front.overlay, Ino(ino.0), handle, offset, &mut reply).await;
+            let outcome = session.dirs.read(&session.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
         // If the work panics, dropping the reply answers EIO.
@@ -393,9 +393,9 @@ impl Filesystem for Front {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let front = self.clone();
+        let session = self.clone();
         let work = async move {
-            let outcome = front.dirs.read_plus(&front.overlay, Ino(ino.0), handle, offset, &mut reply).await;
+            let outcome = session.dirs.read_plus(&session.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
         self.dispatch(request, "readdirplus", work, |outcome| match outcome {
@@ -452,8 +452,8 @@ impl Filesystem for Front {
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let (front, thread, name) = (self.clone(), request.pid(), bytes(name));
-        let work = async move { front.get_xattr_for(thread, Ino(ino.0), &name).await };
+        let (session, thread, name) = (self.clone(), request.pid(), bytes(name));
+        let work = async move { session.get_xattr_for(thread, Ino(ino.0), &name).await };
         self.dispatch_sized(request, "getxattr", size, work, reply);
     }
 
@@ -493,10 +493,10 @@ impl Filesystem for Front {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let (front, ino, caller) = (self.clone(), Ino(ino.0), convert::caller(request));
+        let (session, ino, caller) = (self.clone(), Ino(ino.0), convert::caller(request));
         let work = async move {
-            front.before_change(ino, caller).await?;
-            front.overlay.fallocate(ino, mode, offset, length).await
+            session.before_change(ino, caller).await?;
+            session.overlay.fallocate(ino, mode, offset, length).await
         };
         self.dispatch_done(request, "fallocate", self.changes(ino, work), reply);
     }
@@ -529,11 +529,11 @@ impl Filesystem for Front {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let (front, len, caller) = (self.clone(), len.min(COPY_MAX_BYTES), convert::caller(request));
+        let (session, len, caller) = (self.clone(), len.min(COPY_MAX_BYTES), convert::caller(request));
         let (noted, job) = (self.jobs.clone(), self.jobs.job_of(request.pid()));
         let work = async move {
-            front.before_change(Ino(to.0), caller).await?;
-            front.overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await
+            session.before_change(Ino(to.0), caller).await?;
+            session.overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await
         };
         self.dispatch(request, "copy_file_range", self.changes(Ino(to.0), work), move |outcome| match outcome {
             Ok(count) => {

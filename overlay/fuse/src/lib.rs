@@ -1,11 +1,11 @@
-//! The FUSE front end: answers the kernel's requests to a mount.
+//! The FUSE server: answers the kernel's requests to a mount.
 //!
 //! | module | is |
 //! |---|---|
 //! | `mount` | options, and serving a mount |
 //! | `mountpoint` | mounting and unmounting, apart from serving: the mount outlives the daemon |
 //! | `attach`, `init` | the start of a session, for the first process and for those that take over |
-//! | `filesystem`, `front` | each request, turned into one call of the engine |
+//! | `filesystem`, `session` | each request, turned into one call of the engine |
 //! | `dispatch` | runs each request until it is answered |
 //! | `dirsync` | changes that are durable before they are answered |
 //! | `cpu_affinity`, `pm_qos` | on which processor a request is answered, and how fast processors wake up for it |
@@ -25,7 +25,6 @@ mod dirs;
 mod dirsync;
 mod dispatch;
 mod filesystem;
-mod front;
 mod handle;
 mod init;
 mod iomode;
@@ -37,6 +36,7 @@ mod pm_qos;
 mod rename;
 mod reopen;
 mod resend;
+mod session;
 mod setid;
 mod text_busy;
 

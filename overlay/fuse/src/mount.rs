@@ -18,13 +18,13 @@ use tokio::runtime::Handle as Runtime;
 use super::attach::{self, Attach};
 use super::device::Device;
 use super::dirs::Dirs;
-use super::front::{Front, Shared};
 use super::init::{Handshake, MAX_READAHEAD_BYTES, Terms};
 use super::iomode::{Inherited, IoModes, PassthroughState};
 use super::mountpoint;
 use super::notifier::KernelNotifier;
 use super::pm_qos::Wakeups;
 use super::reopen::Adopted;
+use super::session::{MountSession, SessionState};
 
 /// Name of the table of open modes in the state directory.
 const MODES_FILE: &str = "open-modes";
@@ -169,7 +169,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
     let modes = Arc::new(modes);
     let epoch = rand::random::<u32>();
     let sync = options.flags.contains(MountFlags::SYNCHRONOUS);
-    let front = Front::new(Shared {
+    let mount_session = MountSession::new(SessionState {
         overlay: overlay.clone(),
         jobs,
         runtime: runtime.clone(),
@@ -190,26 +190,26 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         handshake: OnceLock::new(),
         kernel: OnceLock::new(),
     });
-    let session = attach::session(front.clone(), &device, attach, options.threads()).map_err(kernel)?;
-    let handshake = front.handshake.get().copied().ok_or_else(|| kernel(io::Error::other("no handshake")))?;
+    let session = attach::session(mount_session.clone(), &device, attach, options.threads()).map_err(kernel)?;
+    let handshake = mount_session.handshake.get().copied().ok_or_else(|| kernel(io::Error::other("no handshake")))?;
     if let (Attach::Fresh, Some(dir)) = (attach, &options.state_dir) {
         handshake.save(dir).map_err(|error| state_failed(error, dir))?;
     }
     let notifier = KernelNotifier::new(session.notifier(), &device, Arc::clone(&modes)).map_err(kernel)?;
     let notifier = Arc::new(notifier);
     overlay.set_kernel(Arc::clone(&notifier) as _);
-    let _ = front.kernel.set(notifier);
+    let _ = mount_session.kernel.set(notifier);
     modes.probe();
     if attach == Attach::Fresh {
         raise_readahead(&mountpoint);
     }
     overlay.expect_inherited(opens.iter().map(|open| open.ino));
-    runtime.spawn(Arc::clone(&front.adopted).adopt(overlay, opens));
+    runtime.spawn(Arc::clone(&mount_session.adopted).adopt(overlay, opens));
     let session = run(session).map_err(kernel)?;
     Ok(Mounted { modes, handshake, unmounter: Unmounter { mountpoint }, session: Mutex::new(Some(session)) })
 }
 
-fn run(session: Session<Front>) -> io::Result<JoinHandle<io::Result<()>>> {
+fn run(session: Session<MountSession>) -> io::Result<JoinHandle<io::Result<()>>> {
     thread::Builder::new().name("forebay-fuse".to_owned()).spawn(move || session.run())
 }
 

@@ -70,6 +70,9 @@ fn set_id_bits_go_with_every_change_of_content() {
         "fallocate -z -o 0 -l 4096 FILE",
         "xfs_io -c 'copy_range -l 4096 source' FILE",
         "printf y >>FILE",
+        "printf y >FILE",
+        "truncate -s 0 FILE",
+        "python3 -c \"import os; os.open('FILE', os.O_RDONLY | os.O_TRUNC)\"",
     ];
     for (at, change) in changes.iter().enumerate() {
         let name = format!("f{at}");

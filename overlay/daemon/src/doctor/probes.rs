@@ -11,7 +11,7 @@ use crate::{limits, mounts};
 
 /// The first kernel with passthrough.
 const PASSTHROUGH_SINCE: (u32, u32) = (6, 9);
-/// The oldest kernel that the front end is tested on.
+/// The oldest kernel that the daemon is tested on.
 const OLDEST: (u32, u32) = (5, 15);
 /// Open files that a busy mount needs.
 const DESCRIPTORS: u64 = 65_536;

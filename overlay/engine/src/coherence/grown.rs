@@ -100,8 +100,8 @@ impl Part {
 fn may_be_shared(state: &NodeState) -> bool {
     let record = &state.record;
     let regular = record.kind == FileKind::File && record.mode & 0o6000 == 0;
-    let clean = !record.file.is_dirty() && record.sent_to.is_empty() && state.writers == 0;
-    let lasting = record.in_pool() && !state.superseded && !state.deleted;
+    let clean = !record.file.is_dirty() && record.sent_to.is_empty() && !state.opens.has_writer();
+    let lasting = record.in_pool() && !state.is_superseded() && !state.is_deleted();
     regular && clean && lasting && !state.growth.read_unkept
 }
 
@@ -192,7 +192,7 @@ impl Inner {
 
     fn is_candidate(&self, node: &Node, stat: &Stat) -> bool {
         let state = node.state.lock();
-        may_be_grown(&state, stat) && (state.is_open() || self.inherited.lock().contains(&node.ino))
+        may_be_grown(&state, stat) && (state.opens.any() || self.inherited.lock().contains(&node.ino))
     }
 
     /// Takes over the appended bytes. `again`: the pool must be asked anew first.

@@ -42,7 +42,7 @@ impl Inner {
     pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // The kernel's cached listing lacks this name.
-        txn.state(parent)?.page_cache_stale = true;
+        txn.state(parent)?.kernel.pages_stale = true;
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
             self.take_news(txn, known, stat)?;
@@ -101,7 +101,7 @@ impl Inner {
         let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
         let dirty = record.file.is_dirty();
         // If the local content is dirty, the flush finds out whether the pool's copy changed, too, and keeps both.
-        if same_object && (same_content || dirty || !txn.state(known)?.is_open()) {
+        if same_object && (same_content || dirty || !txn.state(known)?.opens.any()) {
             return Ok(Some(known));
         }
         if !same_object {
@@ -149,10 +149,10 @@ impl Inner {
         if !ours {
             state.content = None;
             state.residency = None;
-            state.page_cache_stale = true;
+            state.kernel.pages_stale = true;
             state.growth = Growth::default();
         }
-        state.negative.clear();
+        state.names.negative.clear();
         note_object(txn, ino, stat);
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Inner {
         if !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
             return Ok(false);
         }
-        if txn.record(ino)?.file.is_whole() && txn.state(ino)?.writers > 0 {
+        if txn.record(ino)?.file.is_whole() && txn.state(ino)?.opens.has_writer() {
             // A replacement would lose what these writers write. The flush finds the new version, and keeps both.
             return Ok(true);
         }
@@ -182,7 +182,7 @@ impl Inner {
         let other_kind = record.kind != stat.kind;
         let same_version = record.version.as_ref() == Some(&stat.version);
         let other_bytes = stat.kind == FileKind::File && !same_version && !is_ours(record, behind.as_ref(), stat);
-        let in_use = other_bytes && txn.state(ino)?.is_open();
+        let in_use = other_bytes && txn.state(ino)?.opens.any();
         // The object may be known under another name.
         let shared = !same_object && stat.nlink > 1 && stat.kind != FileKind::Directory;
         // The cached content and the access rights of a directory do not hold for another directory under its name.
@@ -204,8 +204,8 @@ impl Inner {
     fn is_answered_anyway(&self, ino: Ino) -> bool {
         let Some(node) = self.table.peek(ino) else { return false };
         let mut state = node.state.lock();
-        state.news_withheld |= state.answering > 0;
-        state.answering > 0
+        state.kernel.news_withheld |= state.kernel.answering > 0;
+        state.kernel.answering > 0
     }
 
     /// Handles a name that now stands for another object, or for a version that programs with the old version open must
@@ -275,7 +275,7 @@ impl Inner {
             record.pool = record.pool.map(|i| if i == ino { heir } else { i });
             txn.set_name(*parent, name, record)?;
         }
-        txn.state(ino)?.superseded = true;
+        txn.state(ino)?.attachment.supersede();
         txn.reap(ino)
     }
 
@@ -362,13 +362,15 @@ impl Inner {
         if record.kind == FileKind::Directory {
             self.forget_below(txn, ino)?;
         }
-        txn.state(parent)?.page_cache_stale = true;
+        txn.state(parent)?.kernel.pages_stale = true;
         txn.pool_has(parent, name, None)?;
         if is_here && !keep {
             txn.show(parent, name, None)?;
             txn.unlink(ino, parent, name)?;
             let nameless = txn.record(ino)?.links.is_empty();
-            txn.state(ino)?.superseded |= nameless;
+            if nameless {
+                txn.state(ino)?.attachment.supersede();
+            }
         } else if keep && !txn.record(ino)?.in_pool() {
             // The local state is newer than the removal: the flush will create the name again.
             let record = txn.record(ino)?;

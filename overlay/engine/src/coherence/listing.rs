@@ -155,7 +155,7 @@ impl Inner {
                 return Ok(());
             }
             let complete = matches!(state.record.listing, Listing::Complete(_));
-            if complete && state.listed_at.is_some_and(|at| at.elapsed() < ttl) {
+            if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(());
             }
             if state.record.version.is_some() && self.lists_all(&state, asked, ttl) {
@@ -177,7 +177,7 @@ impl Inner {
         let node = self.node(dir)?;
         let since = Instant::now();
         let _listing = node.listing.lock().await;
-        if node.state.lock().listed_at.is_some_and(|at| at >= since) {
+        if node.state.lock().names.listed_at.is_some_and(|at| at >= since) {
             // Another caller listed the directory for all callers that waited.
             return Ok(());
         }
@@ -242,7 +242,7 @@ impl Inner {
                     let mut state = node.state.lock();
                     // Not if something that was found meanwhile requires another listing.
                     if matches!(state.record.listing, Listing::Complete(_)) {
-                        state.listed_at = Some(began);
+                        state.names.listed_at = Some(began);
                     }
                 }
                 // New entries inherit the directory's ACL. It is read now, so that it is known even if the pool stops
@@ -279,7 +279,7 @@ impl Inner {
         let links_before = txn.record(dir)?.dir_nlink;
         let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
         // The kernel may have cached that a new name does not exist.
-        let told_absent = was_complete || !txn.state(dir)?.negative.is_empty();
+        let told_absent = was_complete || !txn.state(dir)?.names.negative.is_empty();
         let mut names = Vec::new();
         let mut known = HashMap::new();
         self.catalog.names(dir, |name, record| {
@@ -370,12 +370,12 @@ impl Inner {
         record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         // The listing does not confirm known files before they have the listed state.
-        state.listed_at = None;
+        state.names.listed_at = None;
         if !touched {
             state.validated = Some(Instant::now());
         }
-        state.single_lookups = 0;
-        state.negative.clear();
+        state.names.single_lookups = 0;
+        state.names.negative.clear();
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);

@@ -152,7 +152,7 @@ impl Drop for PoolChange<'_> {
             let unlinked = {
                 let mut state = node.state.lock();
                 state.pool_calls.1 += 1;
-                state.is_unlinked(*ino) && !state.deleted && !state.is_open()
+                state.is_unlinked(*ino) && !state.is_deleted() && !state.opens.any()
             };
             if unlinked {
                 let mut txn = Txn::begin(self.inner);

@@ -2,9 +2,7 @@
 
 use forebay_backends::{Result, Time};
 
-use super::super::{Ino, Overlay};
-use super::open::writes;
-use crate::node::WrittenPast;
+use super::super::{Ino, Overlay, is_writable};
 
 impl Overlay {
     /// Declares files that the kernel has held open since before this daemon started. Each is about to be opened again.
@@ -22,12 +20,13 @@ impl Overlay {
     /// daemon.
     pub async fn open_inherited(&self, ino: Ino, flags: i32) -> Result<()> {
         self.open_file(ino, flags).await?;
-        if writes(flags) {
+        if is_writable(flags) {
             let node = self.inner.node(ino)?;
             let mut state = node.state.lock();
             // It is not known whether the file was written before. No content has this size, so it counts as written.
             let unknown = (state.record.mode & 0o6000 != 0).then(|| (u64::MAX, Time::default()));
-            state.written_past = Some(WrittenPast { set_id_since: unknown });
+            state.bypass.open();
+            state.bypass.note_set_id(unknown);
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ impl Inner {
         for _ in 0..5 {
             {
                 let mut state = node.state.lock();
-                if state.record.file.is_dirty() && !state.mark_unsynced {
+                if state.record.file.is_dirty() && state.dirty_content.is_durable() {
                     return self.content(node.ino, &mut state);
                 }
             }
@@ -44,7 +44,7 @@ impl Inner {
 
     /// Empties a file without fetching its old content.
     pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
-        let was_open = node.state.lock().is_open();
+        let was_open = node.state.lock().opens.any();
         let _writing = self.begin_writing(node);
         check_current(&node.state.lock())?;
         let mut missing = false;
@@ -88,9 +88,8 @@ impl Inner {
         state.changed();
         state.residency = Some(residency);
         state.content = Some(content);
-        (state.clean_stamp, state.uploaded) = (None, None);
         state.emptied = true;
-        state.page_cache_stale = true;
+        state.kernel.pages_stale = true;
         txn.commit()?;
         self.evictor.lock().remove(node.ino.0);
         self.keep_open(node.ino);

@@ -11,9 +11,9 @@ use forebay_cache::{ContentId, Stamp, is_held};
 use forebay_policy::{Flush, PathPolicy};
 
 use super::super::coherence::Age;
-use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking};
+use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
-use crate::node::{Node, NodeState};
+use crate::node::{Attachment, Node, NodeState, Opens};
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
@@ -21,10 +21,6 @@ const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
 const TRIM_TRIES: usize = 4;
 /// How often an open starts again because the file changed meanwhile.
 const ATTEMPTS: u32 = 5;
-
-pub(super) fn writes(flags: i32) -> bool {
-    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
-}
 
 /// Whether an open will fetch the whole file from a pool whose reads fail if the version has changed. Then the version
 /// need not be confirmed before. A fetch that is already in flight does not count, because its answer may be older.
@@ -52,14 +48,14 @@ impl Overlay {
     /// `Stale`, too, if another client changed those rights.
     pub async fn open_file_for(&self, ino: Ino, flags: i32, thread: Option<u32>) -> Result<Opened> {
         let inner = &self.inner;
-        let write = writes(flags);
-        if write {
+        let write = is_writable(flags);
+        let truncates = flags & libc::O_TRUNC != 0;
+        if write || truncates {
             inner.check_writable()?;
         }
         let node = inner.file_node(ino)?;
         inner.learn_storage_pool(&node).await;
         let policy = inner.policy_of(&node);
-        let truncates = flags & libc::O_TRUNC != 0;
         if truncates || !is_fetched_whole(inner, &node, &policy) {
             inner.revalidate(ino, Age::Open).await?;
         }
@@ -70,13 +66,13 @@ impl Overlay {
             inner.truncate_to_zero(&node).await?;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
-        let no_flush = !write || policy.flush != Flush::OnClose;
+        let no_flush = !(write || truncates) || policy.flush != Flush::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();
                 (state.record.file.is_whole(), state.record.size)
             };
-            missed |= !whole && !write;
+            missed |= !whole && !write && !truncates;
             let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
             count.fetch_add(1, Ordering::Relaxed);
             if !whole && size == 0 {
@@ -94,9 +90,9 @@ impl Overlay {
                 }
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
-                // Attributes that the kernel has cached would not follow passthrough writes.
-                let past = write && opened.resident.is_some();
-                if let (true, Some(kernel)) = (past || !opened.keep_cache, inner.kernel.get()) {
+                // Attributes that the kernel has cached would not follow writes that bypass the daemon.
+                let bypasses = write && opened.resident.is_some();
+                if let (true, Some(kernel)) = (bypasses || !opened.keep_cache, inner.kernel.get()) {
                     kernel.invalidate_attributes_now(ino);
                 }
                 if write
@@ -133,7 +129,7 @@ impl Overlay {
     /// Ends an open with the same flags. An open that this daemon does not know belonged to an earlier daemon and is
     /// ignored.
     pub fn release(&self, ino: Ino, flags: i32) {
-        self.inner.end_open(ino, writes(flags));
+        self.inner.end_open(ino, is_writable(flags));
     }
 }
 
@@ -145,26 +141,52 @@ pub(super) struct Writing<'a> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.inner.end_open(self.ino, true);
+        self.inner.end_change(self.ino);
     }
 }
 
 impl Inner {
     /// Begins a change of content that may come without an open: by path, or through an open of a daemon that died.
     pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
-        node.state.lock().writers += 1;
+        node.state.lock().opens.begin_change();
         self.begin_counting(node.ino);
         Writing { inner: self, ino: node.ino }
     }
 
+    fn end_change(self: &Arc<Self>, ino: Ino) {
+        self.end_use(ino, |opens| {
+            opens.end_change();
+            true
+        });
+    }
+
+    /// Counts an open by a program. `bypasses`: it may write without the daemon.
+    pub fn count_open(&self, ino: Ino, state: &mut NodeState, flags: i32, bypasses: bool) {
+        let write = is_writable(flags);
+        state.opens.add(write, flags & libc::O_DIRECT != 0, &self.table.opens);
+        if write {
+            if bypasses {
+                state.bypass.open();
+            }
+            self.begin_counting(ino);
+        }
+    }
+
     fn end_open(self: &Arc<Self>, ino: Ino, write: bool) {
+        self.end_use(ino, |opens| {
+            opens.remove(write, &self.table.opens);
+            write
+        });
+    }
+
+    /// `end` ends a use of a file, and returns whether it was a writer.
+    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut Opens) -> bool) {
         let inner = self;
         let Ok(node) = inner.node(ino) else { return };
         let (last_writer, unlinked, idle) = {
             let mut state = node.state.lock();
-            let count = if write { &mut state.writers } else { &mut state.readers };
-            *count = count.saturating_sub(1);
-            (write && state.writers == 0, state.is_unlinked(ino), !state.is_open())
+            let wrote = end(&mut state.opens);
+            (wrote && !state.opens.has_writer(), state.is_unlinked(ino), !state.opens.any())
         };
         let result = (|| {
             if unlinked && idle {
@@ -187,9 +209,9 @@ impl Inner {
 
     /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
     fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
-        let write = writes(flags);
+        let write = is_writable(flags);
         let mut state = node.state.lock();
-        if state.deleted {
+        if state.is_deleted() {
             // The last name was removed or replaced after the kernel looked it up, and the content went with it.
             return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} is gone", node.ino)));
         }
@@ -234,22 +256,14 @@ impl Inner {
                 return Ok(None);
             }
         }
-        let keep_cache = !std::mem::take(&mut state.page_cache_stale);
+        let keep_cache = !std::mem::take(&mut state.kernel.pages_stale);
         let clean = !state.record.file.is_dirty();
-        let past = write && resident.is_some() && self.may_write_past(state.record.uid);
-        match write {
-            true => {
-                state.writers += 1;
-                state.may_be_written_past(past);
-                state.written_direct |= flags & libc::O_DIRECT != 0;
-                self.begin_counting(node.ino);
-            }
-            false => state.readers += 1,
-        }
+        let bypasses = write && resident.is_some() && self.may_bypass(state.record.uid);
+        self.count_open(node.ino, &mut state, flags, bypasses);
         drop(state);
-        let resident = resident.filter(|_| past || !write);
+        let resident = resident.filter(|_| bypasses || !write);
         if clean && resident.is_some() {
-            self.evictor.lock().access(node.ino.0);
+            self.evictor.note_use(node.ino.0);
         }
         Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
     }
@@ -269,7 +283,7 @@ impl Inner {
     pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         {
             let state = node.state.lock();
-            if state.record.file.is_dirty() && !state.mark_unsynced {
+            if state.record.file.is_dirty() && state.dirty_content.is_durable() {
                 return Ok(());
             }
         }
@@ -282,7 +296,7 @@ impl Inner {
         blocking(move || {
             let sync = || {
                 inner.catalog.sync()?;
-                node.state.lock().mark_unsynced = false;
+                node.state.lock().dirty_content.synced();
                 Ok(())
             };
             if node.state.lock().record.file.is_dirty() {
@@ -306,9 +320,8 @@ impl Inner {
             // From now on the times of the content file are the truth. The record's times may have been set since the
             // fetch.
             super::set_mtime(&content.file, atime, mtime)?;
-            state.clean_stamp = Some(Stamp::of(&content.file)?);
-            state.mark_unsynced = true;
-            state.page_cache_stale = true;
+            state.dirty_content.marked(Stamp::of(&content.file)?);
+            state.kernel.pages_stale = true;
             let mut residency = inner.residency(state)?.clone();
             txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
             txn.state(node.ino)?.residency = Some(residency);
@@ -353,32 +366,26 @@ impl Inner {
         self.take_set_id(node)?;
         let unchanged = {
             let mut state = node.state.lock();
-            if state.writers > 0 {
+            if state.opens.has_writer() {
                 return Ok(());
             }
-            state.written_direct = false;
             if !state.record.file.is_dirty() {
-                state.written_past = None;
-                self.writing.lock().remove(&node.ino);
+                self.end_bypass(node.ino, &mut state);
                 return Ok(());
             }
             state.generation += 1;
-            state.quiet_since = Some(Instant::now());
-            if std::mem::take(&mut state.held_off) {
+            state.quiescence.closed_at = Some(Instant::now());
+            if std::mem::take(&mut state.quiescence.postponed) {
                 self.hasten(node.ino);
             }
             // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
-            state.page_cache_stale = true;
+            state.kernel.pages_stale = true;
             let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;
-            let held = state.written_past.is_some() && is_held(&content.file);
+            let held = !state.bypass.is_none() && is_held(&content.file);
             if !held {
-                state.written_past = None;
-                self.writing.lock().remove(&node.ino);
-                if state.throttled {
-                    state.throttled = !super::super::space::write_throttle::set_immutable(&content, false);
-                }
+                self.end_bypass(node.ino, &mut state);
             }
             if std::mem::take(&mut state.emptied) {
                 self.catalog.sync_first(content.clone());
@@ -389,12 +396,9 @@ impl Inner {
             if state.count_unsaved {
                 self.note_uncounted(node.ino);
             }
-            match [state.clean_stamp, state.uploaded] {
-                [None, None] => None,
-                known => {
-                    let now = Stamp::of(&content.file)?;
-                    known.into_iter().flatten().find(|stamp| *stamp == now)
-                }
+            match state.dirty_content.pool_stamp() {
+                Some(stamp) if Stamp::of(&content.file)? == stamp => Some(stamp),
+                _ => None,
             }
         };
         if let Some(stamp) = unchanged
@@ -419,12 +423,12 @@ impl Inner {
             };
             let unmapped = {
                 let state = node.state.lock();
-                if state.deleted {
+                if state.is_deleted() {
                     self.writing.lock().remove(&ino);
                     continue;
                 }
                 let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
-                state.writers == 0 && !held()
+                !state.opens.has_writer() && !held()
             };
             if unmapped && let Err(error) = self.settle(&node) {
                 // A damaged file must not keep the other files from being counted and stopped.
@@ -441,7 +445,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if state.writers > 0 || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
+        if state.opens.has_writer() || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
         if !txn.record(node.ino)?.in_pool() {
@@ -456,7 +460,8 @@ impl Inner {
         record.file = record.file.flushed()?;
         record.size = stamp.size;
         let state = txn.state(node.ino)?;
-        (state.clean_stamp, state.uploaded, state.written_past) = (None, None, None);
+        state.dirty_content.forget_pool_copy();
+        self.end_bypass(node.ino, state);
         if self.catalog.glance_written_back(&content).is_err() {
             // The content did not reach the device, but the pool has it.
             txn.give_up(node.ino)?;
@@ -503,7 +508,7 @@ impl Inner {
                 Some(state) if state.record.file.is_dirty() && open.len() < self.open_contents_max => {
                     open.put(victim, ());
                 }
-                Some(mut state) if !state.is_open() => {
+                Some(mut state) if !state.opens.any() => {
                     state.content = None;
                     self.release_content(victim);
                 }
@@ -534,7 +539,7 @@ impl Inner {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
             let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
-            if !same || state.is_open() || Stamp::of(&content.file)? != was {
+            if !same || state.opens.any() || Stamp::of(&content.file)? != was {
                 continue;
             }
             state.content = None;
@@ -560,7 +565,7 @@ impl Inner {
         let content = |ino: Ino| {
             let node = self.table.peek(ino)?;
             let state = node.state.try_lock()?;
-            let idle = state.record.file.is_dirty() && !state.is_open();
+            let idle = state.record.file.is_dirty() && !state.opens.any();
             state.content.clone().filter(|_| idle).map(|content| (ino, content))
         };
         least.into_iter().filter_map(content).collect()
@@ -576,8 +581,8 @@ pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
 /// `Stale` for a file that another client removed or replaced while it was open: what is written to it would be lost at
 /// close.
 pub(super) fn check_current(state: &NodeState) -> Result<()> {
-    match state.superseded {
-        true => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),
-        false => Ok(()),
+    match state.attachment {
+        Attachment::Catalog => Ok(()),
+        _ => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),
     }
 }

@@ -7,7 +7,7 @@ use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
 use forebay_policy::Flush;
 use forebay_system::clock::{stamp_now, unix_now};
 
-use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn};
+use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
 use super::exists;
 use crate::acl::{self, Acl};
 
@@ -104,19 +104,10 @@ impl Overlay {
                 return Err(error);
             }
         };
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let past = !writes || inner.may_write_past(state.record.uid);
-        match writes {
-            true => {
-                state.writers += 1;
-                state.may_be_written_past(past);
-                state.written_direct |= flags & libc::O_DIRECT != 0;
-                inner.begin_counting(ino);
-            }
-            false => state.readers += 1,
-        }
+        let bypasses = !is_writable(flags) || inner.may_bypass(state.record.uid);
+        inner.count_open(ino, &mut state, flags, bypasses);
         drop(state);
-        let resident = past.then_some(content);
+        let resident = bypasses.then_some(content);
         Ok((entry, Opened { resident, keep_cache: false, no_flush, missed: false, fetched_bytes: 0 }))
     }
 
@@ -135,7 +126,7 @@ impl Overlay {
         if txn.name(parent, name)?.here.is_some() {
             return Err(exists(name));
         }
-        let temporary = txn.state(ino)?.is_open();
+        let temporary = txn.state(ino)?.opens.any();
         let record = txn.record(ino)?;
         if record.kind == FileKind::Directory {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
@@ -183,7 +174,7 @@ impl Inner {
         }
         txn.show(parent, name, Some((ino, new.kind)))?;
         txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
-        txn.state(parent)?.negative.remove(name);
+        txn.state(parent)?.names.negative.remove(name);
         txn.commit()?;
         if opened.is_some() {
             let node = self.node(ino)?;

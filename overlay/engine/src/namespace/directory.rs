@@ -32,7 +32,7 @@ impl Overlay {
     pub async fn open_dir(&self, ino: Ino) -> Result<bool> {
         self.inner.ensure_listed(ino).await?;
         let node = self.inner.node(ino)?;
-        let stale = std::mem::take(&mut node.state.lock().page_cache_stale);
+        let stale = std::mem::take(&mut node.state.lock().kernel.pages_stale);
         Ok(!stale)
     }
 }

@@ -107,7 +107,7 @@ impl Inner {
             let content = inner.content(moved, txn.state(moved)?)?;
             inner.catalog.sync_first(content);
         }
-        txn.state(new_parent)?.negative.remove(new_name);
+        txn.state(new_parent)?.names.negative.remove(new_name);
         txn.commit()?;
         inner.rules_may_differ();
         inner.flush_bell.notify_one();

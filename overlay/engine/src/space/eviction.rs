@@ -1,10 +1,12 @@
 //! Room in the fast pool: clean, unleased, unused content is evicted when something else needs the space.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::Reservation;
+use forebay_cache::{Reservation, SpaceBudget};
+use forebay_policy::SpacePolicy;
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 
@@ -74,11 +76,17 @@ impl Drop for Asked<'_> {
 }
 
 impl Inner {
-    /// Reserves space, and evicts content if there is too little.
+    /// Reserves space, and evicts content if there is too little. Evicts nothing if that would not suffice.
     ///
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        let limit = self.store.budget.limit();
+        if bytes > limit {
+            let why =
+                format!("{bytes} bytes never fit into the fast pool, whose limit is {limit}: give a larger --limit");
+            return Err(Error::new(ErrorKind::NoSpace, Side::Cache, why));
+        }
         self.advisor().fast_pool_grew();
         if let Some(reservation) = self.store.budget.reserve(bytes)
             && (bytes == 0 || self.store.free_bytes() >= bytes)
@@ -89,6 +97,9 @@ impl Inner {
         super::super::blocking(move || {
             let _asked = Asked::begin(&inner.making_room, bytes);
             for _ in 0..2 {
+                if bytes > inner.room_after_eviction() {
+                    break;
+                }
                 inner.make_room(bytes)?;
                 inner.trash.drain();
                 if let Some(reservation) = inner.store.budget.reserve(bytes)
@@ -115,24 +126,29 @@ impl Inner {
         .await
     }
 
+    /// Returns the most bytes that could be reserved if all clean content were evicted.
+    fn room_after_eviction(&self) -> u64 {
+        let evictable = self.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());
+        let budget = &self.store.budget;
+        let stays = budget.used().saturating_add(budget.reserved()).saturating_sub(evictable);
+        budget.limit().saturating_sub(stays).min(self.store.free_bytes().saturating_add(evictable))
+    }
+
     /// Evicts until `bytes` more fit below the high watermark, and all that callers of `reserve` wait for, if possible.
     /// Blocks. One caller at a time: the bytes that one evicts are not evicted again by the next.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         self.advisor().report_uses();
         let _turn = self.making_room.turn.lock();
         let bytes = bytes.max(self.making_room.asked.load(Ordering::Relaxed));
-        let budget = &self.store.budget;
-        let space = self.policy.space;
         // The file of evicted content is removed when its record is synced. On a busy disk that takes seconds.
         let pending = self.trash.pending_bytes();
-        let above = |share: f64| budget.above(share).saturating_sub(pending);
-        let share = if above(space.high_watermark) > 0 { space.low_watermark } else { space.high_watermark };
-        let needed = budget.above(share).saturating_add(bytes).saturating_sub(pending);
+        let needed = bytes_to_evict(&self.store.budget, self.policy.space, pending, bytes);
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
         let mut wanted = needed.max(short_on_disk);
         let mut stayed = Vec::new();
+        let mut leased = HashMap::new();
         while wanted > 0 {
-            let Some(victim) = self.victim() else { break };
+            let Some(victim) = self.victim(&mut leased) else { break };
             match self.evict_inode(victim)? {
                 Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
                 Err(Kept::Absent) => {}
@@ -149,13 +165,15 @@ impl Inner {
     }
 
     /// Returns the next inode that the policy gives up and that may be evicted. Content staged for a running job goes
-    /// last.
-    fn victim(&self) -> Option<Ino> {
+    /// last. `leased`: of inodes that are not in memory, whether they have leases. It is kept for the next call, because
+    /// the policy may propose all of them again.
+    fn victim(&self, leased: &mut HashMap<u64, bool>) -> Option<Ino> {
         let now = unix_now();
-        let may_go = |key: u64| match self.table.peek(Ino(key)) {
+        let has_leases = |key: u64| self.catalog.leases_of(Ino(key)).map_or(true, |leases| leases.hold(now));
+        let mut may_go = |key: u64| match self.table.peek(Ino(key)) {
             // A locked inode is in use.
             Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
-            None => self.catalog.leases_of(Ino(key)).is_ok_and(|leases| !leases.hold(now)),
+            None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
         };
         let mut evictor = self.evictor.lock();
         let unwanted = evictor.evict(&mut |key| !self.advisor().keeps(Ino(key)) && may_go(key));
@@ -169,7 +187,7 @@ impl Inner {
             () if file.is_absent() => Some(Kept::Absent),
             () if file.is_dirty() => Some(Kept::Dirty),
             () if state.leases.hold(now_unix) => Some(Kept::Leased),
-            () if state.is_open() => Some(Kept::Open),
+            () if state.opens.any() => Some(Kept::Open),
             () if !state.flights.is_empty() => Some(Kept::Fetching),
             () => None,
         }
@@ -190,5 +208,29 @@ impl Inner {
         // The kernel's passthrough registration holds the content file, and with it the space.
         self.tell_kernel_inode(ino, true);
         Ok(Ok(bytes))
+    }
+}
+
+/// Returns the bytes to evict so that `bytes` more fit below the high watermark, or below the low one if the high one is
+/// passed. `pending` bytes of evicted content are still counted as used.
+fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
+    let is_high = budget.above(space.high_watermark) > pending;
+    let share = if is_high { space.low_watermark } else { space.high_watermark };
+    budget.above(share).saturating_add(bytes).saturating_sub(pending)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_on_their_way_out_are_not_evicted_again() {
+        let budget = SpaceBudget::new(100);
+        budget.account(0, 60);
+        let space = SpacePolicy { high_watermark: 0.5, low_watermark: 0.4 };
+        let needed = |pending, bytes| bytes_to_evict(&budget, space, pending, bytes);
+        assert_eq!((needed(0, 0), needed(0, 10)), (20, 30));
+        assert_eq!((needed(5, 0), needed(20, 0)), (15, 0));
+        assert_eq!(needed(20, 15), 5, "the high watermark is not passed any more");
     }
 }

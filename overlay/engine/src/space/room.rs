@@ -119,7 +119,7 @@ impl Inner {
         {
             let state = node.state.lock();
             let is_dirty = state.record.file.is_dirty() && !state.is_unlinked(ino);
-            if !is_dirty || state.writers > 0 || state.written_past.is_some() {
+            if !is_dirty || state.may_be_written() {
                 return false;
             }
         }

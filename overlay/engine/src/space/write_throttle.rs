@@ -58,7 +58,7 @@ pub(crate) struct WriteThrottle {
 impl Inner {
     /// Whether a file may be opened for passthrough writes now. If that needs an eviction first, the next count makes
     /// room.
-    pub(crate) fn may_write_past(&self, owner: u32) -> bool {
+    pub(crate) fn may_bypass(&self, owner: u32) -> bool {
         // The share of a user is bounded in the same way.
         if self.shares.room_bytes(owner) < ROOM_FOR_PASSTHROUGH {
             return false;
@@ -147,10 +147,7 @@ impl Inner {
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
         // A writer through the daemon reserves its room when it writes. A passthrough writer cannot, and a stopped one
         // waits for room.
-        let needs_room = |node: &Node| {
-            let state = node.state.lock();
-            state.written_past.is_some() || state.throttled
-        };
+        let needs_room = |node: &Node| !node.state.lock().bypass.is_none();
         if !wanted && !nodes().any(|(_, node)| needs_room(&node)) {
             return Ok(());
         }
@@ -163,8 +160,7 @@ impl Inner {
         for (ino, node) in nodes() {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            if state.written_past.is_some() && !state.throttled && set_immutable(&content, true) {
-                state.throttled = true;
+            if state.bypass.stop(|on| set_immutable(&content, on)) {
                 tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
             }
         }
@@ -179,16 +175,24 @@ impl Inner {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
             let owner = state.record.uid;
-            let full = state.written_past.is_some() && self.shares.room_bytes(owner) < LAST_ROOM;
-            if full && !state.throttled && set_immutable(&content, true) {
-                state.throttled = true;
+            if state.bypass.is_none() || self.shares.room_bytes(owner) >= LAST_ROOM {
+                state.bypass.resume(|on| set_immutable(&content, on));
+            } else if state.bypass.stop(|on| set_immutable(&content, on)) {
                 self.flush_bell.notify_one();
                 tracing::warn!(path = self.pool.url(), %ino, "user {owner} has the share of dirty bytes: a writer was stopped");
-            } else if !full && state.throttled {
-                state.throttled = !set_immutable(&content, false);
             }
         }
         Ok(())
+    }
+
+    /// Notes that no program can write the content of a file without the daemon any more.
+    pub(crate) fn end_bypass(&self, ino: Ino, state: &mut NodeState) {
+        let content = state.content.clone();
+        // A content file that is opened or removed loses the flag, too.
+        let ended = state.bypass.end(|on| content.as_ref().map_or(!on, |content| set_immutable(content, on)));
+        if ended {
+            self.writing.lock().remove(&ino);
+        }
     }
 
     /// Promises room in the share of a file's owner, if the owner has a share. Waits as long as the flush makes room.
@@ -216,7 +220,7 @@ impl Inner {
 
     /// Charges an inode's dirty bytes to its owner, as they are now.
     pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
-        let dirty = state.record.file.is_dirty() && !state.deleted;
+        let dirty = state.record.file.is_dirty() && !state.is_deleted();
         let owner = state.record.uid;
         let bytes = if dirty && self.shares.has_share(owner) { self.counted_bytes(state) } else { 0 };
         self.shares.charge(ino, dirty.then_some((owner, bytes)));
@@ -225,7 +229,7 @@ impl Inner {
 
 /// Sets or clears the immutable flag. Returns `false` if the file system or the privileges do not allow it: then the
 /// device's size is the limit.
-pub(crate) fn set_immutable(content: &Arc<Content>, on: bool) -> bool {
+fn set_immutable(content: &Arc<Content>, on: bool) -> bool {
     let Ok(flags) = ioctl_getflags(&*content.file) else { return false };
     let wanted = if on { flags | IFlags::IMMUTABLE } else { flags - IFlags::IMMUTABLE };
     wanted == flags || ioctl_setflags(&*content.file, wanted).is_ok()

@@ -63,7 +63,7 @@ impl<'a> Staging<'a> {
         let lease = LeaseRecord { owner: self.owner.into(), expires_unix, bytes };
         {
             let mut state = self.node.state.lock();
-            if state.deleted || state.is_unlinked(self.node.ino) {
+            if state.is_deleted() || state.is_unlinked(self.node.ino) {
                 return gone("it was removed");
             }
             if state.leases.of(self.owner, 0) != Some(&lease) {
@@ -89,7 +89,7 @@ impl Drop for Staging<'_> {
         }
         let before = state.stagings.swap_remove(at).before;
         // A lease that was ended meanwhile stays ended.
-        if state.deleted || state.record.file.is_whole() || state.leases.of(self.owner, 0).is_none() {
+        if state.is_deleted() || state.record.file.is_whole() || state.leases.of(self.owner, 0).is_none() {
             return;
         }
         let taken_back = self.inner.change_leases(self.node.ino, &mut state, |leases| {
@@ -161,7 +161,7 @@ impl Inner {
         let now = unix_now();
         let mut state = node.state.lock();
         let has_none = owner.map_or(state.leases.is_empty(), |owner| state.leases.of(owner, 0).is_none());
-        if state.deleted || has_none {
+        if state.is_deleted() || has_none {
             return Ok(None);
         }
         self.change_leases(ino, &mut state, |leases| match owner {

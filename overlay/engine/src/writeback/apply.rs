@@ -152,8 +152,8 @@ impl Inner {
             let state = node.state.lock();
             let record = &state.record;
             let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
-            let missing = (last && state.is_open() && !record.file.is_whole()).then_some(record.size);
-            (missing, leads_to_unseen(record) && state.writers > 0)
+            let missing = (last && state.opens.any() && !record.file.is_whole()).then_some(record.size);
+            (missing, leads_to_unseen(record) && state.opens.has_writer())
         };
         if written {
             return Err(Error::new(
@@ -180,7 +180,7 @@ impl Inner {
             txn.pool_has(parent, name, None)?;
             if is_gone {
                 note_name_flushed(&mut txn, parent)?;
-                txn.state(parent)?.note_absent(name);
+                txn.state(parent)?.names.note_absent(name);
             }
         }
         txn.commit()
@@ -258,7 +258,7 @@ impl Inner {
         txn.pool_has(parent, name, Some(moved))?;
         if txn.name(from.0, &from.1)?.pool == Some(moved) {
             txn.pool_has(from.0, &from.1, None)?;
-            txn.state(from.0)?.note_absent(&from.1);
+            txn.state(from.0)?.names.note_absent(&from.1);
         }
         note_name_flushed(&mut txn, parent)?;
         note_name_flushed(&mut txn, from.0)?;
@@ -411,7 +411,7 @@ pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     match txn.state(dir) {
         // Another client removed the directory: it has no times to send.
         Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
-        state => state?.names_flushed += 1,
+        state => state?.names.flushed += 1,
     }
     let record = txn.record(dir)?;
     // The mount does not show the times of a removed directory.

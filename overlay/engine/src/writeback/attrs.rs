@@ -169,7 +169,7 @@ impl Inner {
                 // Its last writer closed it just now.
                 return Ok(true);
             }
-            match state.uploaded {
+            match state.dirty_content.uploaded_stamp() {
                 Some(stamp) => stamp,
                 None => return Ok(false),
             }
@@ -183,7 +183,7 @@ impl Inner {
             return Ok(true);
         }
         let content = self.content(node.ino, &mut state)?;
-        let held = state.writers > 0 || is_held(&content.file);
+        let held = state.opens.has_writer() || is_held(&content.file);
         Ok(held && Stamp::of(&content.file)? == stamp)
     }
 
@@ -333,7 +333,7 @@ impl Inner {
             self.flusher.refused.take_back(ino, name);
         }
         changes.mode = changes.mode.map(|mode| mode_without(mode, &refused));
-        let names_flushed = self.node(ino)?.state.lock().names_flushed;
+        let names_flushed = self.node(ino)?.state.lock().names.flushed;
         let (stat, keeps_times) = self.set_attrs_allowed(path, &changes, &there).await.map_err(|e| e.context(path))?;
         // Takes rights that were sent from the record, and the other ones from the pool.
         let owner_is_ours = record.dirty.owner || !self.pool.capabilities().objects.owners;
@@ -345,7 +345,7 @@ impl Inner {
         let others_changed = record.version.as_ref() != Some(&there.version) || rights(&stat) != rights(&there);
         let mut txn = Txn::begin(self);
         // Another step that changed a name meanwhile may have changed the directory's times after they were sent.
-        let names_changed = txn.state(ino)?.names_flushed != names_flushed;
+        let names_changed = txn.state(ino)?.names.flushed != names_flushed;
         let now = txn.record(ino)?;
         let mut sent = record.clone();
         sent.dirty_xattrs.retain(|(name, _)| refused.iter().all(|(refused, _)| refused != name));

@@ -94,7 +94,7 @@ pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     txn.record(dir)?.listing = Listing::Partly;
     txn.inner().watches.look_again(dir);
     let state = txn.state(dir)?;
-    state.listed_at = None;
-    state.negative.clear();
+    state.names.listed_at = None;
+    state.names.negative.clear();
     Ok(())
 }

@@ -67,10 +67,10 @@ impl Inner {
                 left => Due::In(Lane::Fresh, left),
             });
         }
-        let may_be_written = state.writers > 0 || state.written_past.is_some();
+        let may_be_written = state.may_be_written();
         if !may_be_written {
             // `None`: no writer closed it since it came into memory, so it counts as idle.
-            let left = state.quiet_since.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
+            let left = state.quiescence.closed_at.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
             return Ok(if pressed || left.is_zero() { Due::Now } else { Due::In(Lane::Fresh, left) });
         }
         if matches!(entry.intent, Intent::Inode(_)) && state.is_uploaded() && !has_attributes(&state) {
@@ -95,10 +95,10 @@ impl Inner {
     fn until_idle(&self, node: &Node, state: &mut NodeState, idle: Duration) -> Option<Duration> {
         let Ok(content) = self.content(node.ino, state) else { return None };
         let Ok(stamp) = Stamp::of(&content.file) else { return None };
-        let unchanged = match state.seen {
+        let unchanged = match state.quiescence.seen {
             Some((seen, at)) if seen == stamp => at.elapsed(),
             _ => {
-                state.seen = Some((stamp, Instant::now()));
+                state.quiescence.seen = Some((stamp, Instant::now()));
                 // The clock may have been set since: a change time in the future counts as now.
                 let age = u64::try_from(stamp.ctime.secs).map_or(0, |then| unix_now().saturating_sub(then));
                 Duration::from_secs(age.saturating_sub(1))
@@ -119,7 +119,7 @@ impl Inner {
     pub(super) fn may_be_written(&self, ino: Ino) -> bool {
         self.table.peek(ino).is_some_and(|node| {
             let state = node.state.lock();
-            state.record.file.is_dirty() && (state.writers > 0 || state.written_past.is_some())
+            state.record.file.is_dirty() && (state.may_be_written())
         })
     }
 }

@@ -392,7 +392,7 @@ impl Inner {
         if let Some(node) = subject.and_then(|ino| self.table.peek(ino))
             && let Some(mut state) = node.state.try_lock()
         {
-            state.held_off |= lane == Lane::Later;
+            state.quiescence.postponed |= lane == Lane::Later;
             user = state.record.uid;
         }
         txn.batch.requeue(entry, Slot { user, lane, at_us }, next)

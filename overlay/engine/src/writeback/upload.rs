@@ -90,7 +90,7 @@ impl Inner {
             let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
             match self.ask(put).await {
                 Ok(stat) => {
-                    let is_held = self.node(ino)?.state.lock().writers > 0 || is_held(&content.file);
+                    let is_held = self.node(ino)?.state.lock().opens.has_writer() || is_held(&content.file);
                     if is_held && !(held && settled) {
                         // It stays dirty, based on what the pool has now: after a power cut, the content must not be
                         // older than that.
@@ -134,7 +134,7 @@ impl Inner {
         let content = {
             let mut state = node.state.lock();
             let content = self.content(ino, &mut state)?;
-            if state.writers == 0 && !is_held(&content.file) {
+            if !state.opens.has_writer() && !is_held(&content.file) {
                 return Ok(());
             }
             content
@@ -156,7 +156,7 @@ impl Inner {
             let content = self.content(ino, &mut state)?;
             self.catalog.check_kept(ContentId(content.id))?;
             let stamp = Stamp::of(&content.file)?;
-            if state.writers == 0 && !is_held(&content.file) {
+            if !state.opens.has_writer() && !is_held(&content.file) {
                 // No program can open it while its state is locked: every write from now on begins after the stamp.
                 let apart = self.store.tells_times_apart(&stamp);
                 let (record, generation) = (state.record.clone(), state.generation);
@@ -177,7 +177,7 @@ impl Inner {
         let stamp = Stamp::of(&content.file)?;
         let apart = self.store.tells_times_apart(&stamp);
         // A store between the two stamps would hide later stores to the same page.
-        let settled = before == stamp && !state.written_direct && apart;
+        let settled = before == stamp && !state.opens.writes_direct() && apart;
         let (record, generation) = (state.record.clone(), state.generation);
         drop(state);
         Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart })
@@ -242,7 +242,7 @@ impl Inner {
         let state = txn.state(ino)?;
         let content = state.content.clone();
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        let held = state.writers > 0 || content.as_ref().is_some_and(|content| is_held(&content.file));
+        let held = state.opens.has_writer() || content.as_ref().is_some_and(|content| is_held(&content.file));
         let unchanged = match &content {
             Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
             None => true,
@@ -256,9 +256,9 @@ impl Inner {
         let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
         names(&mut txn)?;
         let state = txn.state(ino)?;
-        state.uploaded = (same && held && uploaded.apart).then_some(uploaded.stamp);
+        let written = !state.dirty_content.is_unwritten(uploaded.stamp);
+        state.dirty_content.uploaded((same && held && uploaded.apart).then_some(uploaded.stamp));
         state.validated = Some(std::time::Instant::now());
-        let written = state.clean_stamp.take() != Some(uploaded.stamp);
         let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
         for (parent, name) in txn.record(ino)?.pool_links.clone() {
             if !txn.name(parent, &name)?.sent.is_empty() {
@@ -308,7 +308,8 @@ impl Inner {
             self.count(state, meta.blocks() * 512)?;
             state.count_unsaved = false;
             if quiet {
-                state.written_past = None;
+                state.dirty_content.forget_pool_copy();
+                self.end_bypass(ino, state);
             }
             // The content may not be durable yet, so it gets the epoch of what is fetched now.
             let mut residency = self.residency(state)?.clone();

@@ -1,4 +1,4 @@
-//! Set-id bits of files that programs write past the daemon.
+//! Set-id bits of files that programs write without the daemon.
 //!
 //! When a program writes to a passed-through file, the kernel does not remove the file's set-id bits: it writes to the
 //! content file, which has none. So if a file gets the bits while such a writer has it open, size and mtime of the
@@ -8,24 +8,21 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use forebay_backends::{FileKind, Result, Time};
+use forebay_backends::{FileKind, Result};
 use forebay_cache::Stamp;
 use forebay_system::clock::stamp_now;
 
 use super::attributes::drop_set_id;
 use super::{Inner, Txn};
-use crate::node::{Node, NodeState};
+use crate::node::{Node, NodeState, Written};
 
 /// Returns whether content was written since the file got set-id bits.
 pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {
-    let since = state.written_past.and_then(|past| past.set_id_since);
-    let (Some(since), Some(content)) = (since, &state.content) else { return Ok(false) };
+    let (Some(since), Some(content)) = (state.bypass.set_id_since(), &state.content) else { return Ok(false) };
     Ok(written(&content.file)? != since)
 }
 
-/// Returns what each write changes. Not the ctime: it also moves when a writer is stopped because the fast pool is
-/// full.
-fn written(file: &File) -> Result<(u64, Time)> {
+fn written(file: &File) -> Result<Written> {
     Stamp::of(file).map(|stamp| (stamp.size, stamp.mtime))
 }
 
@@ -39,9 +36,7 @@ impl Inner {
         if !is_written_since(txn.state(node.ino)?)? {
             return Ok(());
         }
-        if let Some(past) = &mut txn.state(node.ino)?.written_past {
-            past.set_id_since = None;
-        }
+        txn.state(node.ino)?.bypass.note_set_id(None);
         let record = txn.record(node.ino)?;
         drop_set_id(&mut record.mode);
         record.dirty.mode = true;
@@ -55,11 +50,14 @@ impl Inner {
 /// Remembers the content of a file that has set-id bits and may be written past the daemon. Called after its mode or
 /// times were set.
 pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) -> Result<()> {
-    let Some(past) = &mut state.written_past else { return Ok(()) };
+    if state.bypass.is_none() {
+        return Ok(());
+    }
     let has_bits = kind == FileKind::File && mode & 0o6000 != 0;
-    past.set_id_since = match &state.content {
+    let now = match &state.content {
         Some(content) if has_bits => Some(written(&content.file)?),
         _ => None,
     };
+    state.bypass.note_set_id(now);
     Ok(())
 }

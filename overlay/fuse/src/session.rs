@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use forebay_backends::{Error, Result, Side};
-use forebay_engine::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay, UserSlot};
+use forebay_engine::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay, UserSlot, is_writable};
 use forebay_jobs::Jobs;
 use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
@@ -22,9 +22,9 @@ use super::{convert, cpu_affinity, dirsync, dispatch, setid};
 
 /// The daemon's side of one FUSE mount.
 #[derive(Clone)]
-pub struct Front(Arc<Shared>);
+pub struct MountSession(Arc<SessionState>);
 
-pub struct Shared {
+pub struct SessionState {
     pub overlay: Overlay,
     pub jobs: Jobs,
     pub runtime: Runtime,
@@ -42,16 +42,16 @@ pub struct Shared {
     pub kernel: OnceLock<Arc<KernelNotifier>>,
 }
 
-impl std::ops::Deref for Front {
-    type Target = Shared;
+impl std::ops::Deref for MountSession {
+    type Target = SessionState;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &SessionState {
         &self.0
     }
 }
 
-impl Front {
-    pub fn new(shared: Shared) -> Self {
+impl MountSession {
+    pub fn new(shared: SessionState) -> Self {
         Self(Arc::new(shared))
     }
 
@@ -84,9 +84,9 @@ impl Front {
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
-        let (front, work) = (self.clone(), self.names(work, dirsync::entry));
+        let (session, work) = (self.clone(), self.names(work, dirsync::entry));
         self.dispatch(request, operation, work, move |outcome| match outcome {
-            Ok(entry) => front.reply_entry(&entry, reply),
+            Ok(entry) => session.reply_entry(&entry, reply),
             Err(error) => reply.error(convert::errno(&error)),
         });
     }
@@ -170,9 +170,6 @@ impl Front {
 
     /// Clears the privileges of a file that the open truncated. Returns whether writes must clear privileges.
     async fn after_open(&self, ino: Ino, flags: i32, caller: Caller) -> Result<bool> {
-        if !is_writable(flags) {
-            return Ok(false);
-        }
         if flags & libc::O_TRUNC != 0 {
             let mut change = Change { size: Some(0), ..Change::default() };
             setid::complete(&self.overlay, ino, &mut change, caller).await?;
@@ -181,6 +178,9 @@ impl Front {
                 self.overlay.setattr(ino, &change, caller).await?;
                 self.attributes_changed(ino);
             }
+        }
+        if !is_writable(flags) {
+            return Ok(false);
         }
         setid::is_privileged(&self.overlay, ino).await
     }
@@ -304,8 +304,4 @@ pub struct Kill {
 pub fn is_synchronous(flags: i32) -> bool {
     // O_SYNC includes O_DSYNC.
     flags & libc::O_DSYNC != 0
-}
-
-pub fn is_writable(flags: i32) -> bool {
-    flags & libc::O_ACCMODE != libc::O_RDONLY
 }

@@ -1,0 +1,59 @@
+//! Who has a file open.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The opens of one file. A change that the daemon makes for a request counts as a writer while it is under way.
+#[derive(Debug, Default)]
+pub(crate) struct Opens {
+    readers: u32,
+    writers: u32,
+    changes: u32,
+    direct: bool,
+}
+
+impl Opens {
+    /// Counts an open by a program. `direct`: for direct I/O. `all`: the opens of all files.
+    pub fn add(&mut self, write: bool, direct: bool, all: &AtomicU64) {
+        *self.count(write) += 1;
+        self.direct |= write && direct;
+        all.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends an open with the same access. An open that was not counted belonged to an earlier daemon and is ignored.
+    pub fn remove(&mut self, write: bool, all: &AtomicU64) {
+        let count = self.count(write);
+        if *count > 0 {
+            *count -= 1;
+            all.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.direct &= self.has_writer();
+    }
+
+    pub fn begin_change(&mut self) {
+        self.changes += 1;
+    }
+
+    pub fn end_change(&mut self) {
+        debug_assert!(self.changes > 0, "a change ended that had not begun");
+        self.changes = self.changes.saturating_sub(1);
+        self.direct &= self.has_writer();
+    }
+
+    pub fn has_writer(&self) -> bool {
+        self.writers + self.changes > 0
+    }
+
+    pub fn any(&self) -> bool {
+        self.readers > 0 || self.has_writer()
+    }
+
+    /// Whether a writer has it open for direct I/O. Such a write may still be under way when the file's times no longer
+    /// change.
+    pub fn writes_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn count(&mut self, write: bool) -> &mut u32 {
+        if write { &mut self.writers } else { &mut self.readers }
+    }
+}

@@ -1,0 +1,223 @@
+//! The inodes in memory: a bounded cache of the catalog.
+//!
+//! The kernel's lookup counts are kept beside the nodes. So an inode that the kernel knows, but that is not in use,
+//! needs memory for its count alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use dashmap::mapref::entry::Entry as Slot;
+use dashmap::{DashMap, DashSet};
+use forebay_backends::{FileKind, Result};
+use forebay_catalog::{Catalog, InodeRecord, Leases};
+
+use super::{Ino, Node};
+
+/// Inodes kept in memory beyond those in use: some 18 MiB, at 1.5 KiB for each inode with all that belongs to it.
+const IDLE_INODES: usize = 12_000;
+/// A map gives memory back only if it has room for at least this many more entries than it needs.
+const CROWD: usize = 10_000;
+
+/// The inodes in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    nodes: DashMap<Ino, Arc<Node>>,
+    /// The kernel's lookup count of each inode. Locked after a shard of `nodes`.
+    lookups: DashMap<Ino, u64>,
+    /// Inodes without names that stay until the kernel forgets them.
+    nameless: DashSet<Ino>,
+    /// How many times programs have files open.
+    pub opens: AtomicU64,
+}
+
+impl Table {
+    /// Returns the node of an inode, from memory or from the catalog, or `None` if there is no such inode.
+    ///
+    /// `distrust` gets each record that was read from the catalog. It may give up content that a power cut may have
+    /// damaged.
+    pub fn get(
+        &self,
+        catalog: &Catalog,
+        ino: Ino,
+        distrust: impl FnOnce(&mut InodeRecord) -> Result<()>,
+    ) -> Result<Option<Arc<Node>>> {
+        if let Some(node) = self.nodes.get(&ino) {
+            return Ok(Some(node.clone()));
+        }
+        // The slot is locked while the catalog is read, so that a node is never made twice.
+        let node = match self.nodes.entry(ino) {
+            Slot::Occupied(slot) => slot.get().clone(),
+            Slot::Vacant(slot) => {
+                let Some(mut record) = catalog.inode(ino)? else { return Ok(None) };
+                distrust(&mut record)?;
+                let leases = catalog.leases_of(ino)?;
+                let node = Node::new(ino, record, leases);
+                // The kernel's caches may be older than the state that the inode had when its node left the memory.
+                node.state.lock().kernel.pages_stale = self.lookups.contains_key(&ino);
+                slot.insert(node).clone()
+            }
+        };
+        self.trim();
+        Ok(Some(node))
+    }
+
+    /// Adds an inode that was just created.
+    pub fn insert(&self, ino: Ino, record: InodeRecord) {
+        // Another request may have found the name in the catalog already, and made the node first.
+        self.nodes.entry(ino).or_insert_with(|| Node::new(ino, record, Leases::default()));
+        self.trim();
+    }
+
+    /// Counts another lookup of an inode by the kernel.
+    pub fn count_lookup(&self, ino: Ino) {
+        *self.lookups.entry(ino).or_default() += 1;
+    }
+
+    /// Subtracts `count` lookups that the kernel has forgotten. If none is left, the inode leaves the memory, unless it
+    /// is in use. Returns whether the inode had no names and stayed only for the kernel.
+    pub fn forget(&self, ino: Ino, count: u64) -> bool {
+        if let Slot::Occupied(mut slot) = self.lookups.entry(ino) {
+            *slot.get_mut() = slot.get().saturating_sub(count);
+            if *slot.get() > 0 {
+                return false;
+            }
+            slot.remove();
+        }
+        self.drop_deleted(ino);
+        self.drop_idle(ino);
+        self.nameless.remove(&ino).is_some()
+    }
+
+    /// Notes that an inode without names stays until the kernel forgets it.
+    pub fn stays_until_forgotten(&self, ino: Ino) {
+        self.nameless.insert(ino);
+    }
+
+    /// Returns whether the kernel knows an inode that has no names any more. If it does, [`Self::forget`] returns
+    /// `true` once the kernel forgets the inode. The inode is noted before the lookups are checked: if the kernel
+    /// forgets the inode at the same moment, one of the two functions finds it.
+    pub fn outlives_names(&self, ino: Ino) -> bool {
+        self.nameless.insert(ino);
+        let known = self.lookups.contains_key(&ino);
+        if !known {
+            self.nameless.remove(&ino);
+        }
+        known
+    }
+
+    pub fn is_known_to_kernel(&self, ino: Ino) -> bool {
+        self.lookups.contains_key(&ino)
+    }
+
+    pub fn peek(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.nodes.get(&ino).map(|n| n.clone())
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Drops a node that neither the daemon nor the kernel needs.
+    pub fn drop_idle(&self, ino: Ino) {
+        self.nodes.remove_if(&ino, |_, node| !self.lookups.contains_key(&ino) && Self::idle(node));
+    }
+
+    fn idle(node: &Arc<Node>) -> bool {
+        Arc::strong_count(node) == 1 && node.state.try_lock().is_some_and(|s| s.is_idle())
+    }
+
+    /// Drops a deleted inode that is not open and that the kernel does not know any more.
+    pub fn drop_deleted(&self, ino: Ino) {
+        self.nodes.remove_if(&ino, |_, node| {
+            !self.lookups.contains_key(&ino) && node.state.try_lock().is_some_and(|s| s.is_deleted() && !s.opens.any())
+        });
+    }
+
+    /// Keeps the table bounded: drops every second inode that is not in use. A program that loops over more inodes than
+    /// fit still finds a part of them. Directories that the kernel knows stay: they are few, and only their nodes
+    /// remember what the pool answered about their names.
+    fn trim(&self) {
+        static NEXT: AtomicUsize = AtomicUsize::new(IDLE_INODES);
+        let len = self.nodes.len();
+        if len > NEXT.load(Ordering::Relaxed) {
+            let (mut idle, mut in_use) = (0, 0);
+            self.nodes.retain(|ino, node| {
+                let is_dir = node.state.try_lock().is_none_or(|s| s.record.kind == FileKind::Directory);
+                if !Self::idle(node) || is_dir && self.lookups.contains_key(ino) {
+                    in_use += 1;
+                    return true;
+                }
+                idle += 1;
+                idle % 2 == 0
+            });
+            self.nodes.shrink_to_fit();
+            NEXT.store(in_use * 2 + IDLE_INODES, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives memory back after many inodes were forgotten: a map keeps room for the most entries that it ever had.
+    pub fn give_back(&self) {
+        // Right after a map shrank, it may have room for twice its entries.
+        let worth = |capacity: usize, len: usize| capacity > 2 * (len + CROWD);
+        if worth(self.nodes.capacity(), self.nodes.len()) {
+            self.nodes.shrink_to_fit();
+        }
+        if worth(self.lookups.capacity(), self.lookups.len()) {
+            self.lookups.shrink_to_fit();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_backends::{Stat, Time, Version};
+
+    use forebay_catalog::Durability;
+
+    use super::*;
+
+    fn file() -> InodeRecord {
+        let time = Time { secs: 1, nanos: 0 };
+        InodeRecord::from_pool(
+            &Stat {
+                kind: FileKind::File,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                nlink: 1,
+                rdev: 0,
+                size: 0,
+                occupied: None,
+                atime: time,
+                mtime: time,
+                ctime: time,
+                version: Version::Tag { etag: String::new(), id: String::new(), size: 0, mtime: time },
+            },
+            None,
+        )
+    }
+
+    #[test]
+    fn inodes_that_only_the_kernel_knows_leave_the_memory_and_keep_their_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+        let table = Table::default();
+        let get = |ino| table.get(&catalog, ino, |_| Ok(())).unwrap().unwrap();
+        let all = (1000..1000 + 4 * IDLE_INODES as u64).map(Ino);
+        for ino in all.clone() {
+            let mut batch = catalog.batch();
+            batch.put_inode(ino, &file(), false);
+            catalog.write(batch).unwrap();
+            get(ino);
+            table.count_lookup(ino);
+            table.count_lookup(ino);
+        }
+        assert!((IDLE_INODES / 2 - 1..=IDLE_INODES).contains(&table.len()), "{}", table.len());
+        let first = all.clone().find(|ino| table.peek(*ino).is_none()).unwrap();
+        assert!(get(first).state.lock().kernel.pages_stale, "what the kernel cached is not trusted");
+        table.forget(first, 1);
+        assert!(table.peek(first).is_some(), "the kernel knows it still");
+        table.forget(first, 1);
+        assert!(table.peek(first).is_none());
+    }
+}
