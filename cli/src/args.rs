@@ -24,31 +24,31 @@ pub struct Cli {
 pub enum Command {
     /// Mount a pool, and return when the mount serves.
     Mount(Mount),
-    /// Unmount. What is not in the pool yet stays safe in the fast pool.
+    /// Unmount. Changes that are not in the pool yet stay in the fast pool until the next mount.
     Umount(Umount),
-    /// Show the mounts: pool, space, what is dirty, what is resident.
+    /// Show the mounts: pool, space, dirty and resident files.
     Status {
         /// Show only the mount that this path lies in.
         path: Option<PathBuf>,
     },
-    /// Bring files onto the fast pool, and keep them there under a lease. Fails where a byte is missing.
+    /// Fetch files into the fast pool, and keep them there under a lease. Fails if a byte is missing.
     Stage(Stage),
-    /// Write what is dirty back to the pool.
+    /// Write dirty files back to the pool.
     Flush(Flush),
-    /// Drop clean content from the fast pool. Dirty content stays.
+    /// Remove clean content from the fast pool. Dirty content stays.
     Evict(Evict),
-    /// End the leases of one owner: what was staged stays until its room is needed.
+    /// End the leases of one owner. The files stay until their space is needed.
     Release(Release),
-    /// List what is not in the pool yet.
+    /// List changes that are not in the pool yet.
     Dirty {
-        /// A path under the mount. Not needed where there is one mount only.
+        /// A path under the mount. Not needed if there is only one mount.
         path: Option<PathBuf>,
     },
     /// List files with their residency.
     Ls {
         /// A file or directory under a mount.
         path: PathBuf,
-        /// Everything below, too.
+        /// Also everything below the directory.
         #[arg(short = 'R', long)]
         recursive: bool,
     },
@@ -56,25 +56,25 @@ pub enum Command {
     Du {
         /// A file or directory under a mount.
         path: PathBuf,
-        /// Only the total.
+        /// Show only the total.
         #[arg(short, long)]
         summarize: bool,
     },
-    /// Say why a file is on the fast pool or not, which jobs read it, and what would evict it.
+    /// Show why a file is resident or not, which jobs read it, and what would evict it.
     Explain {
         /// A file under a mount.
         path: PathBuf,
     },
-    /// Run a command as a job: what it reads and writes under the mounts is noted. Ends as the command does.
+    /// Run a command as a job, and record what it reads and writes under the mounts. Exits as the command does.
     Run(Run),
-    /// Note what processes use that run already, until they have ended or Ctrl-C.
+    /// Record what running processes use, until they end or Ctrl-C is pressed.
     Observe(Observe),
     /// Show jobs and what they used.
     Job {
         #[command(subcommand)]
         command: JobCommand,
     },
-    /// What earlier runs of jobs read: what `run` and `stage` bring in for the next.
+    /// Profiles: what earlier runs of jobs read, and `run` and `stage` fetch for the next run.
     Profile {
         #[command(subcommand)]
         command: ProfileCommand,
@@ -83,36 +83,36 @@ pub enum Command {
     Top {
         /// Show only the mount that this path lies in.
         path: Option<PathBuf>,
-        /// How long one look is.
+        /// How long one sample takes.
         #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = values::interval)]
         interval: Duration,
-        /// End after so many looks.
+        /// End after this many samples.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         count: Option<u32>,
     },
-    /// Say what this machine allows, what a lack costs, and the command that grants it; and whether a pool is fit.
+    /// Check what this machine allows, what is lost without it, and how to allow it. Check a pool.
     Doctor {
-        /// A fast directory to look at.
+        /// A fast directory to check.
         #[arg(long)]
         fast: Vec<PathBuf>,
-        /// A pool to try: print what it can do, and run the conformance suite in a directory that is made in it and
-        /// removed again.
+        /// A pool to check: print what it can do, and run the conformance suite in a new directory, which is removed
+        /// afterwards.
         #[arg(long, value_name = "URL")]
         pool: Option<String>,
-        /// Print what the pool can do, and leave the suite out.
+        /// Print what the pool can do, without the suite.
         #[arg(long, requires = "pool")]
         dry_run: bool,
     },
-    /// Check a fast pool: the catalog against the content.
+    /// Compare the catalog of a fast pool with its content files.
     Fsck {
         /// A mountpoint, or a fast directory that no daemon has open.
         place: PathBuf,
-        /// Put right what can be.
+        /// Repair what can be repaired.
         #[arg(long)]
         repair: bool,
     },
-    /// Replay a trace of requests in a cache, and show what every eviction policy misses: against LRU, and against
-    /// Belady, which knows the future.
+    /// Replay a trace of requests, and show the miss ratio of each eviction policy beside LRU and Belady, which knows
+    /// the future.
     Simulate(Simulate),
     /// Supervise a mount that is described on standard input.
     #[command(hide = true, name = forebay_daemon::SUPERVISE_COMMAND)]
@@ -131,8 +131,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// The pool: `/path`, `file:///path`, `beegfs:///path`, `lustre:///path`, `nfs://server/export` or
-    /// `s3://bucket/prefix`; only read: `gs://bucket/prefix`, `az://container/prefix`, `http://host/path`,
-    /// `https://host/path`. Left out with --config.
+    /// `s3://bucket/prefix`; read-only: `gs://bucket/prefix`, `az://container/prefix`, `http://host/path`,
+    /// `https://host/path`. Not given with --config.
     #[arg(required_unless_present = "config")]
     pub url: Option<String>,
     /// The directory where the pool appears.
@@ -144,7 +144,7 @@ pub struct Mount {
     /// The most that the fast pool may hold, such as 500G.
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<ByteSize>,
-    /// How paths are read, written, flushed and kept (TOML).
+    /// A file that says how paths are read, written, flushed and kept (TOML).
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// Mount the pools that this file describes ([[pool]]), each as a directory of the mountpoint (TOML).
@@ -153,25 +153,25 @@ pub struct Mount {
     /// Stay in the foreground.
     #[arg(short, long)]
     pub foreground: bool,
-    /// The pool never changes: opens are served by the kernel alone.
+    /// Declare that the pool never changes: the kernel serves opens without the daemon.
     #[arg(long)]
     pub immutable: bool,
     /// Refuse every change.
     #[arg(long)]
     pub read_only: bool,
-    /// Slow the pool down, such as 100MB/s,2ms: for demonstrations and tests.
+    /// Limit rate and latency of the pool, such as 100MB/s,2ms, for demonstrations and tests.
     #[arg(long, value_name = "RATE,LATENCY", value_parser = values::pace)]
     pub throttle: Option<Pace>,
-    /// Budget of all buffers together.
+    /// The most memory that all buffers may use together.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
-    /// Threads that answer the kernel; one for each two cores, at most 8, if not given.
+    /// Threads that answer the kernel. Default: one for two cores, at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, ro, immutable, allow_other, ...
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Hooks that the observer does without: `-o mask_hooks=`.
+    /// Hooks of the observer to disable, as `-o mask_hooks=`.
     #[arg(skip)]
     pub mask_hooks: Vec<String>,
     /// Check everything and mount nothing.
@@ -181,15 +181,15 @@ pub struct Mount {
 
 #[derive(Debug, Args)]
 pub struct Umount {
-    /// The directory that the pool is mounted at; of a mixed root all pools are unmounted, or none.
+    /// The mountpoint. If several pools are mounted there, all of them are unmounted, or none.
     pub mountpoint: PathBuf,
-    /// Detach at once; those who use the mount may finish.
+    /// Detach at once. Programs that use the mount may finish.
     #[arg(long)]
     pub lazy: bool,
-    /// Write everything back first, and stay mounted where that fails.
+    /// Write everything back first. If that fails, stay mounted.
     #[arg(long)]
     pub flush: bool,
-    /// Say what would be done.
+    /// Show what would be done.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -216,22 +216,23 @@ pub struct Stage {
     /// Look for runs of COMMAND only at the mount that this path lies in.
     #[arg(long, value_name = "PATH", requires = "command")]
     pub mount: Option<PathBuf>,
-    /// What earlier runs of this command, or of one like it, have read: as `run` knows it.
+    /// Stage what earlier runs of this command, or of a similar one, read.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<std::ffi::OsString>,
-    /// How long eviction leaves the files alone, such as 12h. Until the owner's job ends, or `release`, if not given.
+    /// How long the lease protects the files from eviction, such as 12h. Default: until the owner's job ends, or
+    /// `release`.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub lease: Option<Duration>,
-    /// Whose lease it is, such as the name of a job. The job of `run`, or the Slurm job, or else the user, if not given.
+    /// The owner of the lease, such as the name of a job. Default: the job of `run`, else the Slurm job, else the user.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
-    /// Take no more than this of the pool, such as 50MB/s.
+    /// Read no faster than this from the pool, such as 50MB/s.
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     pub rate: Option<u64>,
-    /// End after this time, such as 90s, whatever is here by then: for COMMAND, no more is begun than fits into it.
+    /// End after this time, such as 90s, with what is resident by then. For COMMAND, start no fetch that takes longer.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub within: Option<Duration>,
-    /// Say what would be brought in, and whether it fits.
+    /// Show what would be fetched, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -243,7 +244,7 @@ pub struct Flush {
     /// Return when everything is in the pool.
     #[arg(long)]
     pub wait: bool,
-    /// Say what would be written.
+    /// Show what would be written.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -252,41 +253,41 @@ pub struct Flush {
 pub struct Evict {
     #[command(flatten)]
     pub paths: Paths,
-    /// Staged files, too: end their leases, whoever has them.
+    /// Also evict staged files: end their leases, of all owners.
     #[arg(long)]
     pub release_leases: bool,
-    /// Say what would be dropped.
+    /// Show what would be removed.
     #[arg(long)]
     pub dry_run: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Release {
-    /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input. All that the owner has
-    /// leased, at every mount, if none is given.
+    /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input. Default: all files that
+    /// the owner has leased, at every mount.
     #[arg(value_name = "PATH")]
     pub paths: Vec<std::ffi::OsString>,
     /// Names in lists end with NUL instead of a newline.
     #[arg(short = '0', long)]
     pub null: bool,
-    /// Whose leases end. As for `stage`: the job's, or else the user's, if not given.
+    /// The owner whose leases end. Default: as for `stage`.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
-    /// Say what is leased.
+    /// Show what is leased.
     #[arg(long)]
     pub dry_run: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// The name of the job; one that runs is joined, and stays a run of the command that was told of first. The Slurm
-    /// job, or else a new name, if not given.
+    /// The name of the job. If a job of this name runs, the command joins it, and the job stays a run of its first
+    /// command. Default: the Slurm job, else a new name.
     #[arg(long, value_name = "NAME", value_parser = values::job_id)]
     pub job: Option<String>,
-    /// Only at the mount that this path lies in.
+    /// Use only the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
-    /// Bring nothing in that earlier runs have read before this one asks for it.
+    /// Fetch nothing ahead that earlier runs read.
     #[arg(long)]
     pub no_prefetch: bool,
     /// The command and its arguments.
@@ -297,40 +298,40 @@ pub struct Run {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("whom").required(true).args(["pid", "cgroup", "slurm_job"]))]
 pub struct Observe {
-    /// A process, with all that descends from it; repeat it for more.
+    /// A process with its descendants. Repeat it for more.
     #[arg(long, value_name = "PID")]
     pub pid: Vec<u32>,
-    /// What runs in a cgroup, and below it.
+    /// The processes of a cgroup, and below it.
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
-    /// What Slurm runs of a job on this node.
+    /// The processes that Slurm runs of a job on this node.
     #[arg(long, value_name = "ID")]
     pub slurm_job: Option<String>,
-    /// The name of the job; one that runs is joined.
+    /// The name of the job. If a job of this name runs, the processes join it.
     #[arg(long, value_name = "NAME", value_parser = values::job_id)]
     pub job: Option<String>,
-    /// Only at the mount that this path lies in.
+    /// Use only the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
-    /// Bring nothing in that earlier runs have read before this one asks for it.
+    /// Fetch nothing ahead that earlier runs read.
     #[arg(long, requires = "command")]
     pub no_prefetch: bool,
-    /// What it is a run of, from its beginning: what it reads is learned, and what earlier runs have read is brought in,
-    /// as by `run`. For root it is a run of the user whose process is the first of them, or else of SLURM_JOB_UID.
+    /// The command that the processes run, from its beginning: what they read is learned, and what earlier runs read is
+    /// fetched, as by `run`. For root, it is a run of the user of the first process, or else of SLURM_JOB_UID.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]
 pub struct Simulate {
-    /// The trace: in the oracleGeneral format of libCacheSim, or what `forebay --json job show` prints, one job on each
-    /// line in the order in which they ran. Either may be compressed with zstd.
+    /// The trace, in the oracleGeneral format of libCacheSim, or the output of `forebay --json job show`, one job on
+    /// each line in the order in which they ran. Either may be compressed with zstd.
     pub trace: PathBuf,
     /// The size of the cache as a share of the bytes of all contents, such as 0.1. Repeat it, or give several with
     /// commas, for more sizes.
     #[arg(long, value_name = "F", required = true, value_delimiter = ',', value_parser = values::fraction)]
     pub cache_fraction: Vec<f64>,
-    /// Only this policy, beside LRU and Belady.
+    /// Replay only this policy, beside LRU and Belady.
     #[arg(long, value_name = "NAME", value_parser = values::evictor)]
     pub policy: Option<String>,
     /// Draw the miss ratios over the cache sizes into this file (SVG).
@@ -342,15 +343,15 @@ pub struct Simulate {
 pub enum ProfileCommand {
     /// List the profiles.
     List {
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
-    /// Show what runs of a command read.
+    /// Show what the runs of a command read.
     Show {
         /// Its short name, or its signature.
         profile: String,
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
@@ -361,27 +362,27 @@ pub enum ProfileCommand {
         /// TOML instead of JSON.
         #[arg(long)]
         toml: bool,
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
-    /// Take a profile in that `export` printed.
+    /// Import a profile that `export` printed.
     Import {
         /// The file, or - for standard input.
         file: PathBuf,
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
-    /// Give a profile up.
+    /// Remove a profile.
     #[command(group = clap::ArgGroup::new("which").required(true).args(["profile", "all"]))]
     Forget {
         /// Its short name, or its signature.
         profile: Option<String>,
-        /// All of them.
+        /// Remove all profiles.
         #[arg(long)]
         all: bool,
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
@@ -389,17 +390,18 @@ pub enum ProfileCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum JobCommand {
-    /// Show the files that a job used, in the order of their first uses; of several of one name the newest job.
+    /// Show the files that a job used, in the order of their first uses: of several jobs of one name, those of the
+    /// newest.
     Show {
         /// The name of the job.
         id: String,
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
-    /// List the jobs that are known, the oldest first.
+    /// List the known jobs, the oldest first.
     List {
-        /// Only at the mount that this path lies in.
+        /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
     },
