@@ -544,7 +544,7 @@ impl Pool for DirPool {
     async fn space(&self) -> Result<Space> {
         self.blocking(|pool| {
             let root = PoolPath::root();
-            let call = pool.root.call("ask for the space of", &root);
+            let call = pool.root.call("query the space of", &root);
             let vfs = fstatvfs(pool.root.fd()).map_err(|errno| call.failed(errno))?;
             Ok(Space {
                 total_bytes: vfs.f_blocks.saturating_mul(vfs.f_frsize),
@@ -562,7 +562,7 @@ impl Pool for DirPool {
         }
         let path = path.clone();
         self.blocking(move |pool| {
-            let call = pool.root.call("ask for the layout of", &path);
+            let call = pool.root.call("query the layout of", &path);
             call.check_names()?;
             pool.stripes.layout(&pool.root, call)
         })

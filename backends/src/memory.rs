@@ -488,7 +488,7 @@ impl Pool for MemoryPool {
         if !self.capabilities.layouts {
             return Ok(None);
         }
-        self.with("ask for the layout of", path, |tree| tree.lookup(path))?;
+        self.with("query the layout of", path, |tree| tree.lookup(path))?;
         let layouts = self.layouts.lock();
         Ok(layouts.iter().rfind(|(at, _)| path.starts_with(at)).map(|(_, layout)| layout.clone()))
     }

@@ -306,7 +306,7 @@ impl Pool for NfsPool {
 
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
-        let call = Call::new("ask for the space of", &root);
+        let call = Call::new("query the space of", &root);
         let stat = async {
             let dir = self.session.directory(&root).await?;
             self.session.calls.call(&FSSTAT3args { fsroot: dir.handle.clone() }, &[dir.owner]).await

@@ -23,7 +23,7 @@ pub enum Exit {
 
 impl Exit {
     const ALL: [(Self, &str); 12] = [
-        (Self::Done, "everything that was asked for is done"),
+        (Self::Done, "everything was done"),
         (Self::Incomplete, "something was not done: a file is short, or is not in the pool; the output names it"),
         (Self::Usage, "the command makes no sense as it was given"),
         (Self::NoDaemon, "no daemon serves the path, or it does not answer"),
@@ -31,10 +31,10 @@ impl Exit {
         (Self::NoSpace, "there is not enough space"),
         (Self::Busy, "something else holds the mountpoint or the fast directory"),
         (Self::Denied, "a permission is missing"),
-        (Self::Corrupt, "stored data is not what was written"),
+        (Self::Corrupt, "stored data differs from what was written"),
         (Self::Missing, "the machine lacks something that is needed (doctor)"),
         (Self::Other, "any other failure"),
-        (Self::Unfit, "the pool does not do what every pool must (doctor)"),
+        (Self::Unfit, "the pool failed the conformance suite (doctor)"),
     ];
 }
 

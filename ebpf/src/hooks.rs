@@ -39,8 +39,8 @@ pub(crate) const HOOKS: [Hook; 8] = [
         name: "mm_filemap_add_to_page_cache",
         program: "add_page",
         reads: true,
-        shows: "what is read from a disk or from the daemon, not from memory",
-        without: "what came from memory is not told apart",
+        shows: "reads from a disk or from the daemon, not from memory",
+        without: "reads from memory are not counted separately",
     },
     Hook {
         name: "mm_filemap_map_pages",

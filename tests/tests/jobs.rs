@@ -462,7 +462,7 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
     let mount = mount(None);
     let rests = || mount.status().observer.rests && attached(&mount) == 0;
     mount.forebay(["stage"], &[&mount.path("a")]).ok();
-    wait_until("it rests", rests);
+    wait_until("it is detached", rests);
     for name in ["first", "second"] {
         run(&mut job(&mount, name, "cat a a >/dev/null"), COMMAND).ok();
         assert!(!mount.status().observer.rests && attached(&mount) > 0, "the next one may begin at once");

@@ -101,7 +101,7 @@ fn a_remount_refuses_what_the_daemon_was_started_with() {
     helper(&mount, "rw,remount,speed=11").refused(USAGE, &["speed=11", "not known"]);
     let open = OpenOptions::new().create(true).append(true).open(mount.path("open")).unwrap();
     const BUSY: i32 = 6;
-    helper(&mount, "ro,remount").refused(BUSY, &["in use", "close what is open for writing"]);
+    helper(&mount, "ro,remount").refused(BUSY, &["in use", "close the files that are open for writing"]);
     drop(open);
     mount.umount();
     helper(&mount, "ro,remount").refused(3, &["nothing", "is mounted at"]);

@@ -399,7 +399,7 @@ async fn staging_ends_when_its_time_is_up_and_says_how_much_is_short() {
     let (staged, failed) =
         tokio::time::timeout(Duration::from_secs(40), summary(overlay.stage(request))).await.unwrap();
     assert_eq!((staged.files, staged.failed, failed), (1, 1, Vec::new()));
-    assert_eq!(staged.message.as_deref(), Some("the time was up before 1 of 2 files were here"));
+    assert_eq!(staged.message.as_deref(), Some("the time was up before 1 of 2 files were resident"));
     assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));
     until(Duration::from_secs(60), async || owners(&overlay, "large").await.is_none()).await;
     assert_eq!(stage(&overlay, "").await.1, Vec::new());

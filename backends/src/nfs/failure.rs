@@ -95,7 +95,7 @@ impl From<&RpcError> for Cause {
             _ => ErrorKind::Unavailable,
         };
         let hint = match kind {
-            ErrorKind::PermissionDenied => "; the server refuses AUTH_SYS from here: see its exports",
+            ErrorKind::PermissionDenied => "; the server refuses AUTH_SYS from this machine: see its exports",
             ErrorKind::Unsupported => "; the server must offer NFS version 3 over TCP",
             _ => "",
         };

@@ -63,7 +63,7 @@ impl Pages {
         while !self.ended {
             self.barren += 1;
             if self.barren > BARREN_PAGES {
-                return Err(self.session.wrong(call, "the server's pages bring nothing new"));
+                return Err(self.session.wrong(call, "the server's pages contain nothing new"));
             }
             let page = match self.ask().await {
                 // The server has forgotten our position.

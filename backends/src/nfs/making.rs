@@ -76,7 +76,7 @@ impl Session {
                     // A server that was killed may have made the object without its attributes, so its owner is
                     // unknown.
                     Ok(found) if found.stat.kind == new.kind() => {
-                        let why = "the answer was lost, and what is there now may be ours, half made";
+                        let why = "the answer was lost; the object at this name may be incomplete";
                         return Err(Failure::Lost(Cause::new(ErrorKind::Unavailable, why)));
                     }
                     Ok(_) => return Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)),

@@ -70,11 +70,11 @@ async fn mount_port(location: &Location) -> Result<u16> {
     if let Some(port) = location.mount_port {
         return Ok(port);
     }
-    let what = || format!("ask the portmapper for the mount service of {}", location.url());
+    let what = || format!("query the portmapper for the mount service of {}", location.url());
     let connected = Wire::connect(&location.host, PMAP_PORT, false).await;
     let mut wire = connected.map_err(|error| {
         let cause = unreachable(&location.host, PMAP_PORT, &error);
-        cause.told(what()).context("name the port by mountport=N where there is no portmapper")
+        cause.told(what()).context("if there is no portmapper, give the port by mountport=N")
     })?;
     let mut client = PortmapperClient::new(&mut wire);
     match timeout(RPC_TIMEOUT, client.getport(mount::PROGRAM, mount::VERSION, IPPROTO_TCP)).await {

@@ -112,7 +112,7 @@ impl Session {
             return Err(refuse(ErrorKind::Unsupported, "NFS version 3 cannot exchange names"));
         }
         if from.is_root() || to.is_root() {
-            return Err(refuse(ErrorKind::Busy, "the pool's root stays where it is"));
+            return Err(refuse(ErrorKind::Busy, "the pool's root cannot be renamed"));
         }
         let (from_slot, object) = self.object_in_slot(from).await.map_err(fail)?;
         let is_dir = object.stat.kind == FileKind::Directory;

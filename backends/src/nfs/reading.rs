@@ -125,7 +125,7 @@ impl Session {
                 return Ok(None);
             }
             if got.data.len() > missing {
-                return Err(self.wrong(call, "the server gave more bytes than it was asked for"));
+                return Err(self.wrong(call, "the server sent more bytes than were requested"));
             }
             if data.is_empty() {
                 data = got.data.into_owned();
@@ -147,7 +147,7 @@ impl Session {
     ) -> Outcome<Bytes> {
         let got = self.calls.call(&READ3args { file: handle.clone(), offset, count: length }, owners).await?;
         if got.data.len() > length as usize {
-            return Err(self.wrong(call, "the server gave more bytes than it was asked for"));
+            return Err(self.wrong(call, "the server sent more bytes than were requested"));
         }
         Ok(got.data.into_owned().into())
     }

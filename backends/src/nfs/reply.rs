@@ -122,7 +122,7 @@ fn is_more(rest: &mut &[u8]) -> Result<bool, String> {
     match take_word(rest)? {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(format!("{other} where 0 or 1 stands")),
+        other => Err(format!("{other} instead of 0 or 1")),
     }
 }
 

@@ -198,7 +198,7 @@ async fn write(
         let is_much = written.len() == MAX_PARTS as usize;
         if taken.count == 0 || taken.count > count || is_much {
             let why = match is_much {
-                true => "the server takes few bytes of each write".into(),
+                true => "the server accepts only a few bytes of each write".into(),
                 false => format!("the server says that it wrote {} of {count} bytes", taken.count),
             };
             let why = format!("{}: {why}", session.location.url());

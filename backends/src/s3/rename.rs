@@ -398,7 +398,7 @@ pub(super) async fn finish(bucket: &Arc<Bucket>) {
     let too = Arc::clone(bucket);
     let work = tokio::spawn(async move {
         if let Err(refusal) = too.finish_renames().await {
-            let error = refusal.into_error("look for renames that were cut off");
+            let error = refusal.into_error("look for interrupted renames");
             tracing::warn!(%error, "it is tried again when the bucket is attached");
         }
     });

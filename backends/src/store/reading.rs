@@ -154,7 +154,7 @@ impl Reading {
         while !self.rest.is_empty() {
             let came = match self.body.next().await {
                 Some(Ok(piece)) if piece.len() as u64 > self.rest.end - self.rest.start => {
-                    return Err(self.error(ErrorKind::Corrupt, "the server sends more bytes than it was asked for"));
+                    return Err(self.error(ErrorKind::Corrupt, "the server sent more bytes than were requested"));
                 }
                 Some(Ok(piece)) if piece.is_empty() => continue,
                 Some(Ok(piece)) => {

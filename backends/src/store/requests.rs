@@ -83,7 +83,7 @@ impl Client {
         let answer = self.send(call).await?;
         let object = object(&answer.headers)?;
         match sent_range(&answer.headers, &range)? {
-            Sent::All if range != (0..object.size) => Err(garbled("another range than was asked for")),
+            Sent::All if range != (0..object.size) => Err(garbled("another range than the requested one")),
             _ => Ok((object, answer.body)),
         }
     }
@@ -189,7 +189,7 @@ fn sent_range(headers: &HeaderMap, range: &Range<u64>) -> Result<Sent, Refusal> 
     let begins = format!("bytes {}-", range.start);
     match headers.get(header::CONTENT_RANGE).map(|told| told.to_str().unwrap_or_default()) {
         Some(told) if told.starts_with(&begins) => Ok(Sent::Range),
-        Some(_) => Err(garbled("another range than was asked for")),
+        Some(_) => Err(garbled("another range than the requested one")),
         None => Ok(Sent::All),
     }
 }
@@ -231,7 +231,7 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
     let modified = text(header::LAST_MODIFIED).and_then(|text| httpdate::parse_http_date(text).ok());
     let etag = etag_of(headers).unwrap_or_default();
     if etag.is_empty() && modified.is_none() {
-        return Err(garbled("neither ETag nor Last-Modified, by which its versions could be told apart"));
+        return Err(garbled("neither ETag nor Last-Modified: its versions cannot be distinguished"));
     }
     Ok(Object {
         etag,

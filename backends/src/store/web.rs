@@ -56,7 +56,7 @@ struct Plain;
 /// Attaches `http://HOST[:PORT]/PATH` or `https://...`.
 pub(super) fn attach(text: &str) -> Result<Bucket> {
     let mut url = Url::parse(text).map_err(|error| wrong(text, error))?;
-    attach::without_credentials(&url, "this pool is for what everybody may read")?;
+    attach::without_credentials(&url, "this pool reads only public files")?;
     let mut options = Options::new();
     for (name, value) in url.query_pairs() {
         let foreign = matches!(name.as_ref(), "endpoint" | "anonymous");

@@ -28,7 +28,12 @@ pub fn run(path: &Path, output: &Output) -> Result<Exit, Failure> {
 fn tell(explanation: &Explanation, output: &Output) {
     let Explanation { file, why, goes, read_by } = explanation;
     output.line(shown(file.path.trim_start_matches('/')));
-    output.line(format!("  {}: {} of {} are here", file.state.name(), bytes(file.resident_bytes), bytes(file.size)));
+    output.line(format!(
+        "  {}: {} of {} are resident",
+        file.state.name(),
+        bytes(file.resident_bytes),
+        bytes(file.size)
+    ));
     output.line(format!("  {}", shown(why)));
     output.line(format!("  {goes}"));
     if read_by.is_empty() {

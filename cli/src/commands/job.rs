@@ -89,7 +89,7 @@ fn present(entry: &Entry, job: &JobSummary, all: &[JobFile], output: &Output) {
     line("seen by", job.observer.name().into());
     job.missing.iter().for_each(|what| line("NOT SEEN", shown(what)));
     if job.interrupted {
-        line("NOT SEEN", "some of the time: the daemon, or who began the job, died".into());
+        line("NOT SEEN", "some of the time: the daemon, or the process that began the job, died".into());
     }
     if job.omitted_files > 0 {
         line("NOT SHOWN", format!("{} beyond the first {}", files(job.omitted_files), job.file_count));

@@ -142,6 +142,6 @@ pub(super) fn notify_systemd() {
     };
     let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
     if let Err(error) = told {
-        Output::new(false).note(format!("systemd cannot be told that the mount is ready: {error}"));
+        Output::new(false).note(format!("systemd could not be notified that the mount is ready: {error}"));
     }
 }

@@ -113,7 +113,7 @@ fn show(profile: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Fa
         files(summary.files),
         summary.accuracy.map_or_else(
             || "nothing was staged by it yet".into(),
-            |accuracy| format!("{:.0} % of what was staged by it was used", accuracy * 100.0)
+            |accuracy| format!("{:.0} % of the bytes that it staged were used", accuracy * 100.0)
         ),
     ));
     let mut rows = vec![["rank", "size", "runs", "parts", "path"].map(String::from).to_vec()];

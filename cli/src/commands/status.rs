@@ -112,7 +112,7 @@ fn show(entry: &Entry, status: &Status, output: &Output) {
         line("NOT FLUSHED", shown(error));
     }
     if status.waiting_for_room > 0 {
-        let what = format!("{} until the flush has made room for what they write", status.waiting_for_room);
+        let what = format!("{} until the flush has freed space", status.waiting_for_room);
         line("writers wait", what);
     }
     for stuck in &status.flush_stuck {

@@ -88,7 +88,7 @@ fn run(
         let batch: Vec<_> = std::iter::once(first).chain(receiver.try_iter()).take(BATCH).collect();
         match settle() {
             Ok(()) => batch.iter().for_each(|(content, bytes)| remove(store, *content, *bytes)),
-            Err(error) => tracing::error!(%error, "content files stay until the next sweep"),
+            Err(error) => tracing::error!(%error, "content files are not removed before the next sweep"),
         }
         {
             let mut pending = pending.0.lock();
@@ -102,7 +102,7 @@ fn run(
 fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
     match store.remove(content) {
         Ok(()) => store.budget.account(bytes, 0),
-        Err(error) => tracing::warn!(%error, "content file stays until the next sweep"),
+        Err(error) => tracing::warn!(%error, "a content file is not removed before the next sweep"),
     }
 }
 

@@ -89,7 +89,7 @@ pub fn confine() {
         return;
     }
     if let Err(error) = bound().and_then(|()| filter()) {
-        tracing::warn!("privileges that are not needed are kept: {error}");
+        tracing::warn!("privileges that are not needed could not be dropped: {error}");
     }
 }
 

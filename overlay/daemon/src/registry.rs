@@ -78,7 +78,7 @@ impl Runtime {
                 builder.mode(mode).create(root)?;
                 // Before anything is created in it, and never through a link.
                 if !is_trusted(root) {
-                    let why = "its parent belongs to another user, is a link, or others may write there: set \
+                    let why = "its parent belongs to another user, is a link, or is writable for other users: set \
                                XDG_RUNTIME_DIR to a directory of your own";
                     return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
                 }

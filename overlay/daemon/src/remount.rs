@@ -39,7 +39,7 @@ impl Plan {
         // FUSE has no options of its own that a remount can change.
         match rustix::mount::mount_remount(place, self.flags, "") {
             Err(rustix::io::Errno::BUSY) => {
-                Err(supervisor::in_use(place).remedy("close what is open for writing there"))
+                Err(supervisor::in_use(place).remedy("close the files that are open for writing there"))
             }
             Err(rustix::io::Errno::PERM) => {
                 Err(Failure::new(FailureKind::Denied, format!("remount {}: only root may", place.display())))

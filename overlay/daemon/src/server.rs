@@ -244,7 +244,8 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
 /// Returns the client's process, as this process sees it.
 fn owner(client: &UCred) -> Result<Process, Failure> {
     let pid = client.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    pid.map(Process::of).ok_or_else(|| Failure::usage("the daemon cannot see who asks: it is in another container"))
+    pid.map(Process::of)
+        .ok_or_else(|| Failure::usage("the daemon cannot identify the caller: it is in another container"))
 }
 
 fn unknown_job(id: &str) -> Failure {
@@ -283,7 +284,7 @@ fn stuck(mountpoint: &str) -> Failure {
         FailureKind::NoDaemon,
         format!("the daemon of {mountpoint} is there, and stuck for {seconds} s or more"),
     )
-    .remedy("see whether its fast pool answers: `forebay doctor`, `dmesg`; it goes on when that does")
+    .remedy("check whether its fast pool answers: `forebay doctor`, `dmesg`; it continues when the fast pool does")
 }
 
 fn complete(mut status: Status, facts: &Facts) -> Status {

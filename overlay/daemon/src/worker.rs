@@ -220,7 +220,7 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
     match Handshake::load(runtime.dir()) {
         Ok(handshake) => Ok(Attach::Again(handshake)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Attach::Fresh),
-        Err(e) => Err(Failure::io(format!("what the last worker left in {}", runtime.dir().display()), &e)),
+        Err(e) => Err(Failure::io(format!("files of the last worker in {}", runtime.dir().display()), &e)),
     }
 }
 
@@ -230,6 +230,6 @@ fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+        tracing::debug!("the limit of open files could not be raised from {:?}: {error}", limit.current);
     }
 }

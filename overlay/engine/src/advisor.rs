@@ -39,7 +39,7 @@ pub trait Advisor: Send + Sync {
     }
 
     fn observer_status(&self) -> ObserverStatus {
-        ObserverStatus { why: Some("no observer was asked for".into()), ..ObserverStatus::default() }
+        ObserverStatus { why: Some("no observer was requested".into()), ..ObserverStatus::default() }
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let start = Start { counted_bytes: inner.store.budget.used(), begun };
     tokio::task::spawn_blocking(move || {
         if let Err(error) = again.look_around(start, &stop) {
-            tracing::error!(%error, "the look at the fast pool after the start");
+            tracing::error!(%error, "the scan of the fast pool after the start");
         }
     });
     // If the scan ended without the notification, it has logged the reason.

@@ -79,7 +79,7 @@ impl Health {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                 let mut down = self.down.lock();
                 if down.is_none() {
-                    tracing::warn!(error = %e, "the pool does not answer; what is local goes on");
+                    tracing::warn!(error = %e, "the pool does not answer; resident files are still served");
                     *down = Some(e.to_string());
                     self.fell.notify_one();
                 }
@@ -549,7 +549,7 @@ impl Inner {
             return Err(Error::new(
                 ErrorKind::NameTooLong,
                 Side::Application,
-                format!("a name of {} bytes; the pool takes at most {max}", name.len()),
+                format!("a name of {} bytes; the pool allows at most {max}", name.len()),
             ));
         }
         Ok(())

@@ -140,7 +140,7 @@ impl Inner {
             let (inner, node) = (self.clone(), node.clone());
             runtime.spawn(async move {
                 if let Err(error) = inner.fetch(&node, 0..size).await {
-                    tracing::warn!(%error, %ino, "leased content is not here any more");
+                    tracing::warn!(%error, %ino, "leased content is not resident any more");
                 }
             });
         }

@@ -318,7 +318,7 @@ impl Inner {
     pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         self.table
             .get(&self.catalog, ino, |record| self.distrust(ino, record))?
-            .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")))
+            .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} was deleted")))
     }
 
     /// Returns the node of a file that the caller found a while ago, or `None` if the file was removed since.

@@ -92,7 +92,7 @@ impl Inner {
         match txn.reap(ino).and_then(|()| txn.commit()) {
             // It is gone already.
             Err(error) if error.is(ErrorKind::Stale) => {}
-            Err(error) => tracing::error!(%error, %ino, "an inode without names stays until the next start"),
+            Err(error) => tracing::error!(%error, %ino, "an inode without names is not removed before the next start"),
             Ok(()) => {}
         }
     }
@@ -102,7 +102,7 @@ impl Inner {
         let ttl = self.ttl_of(&node);
         let attr = self.attr_of(&node)?;
         if node.state.lock().is_deleted() {
-            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone")));
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} was deleted")));
         }
         Ok(Entry { attr, ttl })
     }
@@ -121,7 +121,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::NameTooLong, Side::Application, "a name of more than 255 bytes"));
         }
         if name.starts_with(RESERVED_PREFIX) {
-            return bad("names that start with .forebay~ are kept for unfinished uploads");
+            return bad("names that start with .forebay~ are reserved for unfinished uploads");
         }
         self.check_depth_in(parent, name)?;
         if self.pool.capabilities().path_max.is_some()

@@ -140,7 +140,7 @@ impl Inner {
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_attributes_now(ino);
         }
-        let what = format!("{}: others changed who may use it", self.display(ino));
+        let what = format!("{}: another client changed its permissions", self.display(ino));
         Err(Error::new(ErrorKind::Stale, Side::Pool, what))
     }
 }

@@ -103,7 +103,7 @@ impl Work<'_> {
                         Ok(content) if content.exists() => {
                             aside.file(&self.root(id)?, id, &content, &paths, &record)?
                         }
-                        _ => lost.push(format!("{}: its content file is gone", self.shown(ino, &record))),
+                        _ => lost.push(format!("{}: its content file is missing", self.shown(ino, &record))),
                     }
                 }
                 (FileKind::File, Some(id)) if self.is_fetched(id, &record)? => self.store.remove(id)?,
@@ -173,9 +173,9 @@ impl Work<'_> {
                     let ino = record.here_ino();
                     let moved = |ino| self.catalog.inode(ino).ok().flatten().is_some_and(|r| r.in_pool());
                     match ino {
-                        None => lost.push(format!("{path}: was removed here; the pool still has it")),
+                        None => lost.push(format!("{path}: was removed in the mount; the pool still has it")),
                         Some(ino) if moved(ino) => {
-                            lost.push(format!("{path}: was named here; the pool has it under its old name"));
+                            lost.push(format!("{path}: was named in the mount; the pool has it under its old name"));
                         }
                         Some(_) => {}
                     }
@@ -184,7 +184,7 @@ impl Work<'_> {
                     let Ok(Some(record)) = self.catalog.inode(ino) else { return Ok(true) };
                     let attributes = record.dirty.mode || record.dirty.owner || !record.dirty_xattrs.is_empty();
                     if attributes && !record.file.is_dirty() && record.in_pool() {
-                        lost.push(format!("{}: attributes were changed here", self.shown(ino, &record)));
+                        lost.push(format!("{}: attributes were changed in the mount", self.shown(ino, &record)));
                     }
                 }
             }

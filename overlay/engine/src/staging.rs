@@ -61,7 +61,7 @@ impl Overlay {
         tokio::spawn(async move {
             match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
                 Some(result) => reporter.finish(result),
-                None => tracing::info!("staging ended early: nobody waits for it any more"),
+                None => tracing::info!("staging ended early: its client disconnected"),
             }
         });
         receiver.map(move |progress| {
@@ -141,7 +141,7 @@ impl Overlay {
         if in_time(until, staging).await.is_none() {
             let unfinished = files.len() as u64 - settled.load(Ordering::Relaxed);
             reporter.unfinished(unfinished);
-            let late = format!("the time was up before {unfinished} of {} files were here", files.len());
+            let late = format!("the time was up before {unfinished} of {} files were resident", files.len());
             message = Some(message.map_or(late.clone(), |message| format!("{late}; {message}")));
         }
         // The leases are durable before a caller relies on them.

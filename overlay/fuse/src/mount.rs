@@ -145,7 +145,7 @@ pub fn mount(overlay: Overlay, jobs: Jobs, options: MountOptions) -> Result<Moun
     let device = mountpoint::mount_device(&options)?;
     serve(overlay, jobs, device, options, Attach::Fresh).inspect_err(|_| {
         if let Err(error) = unmounter.unmount(true) {
-            tracing::warn!(%error, "a mount that can't be served stays behind");
+            tracing::warn!(%error, "a mount that cannot be served could not be removed");
         }
     })
 }
@@ -238,6 +238,6 @@ fn raise_readahead(mountpoint: &Path) {
     let Some(number) = mountpoint::device_number(mountpoint) else { return };
     let knob = format!("/sys/class/bdi/{number}/read_ahead_kb");
     if let Err(error) = fs::write(&knob, (MAX_READAHEAD_BYTES >> 10).to_string()) {
-        tracing::debug!(%knob, %error, "the readahead stays at the kernel's default");
+        tracing::debug!(%knob, %error, "the readahead could not be raised from the kernel's default");
     }
 }

@@ -201,7 +201,7 @@ fn send(notifier: &Notifier, device: &Device, note: &Note) {
         Ok(()) => {}
         // No fault: the directory is not cached, or the mount ends.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENODEV | libc::ENOTCONN)) => {}
-        Err(error) => tracing::warn!(?note, %error, "the kernel did not take an invalidation"),
+        Err(error) => tracing::warn!(?note, %error, "the kernel did not accept an invalidation"),
     }
 }
 

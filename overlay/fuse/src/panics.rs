@@ -25,7 +25,7 @@ pub fn end_on_panic() {
         if first && thread::Builder::new().name("ending".into()).spawn(later).is_err() {
             end();
         }
-        tracing::error!("{panic}; this worker ends, and another one goes on from the catalog");
+        tracing::error!("{panic}; this worker ends, and a new one continues from the catalog");
     }));
 }
 

@@ -208,7 +208,7 @@ impl Registry {
         };
         match self.watch.get() {
             None if self.starting.load(Ordering::Acquire) => requests("the observer is being started"),
-            None => requests("no observer was asked for"),
+            None => requests("no observer was requested"),
             Some(Err(why)) => requests(why),
             Some(Ok(watch)) => {
                 if let Some(why) = watch.failure() {

@@ -41,7 +41,7 @@ impl Watch {
     pub(super) fn allow_rest(&mut self) {
         match self.observer.try_again() {
             Ok(()) => self.rest.get_mut().is_allowed = true,
-            Err(error) => tracing::warn!("the observer stays at work, without a hook that it had: {error}"),
+            Err(error) => tracing::warn!("the observer works on without one of its hooks: {error}"),
         }
     }
 
@@ -60,7 +60,7 @@ impl Watch {
                 rest.failed = None;
             }
             Err(error) => {
-                let why = format!("the observer cannot come back to work: {error}");
+                let why = format!("the observer could not be attached again: {error}");
                 if rest.failed.is_none() {
                     tracing::warn!("what jobs use is known by their requests alone: {why}");
                 }
@@ -99,7 +99,7 @@ impl Inner {
         if is_needed || !rest.is_allowed {
             watch.put_to_work(&mut rest, self.registry.any());
         } else if watch.observer.is_at_work() {
-            tracing::debug!("nobody needs the observer: it rests");
+            tracing::debug!("no reader needs the observer: it is detached");
             watch.observer.rest();
         }
     }

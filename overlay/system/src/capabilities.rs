@@ -41,7 +41,7 @@ pub fn give_up() {
         set_capabilities(None, sets)
     });
     if let Err(error) = given_up {
-        tracing::warn!("capabilities that are not needed are kept: {error}");
+        tracing::warn!("capabilities that are not needed could not be dropped: {error}");
     }
 }
 

@@ -91,7 +91,7 @@ impl fmt::Display for Why {
                 if step > 1 { write!(f, ", of which its reader opens every {}", Ordinal(step)) } else { Ok(()) }
             }
             Self::Siblings { opened, of } => {
-                write!(f, "its reader goes through the directory: {opened} of {of} so far")
+                write!(f, "its reader reads the directory: {opened} of {of} files so far")
             }
             Self::Association { times: 1 } => write!(f, "was opened after it once"),
             Self::Association { times } => write!(f, "was opened after it {times} times"),
@@ -99,7 +99,7 @@ impl fmt::Display for Why {
             Self::Epoch { places } => {
                 write!(f, "the {} after it in the order of the epoch before", Ordinal(places.into()))
             }
-            Self::Set => write!(f, "is left of the set that its reader goes over again"),
+            Self::Set => write!(f, "is the rest of a set that its reader reads again"),
         }
     }
 }

@@ -79,7 +79,7 @@ impl Run {
             // Somebody else writes it at the same time, or removed it while it was open.
             Err(e) if e.is(ErrorKind::Stale) && self.shared() => Ok(None),
             // Its name in the pool is that of another file, which is open and cannot be kept here.
-            Err(e) if !self.handles.is_empty() && e.to_string().contains("goes when it is closed") => Ok(None),
+            Err(e) if !self.handles.is_empty() && e.to_string().contains("removed when it is closed") => Ok(None),
             got => self.judge(got, Ok(())).map_err(|e| format!("close: {e}")),
         };
         let acknowledged = right?.is_some();
@@ -355,8 +355,9 @@ impl Run {
         let request = EvictRequest { paths: vec![path.clone()], release_leases: release, dry_run: false };
         let overlay = self.overlay();
         let (done, failures) = self.machine.run(async { summary(overlay.evict(request)).await });
-        // What was removed while it is open and cannot be kept here goes when it is closed.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("goes when it is closed"));
+        // What was removed while it is open and cannot be kept here removed when it is closed.
+        let waits =
+            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("evict {path}: {:?} {failures:?}", done.message));
         }
@@ -372,8 +373,9 @@ impl Run {
         let (done, failures) = self.machine.run(async { summary(overlay.flush(request)).await });
         self.outdated |= self.shared();
         self.history.ahead |= !wait || !all || done.failed > 0;
-        // What was removed while it is open and cannot be kept here goes when it is closed.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("goes when it is closed"));
+        // What was removed while it is open and cannot be kept here removed when it is closed.
+        let waits =
+            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("flush {path:?}: {:?} {failures:?}", done.message));
         }

@@ -152,7 +152,7 @@ async fn examine(
         tell(&planned);
         return Ok(Outcome::Planned);
     }
-    let to_see = "what it can do is above; try it where it may be written to, or leave the suite out by --dry-run";
+    let to_see = "its capabilities are above; use a writable pool, or leave out the suite with --dry-run";
     if read_only {
         let what = format!("{} is read-only: the suite needs to write", pool.url());
         return Err(Failure::new(FailureKind::Incomplete, what).remedy(to_see));
@@ -160,14 +160,14 @@ async fn examine(
     let beginning = tokio::spawn(Trial::begin(pool, scratch.clone()));
     let begun = tokio::select! {
         begun = timeout(limits::POOL_CHECK, beginning) => begun,
-        () = stop.asked(2) => return Err(interrupted().remedy(format!("look whether {scratch} is in the pool"))),
+        () = stop.asked(2) => return Err(interrupted().remedy(format!("check whether {scratch} is in the pool"))),
     };
     let trial = match begun {
         Ok(Ok(begun)) => begun.map_err(|error| Failure::from(error).remedy(to_see))?,
         Ok(Err(error)) => return Err(Failure::new(FailureKind::Other, format!("make {scratch}: {error}"))),
         Err(_) => {
             let what = format!("{scratch} was not made within {} s", limits::POOL_CHECK.as_secs());
-            let remedy = "check the pool's servers, and look whether it is there all the same";
+            let remedy = "check the pool's servers, and whether the directory exists all the same";
             return Err(Failure::new(FailureKind::PoolUnavailable, what).remedy(remedy));
         }
     };

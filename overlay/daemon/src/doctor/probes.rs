@@ -194,7 +194,7 @@ fn fast_dir(dir: &Path) -> Check {
             NAME,
             Verdict::Missing,
             found,
-            "memory, not NVMe: what is not flushed is lost at a power cut",
+            "memory, not NVMe: a power cut loses what is not flushed",
             "a directory on a local disk",
         ),
         "nfs" | "beegfs" | "lustre" | "cifs" | "fuse" => Check::lacking(

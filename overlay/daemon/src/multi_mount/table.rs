@@ -146,7 +146,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
     } else if name.len() > NAME_BYTES {
         "is longer than 255 bytes"
     } else if name.as_bytes().starts_with(RESERVED_PREFIX) {
-        "starts with .forebay~, which is kept for unfinished uploads"
+        "starts with .forebay~, which is reserved for unfinished uploads"
     } else {
         return Ok(());
     };

@@ -243,7 +243,7 @@ impl Inner {
                     return Ok(News::Unconfirmed);
                 }
                 Err(error) => {
-                    tracing::debug!(%path, %error, "what was appended is shown as another file");
+                    tracing::debug!(%path, %error, "the file with the appended bytes is shown as another file");
                     return Ok(News::Other(Box::new(stat), asked));
                 }
             }
@@ -365,7 +365,7 @@ impl Inner {
             return Ok(space);
         }
         self.make_room(bytes)?;
-        reserve().ok_or_else(|| Error::new(ErrorKind::NoSpace, Side::Cache, "no room for what was appended"))
+        reserve().ok_or_else(|| Error::new(ErrorKind::NoSpace, Side::Cache, "no room for the appended bytes"))
     }
 
     /// Commits the size and version of `stat` to the record. Returns whether it did.

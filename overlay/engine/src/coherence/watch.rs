@@ -157,7 +157,7 @@ impl Drop for PoolChange<'_> {
             if unlinked {
                 let mut txn = Txn::begin(self.inner);
                 if let Err(error) = txn.reap(*ino).and_then(|()| txn.commit()) {
-                    tracing::error!(%error, %ino, "an inode without names stays until the next start");
+                    tracing::error!(%error, %ino, "an inode without names is not removed before the next start");
                 }
             }
         }

@@ -213,14 +213,14 @@ impl Inner {
         let mut state = node.state.lock();
         if state.is_deleted() {
             // The last name was removed or replaced after the kernel looked it up, and the content went with it.
-            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} is gone", node.ino)));
+            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} was deleted", node.ino)));
         }
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
                 Ok(content) => Some(content),
                 Err(e) if !state.record.file.is_dirty() && e.is(ErrorKind::NotFound) => {
                     drop(state);
-                    tracing::warn!(error = %e, "a content file is gone; it will be fetched again");
+                    tracing::warn!(error = %e, "a content file is missing; it will be fetched again");
                     self.discard_clean(node)?;
                     return Ok(None);
                 }
@@ -583,6 +583,10 @@ pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
 pub(super) fn check_current(state: &NodeState) -> Result<()> {
     match state.attachment {
         Attachment::Catalog => Ok(()),
-        _ => Err(Error::new(ErrorKind::Stale, Side::Pool, "others removed or replaced the file while it was open")),
+        _ => Err(Error::new(
+            ErrorKind::Stale,
+            Side::Pool,
+            "another client removed or replaced the file while it was open",
+        )),
     }
 }

@@ -19,7 +19,7 @@ impl Overlay {
     /// `Stale` if no name leads to it.
     pub async fn itself(&self, ino: Ino) -> Result<Lookup> {
         let inner = &self.inner;
-        let gone = || Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} is gone"));
+        let gone = || Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} was deleted"));
         inner.node(ino)?;
         match inner.revalidate(ino, Age::Metadata).await {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) => return Err(gone()),

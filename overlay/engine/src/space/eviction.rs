@@ -30,19 +30,19 @@ impl Kept {
         match self {
             Self::Dirty => "not in the pool yet: flush first",
             Self::Leased => "leased: --release-leases ends the leases",
-            Self::Open => "open: may go when closed",
-            Self::Fetching => "just being fetched",
-            Self::Absent => "not here",
+            Self::Open => "open: close it first",
+            Self::Fetching => "being fetched",
+            Self::Absent => "not resident",
         }
     }
 
     /// Returns what has to happen before eviction.
     pub fn what_evicts(self) -> &'static str {
         match self {
-            Self::Dirty => "stays until it is flushed",
-            Self::Leased => "stays until its leases end, or `forebay evict --release-leases`",
-            Self::Open => "stays while it is open",
-            Self::Fetching => "stays while it is being fetched",
+            Self::Dirty => "is evicted only after it is flushed",
+            Self::Leased => "is evicted only after its leases end, or by `forebay evict --release-leases`",
+            Self::Open => "is not evicted while it is open",
+            Self::Fetching => "is not evicted while it is being fetched",
             Self::Absent => "there is nothing to evict",
         }
     }

@@ -97,7 +97,7 @@ impl Drop for Staging<'_> {
             before.into_iter().for_each(|before| leases.grant(before, unix_now()));
         });
         if let Err(error) = taken_back {
-            tracing::warn!(%error, "the lease of what was not staged to its end stays");
+            tracing::warn!(%error, "the lease of an incomplete stage could not be removed");
         }
     }
 }

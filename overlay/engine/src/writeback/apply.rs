@@ -128,7 +128,7 @@ impl Inner {
                 ) =>
             {
                 self.report_conflict(format!(
-                    "{path}: removed here, but changed in the pool since: the pool's copy stays"
+                    "{path}: removed in the mount, but changed in the pool since: the pool's copy stays"
                 ));
                 is_gone = false;
                 let mut txn = Txn::begin(self);
@@ -159,7 +159,7 @@ impl Inner {
             return Err(Error::new(
                 ErrorKind::Busy,
                 Side::Application,
-                "removed while it is open for writing; the pool's name goes when it is closed",
+                "removed while it is open for writing; its name in the pool is removed when it is closed",
             ));
         }
         let Some(size) = missing else { return Ok(()) };
@@ -167,7 +167,7 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NoSpace) => Err(Error::new(
                 ErrorKind::Busy,
                 Side::Application,
-                "removed while it is open, and too large for the fast pool; the pool's name goes when it is closed",
+                "removed while it is open, and too large for the fast pool; its name in the pool is removed when it is closed",
             )),
             other => other,
         }

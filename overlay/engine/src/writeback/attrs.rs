@@ -294,7 +294,7 @@ impl Inner {
         let there = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
         if there.kind != record.kind {
             // The attributes are not meant for an object that another client put in its place.
-            return Err(Error::new(ErrorKind::NotFound, Side::Pool, format!("{path}: replaced by others")));
+            return Err(Error::new(ErrorKind::NotFound, Side::Pool, format!("{path}: replaced by another client")));
         }
         // If our times are sent, they hide those of the pool: only this `stat` shows whether another client wrote the
         // content.

@@ -43,7 +43,7 @@ impl Inner {
         txn.show(parent, &copy, Some((ino, kind)))?;
         txn.commit()?;
         self.report_conflict(format!(
-            "{path}: changed in the pool and here; the pool's copy stays, ours is beside it as {}",
+            "{path}: changed in the pool and in the mount; the pool's copy stays, the local copy is beside it as {}",
             copy.escape_ascii()
         ));
         self.tell_kernel_name(parent, name);

@@ -147,7 +147,7 @@ impl Inner {
             }
             return txn.commit();
         };
-        tracing::info!(path = %path.unwrap_or_default(), "what was cut off had reached the pool");
+        tracing::info!(path = %path.unwrap_or_default(), "an interrupted change had reached the pool");
         self.sync_names(parent).await?;
         if let SentWhat::Moved { from } = &sent.what {
             self.sync_names(from.0).await?;

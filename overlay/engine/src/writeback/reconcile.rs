@@ -274,7 +274,7 @@ impl Inner {
         txn.reap(ino)?;
         txn.commit()?;
         self.report_conflict(format!(
-            "{}: removed here after it was written, and changed in the pool",
+            "{}: removed in the mount after it was written, and changed in the pool",
             self.display(ino)
         ));
         Ok(())

@@ -127,7 +127,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
         let wait = match rounds.begin(&inner, &mut running).await {
             Ok(wait) => wait,
             Err(error) => {
-                tracing::error!(%error, "what is to be flushed cannot be read");
+                tracing::error!(%error, "the queue of the flush cannot be read");
                 Some(LOOK_EVERY)
             }
         };
@@ -236,7 +236,7 @@ impl Rounds {
                 user = end.lane.0,
                 tried = end.tried,
                 why = end.stuck.join("; "),
-                "a flush round got nothing done; what is due stays in the fast pool"
+                "a flush round failed; its files stay in the fast pool"
             );
         }
     }
@@ -280,7 +280,7 @@ impl Inner {
                     Ok(Due::Now) => due.push(entry),
                     Ok(other) => places.push((entry, other)),
                     Err(error) => {
-                        tracing::error!(%error, "what is to be flushed cannot be read");
+                        tracing::error!(%error, "the queue of the flush cannot be read");
                         places.push((entry, Due::In(Lane::Later, RETRY_LAST)));
                     }
                 }

@@ -115,7 +115,7 @@ impl Inner {
             left.dirs = again;
             if left.dirs.is_empty() {
                 if let Err(error) = self.all_swept() {
-                    tracing::warn!(%error, "what was swept is swept again after the next start");
+                    tracing::warn!(%error, "the sweep is repeated after the next start");
                 }
                 break;
             }

@@ -114,7 +114,7 @@ impl Inner {
                 Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
                 // Each attribute is refused only once, so the attempts end.
                 Err(e) if self.flusher.refused.note(ino, &e) => {
-                    tracing::warn!(%path, error = %e, "the content goes to the pool without an attribute");
+                    tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
                     attempts = 0..ATTEMPTS;
                 }
                 Err(e) => return Err(e.context(path)),

@@ -168,7 +168,7 @@ impl Inner {
                 online.staged(suggestion.file);
                 let directory = Ino(suggestion.file);
                 walks.lock().of(reader).expected.insert(directory);
-                let why = format!("of a directory that comes next: {}", suggestion.why);
+                let why = format!("of the next directory: {}", suggestion.why);
                 next.directories.push(NextDirectory { reader, directory, probability, why });
             }
         }

@@ -32,16 +32,18 @@ impl Inner {
         let next = self.foresight.following.why(ino);
         let why = match (&file.lease_owner, &ahead) {
             (Some(owner), _) => format!("staged for {owner}"),
-            (None, Some(why)) => format!("brought in ahead of a job that runs: {why}"),
-            (None, None) if next.is_some() => format!("brought in ahead of its reader: {}", next.unwrap_or_default()),
-            (None, None) if file.state == ContentState::Dirty => "written here, and not in the pool yet".into(),
-            (None, None) if file.resident_bytes > 0 => "somebody read it, or wrote it".into(),
-            (None, None) => "not here: nobody has read it since it was evicted, or ever".into(),
+            (None, Some(why)) => format!("fetched ahead for a running job: {why}"),
+            (None, None) if next.is_some() => format!("fetched ahead of its reader: {}", next.unwrap_or_default()),
+            (None, None) if file.state == ContentState::Dirty => "written in the mount, and not in the pool yet".into(),
+            (None, None) if file.resident_bytes > 0 => "a program read or wrote it".into(),
+            (None, None) => "not resident: no program has read it since it was evicted, or ever".into(),
         };
         let goes = match kept {
             Some(kept) => kept.to_owned(),
-            None if ahead.is_some() => "goes last of what is clean, until the job ends".into(),
-            None => format!("goes when room is needed and the policy `{}` comes to it", self.engine.policy().evictor),
+            None if ahead.is_some() => "is evicted last of all clean files, until the job ends".into(),
+            None => {
+                format!("is evicted when space is needed and the policy `{}` chooses it", self.engine.policy().evictor)
+            }
         };
         let path = self.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
         let read_by = path.map_or_else(|| Ok(Vec::new()), |path| self.readers(&path))?;

@@ -35,7 +35,7 @@ fn why_not(error: io::Error) -> String {
         Some(libc::ENOMEM) => "; raise RLIMIT_MEMLOCK (Linux before 5.12)",
         _ => "",
     };
-    format!("io_uring does not work here: {error}{remedy}")
+    format!("io_uring does not work on this machine: {error}{remedy}")
 }
 
 fn round_trip(ring: &mut IoUring) -> io::Result<()> {
