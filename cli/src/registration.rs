@@ -75,8 +75,8 @@ impl Registration {
 
 fn joined(entry: &Entry, job: &JobSummary) -> String {
     format!(
-        "forebay: job {} at {} runs already, of {}: what this command reads is counted as that one's, and nothing is \
-         staged ahead for it; give it a --job of its own if that is not meant",
+        "forebay: a job {} at {} runs already: {}. This command joins it, and nothing is staged ahead for it. To start \
+         another job, give another --job",
         shown(&job.id),
         entry.mountpoint().display(),
         shown(&job.command),
@@ -89,7 +89,7 @@ fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
         return serde_json::json!({ "mountpoint": mountpoint, "job": job }).to_string();
     }
     let JobSummary { traffic, .. } = job;
-    let seen = if job.observer == ObserverKind::Ebpf { "" } else { " (without eBPF: what the daemon was asked for)" };
+    let seen = if job.observer == ObserverKind::Ebpf { "" } else { " (without eBPF: only requests to the daemon)" };
     let ahead = match &job.ahead {
         Some(ahead) if ahead.files > 0 => {
             format!(

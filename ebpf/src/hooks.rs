@@ -32,8 +32,7 @@ pub(crate) const HOOKS: [Hook; 8] = [
         program: "get_pages",
         reads: true,
         shows: "read, pread, readv, io_uring, sendfile, copy_file_range",
-        without: "reads are seen where they bring pages into memory, as are pages that are written anew, and not where the pages \
-                  are there",
+        without: "reads are seen only if they bring pages into memory; so are first writes of pages",
     },
     Hook {
         name: "mm_filemap_add_to_page_cache",

@@ -117,7 +117,7 @@ impl Observer {
         if !hooks.iter().any(|state| state.hook.reads && state.lacking.is_none()) {
             let why = hooks.iter().filter(|state| state.hook.reads);
             let why = why.map(|state| format!("{}: {}", state.hook.name, state.lacking.as_deref().unwrap_or_default()));
-            return Err(Error::Kernel(format!("nothing shows what is read ({})", why.collect::<Vec<_>>().join("; "))));
+            return Err(Error::Kernel(format!("no hook shows reads ({})", why.collect::<Vec<_>>().join("; "))));
         }
         let records = programs.take_map("RECORDS")?;
         let aya::maps::Map::HashMap(data) = &records else {

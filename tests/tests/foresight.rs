@@ -468,7 +468,7 @@ fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
         let mut joins = Command::new(forebay());
         joins.args(["run", "--job", "joined", "--mount"]).arg(mount.place.mnt()).args(["--", "true"]);
         let said = run(&mut joins, COMMAND).ok();
-        assert!(said.err.contains("job joined") && said.err.contains("runs already, of bash -euc"), "{said}");
+        assert!(said.err.contains("job joined") && said.err.contains("runs already: bash -euc"), "{said}");
     });
 }
 

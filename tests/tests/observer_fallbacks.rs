@@ -49,7 +49,7 @@ fn without_any_hook_that_shows_reads_there_is_no_observer() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let masked = ["mm_filemap_get_pages", "mm_filemap_add_to_page_cache"];
     match Observer::start(&options(dir.path(), &masked)) {
-        Err(Error::Kernel(why)) => assert!(why.contains("nothing shows what is read"), "{why}"),
+        Err(Error::Kernel(why)) => assert!(why.contains("no hook shows reads"), "{why}"),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("an observer that sees nothing"),
     }

@@ -64,7 +64,7 @@ pub(super) fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(),
 pub(super) fn tell(mountpoint: &Path, status: Option<&Result<Status, Failure>>, dry_run: bool, output: &Output) {
     let place = mountpoint.display();
     if let Some(Err(failure)) = status {
-        output.note(format!("what of {place} is not in the pool yet could not be asked: {failure}"));
+        output.note(format!("{place}: could not find out what is not in the pool yet: {failure}"));
     }
     let status = status.and_then(|s| s.as_ref().ok());
     if output.json {

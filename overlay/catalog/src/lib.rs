@@ -558,8 +558,8 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
 pub fn damaged(path: &Path) -> Error {
     let fast = path.parent().unwrap_or(path).display();
     let what = format!(
-        "catalog {}: damaged; what was written and not flushed is still in the content files beside it: \
-         `forebay fsck --repair {fast}` saves what can be read",
+        "catalog {}: damaged; changes that were not flushed are still in the content files beside it: \
+         `forebay fsck --repair {fast}` saves those that can be read",
         path.display()
     );
     Error::new(ErrorKind::Corrupt, Side::Cache, what)

@@ -64,8 +64,8 @@ impl Lost {
             ErrorKind::Os(libc::EIO),
             Side::Cache,
             format!(
-                "part of what was written did not reach the fast pool's device ({}, {ago} s ago): what is left is kept, and \
-                 does not go to the pool; write the file anew, or copy what is left and put the copy in its place",
+                "some written bytes did not reach the fast pool's device ({}, {ago} s ago). The rest is kept and is \
+                 not flushed: write the file again, or copy the rest and replace the file by the copy",
                 io::Error::from_raw_os_error(self.errno),
             ),
         )

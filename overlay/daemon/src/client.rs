@@ -117,7 +117,7 @@ fn attempt(entry: &Entry) -> Result<UnixStream, Errno> {
 pub fn dead(entry: &Entry) -> Failure {
     let mountpoint = entry.mountpoint().display();
     Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running"))
-        .remedy(format!("{}   (what was written and not flushed is safe in the fast pool)", entry.state.command))
+        .remedy(format!("{}   (changes that are not flushed are safe in the fast pool)", entry.state.command))
 }
 
 fn silent(entry: &Entry, errno: Errno) -> Failure {

@@ -86,7 +86,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
             watch.allow_rest();
             tracing::info!("what jobs use is observed by eBPF");
         }
-        Err(why) => tracing::info!("what jobs use is known by their requests alone: {why}"),
+        Err(why) => tracing::info!("only the requests of jobs are observed: {why}"),
     }
     let _ = begun.registry.watch.set(watch);
     if let Err(error) = begun.take_up_jobs() {

@@ -62,7 +62,7 @@ impl Watch {
             Err(error) => {
                 let why = format!("the observer could not be attached again: {error}");
                 if rest.failed.is_none() {
-                    tracing::warn!("what jobs use is known by their requests alone: {why}");
+                    tracing::warn!("only the requests of jobs are observed: {why}");
                 }
                 rest.failed = Some(why);
             }

@@ -47,7 +47,7 @@ fn kernel() -> Check {
             NAME,
             Verdict::Missing,
             release,
-            "no passthrough: every read goes through the daemon, at .05 to .5 of the local speed",
+            "no passthrough: the daemon serves every read, at 0.05 to 0.5 of the local speed",
             "upgrade to Linux 6.9 or later",
         ),
         _ => Check::ok(NAME, release),
@@ -137,7 +137,7 @@ fn observer() -> Vec<Check> {
             (false, true) => "CAP_BPF and CAP_PERFMON are held",
             (false, false) => "CAP_BPF and CAP_PERFMON are not held",
         },
-        "what jobs use is known by their requests alone, which passthrough and the page cache do without",
+        "only the requests of jobs are observed, not their passthrough reads and page cache hits",
         GRANT,
     );
     let hook = |state: forebay_ebpf::HookState| {
