@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::process::{Answer, run};
 
-/// How long a user's command may take.
+/// The time limit of a user's command.
 const COMMAND: Duration = Duration::from_secs(60);
 
 /// A user and a group of the same number, with no privileges and no other groups.
@@ -23,7 +23,7 @@ impl User {
     /// A command that runs as this user in `dir`.
     pub fn command(self, program: &str, dir: &Path) -> Command {
         let mut command = Command::new(program);
-        // Supplementary groups go with the change of user: `uid` without `groups` clears them for root.
+        // `uid` without `groups` also clears the supplementary groups if the parent is root.
         command.current_dir(dir).uid(self.0).gid(self.0);
         command
     }
