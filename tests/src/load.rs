@@ -68,7 +68,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Call `begin` before a change, and `done` after its success.
+    /// Notes that a change begins. `done` follows after its success.
     fn begin(&mut self, then: Held) {
         self.maybe = Some(then);
     }

@@ -4,8 +4,8 @@
 //! A case belongs to one [`World`]. In a quiet world the engine must equal the model after every operation. If other
 //! clients change the pool, the model adopts what the engine shows after such a change, once every content is known to
 //! come from the pool or from the mount. The engine must equal the model again until the next such change. After a
-//! power cut the model returns to one of the moments since the last sync, and everything that was acknowledged must be
-//! there.
+//! power cut the model returns to one of the moments since the last sync, and must contain everything that was
+//! acknowledged.
 
 mod check;
 mod config;

@@ -25,7 +25,7 @@ pub const COMMAND: Duration = Duration::from_secs(90);
 /// The longest time from the death of a worker until another one serves.
 const RESTART: Duration = Duration::from_secs(30);
 
-/// Runs tests that keep the machine busy one at a time.
+/// Excludes other tests that keep the machine busy, until the guard is dropped.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -26,12 +26,11 @@ flush = \"idle:1s\"
 paths = [\"on-close/**\"]
 flush = \"on-close\"
 ";
-/// Each round with this divisor kills the supervisor, too. Few workers die in between, so no restart is delayed for
-/// long.
+/// Every so many rounds, the supervisor is killed, too. Few workers die in between, so no restart is delayed for long.
 const BOTH_EVERY: u64 = 5;
-/// Each round with this divisor ends with a flush of everything and a comparison with the pool.
+/// Every so many rounds, the round ends with a flush of everything and a comparison with the pool.
 const POOL_EVERY: u64 = 10;
-/// Each round with this divisor begins with a kill of the pool's server.
+/// Every so many rounds, the round begins with a kill of the pool's server.
 const SERVER_EVERY: u64 = 4;
 /// The longest time that a restart may hold up a writer.
 const HELD_UP: Duration = Duration::from_secs(30);
