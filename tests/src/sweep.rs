@@ -26,11 +26,12 @@ flush = \"idle:1s\"
 paths = [\"on-close/**\"]
 flush = \"on-close\"
 ";
-/// Every so many rounds, the supervisor is killed, too. Few workers die in between, so no restart is delayed for long.
+/// The interval, in rounds, at which the supervisor is killed, too. Few workers die in between, so no restart is
+/// delayed for long.
 const BOTH_EVERY: u64 = 5;
-/// Every so many rounds, the round ends with a flush of everything and a comparison with the pool.
+/// The interval, in rounds, at which a round ends with a flush of everything and a comparison with the pool.
 const POOL_EVERY: u64 = 10;
-/// Every so many rounds, the round begins with a kill of the pool's server.
+/// The interval, in rounds, at which a round begins with a kill of the pool's server.
 const SERVER_EVERY: u64 = 4;
 /// The longest time that a restart may hold up a writer.
 const HELD_UP: Duration = Duration::from_secs(30);

@@ -12,7 +12,8 @@ use super::tree::{Body, Id, Tree};
 #[derive(Debug, Clone, Copy)]
 pub struct Compared {
     pub contents: bool,
-    /// Of files: equal if both trees know the time. If only `right` does not, then not before its last write.
+    /// Of files: equal if both trees know the time. If `right` does not, the time in `is` must not be before the last
+    /// write.
     pub mtimes: bool,
 }
 

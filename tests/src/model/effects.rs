@@ -10,7 +10,7 @@ use super::tree::Tree;
 pub struct Effects {
     /// Every content that any file had as a whole at some moment, in the mount or in the pool.
     known: HashSet<u64>,
-    /// The contents that a client wrote, and that no client removed or replaced knowing them.
+    /// The contents that a client wrote, except those that a client removed or replaced and knew.
     owed: Vec<Content>,
 }
 

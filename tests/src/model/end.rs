@@ -13,8 +13,8 @@ use super::run::Run;
 use super::tree::Tree;
 use super::view;
 
-/// The limit of flushes until nothing is dirty: a conflict renames our file, and only the next flush writes the new
-/// name.
+/// The maximum number of flushes until nothing is dirty: a conflict renames our file, and only the next flush writes
+/// the file with its new name.
 const ROUNDS: u32 = 4;
 /// The time limit for arrival in the pool: a failed write-back is retried after seconds, with growing pauses.
 const ARRIVAL: Duration = Duration::from_secs(40);

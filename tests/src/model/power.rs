@@ -1,4 +1,4 @@
-//! Crashes: of the process, which lose nothing, and of the machine, which lose what was not acknowledged.
+//! Crashes. A crash of the process loses nothing; a crash of the machine loses what was not acknowledged.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
@@ -125,7 +125,7 @@ impl Run {
         Ok(())
     }
 
-    /// Decides which content files the power cut damages, by their numbers.
+    /// Decides how the power cut damages content files, by their numbers.
     fn fates(&mut self) -> HashMap<u64, Fate> {
         let overlay = self.overlay();
         let listed = self.machine.run(overlay.list_residency(&PoolPath::root(), true)).unwrap_or_default();

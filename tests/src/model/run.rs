@@ -46,7 +46,7 @@ pub struct Run {
     pub machine: Machine,
     pub model: Tree,
     pub handles: Vec<Handle>,
-    /// The directory that a program is reading.
+    /// The directory that a program reads in parts.
     pub reading: Option<Reading>,
     pub effects: Effects,
     pub history: History,
@@ -60,7 +60,7 @@ pub struct Run {
     pub unreserved: bool,
     /// The clock was set, so modification times are unknown.
     pub clock_set: bool,
-    /// When the operation that is under way began.
+    /// The start of the current operation.
     pub began: Time,
     tags: u32,
 }
