@@ -249,12 +249,12 @@ impl Mount {
         self.forebay(["umount"], &[&self.place.mnt()]).ok();
     }
 
-    /// A path below the mount.
+    /// Returns a path below the mount.
     pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         self.place.mnt().join(below)
     }
 
-    /// The same path in a pool that is the place's directory.
+    /// Returns the same path in a pool that is the place's directory.
     pub fn pool(&self, below: impl AsRef<Path>) -> PathBuf {
         assert!(self.options.remote.is_none(), "the pool is behind a server");
         self.place.pool().join(below)

@@ -1,4 +1,4 @@
-//! Two ordinary users of one machine, for tests of what one can do to the other.
+//! Two ordinary users of one machine, for tests of the harm that one can do to the other.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub const U1: User = User(4001);
 pub const U2: User = User(4002);
 
 impl User {
-    /// A command that runs as this user in `dir`.
+    /// Returns a command that runs as this user in `dir`.
     pub fn command(self, program: &str, dir: &Path) -> Command {
         let mut command = Command::new(program);
         // `uid` without `groups` also clears the supplementary groups if the parent is root.

@@ -13,7 +13,7 @@ use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
 use super::*;
 
 const ROUNDS: u32 = 60;
-/// In this environment Ceph's gateway answers about a hundred requests per second.
+/// In this environment Ceph's gateway answers some hundred requests per second.
 const ROUNDS_ON_CEPH: u32 = 12;
 
 async fn attach(port: u16) -> S3Pool {
