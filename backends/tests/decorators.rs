@@ -95,7 +95,8 @@ mod throttle {
                 start.elapsed().as_secs_f64()
             }
         );
-        // One second of latency for both, then two megabytes over one link; neither waits for the end of the other.
+        // Each transfer has one second of latency. Then both share one link for two megabytes, and neither waits for
+        // the other.
         assert!((2.7..=3.01).contains(&read), "the read took {read} s");
         assert!((2.7..=3.01).contains(&written), "the write took {written} s");
         assert!((2.99..=3.01).contains(&read.max(written)), "both took {read} s and {written} s");

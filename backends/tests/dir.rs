@@ -134,7 +134,7 @@ mod vanishing {
         let pool = pool_with_a_file(&root).await;
         let unmounted = std::process::Command::new("umount").arg("-l").arg(&root).status();
         assert!(unmounted.unwrap().success());
-        // Names that the handle still reaches are valid; a missing name is not reported as missing.
+        // Names that the handle still reaches are valid. Any other name is unavailable, not missing.
         pool.stat(&path("d/f")).await.unwrap();
         assert_eq!(pool.stat(&path("none")).await.unwrap_err().kind(), ErrorKind::Unavailable);
         assert!(names_in(&root).is_empty());
@@ -184,8 +184,8 @@ mod third_parties {
         assert_eq!(fs::read(root.path().join("g")).unwrap(), b"two");
     }
 
-    /// Two processes on one directory, as on two nodes: neither knows the other's locks. Each counts its puts that
-    /// succeeded. Without a lost update, the file counts them all.
+    /// Two processes on one directory, as on two nodes: neither knows the other's locks. Each counts its successful
+    /// puts. If no update is lost, the file has the total.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn writers_of_different_pools_lose_no_update() {
         for root in [on_disk(), in_tmpfs()] {
@@ -218,7 +218,7 @@ mod third_parties {
         let count: u64 = std::str::from_utf8(&data).unwrap().parse().unwrap();
         let next: &'static str = (count + 1).to_string().leak();
         let mut attrs = attrs();
-        // Each version has its own time, as files of programs do.
+        // Each version has a time of its own, as if a program had written it.
         attrs.mtime = forebay_backends::Time::now();
         let content = pieces(&[(0, next)]);
         match pool.put(&name, next.len() as u64, content, &attrs, &Expected::Version(stat.version)).await {

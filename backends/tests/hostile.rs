@@ -21,9 +21,9 @@ use common::path;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The delay of a slow server's answers.
 const LATE: Duration = Duration::from_millis(200);
-/// The time limit for a part of a listing of such a server,
+/// The time limit for one part of a listing of a slow server.
 const PART: Duration = Duration::from_secs(2);
-/// and its number of names: requesting all of them takes longer than that.
+/// The number of names that a slow server lists. Requests for all of them take longer than `PART`.
 const LATE_NAMES: usize = 960;
 /// The most bytes that are read from a page with an endless token.
 const TAKEN_BYTES_MAX: u64 = 64 << 20;
@@ -185,7 +185,7 @@ async fn a_listing_that_was_given_up_takes_its_request_with_it() {
     server.assert_all_given_up().await;
 }
 
-/// A bucket with a directory `d` whose listing has `objects` and `prefixes`. HEAD is refused for `bad` objects.
+/// A bucket with a directory `d` whose listing has `objects` and `prefixes`. The server refuses HEAD for `bad` objects.
 fn bucket(line: &str, keys: &str) -> Answer {
     let contents = |key: &str| {
         format!(
@@ -250,7 +250,7 @@ async fn a_listing_that_goes_in_a_circle_is_refused() {
     assert!(error.is(ErrorKind::Corrupt), "{error}");
 }
 
-/// Attributes are requested one by one: all those of a page take longer than the time limit for a part of a listing.
+/// Attributes are requested one by one. Those of one page take longer than the time limit for a part of a listing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
     const HEAD: &str = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 3";

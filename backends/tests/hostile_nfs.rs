@@ -27,7 +27,7 @@ use server::{
 
 /// Longer than the time for retries, and shorter than a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For malformed answers: a server that runs is not waited for.
+/// The time limit for calls with malformed answers: the pool does not wait for a server that runs.
 const SOON: Duration = Duration::from_secs(8);
 
 async fn in_time<T>(limit: Duration, call: impl Future<Output = T>) -> T {
@@ -48,7 +48,7 @@ async fn version_of_good(pool: &NfsPool) -> Version {
     pool.stat(&path("good")).await.unwrap().version
 }
 
-/// With a well-behaved server, everything works.
+/// Checks that everything works with a well-behaved server.
 async fn assert_sound(pool: &NfsPool) {
     let sound = async {
         let root = listed(pool, &PoolPath::root()).await.unwrap();
@@ -61,14 +61,15 @@ async fn assert_sound(pool: &NfsPool) {
     in_time(PATIENCE, sound).await;
 }
 
-/// Checks an error for which the pool is responsible.
+/// Checks that the error names the pool and allows a later retry.
 fn assert_told(error: &Error, pool: &NfsPool) {
     let text = error.to_string();
     assert!(text.contains(&pool.url()), "the pool is not named: {text}");
     assert_eq!(error.retry(), Retry::Later, "what is dirty must be kept for another try: {text}");
 }
 
-/// All kinds of calls fail while `script` answers them, each within `limit`; afterwards everything works again.
+/// Checks that all kinds of calls fail within `limit` while `script` answers them, and that everything works
+/// afterwards.
 async fn assert_refused(limit: Duration, script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
     let server = Server::start().await;
     let pool = server.open().await;
@@ -123,7 +124,8 @@ async fn answers_to_other_calls_and_calls_are_refused() {
     })
     .await;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 0, 2, NFS, 3, 1, 0, 0, 0, 0]).record())).await;
-    // An answer says that the call was accepted or denied, and nothing else.
+    // An answer says that the call was accepted (0) or denied (1), and 7 is neither. 99 is no status of an accepted
+    // call.
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 1, 7, 0, 0, 0]).record())).await;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 1, 0, 0, 0, 99]).record())).await;
 }
@@ -217,7 +219,7 @@ async fn names_that_lead_elsewhere_are_left_out() {
     assert_bounded();
 }
 
-/// `page` makes each page of READDIRPLUS from the requested cookie.
+/// Checks that a listing ends with an error. `page` makes each page of READDIRPLUS from the requested cookie.
 async fn assert_listing_ends(page: fn(u64) -> Xdr) {
     let server = Server::start().await;
     let pool = server.open().await;
@@ -432,7 +434,7 @@ async fn targets_of_symlinks_that_no_system_takes_are_refused() {
     assert_bounded();
 }
 
-/// With a paused clock, which advances as soon as all tasks wait.
+/// The clock is paused, so it advances as soon as all tasks wait.
 #[tokio::test]
 async fn calls_that_are_never_answered_are_given_up() {
     let server = Server::start().await;
@@ -452,8 +454,8 @@ async fn calls_that_are_never_answered_are_given_up() {
     assert_sound(&pool).await;
 }
 
-/// Valid answers in which words are replaced, which are truncated, or which are followed by more bytes. Values that
-/// the pool returns are within bounds.
+/// The server garbles valid answers: it replaces words, truncates answers or appends bytes. Values that the pool
+/// returns stay within bounds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbled_answers_break_nothing() {
     let mut mutations = mutations::Mutations::seeded();

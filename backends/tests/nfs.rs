@@ -100,7 +100,7 @@ async fn nfs_pool_conforms_where_root_is_squashed() {
     assert_conforms(pool).await;
 }
 
-/// A caller that is dropped at any moment leaves the whole old file or the whole new one, and nothing else.
+/// A put whose caller drops it at any moment leaves either the old file or the new one, complete, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_that_are_given_up_leave_whole_files() {
     let server = start(Squash::None);

@@ -43,7 +43,7 @@ async fn names(pool: &S3Pool, dir: &str) -> Vec<String> {
     names
 }
 
-/// The content of the bucket, except for the server's own files.
+/// Returns the names in the bucket, without the server's own files.
 fn left(server: &Versitygw) -> Vec<String> {
     let names = fs::read_dir(server.files()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name != ".sgwtmp").collect()
@@ -77,7 +77,7 @@ async fn s3_pool_on_ceph_conforms() {
     common::assert_conforms(Arc::new(pool)).await;
 }
 
-/// A server's death may leave in its listings the prefix of a directory without any key.
+/// After a kill, a server may list the prefix of a directory that has no key.
 #[tokio::test]
 async fn a_directory_that_is_only_listed_is_not_there() {
     let server = Versitygw::start();
@@ -237,7 +237,7 @@ async fn a_rename_that_was_cut_off_is_finished() {
     for dir in ["from", "from/sub", "to", "to/sub"] {
         pool.mkdir(&path(dir), &directory()).await.unwrap();
     }
-    // As an interrupted rename leaves it: one file has been moved, one copied, one not touched yet.
+    // The state after an interrupted rename: one file was moved, one was copied, and one was not touched yet.
     put(&pool, "to/moved", "moved").await;
     put(&pool, "from/copied", "copied").await;
     put(&pool, "from/other", "ours").await;
@@ -333,7 +333,7 @@ async fn a_note_that_cannot_be_read_stops_nobody() {
     assert!(server.files().join(&name).exists(), "it was somebody's");
 }
 
-/// Uploads in parts have other ETags than copies of them.
+/// An upload in parts has another ETag than a copy of it.
 #[tokio::test]
 async fn large_objects_stay_the_same_when_they_are_copied() {
     let server = Versitygw::start();

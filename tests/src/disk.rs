@@ -1,7 +1,8 @@
-//! A disk that fails when it is told to, and is whole again when it is told to: nothing that was on it is lost.
+//! A disk that fails and recovers on command, and loses nothing.
 //!
-//! Two loop devices, one on the other, and a file system on the upper one. The lower one is made one sector long: whatever
-//! the upper one asks it for beyond that is an I/O error, while the file system goes on believing in its size.
+//! Two loop devices, one on top of the other, and a file system on the upper one. While the disk fails, the lower
+//! device is one sector long: any request of the upper one beyond that is an I/O error, and the file system still
+//! assumes its full size.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -12,17 +13,17 @@ use std::time::Duration;
 use crate::mount::Place;
 use crate::process::{self, run};
 
-/// Any of the commands below.
+/// The time limit of each command below.
 const COMMAND: Duration = Duration::from_secs(60);
 const SECTOR_BYTES: u64 = 512;
-/// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` of linux/loop.h, with the size of `struct loop_info64`, and where
-/// `lo_sizelimit` is in it: after three numbers of eight bytes, and the offset.
+/// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` of linux/loop.h, the size of `struct loop_info64`, and the position of
+/// `lo_sizelimit` in it: after three numbers of eight bytes, and the offset.
 const SET_STATUS: libc::c_ulong = 0x4C04;
 const GET_STATUS: libc::c_ulong = 0x4C05;
 const STATUS_BYTES: usize = 232;
 const SIZE_LIMIT_AT: usize = 32;
 
-/// Mounted at a directory of a place. Declare it before the mount that uses it, so that it goes after that.
+/// The disk, mounted at a directory of a place. Declare it before the mount that uses it, so that it is dropped later.
 #[derive(Debug)]
 pub struct Disk {
     pub dir: PathBuf,
@@ -38,30 +39,33 @@ impl Disk {
         fs::create_dir_all(&dir).unwrap();
         File::create(&image).and_then(|file| file.set_len(mib << 20)).unwrap();
         let mut disk = Self { lower: attach(&image, false), upper: PathBuf::new(), dir, image };
-        // Without a journal: one that cannot be written makes the file system read-only until it is mounted anew.
+        // No journal: if ext4 cannot write its journal, the file system is read-only until it is mounted again.
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal"]).arg(&disk.lower), COMMAND).ok();
-        // What the upper one is asked for is not answered from the page cache of the lower one.
+        // Direct I/O: the page cache of the lower device must not answer requests of the upper one.
         disk.upper = attach(&disk.lower, true);
         run(Command::new("mount").arg(&disk.upper).arg(&disk.dir), COMMAND).ok();
         disk
     }
 
-    /// What is dirty is written back, as the kernel does it of itself; that it fails is told to whoever asks.
+    /// Writes dirty pages back, as the kernel does by itself. Ignores a failure: the kernel reports it to each program
+    /// that asks.
     pub fn write_back(&self) {
         run(Command::new("sync").arg("-f").arg(&self.dir), COMMAND);
     }
 
-    /// From now on whatever is written, or not in memory, is an I/O error.
+    /// From now on every write, and every read of data that is not in memory, is an I/O error.
     pub fn fail(&self) {
         limit(&self.lower, SECTOR_BYTES).unwrap();
     }
 
-    /// What its file system knows of itself is still in memory, so that it goes on as if nothing had happened.
+    /// Ends the failure. The metadata of the file system is still in memory, so it continues as if nothing had
+    /// happened.
     pub fn mend(&self) {
         limit(&self.lower, 0).unwrap();
     }
 
-    /// What content files have on the fast-pool directory that is on it is read from the device from now on.
+    /// Drops the content files of the fast-pool directory on this disk from the page cache: reads go to the device
+    /// again.
     pub fn forget_content(&self) {
         let dirs = fs::read_dir(self.dir.join("content")).unwrap();
         for file in dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap()) {
@@ -73,7 +77,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Else what is in memory cannot be written, and the unmount waits for it.
+        // Otherwise dirty pages could not be written, and the unmount would wait for them.
         let _ = limit(&self.lower, 0);
         for (program, what) in [("umount", &self.dir), ("losetup", &self.upper), ("losetup", &self.lower)] {
             let flag = if program == "umount" { "-l" } else { "-d" };
@@ -96,7 +100,7 @@ fn attach(to: &Path, direct: bool) -> PathBuf {
     PathBuf::from(said.out.trim())
 }
 
-/// Makes a loop device this long; 0: as long as what is below it.
+/// Limits the length of a loop device; 0 means the length of the file or device below it.
 fn limit(device: &Path, bytes: u64) -> std::io::Result<()> {
     let device = File::open(device)?;
     let mut status = [0u8; STATUS_BYTES];

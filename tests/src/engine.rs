@@ -1,4 +1,4 @@
-//! An engine on a pool in memory, and what programs and operators do with it.
+//! An engine on a pool in memory, and the operations of programs and operators on it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Fixture {
         Overlay::open(Options { limit_bytes: Some(limit), ..self.options() }).await.unwrap()
     }
 
-    /// Puts a file into the pool, as others do.
+    /// Puts a file into the pool, as another client does.
     pub async fn put(&self, path: &str, content: &[u8]) {
         let pieces = vec![Ok(forebay_backends::Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
         let pieces = Box::pin(futures::stream::iter(if content.is_empty() { Vec::new() } else { pieces }));
@@ -77,7 +77,7 @@ impl Fixture {
         self.memory.mkdir(&pool_path(path), &attrs(0o755)).await.unwrap();
     }
 
-    /// Paths and contents of all files in the pool, directories with a slash.
+    /// Returns the paths and contents of all objects in the pool. The path of a directory ends with a slash.
     pub fn pooled(&self) -> Vec<(String, String)> {
         let snapshot = self.memory.snapshot();
         let shown = |(path, entry): (PoolPath, forebay_backends::memory::SnapshotEntry)| {
@@ -160,7 +160,7 @@ pub async fn rename(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
     overlay.rename(parent, from.name().unwrap(), new_parent, to.name().unwrap(), RenameMode::Replace).await
 }
 
-/// What a program that is killed leaves: the directory as it is, under a new name.
+/// Copies a directory in its current state, which is what a kill of the program would leave.
 pub fn image(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {

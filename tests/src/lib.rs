@@ -1,4 +1,4 @@
-//! What the tests of the whole share.
+//! Code that the tests of the whole workspace share.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it is test code: a panic is a failed test")]
 
 pub mod disk;

@@ -1,8 +1,8 @@
-//! Writers whose files describe themselves: each knows what it was promised, and can tell what is lost and what is
-//! invented after a crash.
+//! Writers with files that describe themselves: each writer records what was acknowledged to it, and reports lost and
+//! invented content after a crash.
 //!
-//! A killed process loses nothing of the page cache, so that what was *acknowledged* must be there again, not only
-//! what was synced. What was under way when an error came may be there or not.
+//! A killed process does not lose the page cache. So every *acknowledged* change must survive, not only synced ones. A
+//! change that was in progress when an error came may or may not have taken effect.
 
 mod blocks;
 mod names;
@@ -25,29 +25,29 @@ pub use names::Names;
 
 /// One thread's work on a directory of its own.
 pub trait Writer: Send {
-    /// One piece of work. What it has been told is remembered before it returns.
+    /// Does one piece of work. Records each acknowledgement before it returns.
     ///
     /// # Errors
-    /// Those of the file system: the piece is half done.
+    /// Those of the file system: the piece is incomplete.
     fn step(&mut self, rng: &mut ChaCha8Rng) -> io::Result<()>;
 
-    /// Every difference between what is there and what was promised. Nothing is under way meanwhile; what was half
-    /// done counts as decided after this.
+    /// Returns every difference between the directory and the acknowledged changes. No step runs meanwhile. Afterwards
+    /// an incomplete change counts as made or as not made, as it was found.
     fn settle(&mut self) -> Vec<String>;
 
-    /// The mount that open files belonged to is gone.
+    /// Drops the open files, because their mount is gone.
     fn forget_open_files(&mut self) {}
 
-    /// Every difference in the pool, after all was flushed and settled.
+    /// Returns every difference in the pool, after everything was flushed and settled.
     fn check_pool(&self) -> Vec<String>;
 }
 
-/// Where a writer works: the same directory through the mount and in the pool.
+/// The directory of a writer, seen through the mount and in the pool.
 #[derive(Debug, Clone)]
 pub struct Ground {
     pub here: Files,
     pub pool: Arc<dyn Tree>,
-    /// Makes contents differ from those of other writers.
+    /// Makes the contents of this writer differ from those of other writers.
     pub tag: u64,
 }
 
@@ -57,10 +57,10 @@ impl Ground {
     }
 }
 
-/// What a name holds: the tag of its content, if it is there.
+/// The state of a name: the tag of its content, or `None` if the name does not exist.
 type Held = Option<u64>;
 
-/// What a name must hold, and what it may hold instead where the last change was not acknowledged.
+/// The state that a name must have, and the one that it may have instead if the last change was not acknowledged.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     now: Held,
@@ -68,7 +68,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Around a change: `begin` before it, `done` after its success.
+    /// Notes that a change begins. `done` follows after its success.
     fn begin(&mut self, then: Held) {
         self.maybe = Some(then);
     }
@@ -95,7 +95,7 @@ fn generate(tag: u64) -> Vec<u8> {
     content(tag, length(tag))
 }
 
-/// The tag of a file that was written by [`generate`]; whatever else it holds is an invention.
+/// Returns the tag of a file with content from [`generate`]; any other content is an error.
 fn held(dir: &dyn Tree, name: &str) -> Result<Held, String> {
     match dir.read(name) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -111,7 +111,7 @@ fn held(dir: &dyn Tree, name: &str) -> Result<Held, String> {
     }
 }
 
-/// Where two contents differ first.
+/// Describes the first difference between two contents.
 fn difference(right: &[u8], found: &[u8]) -> Option<String> {
     if right == found {
         return None;
@@ -123,23 +123,23 @@ fn difference(right: &[u8], found: &[u8]) -> Option<String> {
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    // In pieces, so that a kill may come between them.
+    // In pieces, so that a kill can happen between two of them.
     for piece in bytes.chunks(24 << 10) {
         file.write_all(piece)?;
     }
     Ok(file)
 }
 
-/// The outcome of `close` itself.
+/// Closes a file, and returns the result of `close` itself.
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: the descriptor is ours, and nobody uses it after this.
+    // SAFETY: the descriptor is ours, and is not used after this.
     if unsafe { libc::close(file.into_raw_fd()) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Every name of a directory, to find invented ones.
+/// Returns all names of a directory, so that invented ones are found.
 fn names(dir: &dyn Tree) -> Vec<String> {
     let mut found = match dir.names() {
-        // What a killed upload leaves in the pool has a reserved name, which no mount shows.
+        // A killed upload leaves an object with a reserved name in the pool. No mount shows it.
         Ok(mut names) => {
             names.retain(|name| !name.as_bytes().starts_with(RESERVED_PREFIX));
             names
@@ -150,7 +150,7 @@ fn names(dir: &dyn Tree) -> Vec<String> {
     found
 }
 
-/// Names that slots describe, in the mount or in the pool.
+/// Returns the differences between slots and their names, in the mount or in the pool.
 fn differences(dir: &dyn Tree, slots: &BTreeMap<String, Slot>) -> Vec<String> {
     let mut wrong = Vec::new();
     let expected: Vec<&String> = slots.iter().filter(|(_, s)| s.now.is_some()).map(|(n, _)| n).collect();
@@ -170,7 +170,7 @@ fn differences(dir: &dyn Tree, slots: &BTreeMap<String, Slot>) -> Vec<String> {
     wrong
 }
 
-/// Settles slots against a directory, in which names with `tmp` are nobody's promise.
+/// Settles slots against a directory. Removes names with `tmp`, for which nothing is promised.
 fn settle(dir: &Files, slots: &mut BTreeMap<String, Slot>) -> Vec<String> {
     let mut wrong = Vec::new();
     for name in names(dir).iter().filter(|n| n.starts_with("tmp")) {
@@ -188,7 +188,7 @@ fn settle(dir: &Files, slots: &mut BTreeMap<String, Slot>) -> Vec<String> {
     wrong
 }
 
-/// create + write + fsync + rename over the old one, and now and then unlink.
+/// Creates, writes and syncs a file, and renames it over the old one. Sometimes unlinks a file.
 pub struct Replace {
     ground: Ground,
     slots: BTreeMap<String, Slot>,
@@ -230,7 +230,7 @@ impl Writer for Replace {
     }
 }
 
-/// create + write + close where the policy says `on-close`: what close acknowledged is in the pool.
+/// Creates, writes and closes files under the policy `on-close`: after a successful close the pool has the content.
 pub struct OnClose {
     ground: Ground,
     slots: BTreeMap<String, Slot>,
@@ -256,7 +256,7 @@ impl Writer for OnClose {
             fs::remove_file(self.ground.name(&name))?;
             self.slots.remove(&name);
         }
-        // The prefix says that nothing is promised of it before close returns.
+        // The prefix means that nothing is promised for this name before close returns.
         let name = format!("tmp-{}", self.count);
         let file = write_new(&self.ground.name(&name), &generate(tag))?;
         close(file)?;
@@ -284,7 +284,7 @@ impl Writer for OnClose {
     }
 }
 
-/// Appends to a file that stays open over crashes, and syncs it now and then.
+/// Appends to a file that stays open across crashes, and sometimes syncs it.
 pub struct Append {
     ground: Ground,
     file: Option<File>,
@@ -374,16 +374,16 @@ impl Writer for Append {
     }
 }
 
-/// Flushes a path, and says whether it succeeded.
+/// Flushes a path, and returns whether that succeeded.
 pub type FlushPath = Box<dyn Fn(&Path) -> io::Result<bool> + Send>;
 
-/// Writes without any sync, then calls for a flush: where that succeeds, the pool has it.
+/// Writes without any sync, then requests a flush. If the flush succeeds, the pool has the content.
 pub struct Flushed {
     ground: Ground,
     slots: BTreeMap<String, Slot>,
     count: u64,
     broken: Vec<String>,
-    /// `forebay flush --wait PATH`, and whether it succeeded.
+    /// Runs `forebay flush --wait PATH`, and returns whether that succeeded.
     flush: FlushPath,
 }
 

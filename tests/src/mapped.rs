@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// A shared mapping of a file that is closed.
+/// A shared mapping of a file whose descriptor is closed.
 pub struct Mapped(*mut u8, usize);
 
 impl Mapped {
@@ -28,7 +28,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping from above.
+        // SAFETY: the mapping that `of` made.
         unsafe { libc::munmap(self.0.cast(), self.1) };
     }
 }

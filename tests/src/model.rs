@@ -1,10 +1,11 @@
-//! A model of the engine: a small POSIX tree in memory, driven beside the engine through the same random
-//! operations, with outages and failures of the pool, changes by others, kills and power cuts among them.
+//! A model of the engine: a small POSIX tree in memory. The same random operations run on the engine and on the model.
+//! Outages and failures of the pool, changes by other clients, kills and power cuts happen among them.
 //!
-//! A case is of one [`World`]. In a quiet world the engine must equal the model after every operation. Where
-//! others change the pool, the model takes over what the engine shows after such a change, once that was found
-//! to be the pool's or ours, and equals it again until the next one. Where power is cut, the model goes back to
-//! one of the moments since the last sync, and what was acknowledged must be there.
+//! A case belongs to one [`World`]. In a quiet world the engine must equal the model after every operation. If other
+//! clients change the pool, the model adopts what the engine shows after such a change, once every content is known to
+//! come from the pool or from the mount. The engine must equal the model again until the next such change. After a
+//! power cut the model returns to one of the moments since the last sync, and must contain everything that was
+//! acknowledged.
 
 mod check;
 mod config;
@@ -26,5 +27,5 @@ pub use config::{Config, Flushing, World};
 pub use op::{Allocate, Case, Exchange, Op, Other, Seeded, Spot, case};
 pub use run::run;
 
-/// Why a case failed: what was done, expected and seen.
+/// Why a case failed: the operation, what was expected, and what was seen.
 pub type Failure = String;

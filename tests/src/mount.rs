@@ -1,4 +1,5 @@
-//! Mounts of the program under test, on a disk of their own corner, and gone when a test ends, however it ends.
+//! Mounts of the program under test, each in its own directory on a disk. They are removed when a test ends, however it
+//! ends.
 
 use std::ffi::{CString, OsStr};
 use std::fs;
@@ -19,19 +20,19 @@ use crate::process::{self, Answer};
 use crate::servers::Remote;
 use crate::tree::{Files, Tree};
 
-/// How long any command of the program may take, unless a test says otherwise.
+/// The time limit of a command of the program, unless a test sets another one.
 pub const COMMAND: Duration = Duration::from_secs(90);
-/// How long a worker may take to serve again after it was killed.
+/// The longest time from the death of a worker until another one serves.
 const RESTART: Duration = Duration::from_secs(30);
 
-/// For tests that keep the machine busy: one at a time.
+/// Excludes other tests that keep the machine busy, until the guard is dropped.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Directories on a disk: `pool`, `fast`, `mnt`, and `native` for comparison. What is mounted below them is taken
-/// away when this is dropped, and its processes are killed.
+/// Directories on a disk: `pool`, `fast`, `mnt`, and `native` for comparison. When this value is dropped, everything
+/// that is mounted below them is unmounted, and the processes of those mounts are killed.
 #[derive(Debug)]
 pub struct Place {
     root: TempDir,
@@ -53,7 +54,7 @@ impl Place {
         assert!(kind != TMPFS_MAGIC, "{} is a tmpfs: set FOREBAY_TEST_DIR to a disk", base.display());
         let root = tempfile::Builder::new().prefix("forebay-").tempdir_in(base).expect("a directory for tests");
         let place = Self { root };
-        // Other users pass through it.
+        // Other users must be able to pass through this directory.
         fs::set_permissions(place.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for dir in ["pool", "fast", "mnt", "native"] {
             fs::create_dir(place.at(dir)).unwrap();
@@ -81,9 +82,9 @@ impl Place {
         self.at("native")
     }
 
-    /// A program, at a path that every user may pass.
+    /// Copies a program to a path that every user can reach.
     pub fn lend(&self, program: &Path) -> PathBuf {
-        // Two that copy at once would find each other's half-written file.
+        // Two copies at the same time would find each other's half-written file.
         static LENDING: Mutex<()> = Mutex::new(());
         let _turn = LENDING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let lent = self.at(program.file_name().expect("a program has a name"));
@@ -93,8 +94,8 @@ impl Place {
         lent
     }
 
-    /// Lets users mount, for this thread and what it starts: in mounts of its own, where everybody may open
-    /// `/dev/fuse` and use `allow_other`, whatever the machine says.
+    /// Lets users mount, for this thread and its children. They get a mount namespace of their own, in which every user
+    /// may open `/dev/fuse` and use `allow_other`, whatever the settings of the machine.
     pub fn let_users_mount(&self) {
         // SAFETY: a plain system call; it concerns this thread alone.
         let own = unsafe { libc::unshare(libc::CLONE_NEWNS) };
@@ -105,14 +106,14 @@ impl Place {
         process::sh(self.root.path(), script, Duration::from_secs(10));
     }
 
-    /// Gives all directories to a user.
+    /// Makes a user the owner of all directories.
     pub fn give_to(&self, user: u32) {
         for dir in [self.pool(), self.fast(), self.mnt(), self.native()] {
             std::os::unix::fs::chown(dir, Some(user), Some(user)).expect("root may give away");
         }
     }
 
-    /// A small file system of its own at a directory of this place: `kind` is `tmpfs`, or `ext4` on a loop device.
+    /// Mounts a small file system at a directory of this place: `kind` is `tmpfs`, or `ext4` on a loop device.
     pub fn small_disk(&self, name: &str, kind: &str, mib: u64) -> PathBuf {
         let dir = self.at(name);
         fs::create_dir_all(&dir).unwrap();
@@ -126,8 +127,8 @@ impl Place {
         dir
     }
 
-    /// What lies mounted below this place, as this thread sees it, innermost first: mountpoint and type. Paths of
-    /// ours need no decoding.
+    /// Returns the mountpoint and type of everything that is mounted below this place in this thread's namespace,
+    /// innermost first. Paths of places need no decoding.
     fn mounted(&self) -> Vec<(PathBuf, String)> {
         let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         let mounts = text.lines().rev().filter_map(|line| {
@@ -158,7 +159,7 @@ impl Drop for Place {
         for (mountpoint, _) in self.mounted() {
             detach(&mountpoint);
         }
-        // The record of a mixed root that was not unmounted.
+        // Removes the record of a mixed root that was not unmounted.
         Runtime::of(&self.mnt()).remove();
         if thread::panicking() && std::env::var_os("FOREBAY_KEEP").is_some() {
             self.root.disable_cleanup(true);
@@ -173,7 +174,7 @@ fn detach(mountpoint: &Path) {
     unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
 }
 
-/// `kill -9`; returns when the process has ended.
+/// Sends SIGKILL, and waits until the process has ended, 10 seconds at most.
 pub fn kill(process: Process) {
     if process.is_alive() {
         // SAFETY: a plain system call on a process that was started for this place.
@@ -185,7 +186,7 @@ pub fn kill(process: Process) {
     }
 }
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// `--limit`; 2G if not given.
@@ -195,13 +196,13 @@ pub struct Options {
     /// `--throttle`
     pub throttle: Option<String>,
     pub immutable: bool,
-    /// The limit of open files that the daemon starts with; if not given, that of this process.
+    /// The daemon's limit of open files; if not given, that of this process.
     pub descriptors: Option<u64>,
     /// Further arguments of `forebay mount`.
     pub more: Vec<String>,
-    /// As this user and group, with no privileges.
+    /// The user and group that mount, without privileges.
     pub user: Option<u32>,
-    /// The pool; if not given, the place's directory.
+    /// The pool; if not given, the directory of the place.
     pub remote: Option<Remote>,
 }
 
@@ -219,7 +220,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Flushes when it is told to, and not before.
+    /// Mounts with the policy `manual`: only a request flushes.
     #[track_caller]
     pub fn manual() -> Self {
         Self::new(Options::policy("[default]\nflush = \"manual\"\n"))
@@ -237,7 +238,7 @@ impl Mount {
         mount
     }
 
-    /// Mounts again what was unmounted or killed.
+    /// Mounts again after an unmount or a kill.
     #[track_caller]
     pub fn mount(&self) {
         attempt(&self.place, &self.options).ok();
@@ -248,18 +249,18 @@ impl Mount {
         self.forebay(["umount"], &[&self.place.mnt()]).ok();
     }
 
-    /// A path below the mount.
+    /// Returns a path below the mount.
     pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         self.place.mnt().join(below)
     }
 
-    /// The same path in a pool that is the place's directory.
+    /// Returns the same path in a pool that is the place's directory.
     pub fn pool(&self, below: impl AsRef<Path>) -> PathBuf {
         assert!(self.options.remote.is_none(), "the pool is behind a server");
         self.place.pool().join(below)
     }
 
-    /// The pool, past us.
+    /// Returns the pool's content, read without the mount.
     pub fn tree(&self) -> Arc<dyn Tree> {
         match &self.options.remote {
             Some(remote) => remote.tree.clone(),
@@ -267,7 +268,7 @@ impl Mount {
         }
     }
 
-    /// Runs the program with words and with paths.
+    /// Runs `forebay` with words and then paths as its arguments.
     #[track_caller]
     pub fn forebay<const N: usize>(&self, words: [&str; N], paths: &[&Path]) -> Answer {
         process::run(self.command().args(words).args(paths), COMMAND)
@@ -277,12 +278,12 @@ impl Mount {
         program_as(&self.place, self.options.user)
     }
 
-    /// A program as whoever mounted.
+    /// Returns a command that runs a program as the user of the mount.
     pub fn as_user(&self, program: &Path) -> Command {
         as_user(&self.place, program, self.options.user)
     }
 
-    /// Everything is in the pool when this returns.
+    /// Flushes everything, and waits until it is in the pool.
     #[track_caller]
     pub fn flush(&self) {
         self.forebay(["flush", "--wait"], &[&self.place.mnt()]).ok();
@@ -298,7 +299,7 @@ impl Mount {
         }
     }
 
-    /// What the supervisor wrote down last.
+    /// Returns the state that the supervisor stored last.
     #[track_caller]
     pub fn state(&self) -> State {
         self.runtime().load().expect("the mount has a state file")
@@ -336,7 +337,7 @@ impl Mount {
         }
     }
 
-    /// Returns when a worker other than `old` serves.
+    /// Waits until a worker other than `old` serves.
     #[track_caller]
     pub fn wait_for_other_worker(&self, old: Process) {
         let deadline = Instant::now() + RESTART;
@@ -350,7 +351,7 @@ impl Mount {
         }
     }
 
-    /// Resident memory of the worker.
+    /// Returns the resident memory of the worker.
     pub fn rss_bytes(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.worker().pid)).expect("the worker runs");
         let line = text.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
@@ -358,7 +359,7 @@ impl Mount {
     }
 }
 
-/// The program under test, as a user with no privileges or as root.
+/// Returns a command that runs the program under test, as a user without privileges or as root.
 pub fn program_as(place: &Place, user: Option<u32>) -> Command {
     as_user(place, &process::forebay(), user)
 }
@@ -371,7 +372,7 @@ fn as_user(place: &Place, program: &Path, user: Option<u32>) -> Command {
     command
 }
 
-/// Tries to mount, and says how it went.
+/// Tries to mount, and returns the outcome.
 #[track_caller]
 pub fn attempt(place: &Place, options: &Options) -> Answer {
     let pool = options.remote.as_ref().map_or_else(|| place.pool(), |remote| PathBuf::from(&remote.url));
@@ -382,7 +383,7 @@ pub fn attempt(place: &Place, options: &Options) -> Answer {
     )
 }
 
-/// The same with pool, mountpoint and fast directories as words of the command line.
+/// Tries to mount, with pool, mountpoint and fast directories as words of the command line.
 #[track_caller]
 pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answer {
     let mut command = program_as(place, options.user);
@@ -408,13 +409,14 @@ pub fn attempt_with(place: &Place, options: &Options, words: &[&OsStr]) -> Answe
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         };
-        // SAFETY: between fork and exec one system call is made, of a value that was made before.
+        // SAFETY: between fork and exec, the closure makes one system call with a value from before the fork.
         unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, set) };
     }
     process::run(command.args(&options.more), COMMAND)
 }
 
-/// What a file that describes itself holds: the same bytes for the same seed, and none that another seed has.
+/// Returns the content of a file that describes itself: the same for the same seed, with nothing in common between
+/// seeds.
 pub fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 16);
     for at in 0..len.div_ceil(16) as u64 {

@@ -1,4 +1,4 @@
-//! A process that observes what it reads itself.
+//! A process that observes its own reads.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,13 +10,13 @@ use forebay_ebpf::{Key, Observer, Options, Place, Record};
 pub const FILE_BYTES: u64 = 1 << 20;
 const JOB: u32 = 7;
 
-/// To observe the files of a directory without some hooks.
+/// Returns the options to observe the files of a directory, without the hooks in `masked`.
 pub fn options(dir: &Path, masked: &[&str]) -> Options {
     let masked = masked.iter().map(|name| (*name).to_owned()).collect();
     Options { places: vec![Place::below(dir, false).unwrap()], ignored: 0, scratch: Some(dir.to_owned()), masked }
 }
 
-/// What is told of this process reading a file that is not in the page cache.
+/// Reads a file that is not in the page cache, and returns the observer's record of that.
 pub fn reads(observer: &Observer, path: &Path) -> Record {
     observer.add_process(std::process::id(), JOB).unwrap();
     let mut bytes = Vec::new();

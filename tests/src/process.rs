@@ -1,4 +1,4 @@
-//! Runs programs with a time limit, and shows what they said where they fail.
+//! Runs programs with a time limit, and shows their output if they fail.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Answer {
     pub command: String,
-    /// `None`: killed by a signal.
+    /// `None` if a signal killed it.
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -20,14 +20,14 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer, which must be success.
+    /// Returns the answer, which must be success.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert!(self.code == Some(0), "{self}");
         self
     }
 
-    /// The answer, which must be this exit code and must name all of `words` on standard error or output.
+    /// Returns the answer, which must have this exit code, and contain all of `words` on standard error or output.
     #[track_caller]
     pub fn refused(self, code: i32, words: &[&str]) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}: {self}");
@@ -56,7 +56,7 @@ impl std::fmt::Display for Answer {
 /// Runs a command to its end.
 ///
 /// # Panics
-/// When it does not end within `limit`: it and its children are killed, and what it said is shown.
+/// If the command does not end within `limit`: it and its children are killed, and the message shows its output.
 #[track_caller]
 pub fn run(command: &mut Command, limit: Duration) -> Answer {
     let text = format!("{command:?}");
@@ -81,15 +81,15 @@ pub fn run(command: &mut Command, limit: Duration) -> Answer {
     answer
 }
 
-/// Starts a program, and no other at the same time: until a child has begun its program it has all files open that this
-/// process has, those of other tests too, whose mounts are busy then.
+/// Starts one program at a time. Until a child has begun its program, it has all open files of this process, including
+/// those of other tests, and so keeps their mounts busy.
 pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     command.spawn()
 }
 
-/// Waits for a child's end, but not for longer than `limit`.
+/// Waits for the end of a child, but not longer than `limit`.
 pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(1);
@@ -115,13 +115,13 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     let mut pipe = pipe.expect("it was asked for");
     thread::spawn(move || {
         let mut text = Vec::new();
-        // What was read until a failure is shown all the same.
+        // The output before a read error is shown, too.
         let _ = pipe.read_to_end(&mut text);
         text
     })
 }
 
-/// What a pipe gave. One that a grandchild keeps open is not waited for.
+/// Returns the output of a pipe. Waits 5 seconds at most, since a grandchild may keep the pipe open.
 fn collect(reader: JoinHandle<Vec<u8>>) -> String {
     let deadline = Instant::now() + Duration::from_secs(5);
     while !reader.is_finished() {
@@ -133,7 +133,7 @@ fn collect(reader: JoinHandle<Vec<u8>>) -> String {
     String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
 }
 
-/// Returns when `holds` does; a minute is the limit.
+/// Waits until `holds` returns true, a minute at most.
 #[track_caller]
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -143,13 +143,13 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A shell command line in `dir`, which must succeed.
+/// Runs a shell script in `dir`, which must succeed.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str, limit: Duration) -> Answer {
     run(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(dir), limit).ok()
 }
 
-/// The program under test.
+/// Returns the path of the program under test.
 pub fn forebay() -> PathBuf {
     let beside = || {
         let exe = std::env::current_exe().expect("this program has a path");
@@ -160,7 +160,7 @@ pub fn forebay() -> PathBuf {
     program
 }
 
-/// A suite that `make test` installs.
+/// Returns the path of a test suite that `make test` installs.
 pub fn tool(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/forebay/tools/bin");
     let dir = std::env::var_os("FOREBAY_TOOLS").map_or_else(home, PathBuf::from);
@@ -169,7 +169,7 @@ pub fn tool(name: &str) -> PathBuf {
     tool
 }
 
-/// Fails where programs are missing, and says how to get them.
+/// Fails if a program is missing, and says how to install it.
 pub fn need(programs: &[&str]) {
     for program in programs {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -178,10 +178,10 @@ pub fn need(programs: &[&str]) {
     }
 }
 
-/// The unpacked sources of a package that this workspace is built from.
+/// Returns the directory with the unpacked sources of a package that this workspace is built from.
 pub fn sources(package: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    // What is for other platforms was never fetched.
+    // Packages for other platforms were never fetched.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     cargo.args(["metadata", "--offline", "--format-version", "1", "--filter-platform", &platform, "--manifest-path"]);
     cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
@@ -192,7 +192,7 @@ pub fn sources(package: &str) -> PathBuf {
     Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned()
 }
 
-/// A child that is killed when the test ends.
+/// A child that is killed when this value is dropped.
 pub struct Running(pub Child);
 
 impl Running {
@@ -209,7 +209,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // With what it started.
+        // The whole group, including the child's own children.
         kill_group(self.0.id());
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Accesses that a test plans and a process of its own carries out: every way to read.
+//! Accesses that a test plans and another process carries out, in every way to read.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub const PAGE: u64 = 4096;
-/// What is read through a mapping or by O_DIRECT is a multiple of this.
+/// The start and the length of a read through a mapping or with O_DIRECT are multiples of this.
 pub const BLOCK: u64 = PAGE;
-/// What sendfile and copy_file_range move at once: what a pipe takes by default.
+/// The bytes that sendfile and copy_file_range move at once: the default capacity of a pipe.
 pub const PIPE: u64 = 16 * PAGE;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub enum How {
     Pread,
     Readv,
     IoUring,
-    /// With what the kernel reads ahead.
+    /// With the kernel's readahead.
     IoUringAhead,
     Sendfile,
     Splice,
@@ -30,7 +30,7 @@ pub enum How {
     Mmap,
 }
 
-/// All but mappings.
+/// All ways except mappings.
 pub const CALLS_TO_READ: [How; 8] =
     [How::Read, How::Pread, How::Readv, How::IoUring, How::Sendfile, How::Splice, How::CopyFileRange, How::Direct];
 
@@ -46,7 +46,7 @@ pub const WAYS_TO_READ: [How; 9] = [
     How::Mmap,
 ];
 
-/// One access that a job makes.
+/// One access of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Step {
     pub file: PathBuf,
@@ -55,7 +55,7 @@ pub struct Step {
     pub len: u64,
 }
 
-/// Carries out one after the other.
+/// Carries out the steps in order.
 pub fn carry_out(plan: &[Step]) {
     let sink = tempfile::tempfile_in("/var/tmp").unwrap();
     let mut ring = io_uring::IoUring::new(2).unwrap();
@@ -63,7 +63,7 @@ pub fn carry_out(plan: &[Step]) {
 }
 
 impl Step {
-    /// The whole pages that it touches, as far as a file of `size` bytes goes.
+    /// Returns the range of whole pages that the access touches, within a file of `size` bytes.
     pub fn pages(&self, size: u64) -> Range<u64> {
         self.from / PAGE * PAGE..((self.from + self.len).div_ceil(PAGE) * PAGE).min(size)
     }
@@ -72,7 +72,7 @@ impl Step {
         let flags = if self.how == How::Direct { libc::O_DIRECT } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.file).unwrap();
         if self.how != How::IoUringAhead {
-            // Nothing is read but what is asked for.
+            // No readahead.
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
         }
         let (from, len) = (self.from, self.len as usize);
@@ -100,7 +100,7 @@ impl Step {
             }
             How::Sendfile => rustix::fs::sendfile(sink, &file, Some(&mut from.clone()), len).unwrap(),
             How::CopyFileRange => {
-                // Within one file system alone.
+                // copy_file_range needs source and target on the same file system.
                 let here = tempfile::tempfile_in(".").unwrap();
                 let device = |file: &File| file.metadata().unwrap().dev();
                 let sink = if device(sink) == device(&file) { sink } else { &here };
@@ -116,7 +116,7 @@ impl Step {
             }
             How::Mmap => {
                 let (flags, map_flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-                // SAFETY: a new mapping, that nothing else uses, of a file that nobody truncates.
+                // SAFETY: a new mapping that nothing else uses, of a file that no process truncates.
                 unsafe {
                     let start = rustix::mm::mmap(std::ptr::null_mut(), len, flags, map_flags, &file, from).unwrap();
                     rustix::mm::madvise(start, len, rustix::mm::Advice::Random).unwrap();

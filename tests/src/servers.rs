@@ -1,4 +1,4 @@
-//! Real servers of pools, each started by the test that needs it, on loopback and on a port that was free.
+//! Real servers of pools on loopback. Each is started by the test that needs it, on a free port.
 
 pub mod nfs;
 pub mod s3;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 
 use crate::tree::{Bucket, Files, Tree};
 
-/// A pool behind a server of its own.
+/// A pool on a server.
 #[derive(Debug, Clone)]
 pub struct Remote {
     pub url: String,
-    /// What is in it, past us; behind the server's back where that keeps plain files.
+    /// The pool's content, read without the mount; without the server, too, if the server keeps plain files.
     pub tree: Arc<dyn Tree>,
-    /// What a client needs to be let in.
+    /// The environment variables with a client's credentials.
     pub environment: BTreeMap<String, String>,
 }
 
-/// What can die and come back.
+/// A server that can be killed and started again.
 pub trait Server {
     /// `kill -9`
     fn kill(&mut self);
 
-    /// On the same ports and data; returns when it serves.
+    /// Starts the server on the same ports and data, and waits until it serves.
     fn start_again(&mut self);
 
     fn remote(&self) -> Remote;

@@ -1,4 +1,4 @@
-//! What a program reads, by `strace`: a second witness of what is observed.
+//! The reads of a program as `strace` sees them, to check what the observer sees.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -6,29 +6,29 @@ use std::path::{Path, PathBuf};
 
 use crate::reading::PAGE;
 
-/// The system calls that open, read, move or map. Calls that read in another way end the test.
+/// The system calls that open, read, move or map. A call that reads in a way that is not followed fails the test.
 const CALLS: &str = "open,openat,creat,execve,read,pread64,lseek,write,pwrite64,ftruncate,mmap,dup,dup2,dup3,fcntl,\
                      readv,preadv,preadv2,sendfile,splice,copy_file_range";
 
-/// Of one file below the directory that is looked at.
+/// The use of one file below the traced directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Used {
     pub opens: u64,
-    /// Of pages that calls read, each as often as it was read.
+    /// The bytes of the pages that calls read. A page counts each time that it is read.
     pub read_bytes: u64,
     pub written_bytes: u64,
-    /// It was mapped, or run: which pages of it were touched is not seen.
+    /// The file was mapped or executed. `strace` does not show which pages of it were touched.
     pub is_mapped: bool,
 }
 
-/// The words before a command that have it traced into `dir`, one file for each process.
+/// Returns the words that go before a command to trace it into `dir`, one file for each process.
 pub fn words(dir: &Path) -> Vec<String> {
     let traces = dir.join("trace").display().to_string();
     let words = ["strace", "-ff", "-qq", "-y", "-s", "0", "-e", "signal=none", "-e", CALLS, "-o", &traces];
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// What the traced processes, which ran in `root`, used below it, by path there.
+/// Returns what the traced processes, which ran in `root`, used of each file below it, by relative path.
 pub fn used(dir: &Path, root: &Path) -> BTreeMap<PathBuf, Used> {
     let mut all = BTreeMap::new();
     for trace in fs::read_dir(dir).unwrap() {
@@ -41,9 +41,9 @@ pub fn used(dir: &Path, root: &Path) -> BTreeMap<PathBuf, Used> {
 
 struct Process<'a> {
     root: &'a Path,
-    /// Of descriptors that this process opened.
+    /// The offsets of the descriptors that this process opened.
     offsets: HashMap<u64, u64>,
-    /// Of files that this process makes: what it reads while they grow ends with them.
+    /// The sizes of the files that this process creates or truncates. A read counts only up to the size at that moment.
     sizes: HashMap<String, u64>,
     all: &'a mut BTreeMap<PathBuf, Used>,
 }
@@ -55,7 +55,7 @@ impl Process<'_> {
         let (Some(done), returned) = (number(result), descriptor(result)) else { return };
         if call == "execve" {
             let program = arguments.split('"').nth(1).unwrap();
-            // It runs there.
+            // The program runs in `root`, so a relative path begins there.
             if let Ok(path) = self.root.join(program).strip_prefix(self.root) {
                 let path = path.strip_prefix(".").unwrap_or(path);
                 self.all.entry(path.to_owned()).or_default().is_mapped = true;
@@ -73,7 +73,7 @@ impl Process<'_> {
             }
             return;
         }
-        // A mapping has its descriptor as the fifth argument, all others as the first.
+        // The descriptor is the fifth argument of mmap, and the first one of all other calls.
         let at = if call == "mmap" { arguments.splitn(5, ", ").nth(4).unwrap_or_default() } else { arguments };
         let Some((fd, path)) = descriptor(at) else { return };
         let offset = self.offsets.get(&fd).copied();
@@ -132,13 +132,13 @@ impl Process<'_> {
     }
 }
 
-/// The number, and the path, of `3</a/path>`.
+/// Returns the number and the path of `3</a/path>`.
 fn descriptor(text: &str) -> Option<(u64, String)> {
     let (fd, rest) = text.split_once('<')?;
     Some((fd.parse().ok()?, rest.split_once('>')?.0.to_owned()))
 }
 
-/// What a text begins with, where that is a number that is not negative.
+/// Returns the number that a text begins with, unless it is negative.
 fn number(text: &str) -> Option<u64> {
     let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |rest| (rest, 16));
     let end = digits.find(|c: char| !c.is_digit(radix)).unwrap_or(digits.len());
@@ -169,7 +169,7 @@ mod tests {
         ];
         fs::write(dir.path().join("trace.1"), lines.join("\n")).unwrap();
         let used = used(dir.path(), root.path());
-        // One page; three, of which the last ends with the file; one.
+        // One page; three pages, the last of which ends with the file; one page.
         let expected = Used { opens: 1, read_bytes: 4096 + 10_000 + 4096, ..Used::default() };
         assert_eq!(used, BTreeMap::from([(PathBuf::from("a"), expected)]));
     }

@@ -1,4 +1,5 @@
-//! The kill sweep: whatever is killed and whenever, nothing that was acknowledged is lost, and nothing is invented.
+//! The kill sweep: whichever process is killed at whichever moment, nothing acknowledged is lost, and nothing is
+//! invented.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::process;
 use crate::servers::Server;
 use crate::tree::Files;
 
-/// Of a mount that is swept.
+/// The policy of a mount under the sweep.
 pub const POLICY: &str = "
 [default]
 flush = \"idle:1s\"
@@ -25,13 +26,14 @@ flush = \"idle:1s\"
 paths = [\"on-close/**\"]
 flush = \"on-close\"
 ";
-/// One round in so many takes the supervisor along. Few enough worker deaths in between that none waits long.
+/// The interval, in rounds, at which the supervisor is killed, too. Few workers die in between, so no restart is
+/// delayed for long.
 const BOTH_EVERY: u64 = 5;
-/// One round in so many ends with a flush of all and a comparison of the pool.
+/// The interval, in rounds, at which a round ends with a flush of everything and a comparison with the pool.
 const POOL_EVERY: u64 = 10;
-/// One round in so many begins with the death of the pool's server.
+/// The interval, in rounds, at which a round begins with a kill of the pool's server.
 const SERVER_EVERY: u64 = 4;
-/// The longest that a writer may be held up by a restart.
+/// The longest time that a restart may hold up a writer.
 const HELD_UP: Duration = Duration::from_secs(30);
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -58,7 +60,7 @@ fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
     ]
 }
 
-/// A writer that stopped, the number of its steps, and what it failed on.
+/// A writer that stopped, the number of its steps, and the error that stopped it, if any.
 type Ended = (Box<dyn Writer>, u64, Option<io::Error>);
 
 struct Load {
@@ -85,7 +87,7 @@ impl Load {
         Self { threads: writers.into_iter().map(run).collect(), stop }
     }
 
-    /// The writers, the number of their steps, and the errors that ended some of them.
+    /// Returns the writers, the total number of their steps, and the errors that stopped some of them.
     fn end(self) -> (Vec<Box<dyn Writer>>, u64, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + HELD_UP;
@@ -104,11 +106,11 @@ impl Load {
     }
 }
 
-/// Kills processes of a mount `kills` times under write load, `FOREBAY_KILLS` times if that is set, and now and then
-/// the server of its pool. Everything that was promised is checked each time.
+/// Kills processes of a mount under write load: `kills` times, or `FOREBAY_KILLS` times if that is set. Sometimes kills
+/// the server of its pool, too. Checks after each kill everything that was acknowledged.
 ///
 /// # Panics
-/// Where something is lost or invented; it says the seed.
+/// If something is lost or invented. The message has the seed.
 pub fn sweep(mount: &Mount, kills: u64, hard_links: bool, mut server: Option<&mut dyn Server>) {
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later than 1970");
     let seed = setting("FOREBAY_SEED", clock.as_nanos() as u64);

@@ -1,4 +1,4 @@
-//! What a pool holds, seen by somebody who does not look through the mount.
+//! The content of a pool, read without the mount.
 
 mod bucket;
 
@@ -11,27 +11,27 @@ use std::sync::Arc;
 
 pub use bucket::Bucket;
 
-/// One directory. What it tells is what is there at the moment of the call. Shown, it is a place for messages.
+/// One directory. Each call returns its state at that moment. `Display` shows its location in messages.
 pub trait Tree: Debug + Display + Send + Sync {
-    /// The directory of that name in it, there or not.
+    /// Returns the directory with that name below this one, whether or not it exists.
     fn below(&self, name: &str) -> Arc<dyn Tree>;
 
-    /// The content of a file.
+    /// Returns the content of a file.
     ///
     /// # Errors
-    /// `NotFound` where there is none, and only there.
+    /// `NotFound` if and only if the file does not exist.
     fn read(&self, name: &str) -> io::Result<Vec<u8>>;
 
-    /// The names in it, in no order.
+    /// Returns the names in the directory, in no order.
     ///
     /// # Errors
-    /// Those of looking.
+    /// Those of the listing.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// The number of hard links of what is there by that name.
+    /// Returns the number of hard links of an object.
     ///
     /// # Errors
-    /// `NotFound` where nothing is there, and only there.
+    /// `NotFound` if and only if the object does not exist.
     fn links(&self, name: &str) -> io::Result<u64>;
 }
 

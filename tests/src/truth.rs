@@ -1,4 +1,4 @@
-//! Plans of reads at random, and what must be told of them.
+//! Random plans of reads, and what the observer must report of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -10,7 +10,7 @@ use rand::seq::IndexedRandom;
 
 use crate::reading::{BLOCK, How, PAGE, PIPE, Step};
 
-/// What must be told of one job and one file.
+/// What the observer must report of one job and one file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Truth {
     pub opens: u64,
@@ -18,12 +18,12 @@ pub struct Truth {
     pub direct_bytes: u64,
     pub direct_calls: u64,
     pub is_mapped: bool,
-    /// Whole pages, as far as the file goes.
+    /// Ranges of whole pages, within the file.
     ranges: Vec<(u64, u64)>,
 }
 
 impl Truth {
-    /// The parts of `1 << shift` bytes that were touched.
+    /// Returns the numbers of the parts of `1 << shift` bytes that were touched.
     pub fn parts(&self, shift: u32) -> BTreeSet<u64> {
         self.ranges.iter().flat_map(|(from, until)| from >> shift..=(until - 1) >> shift).collect()
     }
@@ -35,7 +35,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Files of random bytes.
+/// Makes files of random bytes.
 pub fn files(dir: &Path, rng: &mut impl Rng, sizes: &[u64]) -> Vec<(PathBuf, u64)> {
     std::fs::create_dir_all(dir).unwrap();
     let one = |(number, size): (usize, &u64)| {
@@ -50,15 +50,15 @@ pub fn files(dir: &Path, rng: &mut impl Rng, sizes: &[u64]) -> Vec<(PathBuf, u64
     made
 }
 
-/// Files, whether what is read of them may be read again, and ways to read them.
+/// Files, ways to read them, and whether the same bytes may be read twice.
 pub struct Set<'a> {
     pub files: &'a [(PathBuf, u64)],
     pub ways: &'a [How],
-    /// Nothing is read twice: what is not in memory comes into it by one read alone.
+    /// Nothing is read twice: each page that is not in memory is read into memory by exactly one read.
     pub once: bool,
 }
 
-/// Plans within sets of files, one among the other, each in its order.
+/// Makes plans for sets of files and interleaves them. Each plan keeps its order.
 pub fn plans(rng: &mut impl Rng, sets: &[(Set<'_>, usize)]) -> Vec<Step> {
     let mut all = Vec::new();
     for (set, steps) in sets {
@@ -72,17 +72,17 @@ pub fn plans(rng: &mut impl Rng, sets: &[(Set<'_>, usize)]) -> Vec<Step> {
     all
 }
 
-/// A plan of accesses within the files: of bytes that are there, since others are not touches.
+/// Makes a plan of accesses within the files. A read beyond the end of a file would be no touch.
 fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
     let (files, ways) = (set.files, set.ways);
-    // What one brings into memory must not be beside what another does.
+    // The pages that one step reads into memory must not be next to those of another step.
     let near = |a: &Step, b: &Step| {
         a.file == b.file && a.from < b.from + b.len + 2 * PAGE && b.from < a.from + a.len + 2 * PAGE
     };
     let one = |rng: &mut R| {
         let (file, size) = files.choose(rng).unwrap();
         let how = *ways.choose(rng).unwrap();
-        // Those go on in pieces of whole pages, or may not begin elsewhere.
+        // These ways move pieces of whole pages, or cannot begin in the middle of a block.
         let aligned = !matches!(how, How::Read | How::Pread | How::Readv | How::IoUring);
         let unit = if aligned { BLOCK } else { 1 };
         let from = rng.random_range(0..size / unit) * unit;
@@ -96,7 +96,7 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
         std::iter::once(end).chain(inner).map(|end| (step.file.clone(), end.div_ceil(PAGE))).collect()
     };
     let mut plan: Vec<Step> = Vec::new();
-    // Where nothing is read twice there is an end to it.
+    // If nothing may be read twice, there may be no room for another step: the attempts are limited.
     for _ in 0..steps * 20 {
         if plan.len() == steps {
             break;
@@ -105,8 +105,9 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
         if set.once && plan.iter().any(|other| near(other, &step)) {
             continue;
         }
-        // io_uring and splice are no calls that the kernel counts: one that ends where the one before ended, in the same
-        // file, is taken for the rest of it. sendfile and copy_file_range splice piece by piece, and each piece has an end.
+        // The kernel does not count io_uring and splice as read calls. If such a read ends where the previous read of
+        // the same file ended, the observer takes it for the rest of that one. sendfile and copy_file_range splice
+        // piece by piece, and each piece has an end.
         let last = plan.iter().rev().find(|last| !matches!(last.how, How::Mmap | How::Direct));
         if last.is_none_or(|last| !ends(&step).contains(&ends(last)[0])) {
             plan.push(step);
@@ -115,7 +116,7 @@ fn plan<R: Rng>(rng: &mut R, set: &Set<'_>, steps: usize) -> Vec<Step> {
     plan
 }
 
-/// What must be told, and the files in the order of their first touches.
+/// Returns what the observer must report, and the files in the order of their first touches.
 pub fn truth(plan: &[Step], sizes: &HashMap<PathBuf, u64>) -> (BTreeMap<PathBuf, Truth>, Vec<PathBuf>) {
     let (mut all, mut order) = (BTreeMap::<PathBuf, Truth>::new(), Vec::new());
     for step in plan {

@@ -1,4 +1,4 @@
-//! Two ordinary users of one machine, for tests of what one can do to the other.
+//! Two ordinary users of one machine, for tests of the harm that one can do to the other.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::process::{Answer, run};
 
-/// How long a user's command may take.
+/// The time limit of a user's command.
 const COMMAND: Duration = Duration::from_secs(60);
 
 /// A user and a group of the same number, with no privileges and no other groups.
@@ -20,10 +20,10 @@ pub const U1: User = User(4001);
 pub const U2: User = User(4002);
 
 impl User {
-    /// A command that runs as this user in `dir`.
+    /// Returns a command that runs as this user in `dir`.
     pub fn command(self, program: &str, dir: &Path) -> Command {
         let mut command = Command::new(program);
-        // Supplementary groups go with the change of user: `uid` without `groups` clears them for root.
+        // `uid` without `groups` also clears the supplementary groups if the parent is root.
         command.current_dir(dir).uid(self.0).gid(self.0);
         command
     }

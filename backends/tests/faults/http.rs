@@ -35,8 +35,8 @@ pub enum Wrong {
     Skewed,
     /// 403 InvalidObjectState, of a GET of an object.
     Archived,
-    /// First the connection breaks before the request; then an upload in parts is reported as complete although it is
-    /// not.
+    /// The connection breaks before each planned request except the last one. The answer to that one reports an upload
+    /// in parts as complete although it is not.
     Pretended,
 }
 
@@ -53,7 +53,7 @@ const PASSING: [Wrong; 7] = [
 /// The probability of a fault.
 const ODDS: f64 = 0.1;
 const LATENESS_MS_MAX: u64 = 150;
-/// The probability that a gust begins: so many requests in a row then meet a fault that callers notice it.
+/// The probability that a gust begins: a series of requests that all meet a fault, long enough that callers notice it.
 const GUST_ODDS: f64 = 0.003;
 const GUST_REQUESTS: u32 = 40;
 
@@ -98,7 +98,7 @@ impl Plan {
         let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
         let mut meanwhile = None;
         let mut next = self.next.lock();
-        // Of the POST requests of an upload in parts, the completion is meant.
+        // A fault that is planned for POST applies to the completion of an upload in parts, not to its start.
         let meant = |planned: &&mut Planned| {
             planned.method == method && (method != "POST" || request.head.contains("uploadId="))
         };

@@ -15,7 +15,7 @@ fn start() -> NfsServer {
     NfsServer::start(Path::new(env!("CARGO_TARGET_TMPDIR")), Squash::None)
 }
 
-/// The pool's own unfinished files.
+/// Returns all names in the export, including those of the pool's own unfinished files.
 fn unfinished(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.collect()

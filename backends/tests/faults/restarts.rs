@@ -30,7 +30,7 @@ pub struct Restarts<P> {
 }
 
 impl<P: Send + 'static> Restarts<P> {
-    /// `place`: the facts about the server that the test needs.
+    /// `place` returns the facts about the server that the test needs.
     pub fn of<S: 'static>(
         start: impl FnOnce() -> S + Send + 'static,
         kill: impl Fn(&mut S) + Send + 'static,

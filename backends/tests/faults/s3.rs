@@ -13,7 +13,7 @@ use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
 use super::*;
 
 const ROUNDS: u32 = 60;
-/// Ceph's gateway answers some hundred requests in a second in this environment.
+/// In this environment Ceph's gateway answers some hundred requests per second.
 const ROUNDS_ON_CEPH: u32 = 12;
 
 async fn attach(port: u16) -> S3Pool {
@@ -159,7 +159,7 @@ async fn what_somebody_writes_while_the_answer_of_a_put_is_lost_stays() {
     }
 }
 
-/// As versitygw reports an upload whose completion was interrupted by a kill.
+/// After a kill that interrupted the completion of an upload, versitygw reports the upload as complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_that_is_said_to_be_complete_and_is_not_is_an_error() {
     let (_server, way, pool) = troubled().await;
@@ -168,7 +168,7 @@ async fn an_upload_that_is_said_to_be_complete_and_is_not_is_an_error() {
     let error = put(&pool, large, &Expected::Absent).await.unwrap_err();
     assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Later), "{error}");
     assert!(pool.stat(&path("f")).await.unwrap_err().is(ErrorKind::NotFound));
-    // An upload that was completed, and whose answer was lost, is complete.
+    // An upload that was completed is complete even if the answer was lost.
     way.next("POST", Wrong::ResetAfter, 1);
     let version = put(&pool, large, &Expected::Absent).await.unwrap().version;
     assert_eq!(read(&pool, &version).await.unwrap(), large);

@@ -1,4 +1,4 @@
-//! Servers that end and are restarted, or are not.
+//! Servers that end. Some of them are started again.
 
 use super::*;
 
@@ -83,7 +83,7 @@ async fn a_server_that_is_gone_is_told_within_the_time_for_retries() {
     assert_eq!(content(&pool, "f").await, "x");
 }
 
-/// With a paused clock, which advances as soon as all tasks wait.
+/// The clock is paused, so it advances as soon as all tasks wait.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_never_answers_is_given_up() {
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 const USER: u32 = 4_711;
 
-/// These system calls change one thread; those of the C library change all.
+/// Changes the user of this thread alone: the functions of the C library would change all threads.
 fn become_user() {
     // SAFETY: plain system calls with numbers.
     let changed = unsafe {

@@ -1,5 +1,5 @@
-//! What is observed by tests: `observed read` carries out the plan that comes on standard input, and
-//! `observed observe DIR` observes itself reading the file there. Exits with 77 where it may not.
+//! The program that the tests of the observer observe: `observed read` carries out the plan on standard input, and
+//! `observed observe DIR` observes its own read of `DIR/file`. Exits with 77 if the observer reports `Denied`.
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -10,10 +10,10 @@ use rand_chacha::ChaCha8Rng;
 use super::{Ground, Held, Slot, Writer};
 use crate::tree::Tree;
 
-/// Directories that come, move and go, and hard links.
+/// Creates, renames and removes directories, and creates and removes hard links.
 pub struct Names {
     ground: Ground,
-    /// For each directory which of the names `a-N` and `b-N` it has, as 1 and 2.
+    /// For each directory: 1 if it has the name `a-N`, 2 if it has `b-N`.
     dirs: Vec<Slot>,
     links: Vec<Slot>,
 }

@@ -1,4 +1,4 @@
-//! Trees, compared.
+//! The comparison of trees.
 
 use std::collections::HashMap;
 
@@ -8,23 +8,24 @@ use super::Failure;
 use super::content::describe;
 use super::tree::{Body, Id, Tree};
 
-/// What of two trees is compared beside names, kinds, links and modes.
+/// Optional parts of a comparison. Names, kinds, links, symlink targets, modes and extended attributes always count.
 #[derive(Debug, Clone, Copy)]
 pub struct Compared {
     pub contents: bool,
-    /// Of files, where both sides know them.
+    /// Of files: equal if both trees know the time. If `right` does not, the time in `is` must not be before the last
+    /// write.
     pub mtimes: bool,
 }
 
-/// Two trees are the same.
+/// Checks that two trees are the same.
 ///
 /// # Errors
-/// The first difference: what `is` and what is `right`.
+/// The first difference between `is` and `right`.
 pub fn same(is: &Tree, right: &Tree, compared: Compared) -> Result<(), Failure> {
     same_but(is, right, compared, |_| false)
 }
 
-/// The same, but for the content of what `skip` says, by its number in `right`.
+/// Compares like [`same`], but without content and mtime of the nodes of `right` that `skip` selects.
 pub fn same_but(is: &Tree, right: &Tree, compared: Compared, skip: impl Fn(Id) -> bool) -> Result<(), Failure> {
     let (is_paths, right_paths) = (is.paths(), right.paths());
     let mut pairs: HashMap<Id, Id> = HashMap::new();

@@ -1,16 +1,16 @@
-//! What one case is run with.
+//! The configuration of a case.
 
 use forebay_engine::Policy;
 use serde::{Deserialize, Serialize};
 
-/// Who and what is there beside the operations.
+/// Events besides the operations on the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum World {
-    /// Nobody else changes the pool.
+    /// No other client changes the pool.
     Quiet,
-    /// Others change the pool.
+    /// Other clients change the pool.
     Shared,
-    /// What was not synced is lost at a crash.
+    /// A crash loses everything that was not synced.
     PowerCuts,
 }
 
@@ -25,14 +25,15 @@ pub enum Flushing {
 pub struct Config {
     pub world: World,
     pub flushing: Flushing,
-    /// Names and attributes are asked for anew each time; else never within a case.
+    /// Names and attributes are revalidated at each use; if false, never within a case.
     pub fresh: bool,
-    /// Files above this many bytes are not fetched whole when they are opened.
+    /// Files with more bytes than this are not fetched whole at open.
     pub whole_file_bytes: u64,
     pub limit_bytes: Option<u64>,
-    /// The daemon may have two content files open that nobody uses.
+    /// The daemon may keep only two content files open that no program uses.
     pub few_descriptors: bool,
-    /// What is idle for a second is flushed, and at the end nobody asks for a flush: all must arrive by itself.
+    /// Files that are idle for a second are flushed. At the end no flush is requested: everything must reach the pool
+    /// by itself.
     pub arrives: bool,
 }
 

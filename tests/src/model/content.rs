@@ -1,14 +1,14 @@
-//! Bytes that say who wrote them and where they belong.
+//! Bytes that identify their writer and their offset.
 
 use std::sync::Arc;
 
 /// The content of a file.
 pub type Content = Arc<Vec<u8>>;
 
-/// Bytes of a group that carries its origin.
+/// The size of a group of bytes that identifies its writer.
 const GROUP_BYTES: u64 = 16;
 
-/// The bytes that writer `tag` puts at `offset`: every 16 bytes name the tag and the place, and none is zero.
+/// Returns the bytes that writer `tag` writes at `offset`: each group names the tag and the place, and no byte is zero.
 pub fn pattern(tag: u32, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 16);
     let first = offset / GROUP_BYTES;
@@ -24,7 +24,7 @@ pub fn pattern(tag: u32, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// `content` with `data` written at `offset`; what is skipped is zeros.
+/// Returns `content` with `data` written at `offset`; a gap before it is filled with zeros.
 pub fn written(content: &Content, offset: u64, data: &[u8]) -> Content {
     let mut bytes = content.as_ref().clone();
     let end = offset as usize + data.len();
@@ -41,7 +41,7 @@ pub fn truncated(content: &Content, size: u64) -> Content {
     Arc::new(bytes)
 }
 
-/// How a message shows bytes: size and the runs of one origin.
+/// Describes bytes in a message: their number, and the runs of bytes from one writer.
 pub fn describe(bytes: &[u8]) -> String {
     let mut runs: Vec<(String, usize)> = Vec::new();
     for group in bytes.chunks(GROUP_BYTES as usize) {

@@ -1,4 +1,4 @@
-//! Which contents ever were, and which must not be lost.
+//! The contents that existed at some moment, and the contents that must not be lost.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,9 +8,9 @@ use super::tree::Tree;
 
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Everything that a file of anybody held as a whole at some moment.
+    /// Every content that any file had as a whole at some moment, in the mount or in the pool.
     known: HashSet<u64>,
-    /// What somebody wrote and nobody who knew of it gave up.
+    /// The contents that a client wrote, except those that a client removed or replaced and knew.
     owed: Vec<Content>,
 }
 
@@ -23,18 +23,18 @@ impl Effects {
         self.known.contains(&digest(content))
     }
 
-    /// All files of a tree.
+    /// Records the contents of all files of a tree.
     pub fn take_all(&mut self, tree: &Tree) {
         for content in tree.nodes.values().filter_map(|n| n.content()) {
             self.seen(content);
         }
     }
 
-    /// Somebody made `new` of `old`, knowing it.
+    /// Records that a client replaced `old` with `new`, knowing `old`.
     pub fn replaced(&mut self, old: &Content, new: &Content) {
         self.given_up(old);
         self.seen(new);
-        // Zeros say nothing of who wrote them.
+        // Zeros do not identify their writer.
         if new.iter().any(|b| *b != 0) {
             self.owed.push(new.clone());
         }
@@ -44,7 +44,7 @@ impl Effects {
         self.owed.retain(|owed| owed != content);
     }
 
-    /// Everything that is owed must be in one of the files of a tree.
+    /// Checks that each owed content is in a file of the tree.
     pub fn check(&self, tree: &Tree) -> Result<(), String> {
         let there: HashSet<u64> = tree.nodes.values().filter_map(|n| n.content()).map(digest).collect();
         match self.owed.iter().find(|owed| !there.contains(&digest(owed))) {

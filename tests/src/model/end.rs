@@ -1,4 +1,4 @@
-//! The end of a case: all trouble is over, everything is flushed, and both sides are compared as a whole.
+//! The end of a case: all failures end, everything is flushed, and whole trees are compared.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -13,11 +13,12 @@ use super::run::Run;
 use super::tree::Tree;
 use super::view;
 
-/// Flushes that it may take until nothing differs: a conflict moves ours to a name that the next one brings up.
+/// The maximum number of flushes until nothing is dirty: a conflict renames our file, and only the next flush writes
+/// the file with its new name.
 const ROUNDS: u32 = 4;
-/// What failed is tried again after seconds, longer each time.
+/// The time limit for arrival in the pool: a failed write-back is retried after seconds, with growing pauses.
 const ARRIVAL: Duration = Duration::from_secs(40);
-/// Looks at the count until it must be right.
+/// The number of times that the count of used bytes is read before it must be right.
 const COUNTS: u32 = 200;
 const ALL: Compared = Compared { contents: true, mtimes: true };
 
@@ -53,7 +54,7 @@ impl Run {
                 return Err(format!("all is clean and closed, but not everything was evicted: {done:?} {kept:?}"));
             }
         }
-        // What is remembered of a pool that others change may be old: a new start asks for all of it.
+        // What the engine remembers of a pool that other clients change may be old. A new start revalidates all of it.
         drop(overlay);
         if self.shared() {
             self.machine.crash(|_| {}).map_err(|e| format!("the last start: {e}"))?;
@@ -81,7 +82,7 @@ impl Run {
         Err(format!("still dirty after the last flush: {dirty:?}"))
     }
 
-    /// Nobody asks for a flush, and nothing more happens here: everything arrives all the same.
+    /// Waits until everything is in the pool, without any request for a flush and without further operations.
     fn await_arrival(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
         let began = Instant::now();
@@ -118,15 +119,15 @@ impl Run {
         Ok(())
     }
 
-    /// Catalog and content files agree, and every byte is accounted for.
+    /// Checks that the catalog and the content files agree, and that the count of used bytes is right.
     fn check_fast_pool(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
-        // Repairs what there is to repair, and waits for what is being removed.
+        // With `repair`, fsck also removes orphaned content files, and waits for removals in progress.
         let report = self.machine.run(overlay.fsck(true)).map_err(|e| e.to_string())?;
         if !report.problems.is_empty() {
             return Err(format!("fsck: {:?}", report.problems));
         }
-        // What a start finds is counted beside the work.
+        // After a start, the content files are counted in the background.
         for _ in 0..COUNTS {
             if self.check_count().is_ok() {
                 return Ok(());

@@ -1,4 +1,4 @@
-//! Operations on content, and what operators do.
+//! Operations on content, and requests of operators.
 
 use std::os::unix::fs::FileExt;
 
@@ -26,7 +26,7 @@ impl Run {
         let got = self.machine.run(overlay.open_file(ino, flags));
         let failed = got.is_err();
         let Some(opened) = self.judge(got, right.clone())? else {
-            // O_TRUNC and the rest of an open are two steps, as they are for the kernel.
+            // O_TRUNC and the rest of an open are two steps, as in the kernel: the first may have succeeded.
             if failed && right.is_ok() && flags & libc::O_TRUNC != 0 {
                 self.truncated_or_not(id, ino)?;
             }
@@ -43,7 +43,7 @@ impl Run {
 
     fn truncated_or_not(&mut self, id: Id, ino: Ino) -> Result<(), Failure> {
         if self.content_of(id).is_empty() {
-            // It looks the same either way.
+            // An empty file looks the same either way.
             return Ok(());
         }
         let overlay = self.overlay();
@@ -68,7 +68,7 @@ impl Run {
         self.end_handle(handle)
     }
 
-    /// `close(2)`: the flush of the policy, then the release.
+    /// `close(2)`: the flush that the policy requires, then the release.
     pub fn end_handle(&mut self, handle: Handle) -> Result<(), Failure> {
         let overlay = self.overlay();
         let got = self.machine.run(overlay.close(handle.ino, handle.writes()));
@@ -76,15 +76,16 @@ impl Run {
         self.history.ahead |= flushes;
         self.outdated |= handle.writes() && self.shared();
         let right = match got {
-            // Somebody else writes it at the same time, or removed it while it was open.
+            // Another client writes the file at the same time, or removed it while it was open.
             Err(e) if e.is(ErrorKind::Stale) && self.shared() => Ok(None),
-            // Its name in the pool is that of another file, which is open and cannot be kept here.
+            // In the pool, its name still belongs to a removed file that is open for writing, or too large for the fast
+            // pool.
             Err(e) if !self.handles.is_empty() && e.to_string().contains("removed when it is closed") => Ok(None),
             got => self.judge(got, Ok(())).map_err(|e| format!("close: {e}")),
         };
         let acknowledged = right?.is_some();
         overlay.release(handle.ino, handle.flags);
-        // The work that the release left to the runtime.
+        // Runs the work that the release left to the runtime.
         self.machine.run(async { tokio::task::yield_now().await });
         let named = self.model.nodes.get(&handle.id).is_some_and(|n| n.nlink > 0);
         if flushes && acknowledged && named {
@@ -97,7 +98,7 @@ impl Run {
         self.model.node(id).content().expect("a file").clone()
     }
 
-    /// The user changed a file's content.
+    /// Records that the user changed a file's content.
     pub fn wrote(&mut self, id: Id, new: content::Content) {
         let old = self.content_of(id);
         if self.model.node(id).nlink > 0 {
@@ -109,8 +110,8 @@ impl Run {
         self.history.wrote(id, &old);
     }
 
-    /// As [`Run::judge`], of an operation on the bytes of a file that is open. Those that were never fetched may have
-    /// gone with the file that others removed or replaced.
+    /// Judges like [`Run::judge`] the result of an operation on the bytes of an open file. If another client removed or
+    /// replaced the file, bytes that were never fetched may be lost: the engine may return `ESTALE`.
     fn judge_open<T>(&self, id: Id, got: Result<T, Error>) -> Result<Option<T>, Failure> {
         let gone = self.shared() && self.model.node(id).nlink == 0;
         match got {
@@ -172,7 +173,7 @@ impl Run {
             _ => {
                 let overlay = self.overlay();
                 let got = self.machine.run(overlay.read(ino, offset.into(), len));
-                // Never the wrong bytes: none.
+                // Wrong bytes are never right; an error may be.
                 let Some(bytes) = self.judge_open(id, got)? else { return Ok(()) };
                 bytes.to_vec()
             }
@@ -234,7 +235,7 @@ impl Run {
         Ok(())
     }
 
-    /// Where a file has holes, it has zeros, and its last hole is at its end.
+    /// Checks that holes read as zeros, and that the last hole is at the end of the file.
     pub fn holes(&mut self, at: Spot) -> Result<(), Failure> {
         let Some((id, ino)) = self.file(at)? else { return Ok(()) };
         let right = self.content_of(id);
@@ -355,9 +356,9 @@ impl Run {
         let request = EvictRequest { paths: vec![path.clone()], release_leases: release, dry_run: false };
         let overlay = self.overlay();
         let (done, failures) = self.machine.run(async { summary(overlay.evict(request)).await });
-        // What was removed while it is open and cannot be kept here removed when it is closed.
-        let waits =
-            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
+        // A removed file that is open for writing, or too large for the fast pool, keeps its name in the pool until it
+        // is closed.
+        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("evict {path}: {:?} {failures:?}", done.message));
         }
@@ -366,16 +367,16 @@ impl Run {
 
     pub fn flush(&mut self, all: bool, at: Spot, wait: bool) -> Result<(), Failure> {
         let path = if all { None } else { Some(self.path_of(at)) };
-        // With others about, what a flush does beside the operations cannot be told from what they do.
+        // If other clients change the pool, the effects of a background flush cannot be told from their changes.
         let wait = wait || self.shared();
         let request = FlushRequest { paths: path.iter().cloned().collect(), wait, dry_run: false };
         let overlay = self.overlay();
         let (done, failures) = self.machine.run(async { summary(overlay.flush(request)).await });
         self.outdated |= self.shared();
         self.history.ahead |= !wait || !all || done.failed > 0;
-        // What was removed while it is open and cannot be kept here removed when it is closed.
-        let waits =
-            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
+        // A removed file that is open for writing, or too large for the fast pool, keeps its name in the pool until it
+        // is closed.
+        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("flush {path:?}: {:?} {failures:?}", done.message));
         }

@@ -16,12 +16,12 @@ use super::config::{Config, World};
 
 pub struct Machine {
     pub config: Config,
-    /// What others see and change.
+    /// The pool as other clients see and change it.
     pub memory: Arc<MemoryPool>,
-    /// What the engine sees.
+    /// The pool as the engine sees it.
     pub pool: Arc<Fault>,
     home: tempfile::TempDir,
-    /// How far the engine's clock is ahead, in seconds.
+    /// How far the engine's clock is ahead of the right time, in seconds.
     pub ahead_secs: Arc<AtomicI64>,
     boots: u32,
     running: Option<(Runtime, Overlay)>,
@@ -31,7 +31,7 @@ impl Machine {
     pub fn new(config: Config) -> Self {
         let memory = Arc::new(MemoryPool::new());
         let pool = Arc::new(Fault::new(memory.clone(), 0));
-        // Not `Unavailable`: a call that fails is not an outage.
+        // Not `Unavailable`: a single failed call is not an outage.
         pool.set_error(ErrorKind::Os(libc::EIO));
         let shm = Path::new("/dev/shm");
         let dir = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -78,8 +78,8 @@ impl Machine {
         self.running.as_ref().expect("a running engine").0.block_on(work)
     }
 
-    /// Ends the engine as `kill -9` does: what is on the devices at this moment is all that is left. `damage`
-    /// is shown the directory of the content files before the next start.
+    /// Ends the engine as `kill -9` does: only what is on the devices at this moment is left. Before the next start,
+    /// `damage` receives the fast-pool directory.
     pub fn crash(&mut self, damage: impl FnOnce(&Path)) -> Result<()> {
         let before = self.fast();
         self.boots += 1;
@@ -88,7 +88,7 @@ impl Machine {
             assert!(error.kind() == std::io::ErrorKind::NotFound, "a copy: {error}");
             fs::remove_dir_all(&after).expect("a directory");
         }
-        // What the engine does while it is dropped happens in the directory that is left behind.
+        // While the engine is dropped, it may still change the old directory, but not the copy.
         drop(self.running.take());
         damage(&after);
         fs::remove_dir_all(&before).expect("the old fast pool is removed");
@@ -106,14 +106,14 @@ impl Drop for Machine {
     }
 }
 
-/// Copies a directory; content files keep their identity, as open descriptors do.
+/// Copies a directory. Content files are linked, so they keep their inodes, which descriptors may have open.
 ///
 /// # Errors
-/// `NotFound` where the catalog removed one of its files meanwhile: what was copied then fits no more.
+/// `NotFound` if the catalog removed one of its files meanwhile: the copied files are then inconsistent.
 fn image(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to).expect("a directory");
     let mut entries: Vec<_> = fs::read_dir(from).expect("a directory").flatten().collect();
-    // The content before the catalog: what a thread removes in between was given up in the catalog before.
+    // Content files before the catalog: the catalog gives up a content file before a thread removes it.
     entries.sort_by_key(|entry| entry.file_name() != "content");
     for entry in entries {
         let target = to.join(entry.file_name());

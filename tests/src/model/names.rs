@@ -79,7 +79,7 @@ impl Run {
         Ok(())
     }
 
-    /// The user gave a name of an object up, and with the last one its content.
+    /// Records that the user removed a name of an object. With the last name the user gives up the content.
     fn lost_name(&mut self, id: usize) {
         let node = self.model.node(id);
         if let (0, Some(content)) = (node.nlink, node.content()) {

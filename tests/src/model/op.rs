@@ -1,4 +1,4 @@
-//! What can happen, and how often.
+//! The events of a case, and their frequencies.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{Config, Flushing, World};
 
-/// A name in a directory: by their numbers among those that there are.
+/// A directory and a name in it, by index.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spot {
     pub dir: u8,
@@ -35,21 +35,21 @@ pub enum Allocate {
     PunchHole,
 }
 
-/// A change by somebody else, in the pool.
+/// A change of the pool by another client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Other {
-    /// As an editor that replaces the file.
+    /// Replaces the file, as an editor does.
     Put {
         at: Spot,
         len: u32,
     },
-    /// In place.
+    /// Writes in place.
     WriteAt {
         at: Spot,
         offset: u32,
         len: u32,
     },
-    /// Behind its end, as a log grows.
+    /// Writes at the end, as a log grows.
     Append {
         at: Spot,
         len: u32,
@@ -64,7 +64,7 @@ pub enum Other {
         from: Spot,
         to: Spot,
     },
-    /// Two objects change places, as `mv a c; mv b a; mv c b` does it.
+    /// Exchanges two objects, as `mv a c; mv b a; mv c b` does.
     Swap {
         a: Spot,
         b: Spot,
@@ -90,7 +90,7 @@ pub enum Op {
     Close {
         handle: u8,
     },
-    /// `direct`: into the content file, as the kernel does where the file was resident.
+    /// `direct`: into the content file, as the kernel does by passthrough if the file was resident at open.
     Write {
         handle: u8,
         offset: u32,
@@ -116,11 +116,11 @@ pub enum Op {
     ReadAll {
         at: Spot,
     },
-    /// Bytes that no block is kept for are zeros.
+    /// Checks that ranges without blocks are zeros.
     Holes {
         at: Spot,
     },
-    /// Makes a hole, or gets blocks, beyond the end, too.
+    /// Punches a hole or allocates blocks, possibly beyond the end.
     Allocate {
         handle: u8,
         offset: u32,
@@ -175,7 +175,7 @@ pub enum Op {
     List {
         dir: u8,
     },
-    /// Reads some entries of a directory on from where the last one ended; begins anew after the last entry.
+    /// Reads the next entries of a directory; starts again after the last entry.
     ReadDir {
         dir: u8,
         entries: u8,
@@ -202,20 +202,20 @@ pub enum Op {
     Outage {
         down: bool,
     },
-    /// The n-th call from now on fails.
+    /// The n-th call to the pool from now on fails: before the pool sees it or, with `after`, once it took effect.
     Fail {
         call: u8,
         after: bool,
     },
     Other(Other),
-    /// Somebody sets the clock: this much ahead of the right time.
+    /// The clock is set to this many hours ahead of the right time.
     Clock {
         hours: i16,
     },
     Crash,
 }
 
-/// What is in the pool before the first mount.
+/// An object that is in the pool before the first mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seeded {
     File { at: Spot, len: u32 },
@@ -231,7 +231,7 @@ pub struct Case {
     pub ops: Vec<Op>,
 }
 
-/// One operation a line.
+/// One line for each operation.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:?}", self.config)?;
@@ -245,11 +245,11 @@ impl fmt::Display for Case {
     }
 }
 
-/// Begins the line of a report that [`Case::reported`] reads.
+/// The start of the line of a report that [`Case::reported`] reads.
 const REPLAY: &str = "replay: ";
 
 impl Case {
-    /// The cases that failed, from the output of the run in which they did.
+    /// Returns the cases that failed, from the output of their test run.
     pub fn reported(output: &str) -> serde_json::Result<Vec<Self>> {
         output.lines().filter_map(|line| line.strip_prefix(REPLAY)).map(serde_json::from_str).collect()
     }
@@ -359,7 +359,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => operator_op(),
         2 => trouble(),
         1 => Just(Op::Crash),
-        // Where nobody else is about they are left out.
+        // Left out if no other client changes the pool.
         5 => other(),
     ]
 }
@@ -377,9 +377,10 @@ fn config() -> impl Strategy<Value = Config> {
     let arrives = prop::bool::weighted(0.04);
     (world, flushing, any::<bool>(), whole, limit, few_descriptors, arrives).prop_map(
         |(world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives)| {
-            // What was cut off is compared with what was acknowledged: less is going on there.
+            // After a power cut the remaining content is compared with the acknowledged content: no limit, so less
+            // happens.
             let limit_bytes = limit_bytes.filter(|_| world == World::Quiet);
-            // What is shown of a pool that others change is known for sure only where it is asked for each time.
+            // If other clients change the pool, only a view that is revalidated at each use is certain.
             let fresh = fresh || world == World::Shared;
             let arrives = arrives && world == World::Quiet && flushing == Flushing::Idle;
             Config { world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives }

@@ -1,4 +1,4 @@
-//! Others who change the pool, and the model that learns what the engine makes of it.
+//! Other clients that change the pool, and the model that learns what the engine shows of that.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use super::run::Run;
 use super::tree::{Body, Tree};
 use super::view;
 
-/// How often all is looked at until nothing changes by that.
+/// The maximum number of looks at the whole tree until a look changes nothing.
 const LOOKS: u32 = 4;
 
 impl Run {
@@ -30,7 +30,7 @@ impl Run {
         futures::executor::block_on(change(&*pool, &before, other, tag));
         let after = futures::executor::block_on(view::pooled(&self.machine.memory));
         self.effects.take_all(&after);
-        // They knew what they took away, and are owed what they wrote.
+        // The other clients knew the contents that they removed, and the contents that they wrote must not be lost.
         let contents =
             |tree: &Tree| -> Vec<Content> { tree.nodes.values().filter_map(|n| n.content().cloned()).collect() };
         self.gone_with_last_name(&before, &after);
@@ -45,7 +45,8 @@ impl Run {
         Ok(())
     }
 
-    /// The path and the inode of a file that is appended to while it is open, and clean: the inode stays.
+    /// Returns the path and the inode of a clean file that is open only for reading, and that another client appends
+    /// to. The inode must stay.
     fn stays_when_it_grows(&self, other: Other, before: &Tree) -> Result<Option<(Vec<u8>, Ino)>, Failure> {
         let Other::Append { at, .. } = other else { return Ok(None) };
         let path = path_of(before, at).to_string().into_bytes();
@@ -62,8 +63,8 @@ impl Run {
         Ok(node.ino.filter(|_| stays).map(|ino| (path, ino)))
     }
 
-    /// Of a file that is known here under one of its names only, whoever removes that one gives it up, knowing what was
-    /// written to it or not.
+    /// If the mount knows only one of several names of a file, a client that removes this name gives up the content,
+    /// whether or not it knew the latest content.
     fn gone_with_last_name(&mut self, before: &Tree, after: &Tree) {
         let (paths, left, shown) = (before.paths(), after.paths(), self.model.paths());
         for (path, id) in &paths {
@@ -75,11 +76,11 @@ impl Run {
         }
     }
 
-    /// Takes over what the engine shows, once it is known to be somebody's.
+    /// Adopts what the engine shows, once each content is known to come from some client.
     pub fn catch_up(&mut self) -> Result<(), Failure> {
         let overlay = self.overlay();
         if self.machine.config.flushing != Flushing::Manual {
-            // A flush that meets a change of others after the look would change what was seen.
+            // A flush that meets another client's change after the look would change what was seen.
             let request = FlushRequest { wait: true, ..FlushRequest::default() };
             self.machine.run(async { summary(overlay.flush(request)).await });
         }
@@ -87,9 +88,9 @@ impl Run {
             let shown = run.machine.run(view::shown(&overlay));
             shown.map_err(|e| format!("after a change of others: {e}"))
         };
-        // A flush that ends between the look and the question would make old news of what was seen.
+        // Checked before the look: a flush that ends between the look and the check would make the look outdated.
         let clean = self.is_clean()?;
-        // What a look at one name finds out may change what another one shows.
+        // A look at one name may reveal a change that affects what another name shows.
         let mut shown = look(self)?;
         for _ in 0..LOOKS {
             let again = look(self)?;
@@ -120,13 +121,13 @@ impl Run {
         Ok(())
     }
 
-    /// Nothing of ours differs.
+    /// Returns whether no file is open, and nothing but times differs from the pool.
     fn is_clean(&self) -> Result<bool, Failure> {
         let dirty = self.machine.run(self.overlay().dirty()).map_err(|e| e.to_string())?;
         Ok(self.handles.is_empty() && dirty.iter().all(|d| d.what == Difference::Times))
     }
 
-    /// Where nothing of ours differs, what is shown is what the pool has.
+    /// Checks that the engine shows what the pool has, if nothing local differs from the pool.
     fn check_fresh(&self, shown: &Tree) -> Result<(), Failure> {
         if !self.is_clean()? {
             return Ok(());
@@ -136,7 +137,7 @@ impl Run {
             .map_err(|e| format!("all is clean, but what is shown is not what the pool has: {e}"))
     }
 
-    /// The model becomes what is shown; open files stay open.
+    /// Replaces the model with what the engine shows; open files stay open.
     fn adopt(&mut self, shown: Tree) -> Result<(), Failure> {
         let by_ino: HashMap<_, _> = shown.nodes.iter().filter_map(|(id, n)| n.ino.map(|ino| (ino, *id))).collect();
         let old = std::mem::replace(&mut self.model, shown);
@@ -154,7 +155,7 @@ impl Run {
             };
             self.handles.push(handle);
         }
-        // Conflicting copies have links that the model did not make; mtimes are the engine's to say.
+        // Conflicting copies have links that the model did not make, and the engine decides the mtimes.
         for node in self.model.nodes.values_mut() {
             (node.mtime, node.not_before) = (None, None);
         }
@@ -172,7 +173,7 @@ fn path_of(tree: &Tree, at: Spot) -> PoolPath {
 async fn change(pool: &dyn Pool, tree: &Tree, other: Other, tag: u32) {
     let path = |at: Spot| path_of(tree, at);
     let attrs = Attrs { mode: 0o604, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
-    // What cannot be done is not done.
+    // A change that is impossible is skipped.
     match other {
         Other::Put { at, len } => {
             let data = Bytes::from(content::pattern(tag, 0, len as usize));

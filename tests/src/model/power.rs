@@ -1,4 +1,4 @@
-//! Crashes: of the process, which lose nothing, and of the machine, which lose what was not acknowledged.
+//! Crashes. A crash of the process loses nothing; a crash of the machine loses what was not acknowledged.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
@@ -16,18 +16,18 @@ use super::run::Run;
 use super::tree::{Id, Node, Tree};
 use super::view;
 
-/// What is acknowledged, and the moments to which a power cut may lead back.
+/// The acknowledged contents, and the moments to which a power cut may return.
 #[derive(Debug, Default)]
 pub struct History {
-    /// The model at the last sync and after every operation since.
+    /// The model at the last sync, and after every operation since then.
     moments: Vec<Tree>,
-    /// Files that were written and not acknowledged since.
+    /// Files that were written after their last acknowledgement.
     unsafe_files: HashSet<Id>,
-    /// What of those is on the device for sure.
+    /// The content of those files that is certainly on the device.
     acknowledged: HashMap<Id, Content>,
-    /// Files that were opened for writing: the engine syncs what they had before, and a power cut finds that again.
+    /// Files that were opened for writing. The engine syncs their earlier content, so a power cut returns to it.
     touched: HashSet<Id>,
-    /// A flush may have changed the pool without being acknowledged: the pool may be ahead of the catalog.
+    /// A flush may have changed the pool without an acknowledgement: the pool may be newer than the catalog.
     pub ahead: bool,
 }
 
@@ -43,18 +43,18 @@ impl History {
         self.touched.insert(id);
     }
 
-    /// The bytes of a file are safe.
+    /// Records that the bytes of a file survive a power cut.
     pub fn acknowledged(&mut self, id: Id) {
         self.unsafe_files.remove(&id);
     }
 
-    /// Everything is in the pool.
+    /// Records that everything is in the pool.
     pub fn flushed(&mut self, model: &Tree) {
         self.unsafe_files.clear();
         self.moments = vec![model.clone()];
     }
 
-    /// The catalog is on the device, and the content of a file.
+    /// Records that the catalog, and the content of `file`, are on the device.
     pub fn synced(&mut self, model: &Tree, file: Option<Id>) {
         if let Some(id) = file {
             self.unsafe_files.remove(&id);
@@ -83,7 +83,7 @@ impl Run {
 
     fn power_cut(&mut self) -> Result<(), Failure> {
         self.heal();
-        // Nobody reads on after it.
+        // The program that read a directory does not survive the power cut.
         self.reading = None;
         let fates = self.fates();
         let touched: HashSet<_> =
@@ -117,7 +117,7 @@ impl Run {
         for node in self.model.nodes.values_mut() {
             (node.mtime, node.not_before) = (None, None);
         }
-        // What is there now was read back from the devices.
+        // This state was read back from the devices.
         self.history.moments = vec![self.model.clone()];
         self.history.acknowledged.clear();
         let was_touched = |(id, node): (&Id, &Node)| node.ino.is_some_and(|ino| touched.contains(&ino)).then_some(*id);
@@ -125,7 +125,7 @@ impl Run {
         Ok(())
     }
 
-    /// What the power cut leaves of the content files, by their numbers.
+    /// Decides how the power cut damages content files, by their numbers.
     fn fates(&mut self) -> HashMap<u64, Fate> {
         let overlay = self.overlay();
         let listed = self.machine.run(overlay.list_residency(&PoolPath::root(), true)).unwrap_or_default();
@@ -151,9 +151,9 @@ impl Run {
 }
 
 enum Fate {
-    /// Any of what was written since it was `before`.
+    /// The writes since the content was `before` may be lost in part or whole.
     Torn { before: Content },
-    /// Anything: it was only fetched.
+    /// All bytes may be lost: the file was only fetched.
     Lost,
 }
 
@@ -186,7 +186,7 @@ fn torn(number: u64, now: Vec<u8>, before: Vec<u8>) -> Vec<u8> {
     match number % 4 {
         0 => before,
         1 => now,
-        // The size arrived, the bytes did not.
+        // The size was stored, the bytes were not.
         2 => {
             let mut left = before;
             left.resize(now.len(), 0);

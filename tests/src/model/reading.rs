@@ -1,4 +1,4 @@
-//! A program that reads a directory in parts, while its names change in between.
+//! A program that reads a directory in parts, while names in it change.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use super::run::Run;
 
 type Names = BTreeSet<Vec<u8>>;
 
-/// How far it got.
+/// The progress of such a program.
 pub struct Reading {
     dir: Ino,
-    /// The cookie of the last entry that was seen; 0 at the beginning.
+    /// The cookie of the last entry that was read; 0 at the beginning.
     at: u64,
     seen: Names,
-    /// What was there at every moment since the beginning,
+    /// The names that existed at every moment since the beginning.
     always: Names,
-    /// and what was there at some moment.
+    /// The names that existed at some moment since the beginning.
     ever: Names,
 }
 
 impl Run {
-    /// Reads on in the directory that is being read, or begins with another one.
+    /// Reads the next entries of the directory that is being read, or begins with another one.
     pub fn read_dir_part(&mut self, dir: u8, entries: u8) -> Result<(), Failure> {
         if self.reading.is_none() {
             let Some(place) = self.place(Spot { dir, name: 0 })? else { return Ok(()) };
@@ -57,7 +57,7 @@ impl Run {
         }
     }
 
-    /// What the directory that is being read has now. Ends the reading of one that is gone.
+    /// Notes the current names of the directory that is being read. Ends the reading if the directory is gone.
     pub fn note_names(&mut self) {
         let Some(reading) = &mut self.reading else { return };
         let dir = self.model.dirs().into_iter().find(|(id, _)| self.model.node(*id).ino == Some(reading.dir));

@@ -1,4 +1,4 @@
-//! One case, driven through the engine and the model side by side.
+//! One case, run on the engine and on the model side by side.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use super::reading::Reading;
 use super::tree::{Body, Id, ROOT, Refused, Tree, just_now};
 use super::view;
 
-/// Files that are open at the same time at most.
+/// The maximum number of files that are open at the same time.
 const MAX_HANDLES: usize = 4;
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
@@ -34,7 +34,7 @@ impl Handle {
     }
 }
 
-/// A name in a directory, on both sides.
+/// A name in a directory, in the engine and in the model.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub dir: Id,
@@ -46,21 +46,21 @@ pub struct Run {
     pub machine: Machine,
     pub model: Tree,
     pub handles: Vec<Handle>,
-    /// The directory that a program is reading.
+    /// The directory that a program reads in parts.
     pub reading: Option<Reading>,
     pub effects: Effects,
     pub history: History,
     /// Calls to the pool may fail.
     pub trouble: bool,
-    /// The pool may have moved on: the model must look at what the engine shows before the next operation.
+    /// The pool may have changed: the model must adopt what the engine shows before the next operation.
     pub outdated: bool,
-    /// A file that another client appended to, and the inode that it is to keep.
+    /// A file that another client appended to, and the inode that it must keep.
     pub grows: Option<(Vec<u8>, Ino)>,
-    /// Bytes were written past the engine: nothing reserved space for them.
+    /// Bytes were written past the engine, which reserved no space for them.
     pub unreserved: bool,
-    /// The clock was set: when something was modified is not known.
+    /// The clock was set, so modification times are unknown.
     pub clock_set: bool,
-    /// When the operation that is under way began.
+    /// The start of the current operation.
     pub began: Time,
     tags: u32,
 }
@@ -68,7 +68,7 @@ pub struct Run {
 /// Runs a case to its end.
 ///
 /// # Errors
-/// What was done, expected and seen.
+/// The operation that failed, what was expected, and what was seen.
 pub fn run(case: &Case) -> Result<(), Failure> {
     let mut run = Run::begin(case)?;
     for (number, op) in case.ops.iter().enumerate() {
@@ -105,7 +105,7 @@ impl Run {
         Ok(run)
     }
 
-    /// What does not fit is left out.
+    /// Puts an object into the pool. Skips one that does not fit.
     fn seed(&mut self, seeded: Seeded) {
         let pool = self.machine.memory.clone();
         let attrs = Attrs { mode: 0o640, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
@@ -158,7 +158,7 @@ impl Run {
             Op::Crash => self.crash()?,
             op => {
                 self.both(op)?;
-                // What others made under a name of ours is seen once ours is gone.
+                // Once a local name is gone, another client's object with that name becomes visible.
                 self.outdated |=
                     self.shared() && matches!(op, Op::Rename { .. } | Op::Unlink { .. } | Op::Rmdir { .. });
             }
@@ -166,7 +166,7 @@ impl Run {
         self.after_step()
     }
 
-    /// An operation on the engine and on the model.
+    /// Runs an operation on the engine and on the model.
     fn both(&mut self, op: Op) -> Result<(), Failure> {
         match op {
             Op::Create { at, mode, hold } => self.create(at, mode, hold),
@@ -241,14 +241,14 @@ impl Run {
         self.machine.config.world == World::Shared
     }
 
-    /// Whether an error is what the pool's trouble, or a full fast pool, excuses.
+    /// Returns whether a failure of the pool, or a full fast pool, excuses an error.
     fn excused(&self, e: &Error) -> bool {
         let pool = matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Os(libc::EIO));
         let full = self.machine.config.limit_bytes.is_some() && e.is(ErrorKind::NoSpace) && e.side() == Side::Cache;
         (self.trouble && pool && e.side() == Side::Pool) || full
     }
 
-    /// The answer, where it is the right one; `None` where it is an error that is right or excused.
+    /// Returns the answer if success is right, and `None` if the error is right or excused. Anything else is a failure.
     pub fn judge<T>(&self, got: Result<T, Error>, right: Result<(), Refused>) -> Result<Option<T>, Failure> {
         match (got, right) {
             (Ok(answer), Ok(())) => Ok(Some(answer)),
@@ -260,7 +260,7 @@ impl Run {
         }
     }
 
-    /// The directory and name of a spot; `None` where the pool's trouble hides it.
+    /// Returns the directory and name of a spot, or `None` if a failure of the pool hides the directory.
     pub fn place(&mut self, at: Spot) -> Result<Option<Place>, Failure> {
         let dirs = self.model.dirs();
         let (dir, path) = dirs[at.dir as usize % dirs.len()].clone();
@@ -274,7 +274,7 @@ impl Run {
         Ok(Some(place))
     }
 
-    /// Looks a name up on both sides. `None`: it is not there, or cannot be seen now.
+    /// Looks a name up on both sides. Returns `None` if it does not exist, or cannot be looked up now.
     pub fn look(&mut self, dir: Id, dir_ino: Ino, name: &[u8]) -> Result<Option<(Id, Ino)>, Failure> {
         let overlay = self.overlay();
         let got = self.machine.run(overlay.lookup(dir_ino, name));
@@ -293,18 +293,18 @@ impl Run {
         }
     }
 
-    /// What a spot stands for on both sides.
+    /// Returns the object of a spot on both sides.
     pub fn target(&mut self, at: Spot) -> Result<Option<(Id, Ino)>, Failure> {
         let Some(place) = self.place(at)? else { return Ok(None) };
         self.look(place.dir, place.dir_ino, place.name)
     }
 
-    /// A file, or nothing.
+    /// Returns the object of a spot if it is a file.
     pub fn file(&mut self, at: Spot) -> Result<Option<(Id, Ino)>, Failure> {
         Ok(self.target(at)?.filter(|(id, _)| self.model.node(*id).kind() == FileKind::File))
     }
 
-    /// An entry of the engine is an object of the model.
+    /// Checks that an entry of the engine is an object of the model, and notes its inode.
     pub fn meet(&mut self, id: Id, entry: &Entry) -> Result<(), Failure> {
         let ino = entry.attr.ino;
         match self.model.node(id).ino {
@@ -330,9 +330,9 @@ impl Run {
             return differs("mode", format!("{:o}", attr.mode), format!("{:o}", node.mode));
         }
         let nlink = if node.kind() == FileKind::Directory { self.model.dir_nlink(id) } else { node.nlink };
-        // What others made in a directory beside ours is counted when it is next listed.
+        // Subdirectories that other clients made count once the directory is listed again.
         let counted = node.kind() != FileKind::Directory || !self.shared();
-        // And names of others that ours hide.
+        // Names of other clients that local names hide count, too.
         let hidden = self.shared() && attr.nlink > nlink;
         if counted && attr.nlink != nlink && !hidden {
             return differs("nlink", attr.nlink.to_string(), nlink.to_string());

@@ -1,4 +1,4 @@
-//! The reference: a POSIX tree in memory. Each operation says which errors are right, or does its work.
+//! The reference: a POSIX tree in memory. Each operation does its work, or returns the errors that are right.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::content::Content;
 pub type Id = usize;
 pub const ROOT: Id = 0;
 
-/// The errnos of which one must be answered.
+/// Errnos, one of which the engine must return.
 pub type Refused = Vec<i32>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub enum Body {
 pub struct Node {
     pub body: Body,
     pub mode: u32,
-    /// Where it was set and nothing was written since.
+    /// Known if it was set and the file was not written since.
     pub mtime: Option<Time>,
-    /// Where it was written since: it was modified then or later.
+    /// Known if the file was written: the mtime is this time or later.
     pub not_before: Option<Time>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Names of anything but a directory.
+    /// The number of names. Not counted for directories.
     pub nlink: u32,
-    /// Its number in the engine, once seen.
+    /// The engine's inode number, once it was seen.
     pub ino: Option<Ino>,
 }
 
@@ -43,7 +43,8 @@ pub struct Tree {
     next: Id,
 }
 
-/// The clock that files get their times from goes in ticks: it may be behind by one, never ahead.
+/// Returns the current time minus one tick. The clock of file times advances in ticks: it may be one tick behind, but
+/// never ahead.
 pub fn just_now() -> Time {
     const TICK_NS: i64 = 20_000_000;
     const SEC_NS: i64 = 1_000_000_000;
@@ -57,7 +58,7 @@ impl Node {
         Self { body, mode, mtime: None, not_before: None, xattrs: BTreeMap::new(), nlink: 1, ino: None }
     }
 
-    /// Whether that it was modified at `time` is possible.
+    /// Checks that `time` is a possible mtime.
     pub fn modified_at(&self, time: Time) -> Result<(), Failure> {
         match self.not_before {
             Some(written) if self.kind() == FileKind::File && time < written => {
@@ -117,7 +118,7 @@ impl Tree {
         self.entries(dir).get(name).copied()
     }
 
-    /// All directories with their paths, the root first.
+    /// Returns all directories with their paths, the root first.
     pub fn dirs(&self) -> Vec<(Id, Vec<Vec<u8>>)> {
         let mut found = vec![(ROOT, Vec::new())];
         let mut next = 0;
@@ -135,7 +136,7 @@ impl Tree {
         found
     }
 
-    /// Everything but the root by path, the parts joined by `/`.
+    /// Returns everything but the root, by path. The parts of a path are joined by `/`.
     pub fn paths(&self) -> BTreeMap<Vec<u8>, Id> {
         let mut all = BTreeMap::new();
         for (dir, path) in self.dirs() {
@@ -147,7 +148,7 @@ impl Tree {
         all
     }
 
-    /// Whether `dir` is `above` or below it.
+    /// Returns whether `dir` is `above`, or lies below it.
     pub fn is_below(&self, dir: Id, above: Id) -> bool {
         let Body::Dir(entries) = &self.node(above).body else { return false };
         dir == above || entries.values().any(|child| self.is_below(dir, *child))
@@ -157,7 +158,7 @@ impl Tree {
         2 + self.entries(dir).values().filter(|id| self.node(**id).kind() == FileKind::Directory).count() as u32
     }
 
-    /// An object that no name leads to.
+    /// Adds an object without a name.
     pub fn add(&mut self, node: Node) -> Id {
         let id = self.next;
         self.next += 1;
@@ -214,7 +215,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What is replaced, if anything is.
+    /// Returns the object that was replaced, if any.
     pub fn rename(&mut self, from: (Id, &[u8]), to: (Id, &[u8]), mode: RenameMode) -> Result<Option<Id>, Refused> {
         let moved = self.find(from.0, from.1).ok_or(vec![libc::ENOENT])?;
         let target = self.find(to.0, to.1);
@@ -260,12 +261,12 @@ impl Tree {
         Ok(target)
     }
 
-    /// Forgets what no name leads to, but for what is in `open`.
+    /// Removes objects without a name, except those in `open`.
     pub fn sweep(&mut self, open: &[Id]) {
         self.nodes.retain(|id, node| node.kind() == FileKind::Directory || node.nlink > 0 || open.contains(id));
     }
 
-    /// `since`: when what changed it began, where that is known.
+    /// Sets a file's content. `since` is the start of the operation that changed it, if known.
     pub fn set_content(&mut self, id: Id, content: Content, since: Option<Time>) {
         let node = self.node_mut(id);
         node.body = Body::File(content);

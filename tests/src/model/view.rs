@@ -1,4 +1,4 @@
-//! What the engine shows and what the pool has, as trees of the model.
+//! The tree that the engine shows and the tree that the pool has, as trees of the model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::Failure;
 use super::content::Content;
 use super::tree::{Body, Id, Node, ROOT, Tree};
 
-/// Bytes that one read asks for: more than any file has.
+/// The number of bytes that one read requests: more than any file has.
 const ALL: u32 = 8 << 20;
 
-/// How often a look begins anew because it met what others just removed: as the kernel does.
+/// The maximum number of looks. A look starts again if another client just removed what it meets, as the kernel does.
 const LOOKS: u32 = 8;
 
-/// Everything that the engine shows, read through lookups, listings and opens.
+/// Returns everything that the engine shows, read through lookups, listings and opens.
 pub async fn shown(overlay: &Overlay) -> Result<Tree, Failure> {
     let stale = std::io::Error::from_raw_os_error(libc::ESTALE).to_string();
     let mut last = Err(String::new());
@@ -39,7 +39,7 @@ async fn look(overlay: &Overlay) -> Result<Tree, Failure> {
         let listing = overlay.read_dir(dir_ino).await.map_err(|e| format!("list {dir_ino}: {e}"))?;
         for entry in listing.entries.iter() {
             let name = entry.name.escape_ascii();
-            // As the kernel does: the name may stand for something else by now.
+            // The kernel looks names up, too: a name may refer to another object by now.
             let ino = match overlay.lookup(dir_ino, &entry.name).await.map_err(|e| format!("{name}: {e}"))? {
                 Lookup::Found(found) => found.attr.ino,
                 Lookup::Negative { .. } => continue,
@@ -88,7 +88,7 @@ async fn node(overlay: &Overlay, ino: Ino) -> Result<Node, Failure> {
     Ok(node)
 }
 
-/// All bytes of a file, through an open of its own.
+/// Opens a file and returns all of its bytes.
 pub async fn content(overlay: &Overlay, ino: Ino) -> forebay_backends::Result<Content> {
     let opened = overlay.open_file(ino, libc::O_RDONLY).await?;
     let read = match &opened.resident {
@@ -112,7 +112,7 @@ pub async fn content(overlay: &Overlay, ino: Ino) -> forebay_backends::Result<Co
     Ok(Arc::new(read?))
 }
 
-/// Everything that the pool has.
+/// Returns everything that the pool has.
 pub async fn pooled(pool: &MemoryPool) -> Tree {
     let mut tree = Tree::default();
     let mut dirs: HashMap<PoolPath, Id> = HashMap::from([(PoolPath::root(), ROOT)]);
@@ -122,7 +122,7 @@ pub async fn pooled(pool: &MemoryPool) -> Tree {
         let name = path.name().expect("not the root");
         let stat = pool.stat(&path).await;
         let Ok(Version::Inode { ino, .. }) = stat.as_ref().map(|s| s.version.clone()) else {
-            // Under a reserved name: unfinished work, which is nobody's.
+            // A reserved name: unfinished work of an upload.
             tree.make(dir, name, Node::new(Body::File(Content::default()), 0)).expect("a name once");
             continue;
         };

@@ -1,8 +1,8 @@
 //! nfs-ganesha on loopback, in a temporary directory, on free ports, for one test.
 //!
-//! Ganesha will not serve NFS version 3 before it is registered with a portmapper. Where none runs, one is started for
-//! that moment, in a network namespace of its own, so that nothing listens on port 111 of this machine; ganesha reaches
-//! it by its Unix socket.
+//! Ganesha serves NFS version 3 only after it has registered with a portmapper. If no portmapper runs, the test starts
+//! one until then, in a network namespace of its own, so that nothing listens on port 111 of this machine. Ganesha
+//! reaches it by its Unix socket.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -19,14 +19,14 @@ use tempfile::TempDir;
 const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
 const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// A port that was free may be taken by another before the server has it.
+/// Another process may take a free port before the server binds it.
 const START_ATTEMPTS: u32 = 3;
-/// What it says in its log when it serves.
+/// The text in the server's log once it serves.
 const READY: &str = "NFS SERVER INITIALIZED";
 const MISSING: &str = "is not installed: run `packaging/deps test`, or apt-get install nfs-ganesha nfs-ganesha-vfs \
                        rpcbind iproute2";
 
-/// What the server makes of root.
+/// How the server treats root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Squash {
     /// Root stays root.
@@ -35,7 +35,7 @@ pub enum Squash {
     Root,
 }
 
-/// A server with one export, `/pool`. It ends with this value, by all means.
+/// A server with one export, `/pool`. It ends when this value is dropped or its thread ends.
 #[derive(Debug)]
 pub struct NfsServer {
     dir: TempDir,
@@ -52,7 +52,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails only where it has ended and was waited for.
+        // Fails only if the process has ended and was waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -63,7 +63,7 @@ impl Running {
         !matches!(self.0.try_wait(), Ok(None))
     }
 
-    /// Asks it to end, and kills it where it does not within [`STOP_LIMIT`].
+    /// Sends SIGTERM. The drop kills the process if it does not end within [`STOP_LIMIT`].
     fn stop(mut self) {
         let pid = self.0.id();
         // SAFETY: a plain system call on our own child, which was not waited for.
@@ -73,17 +73,17 @@ impl Running {
 }
 
 impl NfsServer {
-    /// Starts a server whose files are in a new directory below `parent`, which must not be on an overlayfs: that has no
-    /// file handles.
+    /// Starts a server with its files in a new directory below `parent`. `parent` must not be on an overlayfs, which
+    /// has no file handles.
     ///
     /// # Panics
-    /// Where a program or a right is missing, or the server does not start; it says what to do.
+    /// If a program or a privilege is missing, or the server does not start. The message says what to do.
     #[track_caller]
     pub fn start(parent: &Path, squash: Squash) -> Self {
         Self::start_with(parent, None, squash)
     }
 
-    /// The same with the files of `export`, a file system that has file handles.
+    /// Starts a server with the files of `export`, a file system that has file handles.
     #[track_caller]
     pub fn exporting(export: &Path, parent: &Path, squash: Squash) -> Self {
         Self::start_with(parent, Some(export), squash)
@@ -112,17 +112,17 @@ impl NfsServer {
         panic!("nfs-ganesha does not start: {failure}");
     }
 
-    /// `nfs://…` of the export.
+    /// Returns the URL of the export, `nfs://…`.
     pub fn url(&self) -> String {
         self.url_of("/pool")
     }
 
-    /// The same with another path.
+    /// Returns the URL of another path.
     pub fn url_of(&self, path: &str) -> String {
         self.url_by(path, self.nfs_port)
     }
 
-    /// The same by another port for NFS, behind which something passes calls on.
+    /// Returns the URL of a path with another port for NFS, on which a proxy forwards the calls.
     pub fn url_by(&self, path: &str, nfs_port: u16) -> String {
         format!("nfs://127.0.0.1{path}?nfsport={nfs_port}&mountport={}", self.mount_port)
     }
@@ -135,17 +135,17 @@ impl NfsServer {
         self.mount_port
     }
 
-    /// The directory that is exported, for changes behind the server's back.
+    /// Returns the exported directory, for changes that bypass the server.
     pub fn export(&self) -> PathBuf {
         self.export.clone()
     }
 
-    /// Ends the server by SIGKILL.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.ganesha = None;
     }
 
-    /// Starts it again, on the same ports.
+    /// Starts the server again, on the same ports.
     #[track_caller]
     pub fn start_again(&mut self) {
         assert!(self.ganesha.is_none(), "the server runs");
@@ -163,7 +163,7 @@ impl NfsServer {
         fs::write(&config, self.config()).map_err(|error| format!("write {}: {error}", config.display()))?;
         let text = |error: io::Error| error.to_string();
         File::create(self.log()).map_err(text)?;
-        // One at a time on this machine: they register the same service.
+        // One server at a time on this machine: all register the same service.
         let lock = File::create(std::env::temp_dir().join("forebay-test-rpcbind.lock")).map_err(text)?;
         lock_within(&lock, START_LIMIT)?;
         let portmapper = Portmapper::present()?;
@@ -173,7 +173,7 @@ impl NfsServer {
         command.args(["-N", "NIV_EVENT"]).stdin(Stdio::null()).stderr(out.try_clone().map_err(text)?).stdout(out);
         let mut ganesha = spawn(&mut command).map_err(|error| format!("run ganesha.nfsd: {error}"))?;
         let ports = [self.nfs_port, self.mount_port];
-        // It listens before it is registered, and without that it ends.
+        // The server listens before it registers, and ends if it cannot register.
         let up = wait_until(START_LIMIT, || {
             ganesha.has_ended()
                 || fs::read_to_string(self.log()).is_ok_and(|log| log.contains(READY))
@@ -223,9 +223,9 @@ impl Drop for NfsServer {
     }
 }
 
-/// A portmapper, ours or another's.
+/// A portmapper, started by this process or by another one.
 struct Portmapper {
-    /// `None`: it ran already.
+    /// `None` if it ran already.
     _ours: Option<Running>,
 }
 
@@ -238,7 +238,7 @@ impl Portmapper {
         command.args(["-n", "sh", "-c", "ip link set lo up; exec rpcbind -w -f"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let failed = |why: String| format!("run rpcbind in a network namespace, which needs CAP_SYS_ADMIN: {why}");
-        // It keeps its state here, and does not make the directory.
+        // rpcbind keeps its state in this directory, and does not create it.
         fs::create_dir_all("/run/rpcbind").map_err(|error| failed(error.to_string()))?;
         let mut rpcbind = spawn(&mut command).map_err(|error| failed(error.to_string()))?;
         let up = wait_until(START_LIMIT, || rpcbind.has_ended() || UnixStream::connect(RPCBIND_SOCKET).is_ok());
@@ -249,7 +249,7 @@ impl Portmapper {
     }
 }
 
-/// Starts a child that the kernel kills where this thread ends without having done so.
+/// Starts a child that the kernel kills if this thread ends first.
 fn spawn(command: &mut Command) -> io::Result<Running> {
     // SAFETY: prctl is a plain system call, which may be made between fork and exec.
     unsafe {
@@ -291,7 +291,7 @@ fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Two ports that nothing listens on now.
+/// Returns two ports on which nothing listens now.
 fn free_ports() -> (u16, u16) {
     let free = || {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind a port");

@@ -15,7 +15,7 @@ pub const ACCESS_KEY: &str = "forebay";
 pub const SECRET_KEY: &str = "forebay-secret";
 pub const BUCKET: &str = "pool";
 
-/// The variables by which a client is let in.
+/// Returns the environment variables with a client's credentials.
 pub fn environment() -> BTreeMap<String, String> {
     [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)]
         .into_iter()
@@ -23,7 +23,7 @@ pub fn environment() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Sends a signed request.
+/// Sends a signed request with curl. Returns what it prints.
 fn curl(arguments: &[&str], url: &str) -> String {
     let done = Command::new("curl")
         .args(["-fsS", "--user", &format!("{ACCESS_KEY}:{SECRET_KEY}")])
@@ -37,12 +37,12 @@ fn curl(arguments: &[&str], url: &str) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// Sends a signed request for a key to the server at a port with curl. Returns what it prints.
+/// Sends a signed request for a key, with curl, to the server at a port. Returns what it prints.
 pub fn curl_at(port: u16, arguments: &[&str], key: &str) -> String {
     curl(arguments, format!("http://127.0.0.1:{port}/{BUCKET}/{key}").trim_end_matches('/'))
 }
 
-/// The pool at a port: of a server, or of what stands before one.
+/// Returns the URL of the pool at the port of a server, or of a proxy of it.
 pub fn url_at(port: u16) -> String {
     format!("s3://{BUCKET}/?endpoint=http://127.0.0.1:{port}")
 }
@@ -56,9 +56,9 @@ pub struct Versitygw {
 }
 
 impl Versitygw {
-    /// Starts one with one bucket, [`BUCKET`].
+    /// Starts a server with one bucket, [`BUCKET`].
     pub fn start() -> Self {
-        // Attributes of objects are extended attributes of files: tmpfs would not do.
+        // The server stores attributes of objects as extended attributes of files, so tmpfs does not suffice.
         let dir = tempfile::Builder::new().prefix("forebay-versitygw-").tempdir_in("/var/tmp").unwrap();
         for name in ["data", "iam", "versions"] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -69,7 +69,7 @@ impl Versitygw {
         server
     }
 
-    /// Starts it again where it was killed, on the same port and data.
+    /// Starts the server, or starts it again after a kill, on the same port and data.
     pub fn resume(&mut self) {
         let tools = std::env::var_os("FOREBAY_TOOLS").map(PathBuf::from).unwrap_or_default();
         let mut command = Command::new(tools.join("versitygw"));
@@ -94,9 +94,9 @@ impl Versitygw {
         }
     }
 
-    /// Removes what its last death left half made, as a server would that changes all at once: the other name of an object
-    /// that was to replace another, `.NAME.sgwtmp.NUMBER`, and directories that were not marked as ones that clients
-    /// made. Those can be listed by their parents' name, and are not there by their own.
+    /// Removes what a kill left half done, as if the server made each change atomically: the second name of an object
+    /// that was about to replace another one, `.NAME.sgwtmp.NUMBER`, and directories without the mark of directories
+    /// that clients made. The listing of the parent has such a directory, but its own name is not found.
     pub fn mend(&self) {
         mend(&self.files(), self.killed_at - LAST_MOMENTS);
     }
@@ -105,7 +105,7 @@ impl Versitygw {
         self.url_by(prefix, self.port)
     }
 
-    /// The same by another port, behind which something passes requests on.
+    /// Returns the URL with another port, on which a proxy forwards the requests.
     pub fn url_by(&self, prefix: &str, port: u16) -> String {
         format!("s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}")
     }
@@ -119,13 +119,13 @@ impl Versitygw {
         curl_at(self.port, arguments, key)
     }
 
-    /// Where the objects of the bucket are files.
+    /// Returns the directory in which the objects of the bucket are files.
     pub fn files(&self) -> PathBuf {
         self.dir.path().join("data").join(BUCKET)
     }
 }
 
-/// A request takes the server no longer.
+/// The longest time that the server works on a request.
 const LAST_MOMENTS: Duration = Duration::from_secs(1);
 
 fn mend(dir: &Path, since: SystemTime) {
@@ -161,12 +161,12 @@ impl Drop for Versitygw {
 pub struct Rgw {
     dir: TempDir,
     port: u16,
-    /// In the order in which they were started.
+    /// In the order of their start.
     children: Vec<Child>,
 }
 
 impl Rgw {
-    /// Starts one with one bucket, [`BUCKET`].
+    /// Starts a gateway with one bucket, [`BUCKET`].
     pub fn start() -> Self {
         let dir = tempfile::Builder::new().prefix("forebay-rgw-").tempdir_in("/var/tmp").unwrap();
         for name in ["mon", "osd", "run"] {
@@ -185,7 +185,7 @@ impl Rgw {
         server
     }
 
-    /// Starts the gateway; again where it was killed.
+    /// Starts the gateway, or starts it again after a kill.
     pub fn resume(&mut self) {
         let gateway = self.command("radosgw", &["-n", "client.admin", "-f"]);
         self.children.push(spawn(gateway, &self.log("radosgw")));
@@ -193,7 +193,7 @@ impl Rgw {
         wait_until("radosgw", &log, || answers(port).is_some());
     }
 
-    /// Kills the gateway; what it keeps its objects in goes on.
+    /// Kills the gateway; the monitor and the object store continue.
     pub fn kill(&mut self) {
         if let Some(mut gateway) = self.children.pop() {
             end(&mut gateway);
@@ -259,7 +259,8 @@ impl Rgw {
 
     fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
-        // Debian 13 names the directory of the store's classes without the slash before it.
+        // Debian 13 names the directory of the object classes without the leading slash, so the programs must run in
+        // `/`.
         command.env("CEPH_CONF", self.at("ceph.conf")).current_dir("/").args(arguments);
         command
     }
@@ -303,7 +304,7 @@ impl Rgw {
         wait_until("ceph-osd", &log, || self.says("ceph", &["osd", "stat"]).is_some_and(|told| told.contains("1 up")));
     }
 
-    /// What a command prints within two seconds, if it succeeds.
+    /// Returns what a command prints, if it succeeds within two seconds.
     fn says(&self, program: &str, arguments: &[&str]) -> Option<String> {
         let done = self.command("timeout", &[&["2", program], arguments].concat()).output().ok()?;
         done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())

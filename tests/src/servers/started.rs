@@ -1,4 +1,4 @@
-//! Processes that tests start, and end with them.
+//! Processes that tests start, and that end with the tests.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ pub fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// What a server answers to a plain request; `None` where none answers.
+/// Returns a server's answer to a plain request, or `None` if there is no answer.
 pub fn answers(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
@@ -34,7 +34,7 @@ pub fn wait_until(what: &str, log: &Path, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A process that ends with its owner, even one that is killed.
+/// Starts a process that the kernel kills when its parent ends, even if the parent is killed.
 pub fn spawn(mut command: Command, log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).unwrap();
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);

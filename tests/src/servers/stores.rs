@@ -1,4 +1,4 @@
-//! Servers of what is only read, on loopback: Azurite, fake-gcs-server, nginx with index pages or with WebDAV, and
+//! Servers of read-only pools, on loopback: Azurite, fake-gcs-server, nginx with index pages or with WebDAV, and
 //! Python's own web server.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const ACCOUNT: &str = "forebay";
 /// `forebay-secret-of-the-tests`
 const ACCOUNT_KEY: &str = "Zm9yZWJheS1zZWNyZXQtb2YtdGhlLXRlc3Rz";
 
-/// Which server.
+/// The server program and its configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Azurite,
@@ -30,18 +30,18 @@ pub enum Kind {
     Nginx,
     /// With WebDAV and no index pages.
     NginxDav,
-    /// With neither.
+    /// Without index pages and without WebDAV.
     NginxBare,
     Python,
 }
 
-/// One server with an empty pool. It ends with this value.
+/// One server with an empty pool. It ends when this value is dropped.
 pub struct StoreServer {
     kind: Kind,
     dir: TempDir,
     port: u16,
     child: Option<Child>,
-    /// By which objects get there.
+    /// The client that puts objects into Azurite.
     azure: Option<Arc<dyn ObjectStore>>,
     http: HttpClient,
 }
@@ -66,7 +66,7 @@ impl StoreServer {
         server
     }
 
-    /// Starts it again where it was killed, on the same port and data.
+    /// Starts the server, or starts it again after a kill, on the same port and data.
     pub fn resume(&mut self) {
         let at = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
         let port = self.port.to_string();
@@ -115,7 +115,7 @@ impl StoreServer {
         self.url_by(prefix, self.port)
     }
 
-    /// The same by another port, behind which something passes requests on.
+    /// Returns the URL with another port, on which a proxy forwards the requests.
     pub fn url_by(&self, prefix: &str, port: u16) -> String {
         match self.kind {
             Kind::Azurite => format!("az://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}/{ACCOUNT}"),
@@ -124,7 +124,7 @@ impl StoreServer {
         }
     }
 
-    /// The variables by which a client is let in.
+    /// Returns the environment variables with a client's credentials.
     pub fn environment(&self) -> BTreeMap<String, String> {
         let variables: &[(&str, &str)] = match self.kind {
             Kind::Azurite => &[("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT), ("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)],
@@ -133,17 +133,17 @@ impl StoreServer {
         variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    /// Whether names that begin with a dot are left out where names are listed.
+    /// Returns whether listings of the server omit names that begin with a dot.
     pub fn hides_dots(&self) -> bool {
         matches!(self.kind, Kind::Nginx | Kind::NginxDav)
     }
 
-    /// Where a web server's files are.
+    /// Returns the directory with a web server's files.
     pub fn files(&self) -> PathBuf {
         self.dir.path().join("files")
     }
 
-    /// Makes or replaces an object, or a file in one step.
+    /// Makes or replaces an object; a file is replaced atomically.
     pub async fn put(&self, path: &str, content: Bytes) -> Result<(), String> {
         if matches!(self.kind, Kind::Azurite | Kind::FakeGcs) {
             return self.put_with(path, content, &[]).await;

@@ -1,4 +1,4 @@
-//! A bucket, by a client that is not ours.
+//! A bucket, read by a client other than Forebay's.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
@@ -16,14 +16,14 @@ use tokio::runtime::{self, Runtime};
 use super::Tree;
 use crate::servers::s3::{ACCESS_KEY, BUCKET, SECRET_KEY};
 
-/// A server that was killed is back within this; less than what a writer of the sweep may be held up for.
+/// A killed server serves again within this time, which is less than a restart may hold up a writer of the sweep.
 const AWAY_AT_MOST: Duration = Duration::from_secs(20);
-/// For one request.
+/// The time limit of one request.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The keys of the bucket below a prefix, of a server that may be killed and started again meanwhile: what is asked while
-/// it is away is asked again. Nothing is remembered from one question to the next.
+/// The keys of the bucket below a prefix. The server may be killed and started again meanwhile: a failed request is
+/// sent again. No answer is cached.
 #[derive(Debug, Clone)]
 pub struct Bucket {
     store: Arc<AmazonS3>,
@@ -32,7 +32,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// All of [`BUCKET`], of the server at a port.
+    /// Returns all of [`BUCKET`] on the server at a port.
     pub fn at(port: u16) -> Self {
         let store = AmazonS3Builder::new()
             .with_endpoint(format!("http://127.0.0.1:{port}"))
@@ -76,11 +76,11 @@ impl Tree for Bucket {
         self.ask(async || Ok(self.store.get(&key).await?.bytes().await?.to_vec()))
     }
 
-    /// By all keys, not by the prefixes that a server makes of them: those that Ceph's gateway was killed over it goes on
-    /// to tell for minutes, though nothing is there.
+    /// Lists all keys, not the server's common prefixes. If Ceph's gateway was killed while it worked on a prefix, it
+    /// lists that prefix for minutes although no key has it.
     fn names(&self) -> io::Result<Vec<String>> {
         let keys: Vec<ObjectMeta> = self.ask(async || self.store.list(Some(&self.prefix)).try_collect().await)?;
-        // The key that marks the directory itself has no part behind the prefix.
+        // The key that marks the directory itself has nothing after the prefix.
         let first_part = |key: &Key| Some(key.prefix_match(&self.prefix)?.next()?.as_ref().to_owned());
         let names: BTreeSet<_> = keys.iter().filter_map(|object| first_part(&object.location)).collect();
         Ok(names.into_iter().collect())
