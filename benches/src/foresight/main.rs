@@ -1,6 +1,6 @@
 //! Runs every eviction policy on every trace: how much of the distance between LRU and Belady it closes, and by how
-//! much it is worse than LRU at most. Then compares the default policy with Belady on a set that is read repeatedly, and
-//! measures what each policy costs per operation and per content.
+//! much it is worse than LRU at most. Then compares the default policy with Belady on a set that is read repeatedly,
+//! and measures what each policy costs per operation and per content.
 //!
 //! The argument is a directory with traces of libCacheSim's oracleGeneral format (`*.oracleGeneral.zst`).
 

@@ -2,8 +2,8 @@
 //! was predicted, and what staging costs if the reads cannot be predicted.
 //!
 //! Arguments: `[--runs N] [--only WORD[,WORD]] [--plot FILE]`. Each program runs N times (default 6) on each of two
-//! mounts of one throttled pool, in turns: one mount stages ahead, the other does not. Before each run all cached content
-//! is evicted.
+//! mounts of one throttled pool, in turns: one mount stages ahead, the other does not. Before each run all cached
+//! content is evicted, and the kernel's caches are dropped.
 
 mod curve;
 mod ground;
@@ -49,7 +49,7 @@ fn args() -> Result<Args> {
         match word.as_str() {
             "--runs" => args.runs = value()?.parse()?,
             "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
-            // Cargo runs a bench in the directory of its crate. The caller of make is in the directory above.
+            // Cargo runs a bench in the directory of its crate. FILE is relative to the one above, where make is called.
             "--plot" => args.plot = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(value()?)),
             _ => {
                 return Err(format!("{word}: not known; there are --runs N, --only WORD[,WORD] and --plot FILE").into());
@@ -126,7 +126,7 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
         Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass staged before it begins",
         _ => "**miss**",
     };
-    // NaN: the share of 0 bytes.
+    // A share of 0 bytes is NaN.
     let shown = |share: f64| if share.is_nan() { "–".to_owned() } else { format!("{share:.3}") };
     println!(
         "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {of_staged:.2} | {:.2} s | {} | {} | \
