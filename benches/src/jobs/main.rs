@@ -49,7 +49,7 @@ fn args() -> Result<Args> {
         match word.as_str() {
             "--runs" => args.runs = value()?.parse()?,
             "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
-            // Cargo runs a bench in the directory of its crate. FILE is relative to the one above, where make is called.
+            // Cargo runs a bench in the directory of its crate. FILE is relative to the one above, where make runs.
             "--plot" => args.plot = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(value()?)),
             _ => {
                 return Err(format!("{word}: not known; there are --runs N, --only WORD[,WORD] and --plot FILE").into());

@@ -76,8 +76,8 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
 /// the rows show what a request costs, and little else.
 pub fn create(bench: &mut Bench) -> Result<()> {
     rows(bench, CREATE_ROWS, |root, pair, bound| {
-        // `passthrough_hp` holds a descriptor for each file in the kernel's caches. Dropping the caches makes it close those
-        // of the last sample.
+        // `passthrough_hp` holds a descriptor for each file in the kernel's caches. Dropping the caches makes it close
+        // those of the last sample.
         drop_caches(root, caches::Drop::All)?;
         let tree = root.join(TREES).join(format!("{pair}-{bound}-{}", root.ends_with(POINT)));
         work::make_spread(&tree)?;
