@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds libfuse's example passthrough_hp, with passthrough (libfuse 3.17), from Debian's source package into DIR, and
-# prints where the program is. Needs apt, a C++ compiler, Python and the network; the benches do without it.
+# prints the path of the program. Needs apt, a C++ compiler, Python and the network; the benches also run without it.
 #   benches/passthrough_hp.sh DIR
 set -euo pipefail
 dir=$(realpath -m "${1:?a directory to build in}")
@@ -8,7 +8,7 @@ program=$dir/build/example/passthrough_hp
 if [ ! -x "$program" ]; then
     mkdir -p "$dir/lists/partial" "$dir/parts"
     cd "$dir"
-    # The same mirror, a later release.
+    # The mirror of this system, with a later release.
     sed -e '/^$/q' -e 's/^Types:.*/Types: deb-src/' -e 's/^Suites:.*/Suites: trixie/' \
         /etc/apt/sources.list.d/debian.sources > parts/trixie.sources
     apt() {

@@ -7,32 +7,32 @@ use crate::Result;
 pub const USAGE: &str = "usage: cargo bench -p forebay-benches -- [--quick] [--pairs N] [--only WORD[,WORD]] [--dir DIR] \
 [--passthrough-hp PROGRAM] [--document FILE]";
 
-/// Pairs of a full run; the median of at least 5 is what a figure needs.
+/// Pairs of a full run; a figure needs the median of at least 5.
 const PAIRS: usize = 7;
 const PAIRS_QUICK: usize = 3;
 
-/// How much is measured.
+/// The arguments of a run.
 #[derive(Debug, Clone)]
 pub struct Args {
     pub pairs: usize,
     pub quick: bool,
-    /// Rows whose group has one of these words in its name; all where it is empty.
+    /// Selects the groups whose name contains one of these words; empty selects all.
     pub only: Vec<String>,
-    /// Where native directory, fast pools and pools are made: one file system.
+    /// The directory in which native directory, fast pools and pools are made, all on one file system.
     pub dir: PathBuf,
-    /// libfuse's example, for comparison.
+    /// libfuse's example `passthrough_hp`, for comparison.
     pub passthrough_hp: Option<PathBuf>,
     /// The document whose table is replaced after a full run.
     pub document: PathBuf,
-    /// What was typed, for the document.
+    /// The arguments as typed, for the document.
     pub typed: Vec<String>,
 }
 
 impl Args {
     /// # Errors
-    /// Names the argument that is not known or lacks its value.
+    /// An argument is unknown or lacks its value; the error names it.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Self> {
-        // `cargo bench` adds it.
+        // `cargo bench` adds `--bench`.
         let typed: Vec<String> = args.filter(|arg| arg != "--bench").collect();
         let mut parsed = Self {
             pairs: 0,
@@ -62,12 +62,12 @@ impl Args {
         Ok(parsed)
     }
 
-    /// Whether a group of rows is to be measured.
+    /// Returns whether a group of rows is selected.
     pub fn wants(&self, group: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|word| group.contains(word.as_str()))
     }
 
-    /// Whether this run measures what the document's table is made of.
+    /// Returns whether this run measures every row of the document's table.
     pub fn is_full(&self) -> bool {
         !self.quick && self.only.is_empty()
     }

@@ -17,7 +17,7 @@ impl Bound {
         Ok(Self(before))
     }
 
-    /// Bound where `wanted`.
+    /// Binds the calling thread if `wanted`.
     pub fn when(wanted: bool) -> Result<Option<Self>> {
         wanted.then(Self::to_one).transpose()
     }

@@ -5,19 +5,19 @@ use std::path::Path;
 
 use crate::Result;
 
-/// What the kernel forgets.
+/// What is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drop {
-    /// Pages: names and attributes stay.
+    /// Pages; names and attributes stay cached.
     Pages,
     /// Pages, names and attributes.
     All,
 }
 
-/// Empties caches, of the whole machine.
+/// Drops the kernel's caches, of the whole machine.
 ///
 /// # Errors
-/// Needs root.
+/// The caller is not root.
 pub fn drop_caches(place: &Path, what: Drop) -> Result<()> {
     rustix::fs::syncfs(fs::File::open(place)?)?;
     let value = if what == Drop::Pages { "1" } else { "3" };

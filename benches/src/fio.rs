@@ -1,34 +1,34 @@
-//! Random access by fio.
+//! Random reads and writes by fio.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::Result;
 
-/// One job description: blocks at random.
+/// One job description of fio: blocks in random order.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
     pub write: bool,
     pub block_kib: u32,
     pub direct: bool,
     pub jobs: u32,
-    /// Requests under way at once; more than one needs O_DIRECT.
+    /// Requests in flight; more than one needs O_DIRECT.
     pub depth: u32,
     pub secs: u32,
 }
 
-/// Operations per second.
+/// Returns operations per second.
 pub fn run(file: &Path, job: Job) -> Result<f64> {
     Ok(report(file, job)?.0)
 }
 
-/// Operations for each second of fio's processor time.
+/// Returns operations per second of fio's processor time.
 pub fn run_by_cpu(file: &Path, job: Job) -> Result<f64> {
     let (rate, cpu) = report(file, job)?;
     Ok(rate / cpu)
 }
 
-/// Operations per second, and how much of a processor they took.
+/// Returns operations per second, and the share of one processor that fio used.
 fn report(file: &Path, job: Job) -> Result<(f64, f64)> {
     let (mode, key) = if job.write { ("randwrite", "write") } else { ("randread", "read") };
     let engine = if job.depth > 1 { "libaio" } else { "psync" };
@@ -47,7 +47,7 @@ fn report(file: &Path, job: Job) -> Result<(f64, f64)> {
         .output()
         .map_err(|e| format!("fio: {e}; apt-get install fio"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // Warnings may stand before it.
+    // fio may print warnings before the JSON.
     let json = text.find('{').map_or("", |at| &text[at..]);
     if !output.status.success() || json.is_empty() {
         return Err(format!("fio on {}: {text}{}", file.display(), String::from_utf8_lossy(&output.stderr)).into());

@@ -1,4 +1,4 @@
-//! A signal ends the run between two samples, so that what was mounted is unmounted.
+//! A signal ends the run between two samples, so that the mounts are unmounted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ extern "C" fn note(_: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted.
+/// Installs handlers that note SIGINT, SIGTERM and SIGHUP for [`check`].
 pub fn watch() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic.
@@ -19,7 +19,7 @@ pub fn watch() {
 }
 
 /// # Errors
-/// Where a signal asked for the end.
+/// A signal was received.
 pub fn check() -> Result<()> {
     if ASKED.load(Ordering::Relaxed) {
         return Err("interrupted".into());

@@ -1,7 +1,7 @@
-//! How fast a mount is, as a ratio to the native directory that holds its fast pool.
+//! The speed of a mount, as a ratio to a native directory on the file system of its fast pool.
 //!
-//! Everything is measured in pairs, native and mount one after the other and in turns, so that what else the machine
-//! does falls on both. A row's figure is the median of the pairs' ratios, with their spread.
+//! Everything is measured in pairs, native and mount in turns, so that other load on the machine affects both sides. A
+//! row's figure is the median of the pairs' ratios, with their spread.
 
 pub mod args;
 pub mod bind;
@@ -16,5 +16,5 @@ pub mod report;
 pub mod rows;
 pub mod work;
 
-/// A bench that fails says why and ends.
+/// A bench that fails prints its error and ends.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::Result;
 
-/// Facts, each as a line of text.
+/// Returns facts about the machine, each as a line of text.
 pub fn facts(place: &Path) -> Result<Vec<String>> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -37,7 +37,7 @@ fn memory_bytes() -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
 }
 
-/// Type and options of the file system that `place` lies on.
+/// Returns type and options of the file system that holds `place`.
 fn file_system(place: &Path) -> Result<String> {
     let place = place.canonicalize()?;
     let mut best = (0, String::from("file system"));

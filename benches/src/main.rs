@@ -41,7 +41,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// What was typed, without where things lie on this machine.
+/// Returns the arguments, with `…` for paths of this machine.
 fn shown(typed: &[String]) -> String {
     let words = typed.iter().map(|word| if word.contains('/') { "…" } else { word.as_str() });
     words.collect::<Vec<_>>().join(" ")

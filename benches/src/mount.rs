@@ -6,18 +6,18 @@ use std::process::{Command, Stdio};
 
 use crate::Result;
 
-/// The program that is measured: `make bench` names it.
+/// Returns the `forebay` program to measure: `FOREBAY_BIN`, or the one that was built beside this bench.
 pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("FOREBAY_BIN") {
         return Ok(path.into());
     }
-    // A bench lies in release/deps.
+    // The bench is in `release/deps`, `forebay` in `release`.
     let exe = std::env::current_exe()?;
     let beside = exe.ancestors().nth(2).map(|dir| dir.join("forebay"));
     beside.filter(|path| path.exists()).ok_or_else(|| "no forebay program: run `make bench`, or set FOREBAY_BIN".into())
 }
 
-/// A mount that goes with the value.
+/// A mount; it is unmounted when this value is dropped.
 pub struct Mount {
     program: PathBuf,
     point: PathBuf,
@@ -32,7 +32,7 @@ impl Mount {
         Self::start_url(url, point, fast, options, &[])
     }
 
-    /// The same of any kind of pool; `environment`: what lets the program in.
+    /// The same for any kind of pool. `environment` has variables for the `forebay` commands, such as credentials.
     pub fn start_url(
         url: &str,
         point: &Path,
@@ -53,22 +53,22 @@ impl Mount {
         &self.point
     }
 
-    /// Brings everything below `path` onto the fast pool.
+    /// Stages everything below `path`.
     pub fn stage(&self, path: &Path) -> Result<()> {
         self.run(|forebay| forebay.arg("stage").arg(path)).map(drop)
     }
 
-    /// Writes everything back, so that nothing goes on beside what is measured next.
+    /// Flushes everything and waits, so that no flush runs during the next measurement.
     pub fn settle(&self) -> Result<()> {
         self.run(|forebay| forebay.arg("flush").arg("--wait").arg(&self.point)).map(drop)
     }
 
-    /// Seconds of processor time that the daemon has used.
+    /// Returns the seconds of processor time that the daemon has used.
     pub fn cpu_secs(&self) -> Result<f64> {
         let mut ticks = 0;
         for pid in self.processes()? {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-            // After the name, which may hold anything, utime and stime are the 12th and 13th.
+            // The name may contain any character. After its closing `)`, utime and stime are the 12th and 13th fields.
             let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
             for at in [11, 12] {
                 ticks += fields.get(at).ok_or("a short /proc/PID/stat")?.parse::<u64>()?;
@@ -79,7 +79,7 @@ impl Mount {
         Ok(ticks as f64 / hz as f64)
     }
 
-    /// The most memory that the daemon's processes have held, together.
+    /// Returns the sum of the peak resident set sizes of the daemon's processes.
     pub fn peak_rss_bytes(&self) -> Result<u64> {
         let mut sum = 0;
         for pid in self.processes()? {
@@ -90,14 +90,14 @@ impl Mount {
         Ok(sum)
     }
 
-    /// Supervisor and worker.
+    /// Returns the process ids of supervisor and worker.
     pub fn processes(&self) -> Result<Vec<u64>> {
         let state = self.state()?;
         let pids: Vec<u64> = ["supervisor", "worker"].iter().filter_map(|who| state[who]["pid"].as_u64()).collect();
         if pids.is_empty() { Err("forebay status names no process".into()) } else { Ok(pids) }
     }
 
-    /// Kills the worker, as a fault of it or of the machine would.
+    /// Kills the worker by SIGKILL, as in a crash.
     pub fn kill_worker(&self) -> Result<()> {
         let pid = self.state()?["worker"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.ok_or("forebay status names no worker")?;

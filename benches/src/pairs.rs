@@ -1,4 +1,4 @@
-//! Samples in pairs, and what they say.
+//! Samples in pairs, and their statistics.
 
 use crate::{Result, interrupt};
 
@@ -8,7 +8,7 @@ pub enum Side {
     Mount,
 }
 
-/// Rates of both sides, one pair after the other. More is better.
+/// Rates of both sides, one of each side per pair. More is better.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     pub native: Vec<f64>,
@@ -24,7 +24,7 @@ pub struct Spread {
 }
 
 impl Series {
-    /// Of the ratios mount to native within each pair.
+    /// Returns the spread of the ratios mount / native of the pairs.
     pub fn ratio(&self) -> Spread {
         spread(self.mount.iter().zip(&self.native).map(|(mount, native)| mount / native).collect())
     }
@@ -40,8 +40,8 @@ pub fn spread(mut values: Vec<f64>) -> Spread {
     Spread { median, min: values[0], max: values[n - 1] }
 }
 
-/// Takes `pairs` samples of each side. Each pair begins with the side that ended the one before, so that what drifts
-/// favours nobody. `sample` gets the side and the number of the pair and returns a rate.
+/// Takes `pairs` samples of each side. Each pair begins with the side that ended the previous pair, so that a drift of
+/// the machine favours neither side. `sample` gets the side and the number of the pair, and returns a rate.
 pub fn alternate(pairs: usize, mut sample: impl FnMut(Side, usize) -> Result<f64>) -> Result<Series> {
     let mut series = Series::default();
     for pair in 0..pairs {

@@ -1,4 +1,4 @@
-//! Where it happens: a native directory, fast pools and pools side by side on one file system.
+//! The directories of a run: a native directory, fast pools and pools side by side on one file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const SMALL_FILES: usize = 10_000;
 pub const MANY_ENTRIES: usize = 100_000;
 const LIMIT: &str = "16GiB";
 
-/// A directory that goes with the value.
+/// A directory; it is removed when this value is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -21,13 +21,14 @@ impl Drop for Scratch {
     }
 }
 
-/// Everything that rows need. Mounts go before the directory that they lie in.
+/// The directories and mounts that rows need. The order of the fields is the order of the drops: the mounts are
+/// unmounted before the directory that contains them is removed.
 pub struct Place {
     /// The default policy.
     pub general: Mount,
-    /// Nothing is flushed unless it is asked for: no work in the background.
+    /// Flushes only on request, so the daemon does no background work.
     pub quiet: Mount,
-    /// `--immutable`.
+    /// Mounted with `--immutable`.
     pub immutable: Mount,
     pub native: PathBuf,
     pub root: PathBuf,
@@ -35,7 +36,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Makes the data, mounts, and stages what is read.
+    /// Makes the data, mounts, and stages the files that rows read.
     pub fn make(dir: &Path) -> Result<Self> {
         let root = dir.join(format!("forebay-bench-{}", std::process::id()));
         fs::create_dir(&root)?;
@@ -65,7 +66,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The root of one side, where the mount is `mount`.
+    /// Returns the root directory of one side; `mount` is the mount of [`Side::Mount`].
     pub fn side<'a>(&'a self, side: Side, mount: &'a Mount) -> &'a Path {
         match side {
             Side::Native => &self.native,
@@ -77,7 +78,7 @@ impl Place {
         caches::drop_caches(&self.root, what)
     }
 
-    /// Dirty pages of whatever came before are on the disk.
+    /// Writes the dirty pages of all earlier work to the disk.
     pub fn sync(&self) -> Result<()> {
         Ok(rustix::fs::syncfs(fs::File::open(&self.root)?)?)
     }

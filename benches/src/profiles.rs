@@ -1,7 +1,8 @@
-//! What profiles cost: the bytes of a stored file, and the time of each operation, for several kinds of names; and the
+//! The cost of profiles: encoded bytes per file and the time of each operation, for several kinds of names; and the
 //! time of a plan.
 //!
-//! Arguments: `[FILES [NAMES]]`, 10^4 files without a number, of all kinds of names without a part of one.
+//! Arguments: `[FILES [NAMES]]`. FILES is the number of files of a run, 10^4 by default. NAMES is a part of the label
+//! of the kinds of names to measure; by default all are measured.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,11 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Names of `files` files in a run; `true`: they are first used in another order than that of their names.
+/// A label; whether a run first uses the files in another order than that of their names; and a function that returns
+/// the names of the files, from the number of the run and the number of files.
 type Kind = (&'static str, bool, fn(usize, usize) -> Vec<String>);
 
-/// How the size of a file comes about.
+/// A label, and a function that returns the size of a file.
 type Sizes = (&'static str, fn(&mut ChaCha8Rng) -> u64);
 
 const SIZES: [Sizes; 2] =
@@ -71,7 +73,7 @@ fn milliseconds<T>(of: impl FnOnce() -> T) -> (f64, T) {
     (begun.elapsed().as_secs_f64() * 1e3, out)
 }
 
-/// The time of plans for a million files.
+/// Prints the time of plans for a million files.
 fn plans() {
     const FILES: u64 = 1_000_000;
     const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
@@ -103,7 +105,7 @@ fn plans() {
 }
 
 fn main() {
-    // Cargo adds options of its own.
+    // Cargo adds options, such as `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
     let files = arguments.next().and_then(|files| files.parse().ok()).unwrap_or(10_000);
     let wanted = arguments.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Rows as text: on the terminal as they come, and in the document.
+//! Rows as text: on the terminal when each is measured, and in the document.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,21 +12,21 @@ use crate::{Result, machine};
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// It stands beside another row.
+    /// No target: the row is for comparison with another one.
     Beside,
 }
 
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// A ratio to native; the unit is that of the rates.
+    /// The rates whose ratio to native is shown, and their unit.
     Ratio(Series, Unit),
     /// One figure.
     Value(f64, &'static str),
-    /// It could not be measured, and why.
+    /// The row was not measured; the text says why.
     Missing(String),
 }
 
-/// Of a rate.
+/// The unit of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     BytesPerSec,
@@ -50,13 +50,13 @@ impl Unit {
     }
 }
 
-/// A ratio as it is compared: two decimals, as the targets have.
+/// Rounds a ratio to two decimals, as the targets have, before it is compared.
 fn rounded(ratio: f64) -> f64 {
     (ratio * 100.0).round() / 100.0
 }
 
 impl Row {
-    /// `None` where there is nothing to reach or nothing was measured.
+    /// Returns `None` if the row has no target or was not measured.
     pub fn passes(&self) -> Option<bool> {
         let value = match &self.outcome {
             Outcome::Ratio(series, _) => rounded(series.ratio().median),
@@ -70,7 +70,7 @@ impl Row {
         }
     }
 
-    /// Name, target, verdict, figure, spread, native, mount.
+    /// Returns name, target, verdict, figure, spread, native, mount.
     fn cells(&self) -> [String; 7] {
         let unit = match &self.outcome {
             Outcome::Value(_, unit) => format!(" {unit}"),
@@ -106,7 +106,7 @@ impl Row {
         [self.name.clone(), target, verdict.into(), figure, range, native, mount]
     }
 
-    /// A line for the terminal.
+    /// Returns the row as a line for the terminal.
     pub fn line(&self) -> String {
         let [name, target, verdict, figure, range, native, mount] = self.cells();
         let verdict = verdict.replace('*', "");
@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-/// The head of the lines.
+/// Returns the header of the lines.
 pub fn head() -> String {
     format!(
         "{:<58} {:>9} {:>11}  {:<10} {:<7} {:>12} {:>12}",
@@ -123,12 +123,13 @@ pub fn head() -> String {
     )
 }
 
-/// Where in the document the table of a program stands that `make TARGET` runs.
+/// Returns the lines that enclose the table in the document; `target` is the command that writes it, such as
+/// `make bench`.
 fn marks(target: &str) -> [String; 2] {
     ["begin", "end"].map(|which| format!("<!-- {which}: written by `{target}` -->"))
 }
 
-/// What the document says of one run.
+/// Returns the document's section about one run, including the lines that enclose it.
 pub fn section(target: &str, rows: &[Row], command: &str, pairs: usize, facts: &[String]) -> Result<String> {
     let [begin, end] = marks(target);
     let mut text = format!("{begin}\n\nMeasured on {} by `{command}`:\n\n", machine::today()?);
@@ -144,7 +145,7 @@ pub fn section(target: &str, rows: &[Row], command: &str, pairs: usize, facts: &
     Ok(text)
 }
 
-/// Replaces what an earlier run wrote; what stands around it was written by hand and stays.
+/// Replaces the section that an earlier run wrote. The text around it is written by hand and stays.
 pub fn write(document: &Path, target: &str, section: &str) -> Result<()> {
     let [begin, end] = marks(target);
     let old = fs::read_to_string(document).unwrap_or_else(|_| format!("# Benchmarks\n\n{begin}\n{end}\n"));

@@ -1,4 +1,4 @@
-//! The rows of the table, in its order.
+//! The rows of the table in docs/BENCHMARKS.md, in its order.
 
 mod content;
 mod daemon;
@@ -13,7 +13,7 @@ use crate::pairs::{self, Series, Side};
 use crate::place::Place;
 use crate::report::{Outcome, Row, Target, Unit};
 
-/// A run: what was asked for, where it happens, what came out.
+/// A run: its arguments, its directories and mounts, and its results.
 pub struct Bench {
     pub args: Args,
     pub place: Place,
@@ -26,8 +26,8 @@ impl Bench {
         Ok(Self { args, place, rows: Vec::new() })
     }
 
-    /// Measures all groups that were asked for. What comes later in the order does not disturb what came before: rows
-    /// that remove files are last.
+    /// Measures all selected groups. Groups that remove files or kill the worker are last, so that they do not disturb
+    /// the other groups.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
         let groups: [(&str, Group); 14] = [

@@ -1,5 +1,5 @@
-//! The workload programs: each does one thing to one directory or file and returns its rate. They know nothing of
-//! mounts.
+//! The workloads: each does one thing to one directory or file and returns its rate. A workload does not know whether
+//! the path is on a mount.
 
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
@@ -13,12 +13,12 @@ use crate::Result;
 
 pub const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
-/// Directories that many small files are spread over.
+/// The number of directories over which small files are spread.
 const SPREAD: usize = 100;
-/// What names of [`make_many`] begin with.
+/// The prefix of the names that [`make_many`] creates.
 const ENTRY: &str = "entry-";
 
-/// Bytes that do not compress, by xorshift.
+/// Fills the buffer with bytes that do not compress, by xorshift.
 fn noise(buffer: &mut [u8], mut seed: u64) {
     seed |= 1;
     for word in buffer.chunks_exact_mut(8) {
@@ -62,7 +62,7 @@ pub fn write_sequentially(path: &Path, bytes: usize) -> Result<f64> {
     Ok(bytes as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Copies a whole mapping out, `rounds` times, each with a mapping of its own. Bytes per second.
+/// Maps a file and copies all of it, `rounds` times, each time with a new mapping. Bytes per second.
 pub fn read_mapped(path: &Path, rounds: usize) -> Result<f64> {
     let len = usize::try_from(fs::metadata(path)?.len())?;
     let mut page = [0_u8; BLOCK];
@@ -86,12 +86,12 @@ pub fn read_mapped(path: &Path, rounds: usize) -> Result<f64> {
     Ok((len * rounds) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Names of `count` files, spread over directories below `root`.
+/// Returns the names of `count` files, spread over directories below `root`.
 pub fn spread_names(root: &Path, count: usize) -> Vec<PathBuf> {
     (0..count).map(|i| root.join(format!("d{:03}/f{:05}", i * SPREAD / count.max(1), i))).collect()
 }
 
-/// The directories of [`spread_names`].
+/// Creates the directories of [`spread_names`].
 pub fn make_spread(root: &Path) -> Result<()> {
     for i in 0..SPREAD {
         fs::create_dir_all(root.join(format!("d{i:03}")))?;
@@ -99,7 +99,7 @@ pub fn make_spread(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that everything below a directory occupies; 0 where it is not there.
+/// Returns the bytes that all files below a directory occupy; 0 if it does not exist.
 pub fn disk_use(dir: &Path) -> Result<u64> {
     let mut bytes = 0;
     match fs::read_dir(dir) {
@@ -152,7 +152,7 @@ pub fn open_read_close(names: &[PathBuf], rounds: usize) -> Result<f64> {
     Ok((names.len() * rounds) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Asks for the attributes of each file, `rounds` times. Files per second.
+/// Calls `lstat` on each file, `rounds` times. Files per second.
 pub fn stat(names: &[PathBuf], rounds: usize) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..rounds {
@@ -163,7 +163,7 @@ pub fn stat(names: &[PathBuf], rounds: usize) -> Result<f64> {
     Ok((names.len() * rounds) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Lists a tree and asks for the attributes of each entry, `rounds` times. Entries per second.
+/// Lists a tree and gets the attributes of each entry, `rounds` times. Entries per second.
 pub fn walk(root: &Path, rounds: usize) -> Result<f64> {
     fn below(dir: &Path) -> std::io::Result<usize> {
         let mut count = 0;
@@ -200,21 +200,22 @@ pub fn list(dir: &Path, expected: usize, rounds: usize) -> Result<f64> {
     Ok((expected * rounds) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// What is done for each entry while its directory is read.
+/// The change that is made for each entry while its directory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Unlink,
-    /// Another file is created in the same directory.
+    /// Creates another file in the same directory.
     Create,
 }
 
-/// Reads a directory that [`make_many`] made of `expected` entries, and changes it at each of them. Entries per second.
+/// Reads a directory that [`make_many`] made with `expected` entries, and changes it at each of them. Entries per
+/// second.
 pub fn scan_and_change(dir: &Path, expected: usize, change: Change) -> Result<f64> {
     let start = Instant::now();
     let mut count = 0;
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
-        // What is created meanwhile may be listed or not.
+        // A file that is created during the scan may be listed or not.
         if !name.as_encoded_bytes().starts_with(ENTRY.as_bytes()) {
             continue;
         }
@@ -230,7 +231,7 @@ pub fn scan_and_change(dir: &Path, expected: usize, change: Change) -> Result<f6
     Ok(expected as f64 / start.elapsed().as_secs_f64())
 }
 
-/// A directory of `count` empty files.
+/// Makes a directory of `count` empty files.
 pub fn make_many(dir: &Path, count: usize) -> Result<()> {
     fs::create_dir_all(dir)?;
     for i in 0..count {

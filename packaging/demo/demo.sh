@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on real files: a slow pool, a program that reads it cold, staged and warm, writes that are absorbed
-# and written back, and a daemon that is killed in the middle. Leaves nothing behind.
+# Shows the main use on real files: programs read a slow pool cold, warm and staged; writes are absorbed and written
+# back; the daemon is killed in the middle of writing. Leaves nothing behind.
 set -euo pipefail
 
 forebay=${FOREBAY_BIN:-forebay}
@@ -56,7 +56,8 @@ row() { rows+=("$(printf '%-58s %8s  %s' "$1" "$2" "${3-}")"); }
 times() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.1f x", a / (b > 0.005 ? b : 0.005) }'; }
 mb() { awk -v bytes="$1" 'BEGIN { printf "%.0f MB", bytes / 1e6 }'; }
 
-# Reads every byte of every file. The output must go through a pipe: grep and tar do not read for /dev/null.
+# Both read every byte of every file. Their output must go through a pipe: if it is /dev/null, grep and tar do not read
+# the files.
 search() { grep -r -c -F 'unsafe' "$1" 2>/dev/null | awk -F: '{ n += $NF } END { print n + 0 }' >"$work/answer"; }
 archive() { tar -C "$1" --sort=name -cf - . | sha256sum | cut -c1-64 >"$work/answer"; }
 export -f search archive
@@ -75,7 +76,8 @@ collect() {
     local dir files=0 bytes=0
     while read -r dir; do
         [ -d "$dir" ] && [ "$files" -lt "$max_files" ] && [ "$bytes" -lt "$max_bytes" ] || continue
-        # Directory by directory, so that names and nesting stay as they are; awk ends the list at the caps.
+        # Copies one directory after the other, so that names and nesting stay as they are; awk ends the list at the
+        # limits.
         (cd "$dir" && find . -xdev -type f -readable -printf '%s %p\0' | sort -z -k2 |
             awk -v RS='\0' -v ORS='\0' -v f="$((max_files - files))" -v b="$((max_bytes - bytes))" '
                 f > 0 && b > 0 && $1 < 8e6 { f--; b -= $1; sub(/^[0-9]+ /, ""); print }' |
@@ -98,7 +100,7 @@ timed archive "$pool/tree"; local_tar=$took; expected_tar=$(<"$work/answer")
 
 # --- read: cold, warm, staged -----------------------------------------------------------------------------------
 say "Mounting"
-# A set of input data that does not change during a job. By default every open asks the pool whether it did.
+# For input data that does not change during a job. By default every open confirms the version with the pool.
 cat >"$work/policy.toml" <<END
 [default]
 consistency = "ttl:1h"

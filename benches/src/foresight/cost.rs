@@ -1,4 +1,4 @@
-//! What a policy costs: time by operation, and memory by content.
+//! The cost of an eviction policy: time per operation, and memory per content.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use forebay_prefetch::eviction::{by_name, names};
 const CONTENTS: u64 = 1_000_000;
 const OPERATIONS: u64 = 1_000_000;
 
-/// The system's allocator, which counts the bytes that are held.
+/// The system's allocator, with a count of the allocated bytes.
 struct Counting;
 
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -18,7 +18,7 @@ static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is passed on to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
@@ -37,7 +37,7 @@ fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
-/// Marsaglia, "Xorshift RNGs", 2003.
+/// Returns the next random number, by xorshift: Marsaglia, "Xorshift RNGs", 2003.
 pub fn next(random: &mut u64) -> u64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;

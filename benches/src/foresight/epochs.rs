@@ -1,4 +1,4 @@
-//! One set read over and over: the default against Belady.
+//! One set that is read repeatedly: the default policy against Belady.
 
 use forebay_prefetch::eviction::DEFAULT;
 use forebay_prefetch::simulate::{Trace, belady};

@@ -1,5 +1,6 @@
-//! Every eviction policy on every trace: how much of the distance between LRU and Belady it closes, where it is worse
-//! than LRU, how far it is from Belady where a set is read over and over, and what the default costs by operation.
+//! Runs every eviction policy on every trace: how much of the distance between LRU and Belady it closes, and by how
+//! much it is worse than LRU at most. Then compares the default policy with Belady on a set that is read repeatedly,
+//! and measures what each policy costs per operation and per content.
 //!
 //! The argument is a directory with traces of libCacheSim's oracleGeneral format (`*.oracleGeneral.zst`).
 
@@ -16,7 +17,7 @@ use forebay_prefetch::simulate::{Misses, Trace, belady, oracle_general, replay};
 /// Cache sizes, as shares of the unique bytes.
 const FRACTIONS: [f64; 4] = [0.01, 0.05, 0.10, 0.25];
 
-/// Below this distance between LRU and Belady there is nothing to close.
+/// If LRU and Belady are nearer than this, every policy counts as closing nothing.
 const DISTANCE_LEAST: f64 = 0.001;
 
 fn main() -> ExitCode {
@@ -56,7 +57,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// The traces of a directory with their names.
+/// Returns the traces of a directory with their names.
 fn traces(dir: &Path) -> Result<Vec<(String, Trace)>> {
     const SUFFIX: &str = ".oracleGeneral.zst";
     let mut paths: Vec<PathBuf> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -70,13 +71,13 @@ fn traces(dir: &Path) -> Result<Vec<(String, Trace)>> {
     if traces.is_empty() { Err(format!("no *{SUFFIX} in {}", dir.display()).into()) } else { Ok(traces) }
 }
 
-/// Objects, and bytes.
+/// A figure for objects, and one for bytes.
 type Both = [f64; 2];
 
 #[derive(Debug, Clone)]
 struct Total {
     closed: Both,
-    /// The most that a miss ratio is above that of LRU.
+    /// The largest amount by which a miss ratio exceeds that of LRU.
     worst: Both,
     rows: f64,
 }

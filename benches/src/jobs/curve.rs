@@ -1,8 +1,8 @@
-//! What is foreseen of a run after k others: each run is left out once, and the k that are nearest in time are learned
-//! from, in their order.
+//! How much of a run is predicted from k other runs. Each run is left out once; the profile learns the k runs that are
+//! nearest to it in time, in their order.
 //!
-//! Waiting is what a reader alone would wait for the pool as it is given: an answer and the bytes of each file that
-//! is not here.
+//! The waiting time is calculated for a single reader of a pool with `RATE`: the latency and the transfer of each file
+//! that is not staged.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -15,31 +15,31 @@ use plotters::prelude::*;
 
 use super::ground::Ran;
 
-/// Runs that are learned from.
+/// The numbers of runs from which the profile learns.
 const LEARNED: [usize; 4] = [1, 2, 3, 5];
-/// What [`super::POOL`] is.
+/// The speed of [`super::POOL`].
 const RATE: PoolRate =
     PoolRate { bytes_per_second: 100e6, latency: std::time::Duration::from_millis(2), concurrency: 16 };
 const PIXELS: (u32, u32) = (960, 480);
-/// From one name to the next below it.
+/// The vertical distance between two names.
 const LABEL_PIXELS: i32 = 16;
 
 /// The runs of one program, in their order.
 pub struct Record {
     pub runs: Vec<Ran>,
     pub words: Vec<Vec<String>>,
-    /// Paths that a user would have named.
+    /// Paths that a user would have declared.
     pub declared: HashSet<String>,
-    /// Of everything that lies in the pool.
+    /// Bytes of every file in the pool, by path.
     pub sizes: HashMap<String, u64>,
 }
 
-/// Means over the runs that were left out.
+/// Means over the runs that were left out; each is a share from 0 to 1.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shares {
     coverage: f64,
     accuracy: f64,
-    /// Of the waiting without staging.
+    /// Of the waiting time without staging, the part that remains.
     waiting: f64,
 }
 
@@ -72,7 +72,7 @@ impl Record {
     fn learned(&self, k: usize) -> Shares {
         self.mean(|target| {
             let mut others: Vec<usize> = (0..self.runs.len()).filter(|run| *run != target).collect();
-            // Of two that are as near the one before.
+            // Of two runs at the same distance, the earlier one is first.
             others.sort_by_key(|run| (run.abs_diff(target), *run));
             others.truncate(k);
             others.sort_unstable();
@@ -126,20 +126,22 @@ impl Record {
                 false => left += wait,
             }
         }
-        // What is not there costs a question and no bytes.
+        // A staged path that is not in the pool costs a request but no bytes.
         let fetched: f64 = staged.iter().filter_map(|path| self.sizes.get(path)).map(|bytes| *bytes as f64).sum();
         Shares { coverage: covered / all, accuracy: covered / fetched, waiting: left / waiting }
     }
 }
 
-/// Programs of which the same was foreseen, and the waiting that is left of theirs in %, a column of the table each.
+/// Programs whose remaining waiting times differ by less than one percentage point in every column of the table, and
+/// these times in %, one for each column.
 struct Curve {
     names: Vec<&'static str>,
     waiting: Vec<Option<f64>>,
 }
 
-/// The waiting that is left, over what it was foreseen from. Lines go as far as there are runs to learn from; beside them
-/// stands what a user would have named, and the bound.
+/// Returns a chart of the remaining waiting time by the source of the prediction. A line ends at the largest number of
+/// runs from which the profile could learn. Single points show the paths that a user would have declared, and the
+/// clairvoyant bound.
 fn draw(all: Vec<Curve>) -> std::result::Result<String, Box<dyn std::error::Error>> {
     let mut curves: Vec<Curve> = Vec::new();
     for curve in all {
@@ -184,7 +186,8 @@ fn draw(all: Vec<Curve>) -> std::result::Result<String, Box<dyn std::error::Erro
             chart.draw_series(LineSeries::new(line, style).point_size(3))?;
             chart.draw_series(beside.into_iter().map(|point| Circle::new(point, 3, style)))?;
         }
-        // Names beside their lines' ends, one below the other where they are near; the last of them above the edge.
+        // A name is drawn at the height of its line's end. Names that are too near are moved down; the last one stays
+        // above the lower edge.
         labels.sort_unstable();
         let lines: usize = labels.iter().map(|(_, _, names)| names.len()).sum();
         let (mut y, x, mut left) = (0, PIXELS.0 as i32 - 260, lines as i32);

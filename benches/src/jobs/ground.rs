@@ -1,4 +1,4 @@
-//! One pool, and two mounts of it.
+//! One pool, and two mounts of it: one stages ahead of jobs, the other does not.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ use super::programs::{Program, SCRIPTS};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// What a run will read is staged when it begins.
+    /// When a run begins, the files that it is predicted to read are staged.
     Ahead,
     Plain,
 }
@@ -24,7 +24,7 @@ pub enum Mode {
 pub struct Read {
     pub path: String,
     pub bytes: u64,
-    /// In the order of first uses, from 1.
+    /// The place in the order of first uses, from 1.
     pub rank: u32,
 }
 
@@ -42,18 +42,18 @@ impl Ran {
         if number(of) > 0.0 { number(part) / number(of) } else { f64::NAN }
     }
 
-    /// Of the bytes that it read, what was foreseen.
+    /// Returns the share of the read bytes that was predicted.
     pub fn coverage(&self) -> f64 {
         self.share("covered_bytes", "wanted_bytes")
     }
 
-    /// Of the bytes that were staged, what it read.
+    /// Returns the share of the staged bytes that the run used.
     pub fn accuracy(&self) -> f64 {
         self.share("used_bytes", "bytes")
     }
 }
 
-/// A directory that goes with the value.
+/// A directory; it is removed when this value is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -65,7 +65,7 @@ impl Drop for Scratch {
 pub struct Ground {
     pub dir: PathBuf,
     limit: &'static str,
-    /// How slow the pool is now.
+    /// The throttle of the present mounts; empty before the first mount.
     throttle: &'static str,
     ahead: Option<Mount>,
     plain: Option<Mount>,
@@ -87,7 +87,7 @@ impl Ground {
         Ok(Self { dir, limit: program.limit, throttle: "", ahead: None, plain: None, runs: 0, _scratch: scratch })
     }
 
-    /// From now on the pool is as slow as this.
+    /// Mounts the pool twice with this throttle, unless the present mounts have it.
     pub fn slow_down(&mut self, throttle: &'static str) -> Result<()> {
         if self.throttle == throttle {
             return Ok(());
@@ -109,14 +109,14 @@ impl Ground {
         Ok(mount.as_ref().ok_or("not mounted")?.path())
     }
 
-    /// Nothing of the pool is here, and the kernel knows nothing of it.
+    /// Evicts everything from the fast pool, and drops the kernel's caches.
     pub fn empty(&self, mode: Mode) -> Result<()> {
         let point = self.point(mode)?;
         forebay(Command::new(program()?).args(["evict", "--release-leases"]).arg(point))?;
         caches::drop_caches(&self.dir, caches::Drop::All)
     }
 
-    /// What a prolog does.
+    /// Stages the files that a command is predicted to read, as the prolog of a batch system does.
     pub fn stage(&self, words: &[String]) -> Result<()> {
         let point = self.point(Mode::Ahead)?;
         forebay(Command::new(program()?).arg("stage").arg("--mount").arg(point).arg("--").args(words)).map(drop)
@@ -144,7 +144,7 @@ impl Ground {
         Ok(Ran { seconds, ended_unix, read, ahead: report["ahead"].clone() })
     }
 
-    /// The files below a directory of the pool, and their bytes.
+    /// Returns the files below a directory of the pool, and their bytes.
     pub fn below(&self, directory: &str) -> Result<HashMap<String, u64>> {
         let pool = self.dir.join("pool");
         let (mut found, mut left) = (HashMap::new(), vec![pool.join(directory)]);
@@ -154,7 +154,7 @@ impl Ground {
                 if meta.is_dir() {
                     left.push(path);
                 } else if let Ok(below) = path.strip_prefix(&pool) {
-                    // Without the dots that were in between.
+                    // If `directory` is `.`, the paths contain this component.
                     let below: PathBuf = below.components().filter(|part| *part != Component::CurDir).collect();
                     found.insert(below.display().to_string(), meta.len());
                 }

@@ -1,8 +1,9 @@
-//! What staging ahead of jobs is worth to real programs on a slow pool, what of their reads was foreseen, and what it
-//! costs where nothing can be.
+//! Measures staging ahead of jobs with real programs on a slow pool: how much faster they run, how much of their reads
+//! was predicted, and what staging costs if the reads cannot be predicted.
 //!
-//! Arguments: `[--runs N] [--only WORD[,WORD]] [--plot FILE]`. Each program runs N times (6), each time on two mounts of one
-//! pool that is slowed down, in turns: with staging ahead and without. Before each run nothing of the pool is here.
+//! Arguments: `[--runs N] [--only WORD[,WORD]] [--plot FILE]`. Each program runs N times (default 6) on each of two
+//! mounts of one throttled pool, in turns: one mount stages ahead, the other does not. Before each run all cached
+//! content is evicted, and the kernel's caches are dropped.
 
 mod curve;
 mod ground;
@@ -17,15 +18,15 @@ use forebay_benches::{Result, interrupt, machine};
 use ground::{Ground, Mode, Ran};
 use programs::{Program, Target};
 
-/// A pool across a building: 100 MB/s in all, 2 ms to each answer.
+/// A pool elsewhere in the building: 100 MB/s for all requests together, 2 ms before each answer.
 const POOL: &str = "100MB/s,2ms";
 const RUNS: usize = 6;
-/// Runs that are staged before they begin.
+/// Runs whose files are staged before they begin.
 const STAGED: usize = 2;
 
 struct Args {
     runs: usize,
-    /// Words of which a program's name has one; all where it is empty.
+    /// Selects the programs whose name contains one of these words; empty selects all.
     only: Vec<String>,
     plot: Option<PathBuf>,
 }
@@ -48,7 +49,7 @@ fn args() -> Result<Args> {
         match word.as_str() {
             "--runs" => args.runs = value()?.parse()?,
             "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
-            // Cargo runs a bench in the directory of its crate; who calls make is in the one above.
+            // Cargo runs a bench in the directory of its crate. FILE is relative to the one above, where make runs.
             "--plot" => args.plot = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(value()?)),
             _ => {
                 return Err(format!("{word}: not known; there are --runs N, --only WORD[,WORD] and --plot FILE").into());
@@ -77,7 +78,8 @@ fn run() -> Result<()> {
     curve::rows(&records, args.plot.as_deref())
 }
 
-/// A row. What the runs without staging read, in their order, and what a user would have declared.
+/// Measures one program and prints its row. Returns what the runs without staging read, in their order, and the paths
+/// that a user would have declared.
 fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
     let mut ground = Ground::make(program)?;
     let (mut ahead, mut plain): (Vec<Ran>, Vec<Ran>) = Default::default();
@@ -92,7 +94,8 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
             if mode == Mode::Ahead { ahead.push(ran) } else { plain.push(ran) }
         }
     }
-    // The next members of the sequence, staged as a prolog would; and the last once more, with everything here.
+    // The files of the next runs are staged first, as a prolog does. The last run is then repeated with its files still
+    // resident.
     let (mut before, mut words) = (Vec::new(), Vec::new());
     for run in runs..runs + STAGED {
         interrupt::check()?;
@@ -111,7 +114,7 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
     let (coverage, accuracy) = (shares(Ran::coverage), shares(Ran::accuracy));
     let ratio = spread(ratios);
     let of_staged = middle(&plain) / before.median;
-    // At least so much faster, and whether enough was foreseen.
+    // The least ratio, and whether enough was predicted.
     let (target, least, foreseen) = match program.target {
         Target::Repeat => ("≥ 2.00, coverage ≥ 0.95, accuracy ≥ 0.9", 2.0, coverage >= 0.95 && accuracy >= 0.9),
         Target::Next => ("≥ 2.00, coverage ≥ 0.9", 2.0, coverage >= 0.9),
@@ -119,11 +122,11 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
     };
     let verdict = match program.target {
         _ if foreseen && ratio.median >= least => "pass",
-        // What does no harm must do none while it runs.
+        // `NoSlower` has to hold while the files are staged during the run, so it has no such verdict.
         Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass staged before it begins",
         _ => "**miss**",
     };
-    // Of nothing there is no share.
+    // A share of 0 bytes is NaN.
     let shown = |share: f64| if share.is_nan() { "–".to_owned() } else { format!("{share:.3}") };
     println!(
         "| {} | {:.2} s | {:.2} s | {:.2} s | {:.2} | {:.2}–{:.2} | {:.2} s | {of_staged:.2} | {:.2} s | {} | {} | \

@@ -1,4 +1,4 @@
-//! The programs: what lies in the pool for them, and how they are called.
+//! The programs: their files in the pool, and their command lines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ use rand_chacha::ChaCha8Rng;
 
 use super::POOL;
 
-/// What a program must show.
+/// The result that is required of a program.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
-    /// Twice as fast, with nearly all that it reads foreseen and little else.
+    /// Twice as fast. Nearly all that the program reads is predicted, and little else.
     Repeat,
-    /// The same where it reads what nobody has read before.
+    /// Twice as fast, and most reads are predicted, although each run reads files that no earlier run has read.
     Next,
-    /// Nothing can be foreseen, or not enough: it must not cost.
+    /// Nothing can be predicted, or not enough: staging must not make the program slower.
     NoSlower,
 }
 
 pub struct Program {
     pub name: &'static str,
     pub target: Target,
-    /// Makes what lies in the pool: `DIR/pool`.
+    /// Makes the files in the pool, `DIR/pool`.
     pub make: fn(dir: &Path) -> Result<()>,
-    /// Before each run, numbered from 0.
+    /// Is called before each run; runs are numbered from 0.
     pub before: fn(dir: &Path, run: usize) -> Result<()>,
     pub words: fn(dir: &Path, run: usize) -> Vec<String>,
-    /// What a user would have staged by hand, below the pool.
+    /// The directory of the pool that a user would have staged by hand.
     pub declared: &'static str,
     pub throttle: fn(run: usize) -> &'static str,
     pub limit: &'static str,
@@ -55,7 +55,7 @@ pub const SCRIPTS: [(&str, &str); 4] = [
 ];
 
 const DAYS: usize = 28;
-/// More than there are runs, with those that are staged before they begin.
+/// More than the default number of runs, including those that are staged before they begin.
 const TREES: usize = 10;
 
 pub fn all() -> [Program; 10] {
@@ -170,7 +170,7 @@ pub fn all() -> [Program; 10] {
     ]
 }
 
-/// Files of 100 kB whose names say nothing.
+/// Makes files of 100 kB with random names, from which nothing can be predicted.
 fn flat(dir: &Path, files: usize) -> Result<()> {
     make_files(&dir.join("pool/objects"), files, 100_000, object)
 }
@@ -180,7 +180,7 @@ fn object(number: usize) -> String {
     format!("{:016x}", random.next_u64())
 }
 
-/// What the reader is to read.
+/// Writes the list of the files that `reader.py` reads.
 fn names(dir: &Path, numbers: impl Iterator<Item = usize>) -> Result<()> {
     let lines: String = numbers.map(|number| format!("objects/{}\n", object(number))).collect();
     Ok(fs::write(list(dir), lines)?)
@@ -194,7 +194,7 @@ fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// By the distribution's interpreter, which its numpy is for.
+/// Returns the command line of a script. It names the distribution's interpreter, for which numpy is installed.
 fn script(dir: &Path, name: &str, arguments: impl IntoIterator<Item = String>) -> Vec<String> {
     ["/usr/bin/python3".to_owned(), path(&dir.join(name))].into_iter().chain(arguments).collect()
 }
@@ -203,7 +203,7 @@ fn make_files(dir: &Path, files: usize, bytes: usize, name: impl Fn(usize) -> St
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut content = vec![0; bytes];
     random.fill_bytes(&mut content);
-    // Numbers, for those who read them as such.
+    // As f32, each word is a number from 0.5 to 2, for `arrays.py`.
     content.chunks_exact_mut(4).for_each(|number| number[3] = 0x3f);
     for file in 0..files {
         let path = dir.join(name(file));
@@ -213,7 +213,7 @@ fn make_files(dir: &Path, files: usize, bytes: usize, name: impl Fn(usize) -> St
     Ok(())
 }
 
-/// zstd's sources, which its crate comes with.
+/// Returns the directory of zstd's sources, which the crate `zstd-sys` contains.
 fn zstd() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");

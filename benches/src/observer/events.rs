@@ -1,4 +1,4 @@
-//! What one event costs: processor time of the thread that makes it, more than without the observer.
+//! The cost of one event: the processor time of the thread that causes it, with the observer and without.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -16,7 +16,7 @@ const JOB: u32 = 1;
 const PAGE: u64 = 4096;
 const READS: u64 = 100_000;
 const FILES: usize = 5000;
-/// What a fault maps at most.
+/// The most that one fault maps.
 const AROUND: usize = 64 << 10;
 
 type Work<'a> = &'a dyn Fn() -> Result<u64>;
@@ -116,7 +116,7 @@ fn open(files: &[PathBuf]) -> Result<u64> {
     Ok(files.len() as u64)
 }
 
-/// Of this thread, in seconds.
+/// Returns the processor time of this thread, in seconds.
 fn cpu_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

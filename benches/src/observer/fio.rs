@@ -1,4 +1,4 @@
-//! fio's reads at random from the page cache, by its processor time.
+//! Random reads of fio from the page cache, measured by fio's processor time.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use forebay_benches::mount::Mount;
 
 use crate::{Observed, Samples, make_file};
 
-/// A mount that observes nothing.
+/// Options of a mount whose observer uses no hooks.
 const BLIND: &[&str] = &["-o", "mask_hooks=all"];
 
-/// Name, least ratio, file, KiB of a read, and what mounts.
+/// Name, least ratio, file, KiB of a read, and the function that mounts.
 type Row<'a> = (&'a str, f64, &'a Path, u32, &'a dyn Fn(&[&str]) -> Result<Mount>);
 
 pub fn rows(args: &Args) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn rows(args: &Args) -> Result<()> {
         make_file(file)?;
     }
     Mount::start(&pool, &point, &fast, &[])?.stage(&known)?;
-    // No job runs: it would rest.
+    // No job runs, so by default the observer would not be attached.
     let policy = dir.path().join("policy.toml");
     std::fs::write(&policy, "[observer]\nat-work = \"always\"\n")?;
     let observing = ["--policy", policy.to_str().ok_or("a directory whose name is not UTF-8")?];
@@ -44,7 +44,7 @@ pub fn rows(args: &Args) -> Result<()> {
         let job = Job { write: false, block_kib, direct: false, jobs: 1, depth: 1, secs: 1 };
         let samples = Samples::take(args.pairs, |observed| {
             let mount = mount(if observed == Observed::Yes { &observing } else { BLIND })?;
-            // The pages are in the cache, and the observer knows the file.
+            // After this read the pages are cached, and the observer knows the file.
             std::io::copy(&mut std::fs::File::open(file)?, &mut std::io::sink())?;
             let rate = fio::run_by_cpu(file, job)?;
             drop(mount);

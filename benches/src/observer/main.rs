@@ -1,5 +1,5 @@
-//! What the observer costs those that read, with it and without in turns: fio on files of a mount and on others, and
-//! what one event costs.
+//! The cost of the observer for programs that read, measured with and without it in turns: fio on files of a mount and
+//! on other files, and the cost of one event.
 
 mod events;
 mod fio;
@@ -13,10 +13,10 @@ use forebay_benches::Result;
 use forebay_benches::args::Args;
 use forebay_benches::pairs::{Side, Spread, alternate, spread};
 
-/// What both sides read: it stays in the page cache.
+/// The size of the file that both sides read; it stays in the page cache.
 const FILE_BYTES: u64 = 64 << 20;
-/// A sample is the best of so many short ones, in turns with those of the other side: what else runs on a shared machine
-/// only ever makes them slower.
+/// A sample is the best of this many short ones, which alternate with those of the other side: other load on a shared
+/// machine can only make them slower.
 const SHORT: usize = 5;
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ impl Samples {
         Ok(Self { off: best(&short.native), on: best(&short.mount) })
     }
 
-    /// Of what is made of each pair.
+    /// Returns the spread of `of(off, on)` over the pairs.
     fn spread(&self, of: impl Fn(f64, f64) -> f64) -> Spread {
         spread(self.off.iter().zip(&self.on).map(|(off, on)| of(*off, *on)).collect())
     }

@@ -1,4 +1,4 @@
-//! A line to a server that is as slow as it is told to be: all connections share its bandwidth, and every byte is late.
+//! A proxy that simulates a slow line to a server: all connections share its bandwidth, and every byte is delayed.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 use forebay_benches::Result;
 
-/// What is read at once: small, so that connections share the bandwidth instead of queueing for it.
+/// The size of one read: small, so that connections share the bandwidth instead of queueing for it.
 const SLICE_BYTES: usize = 64 << 10;
-/// Slices of one direction of a connection that are on their way: more than bandwidth times latency.
+/// Slices in flight in one direction of a connection: more than bandwidth times latency.
 const SLICES_MAX: usize = 64;
 
-/// How slow.
+/// Latency and bandwidth of the line.
 #[derive(Debug, Clone, Copy)]
 pub struct Slowness {
     /// One way: a round trip takes twice as long.
     pub latency: Duration,
-    /// In each direction; 0 is without a limit.
+    /// In each direction; 0 means no limit.
     pub bytes_per_sec: u64,
 }
 
-/// A direction of the line.
+/// One direction of the line.
 struct Lane {
     slowness: Slowness,
     free_at: Mutex<Instant>,
@@ -34,7 +34,7 @@ impl Lane {
         Arc::new(Self { slowness, free_at: Mutex::new(Instant::now()) })
     }
 
-    /// When bytes that are sent now have passed.
+    /// Returns the time at which bytes that are sent now arrive.
     fn pass(&self, bytes: usize) -> Instant {
         let now = Instant::now();
         if self.slowness.bytes_per_sec == 0 {
@@ -47,7 +47,7 @@ impl Lane {
     }
 }
 
-/// Listens for as long as the program runs. Returns the port from which all leads to `server_port`.
+/// Listens until the program ends. Returns the port whose connections are forwarded to `server_port`.
 ///
 /// # Errors
 /// No port is free.
@@ -69,7 +69,7 @@ pub fn start(server_port: u16, slowness: Slowness) -> Result<u16> {
     Ok(port)
 }
 
-/// Carries what comes from one end to the other, until it ends.
+/// Forwards all bytes from one end to the other, until the connection ends.
 fn carry(mut from: TcpStream, to: TcpStream, lane: Arc<Lane>) {
     let _ = to.set_nodelay(true);
     let (sender, receiver) = sync_channel(SLICES_MAX);

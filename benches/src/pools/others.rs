@@ -1,4 +1,4 @@
-//! Other programs that mount a bucket with a cache on local disk, as their manuals say it is done.
+//! Other programs that mount a bucket with a cache on local disk, started as their manuals describe.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Program {
     }
 }
 
-/// A bucket and the right to use it.
+/// A bucket and its credentials.
 pub struct Bucket<'a> {
     pub endpoint: &'a str,
     pub name: &'a str,
@@ -36,7 +36,7 @@ pub struct Bucket<'a> {
     pub secret: &'a str,
 }
 
-/// A mount of another program; it goes with the value.
+/// A mount of another program; it is unmounted when this value is dropped.
 pub struct Other {
     child: Child,
     point: PathBuf,
@@ -78,7 +78,7 @@ impl Other {
                 command
             }
         };
-        // Their certificates are not needed here; rclone refuses to start with some.
+        // The endpoint is plain HTTP and needs no certificates; rclone refuses to start with some.
         command.env_remove("AWS_CA_BUNDLE");
         let log = fs::File::create(dir.join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

@@ -1,4 +1,4 @@
-//! Plain clients: what a pool gives to who asks for nothing but bytes, with the parallelism that the mount has.
+//! Plain clients, which only transfer bytes, with the same parallelism as the mount: they show what a pool delivers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,16 +16,16 @@ use tokio::runtime::Runtime;
 
 use forebay_benches::Result;
 
-/// What most object stores advise: ranges of this length.
+/// The length of a ranged GET that most object stores advise.
 const GET_BYTES: u64 = 8 << 20;
-/// Requests that the mount has under way for one file.
+/// Requests that the mount has in flight for one file.
 const GETS_AT_ONCE: usize = 16;
-/// The mount's parts of an upload.
+/// The size of the mount's parts of an upload.
 const PART_BYTES: usize = 8 << 20;
 const PARTS_AT_ONCE: usize = 4;
-/// Small objects that are made at once.
+/// Small objects that are made concurrently.
 const PUTS_AT_ONCE: usize = 32;
-/// The mount's connections to an NFS server, and what one READ gives.
+/// The mount's connections to an NFS server, and the length of one READ.
 const CONNECTIONS: usize = 8;
 const READ_BYTES: u32 = 1 << 20;
 
@@ -37,7 +37,7 @@ pub struct Plain {
 
 impl Plain {
     /// # Errors
-    /// Something is wrong in the endpoint.
+    /// The client cannot be built, for example because the endpoint is invalid.
     pub fn s3(endpoint: &str, bucket: &str, key: &str, secret: &str) -> Result<Self> {
         let store = AmazonS3Builder::new()
             .with_endpoint(endpoint)
@@ -59,7 +59,7 @@ impl Plain {
             stream::iter(ranges)
                 .map(|range| {
                     let (store, path) = (Arc::clone(&self.store), path.clone());
-                    // As it comes, and let go of: what is kept of it is not this program's business.
+                    // Each piece is discarded when it arrives: a plain client stores nothing.
                     tokio::spawn(async move {
                         let options = object_store::GetOptions { range: Some(range.into()), ..Default::default() };
                         let mut body = store.get_opts(&path, options).await?.into_stream();
@@ -109,7 +109,7 @@ impl Plain {
         Ok(content.len() as f64 / begin.elapsed().as_secs_f64())
     }
 
-    /// Makes small objects, many at once.
+    /// Makes small objects, `PUTS_AT_ONCE` concurrently.
     pub fn make(&self, names: &[String], content: &bytes::Bytes) -> Result<()> {
         self.runtime.block_on(async {
             stream::iter(names)
@@ -124,7 +124,7 @@ impl Plain {
     }
 
     /// # Errors
-    /// It cannot be removed.
+    /// The object cannot be removed.
     pub fn remove(&self, name: &str) -> Result<()> {
         Ok(self.runtime.block_on(self.store.delete(&Path::from(name)))?)
     }

@@ -1,4 +1,4 @@
-//! The rows: pools behind real servers on loopback, against plain clients and against other programs.
+//! The rows: pools on real servers on loopback, compared with plain clients and with other programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,21 +21,21 @@ use crate::s3_server::{ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw};
 const BIG_BYTES: u64 = 1 << 30;
 const SMALL_FILES: usize = 10_000;
 const SMALL_BYTES: usize = 4096;
-/// Of them, so many are read one after the other to know that rate.
+/// The plain client reads this many of them one after the other, to measure the serial rate.
 const SERIAL_FILES: usize = 1_000;
-/// What one reader without a plan reads of them, for the comparison.
+/// In the comparison with other programs, one reader reads this many of them, without `stage`.
 const FEW_FILES: usize = 1_000;
-/// Names of one directory that are renamed, as git does with refs.
+/// Files of one directory that are renamed, as git does with refs.
 const REFS: usize = 3_000;
-/// A line of 1 Gbit/s to a server next door.
+/// A line of 1 Gbit/s with a round trip of 1 ms.
 const GIGABIT: Slowness = Slowness { latency: Duration::from_micros(500), bytes_per_sec: 125_000_000 };
-/// A server from which each answer takes 2 ms.
+/// A line with a round trip of 2 ms and no limit of bandwidth.
 const TWO_MS: Slowness = Slowness { latency: Duration::from_millis(1), bytes_per_sec: 0 };
-/// What samples may leave: all that those of small files do, and not the content of one large one.
+/// Bytes that samples may leave: more than all samples of small files leave, less than one large file.
 const LEFT_BYTES: u64 = 900 << 20;
 const LIMIT: &str = "8GiB";
 
-/// Servers with data, and what was measured.
+/// Servers with data, and the rows that were measured.
 pub struct Bench {
     pub rows: Vec<Row>,
     pairs: usize,
@@ -45,7 +45,7 @@ pub struct Bench {
     nfs: NfsServer,
     /// Fast pools and mount points made so far.
     made: usize,
-    /// Those of them that were removed again: the first so many.
+    /// How many of these, from the first, were removed again.
     cleared: usize,
 }
 
@@ -80,8 +80,9 @@ impl Bench {
         self.root.join(format!("{}", self.made))
     }
 
-    /// Removes what samples have left, once that is large. Not many small files after each sample: ext4 without a journal
-    /// is slow to use an inode again that was deleted less than a minute ago, and the next sample would pay for it.
+    /// Removes what samples have left, once it is [`LEFT_BYTES`] or more. Many small files are not removed after each
+    /// sample: ext4 without a journal is slow to reuse an inode that was deleted less than a minute ago, and this would
+    /// slow down the next sample.
     fn clear(&mut self) -> Result<()> {
         let left: Vec<PathBuf> = (self.cleared + 1..=self.made).map(|n| self.root.join(n.to_string())).collect();
         let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -103,7 +104,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A mount that has nothing of the pool yet.
+    /// Returns a new mount with an empty fast pool.
     fn cold(&mut self, url: &str) -> Result<Mount> {
         let dir = self.fresh();
         let environment = [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)];
@@ -111,7 +112,8 @@ impl Bench {
         Mount::start_url(url, &dir.join("mount"), &dir.join("fast"), &options, &environment)
     }
 
-    /// The server has its files in memory, and the mount and the client nothing.
+    /// Drops the page cache, then reads the servers' large files: the servers have them in memory, and mount and client
+    /// have nothing.
     fn warm_server(&self) -> Result<()> {
         caches::drop_caches(&self.root, Drop::Pages)?;
         for file in [self.s3.files().join("big"), self.nfs.export().join("big")] {
@@ -143,7 +145,7 @@ impl Bench {
         Ok(())
     }
 
-    /// All rows.
+    /// Measures all selected rows.
     pub fn run(&mut self, wants: impl Fn(&str) -> bool) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
         let groups: [(&str, Group); 7] = [
@@ -252,7 +254,7 @@ fn s3_flush(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Renames of what is just being flushed.
+/// Measures renames of files while they are flushed.
 fn s3_rename(bench: &mut Bench) -> Result<()> {
     let url = bench.s3.url_by("", bench.s3.port());
     let mut taken_ms = Vec::new();
@@ -305,7 +307,7 @@ fn nfs_read(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Each row of another program with the program in the place of the native directory.
+/// Measures reads against other programs: in each row, another program takes the place of the native directory.
 fn others_read(bench: &mut Bench) -> Result<()> {
     let port = link::start(bench.s3.port(), GIGABIT)?;
     let (endpoint, url, names) = (format!("http://127.0.0.1:{port}"), bench.s3.url_by("", port), small_names());
@@ -351,7 +353,7 @@ fn others_read(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Until the bucket has it.
+/// Measures writes against other programs, until the bucket has the content.
 fn others_write(bench: &mut Bench) -> Result<()> {
     let port = link::start(bench.s3.port(), GIGABIT)?;
     let (endpoint, url) = (format!("http://127.0.0.1:{port}"), bench.s3.url_by("", port));

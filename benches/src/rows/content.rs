@@ -11,7 +11,7 @@ use crate::place::{BIG_BYTES, Place};
 use crate::report::{Target, Unit};
 use crate::{Result, work};
 
-/// Reads of a hot file in one sample: one takes some 50 ms.
+/// Reads of a hot file in one sample; one read takes about 50 ms.
 const HOT_ROUNDS: usize = 6;
 const MAPPED_ROUNDS: usize = 3;
 
@@ -19,7 +19,7 @@ fn big(root: &Path) -> PathBuf {
     root.join("data/big")
 }
 
-/// Sequential reads.
+/// Measures sequential reads.
 pub fn read(bench: &mut Bench) -> Result<()> {
     let (target, unit) = (Target::AtLeast(0.97), Unit::BytesPerSec);
     warm(&bench.place)?;
@@ -32,7 +32,7 @@ pub fn read(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// Random reads, and reads through a mapping.
+/// Measures random reads, and reads through a mapping.
 pub fn random(bench: &mut Bench) -> Result<()> {
     let secs = bench.fio_secs();
     let job = |jobs, depth, direct| Job { write: false, block_kib: 4, direct, jobs, depth, secs };
@@ -54,7 +54,7 @@ pub fn random(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// Both copies of the large file in the page cache.
+/// Reads both copies of the large file into the page cache.
 fn warm(place: &Place) -> Result<()> {
     for root in [&place.native, place.general.path()] {
         work::read_sequentially(&big(root), 2)?;
@@ -62,7 +62,7 @@ fn warm(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Sequential and random writes, without and with the background flush of the default policy.
+/// Measures sequential and random writes, without and with the background flush of the default policy.
 pub fn write(bench: &mut Bench) -> Result<()> {
     let secs = bench.fio_secs();
     let job = Job { write: true, block_kib: 4, direct: false, jobs: 1, depth: 1, secs };
@@ -98,7 +98,7 @@ pub fn mount(place: &Place, background: bool) -> &Mount {
     if background { &place.general } else { &place.quiet }
 }
 
-/// Nothing is left to write when the next sample begins.
+/// Waits until nothing is left to flush or to write, before the next sample begins.
 pub fn settle(place: &Place, background: bool) -> Result<()> {
     if background {
         place.general.settle()?;

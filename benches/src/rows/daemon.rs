@@ -1,4 +1,4 @@
-//! What the daemon uses.
+//! Rows of the daemon: processor time, memory, and how fast it answers after a crash.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use crate::caches::Drop;
 use crate::report::{Outcome, Target};
 use crate::{Result, work};
 
-/// Processor time is counted in hundredths of a second.
+/// Several reads, because processor time is counted in hundredths of a second.
 const ROUNDS: usize = 10;
-/// More than the supervisor takes for an accident.
+/// More than the rapid crashes after which the supervisor calls the mount failing.
 const DEATHS: usize = 10;
 
-/// Of reads that the kernel serves by itself.
+/// Measures the daemon's processor time during reads that the kernel serves without it.
 pub fn cpu(bench: &mut Bench) -> Result<()> {
     let general = &bench.place.general;
     let file = general.path().join("data/big");
@@ -27,7 +27,7 @@ pub fn cpu(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// To be asked before the workers are killed.
+/// Measures the peak memory. Runs before [`death`], because a new worker has a new peak.
 pub fn memory(bench: &mut Bench) -> Result<()> {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
     let (general, quiet) = (mib(bench.place.general.peak_rss_bytes()?), mib(bench.place.quiet.peak_rss_bytes()?));
@@ -36,14 +36,14 @@ pub fn memory(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// How long programs wait for an answer after the worker was killed, one worker after the other. The slowest counts.
+/// Kills one worker after the other, and measures how long a program waits for the next answer. The slowest counts.
 pub fn death(bench: &mut Bench) -> Result<()> {
     let general = &bench.place.general;
     let mut slowest = Duration::ZERO;
     for round in 0..DEATHS {
         general.kill_worker()?;
         let killed = Instant::now();
-        // The kernel knows nothing of that name.
+        // The kernel has not cached this name, so the daemon has to answer.
         if general.path().join(format!("asked-after-death-{round}")).exists() {
             return Err("a name that nobody made".into());
         }

@@ -18,12 +18,12 @@ const CREATE_ROWS: [(&str, bool); 2] = [
     ("create of 10,000, libfuse's passthrough_hp", false),
     ("create of 10,000, libfuse's passthrough_hp, bound", true),
 ];
-/// Where it is mounted, and what is created on it.
+/// The mount point, and the directory in which files are created on it.
 const POINT: &str = "mount-libfuse";
 const TREES: &str = "created-libfuse";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// A mount of it that goes with the value.
+/// A mount of `passthrough_hp`; it is unmounted when this value is dropped.
 struct Peer {
     child: Child,
     point: PathBuf,
@@ -72,11 +72,12 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// Its files lie in the native directory as well, and are created there with no catalog and no journal beside them:
-/// what a request costs, and little else.
+/// Measures creation. `passthrough_hp` creates its files in the native directory, without a catalog or a journal. So
+/// the rows show what a request costs, and little else.
 pub fn create(bench: &mut Bench) -> Result<()> {
     rows(bench, CREATE_ROWS, |root, pair, bound| {
-        // It holds a descriptor for each file that the kernel knows: those of the last sample are forgotten.
+        // `passthrough_hp` holds a descriptor for each file in the kernel's caches. Dropping the caches makes it close
+        // those of the last sample.
         drop_caches(root, caches::Drop::All)?;
         let tree = root.join(TREES).join(format!("{pair}-{bound}-{}", root.ends_with(POINT)));
         work::make_spread(&tree)?;
@@ -87,7 +88,7 @@ pub fn create(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// One row for each name, measured by `sample(root, pair, bound)`: unbound and bound.
+/// Adds one row for each name, measured by `sample(root, pair, bound)`: one unbound, one bound.
 fn rows(bench: &mut Bench, rows: [(&str, bool); 2], sample: impl Fn(&Path, usize, bool) -> Result<f64>) -> Result<()> {
     let Some(program) = bench.args.passthrough_hp.clone() else {
         for (name, _) in rows {

@@ -20,7 +20,7 @@ const CREATED: usize = 10_000;
 /// Entries of a directory that changes while it is read.
 const SCANNED: usize = 5_000;
 
-/// What the kernel may know already.
+/// Measures names and attributes that the kernel may have cached.
 pub fn known(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
     let place = &bench.place;
@@ -48,7 +48,7 @@ pub fn known(bench: &mut Bench) -> Result<()> {
 #[derive(Clone, Copy)]
 struct How {
     suffix: &'static str,
-    /// With the flushes of the default policy.
+    /// The default policy flushes in the background.
     background: bool,
     /// The client is bound to a CPU.
     bound: bool,
@@ -69,8 +69,8 @@ impl How {
         root.join(format!("created-{}-{}", self.background, self.bound))
     }
 
-    /// The tree of one sample. No two samples share one: ext4 is slow to use an inode again that was deleted a moment
-    /// ago, so all are created before any is removed.
+    /// Returns the tree of one sample. Each sample has its own, and all trees are created before any is removed,
+    /// because ext4 is slow to reuse an inode that was deleted a moment ago.
     fn tree(self, place: &Place, side: Side, pair: usize) -> PathBuf {
         self.dir(place.side(side, mount(place, self.background))).join(pair.to_string())
     }
@@ -113,8 +113,9 @@ pub fn create_and_unlink(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Directories that are changed by the program that reads them, as by `for entry in os.scandir(dir): os.unlink(entry)`. All
-/// are made before any is changed, for the reason that [`How::tree`] gives.
+/// Measures a program that changes a directory while it reads it, such as
+/// `for entry in os.scandir(dir): os.unlink(entry)`. All directories are made before any is changed, for the reason
+/// that [`How::tree`] gives.
 pub fn scandir_and_change(bench: &mut Bench) -> Result<()> {
     let dir = |root: &Path, change: Change, pair: usize| root.join(format!("scanned-{change:?}-{pair}"));
     let changes = [("a creation", Change::Create), ("an unlink", Change::Unlink)];

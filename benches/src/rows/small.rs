@@ -15,7 +15,7 @@ pub fn names(root: &Path) -> Vec<PathBuf> {
     work::spread_names(&root.join("data/small"), SMALL_FILES)
 }
 
-/// Everything of the small files is in the kernel's caches, on all sides.
+/// Reads all small files into the kernel's caches: the native ones, and those of both mounts.
 fn warm(place: &Place) -> Result<()> {
     for root in [&place.native, place.general.path(), place.immutable.path()] {
         work::open_read_close(&names(root), 2)?;

@@ -1,4 +1,4 @@
-//! A database that writes ahead.
+//! Rows of SQLite with a write-ahead log.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -26,7 +26,7 @@ pub fn transactions(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Transactions per second, each of one row of 200 bytes.
+/// Returns transactions per second; each inserts one row with 200 bytes of text.
 fn sample(base: &Path) -> Result<f64> {
     feed(base, "pragma journal_mode=wal; create table t(a integer primary key, b text);\n")?;
     let mut script = String::from("pragma synchronous=normal;\n");
