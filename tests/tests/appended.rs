@@ -308,7 +308,7 @@ fn content_file(mount: &Mount, len: u64) -> PathBuf {
     first
 }
 
-/// A daemon that is killed after it appends to a content file and before it records that leaves such a file.
+/// A daemon was killed between its append to a content file and the record of it, so the content file is too long.
 #[test]
 fn bytes_behind_the_end_of_a_content_file_are_not_believed() {
     for mount in both_ways(FRESH) {

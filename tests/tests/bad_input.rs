@@ -145,7 +145,7 @@ fn load(mount: &Mount, vanish: impl FnOnce()) {
             vanish.take().unwrap()();
         }
     }
-    // A read of a file that only the pool has fails, or returns its bytes, and no zeros.
+    // A read of a file that only the pool has may fail, but never returns other bytes.
     for at in 0..20 {
         let mut bytes = Vec::new();
         let read = File::open(mount.path(format!("cold-{at}"))).and_then(|mut f| f.read_to_end(&mut bytes));
@@ -176,7 +176,7 @@ fn all_is_in_the_pool(mount: &Mount) {
     assert!(mount.status().conflicts.is_empty(), "{:?}", mount.status().conflicts);
 }
 
-/// A file system on which every call that writes blocks, until this is dropped.
+/// Freezes a file system: every call that writes to it blocks until this is dropped.
 struct Frozen<'a>(&'a Path);
 
 impl<'a> Frozen<'a> {
@@ -325,7 +325,7 @@ fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_hav
     }
 }
 
-/// Every file below a directory, as bytes.
+/// Returns the content of every file below a directory.
 fn files_below(dir: &Path) -> Vec<Vec<u8>> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![fs::read(path).unwrap()] };

@@ -58,7 +58,7 @@ async fn what_others_made_is_shown_after_a_conflict_however_fresh_the_listing_is
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_was_lost_makes_no_conflict() {
-    // Any call of the flush may lose its answer.
+    // Each run loses the answer to another call of the flush.
     for call in 1..12 {
         let fixture = Fixture::new();
         fixture.put("a", b"old").await;
@@ -546,7 +546,7 @@ async fn what_was_there_before_is_not_taken_for_what_was_sent() {
             overlay.unlink(Ino::ROOT, b"a").await.unwrap();
         }
         write_as_of_old(&overlay, "a", "two").await;
-        // Any call of the flush may never arrive.
+        // In each run, another call of the flush does not arrive.
         fixture.fault.fail_call(call, Moment::Before);
         flush(&overlay).await;
         fixture.fault.heal();

@@ -291,7 +291,8 @@ fn a_reader_finds_what_it_is_about_to_open() {
     assert_eq!(read_in_order(&mount), expected);
 }
 
-/// Makes forty directories, two levels deep, of two files each: a reader of two files shows its order too late.
+/// Makes forty directories, two levels deep, of two files each. In two files the order of a reader does not show in
+/// time.
 fn tree(mount: &Mount) {
     for at in 0..80 {
         put(mount, &format!("t/{}/{}/f{}", (b'a' + at / 20) as char, at / 2 % 10, at % 2), at.into(), 5_000);

@@ -1,5 +1,5 @@
-//! Reports of what jobs used, whether the kernel or the daemon served it, and while files are renamed, daemons die and
-//! jobs end.
+//! Reports of what jobs used. They are complete whether the kernel or the daemon serves a read, and if files are
+//! renamed, the daemon dies or a job loses its owner meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -506,7 +506,7 @@ fn a_job_that_is_asked_to_end_ends_and_is_reported() {
         format!("trap 'exit 9' TERM; cat a >/dev/null; touch {}; while :; do sleep 0.02; done", ready.display());
     let running = Running::new(&mut job(&mount, "asked", &script));
     wait_until("it runs", || ready.exists());
-    // SAFETY: a plain system call on our own child, which was not waited for.
+    // SAFETY: a plain system call on a child process that was not reaped.
     unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGTERM) };
     assert_eq!(running.end(), Some(9));
     let report = report(&mount, "asked");

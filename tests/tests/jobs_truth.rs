@@ -44,8 +44,8 @@ fn numbers(ranges: &str) -> BTreeSet<u64> {
     ranges.split(',').filter(|part| !part.is_empty()).flat_map(range).collect()
 }
 
-/// What one job reads: resident files that all jobs share, and files of its own, which are resident or absent, or which
-/// it reads in the pool.
+/// What one job reads: resident files that all jobs share; files of its own, resident or absent; and files of its own
+/// that it reads in the pool.
 struct Plan {
     id: String,
     steps: Vec<Step>,

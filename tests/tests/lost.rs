@@ -169,7 +169,7 @@ fn nobody_is_given_content_that_was_not_written_back() {
     disk.mend();
     disk.forget_content();
     let together = Barrier::new(READERS + 1);
-    // No thread may panic at this point, because the other threads would wait for it.
+    // A thread must not panic in this closure, because the other threads would wait for it.
     let each = |work: &dyn Fn(u64) -> Result<(), String>| {
         let one = |seed| {
             together.wait();

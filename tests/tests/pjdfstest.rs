@@ -29,7 +29,7 @@ expected_failures = []
 entries = [["nobody", "GROUP"], ["daemon", "daemon"]]
 "#;
 
-/// Outcome of each test: `ok`, `FAILED` (with why) or `skipped`.
+/// The outcome of each test: `ok`, `FAILED` (with the reason) or `skipped`.
 type Outcomes = BTreeMap<String, String>;
 
 fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {

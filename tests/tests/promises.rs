@@ -16,7 +16,8 @@ use forebay_tests::process::{run, sh, wait_until};
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
 
-/// The kernel decides about the permission by an answer in which the daemon also finds another client's change.
+/// The permission check depends on a request in which the daemon finds another client's change of the directory. It
+/// must not fail because of that change.
 #[test]
 fn users_are_not_refused_because_others_change_the_directory() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"0s\"\n"));

@@ -1,5 +1,5 @@
-//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, `statx`, and I/O that
-//! native file systems do in another way.
+//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, `statx`, and I/O
+//! that native file systems do in another way.
 
 use std::ffi::CString;
 use std::fs;
@@ -103,7 +103,7 @@ fn a_mount_is_the_upper_directory_of_an_overlayfs() {
 /// SEMANTICS 56: "If the pool cannot hold such a device, the call fails with `EINVAL`."
 #[test]
 fn a_pool_without_devices_refuses_whiteouts() {
-    // In a pool of an ordinary user the daemon cannot make devices.
+    // The daemon of an ordinary user cannot make devices in its pool.
     let place = Place::new();
     place.let_users_mount();
     place.give_to(USER);

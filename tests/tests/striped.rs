@@ -99,7 +99,7 @@ impl Filesystem for StandIn {
     }
 }
 
-/// A mount of the stand-in. The part of its type after the dot is that of BeeGFS mounts.
+/// A mount of the stand-in, of type `fuse.beegfs`. BeeGFS mounts have the type after the dot.
 struct Mounted {
     dir: tempfile::TempDir,
     _session: BackgroundSession,

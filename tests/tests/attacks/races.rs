@@ -1,5 +1,4 @@
-//! Objects that an attacker swaps in the pool after the flush made an object and before it gives the object to its
-//! owner.
+//! Objects that an attacker swaps in the pool after the flush has made an object and before it has changed its owner.
 
 use std::ffi::CString;
 use std::fs::{self, Permissions};

@@ -17,8 +17,8 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// A user without access to the new file does not read its new content, whether the file was replaced or changed in
-/// place.
+/// A user to whom the new mode gives no access does not read the new content, whether the file was replaced or changed
+/// in place.
 ///
 /// SECURITY 5: "an open fails for each user to whom the new mode gives no access"
 #[test]

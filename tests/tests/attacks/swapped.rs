@@ -83,8 +83,8 @@ fn attributes_are_kept(shared: &Shared) {
     assert!(!attributes.contains("user.a") && !attributes.contains("posix_acl"), "its attributes: {attributes}");
 }
 
-/// A user replaces a directory that all users may use with another user's closed directory, in the pool. The cached
-/// rights of the first one permit neither reads nor writes in the second one.
+/// A user replaces a directory of mode 0777 in the pool with another user's directory of mode 0700. The cached rights
+/// of the first one permit neither reads nor writes in the second one.
 ///
 /// SECURITY 8: "is read and written by its own permissions only"
 #[test]
