@@ -18,10 +18,10 @@ use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::{Rgw, Versitygw};
 
-/// How long it may take until something is seen that is looked at again and again.
+/// The longest that a polled condition may take to become true.
 const SEEN_WITHIN: Duration = Duration::from_secs(20);
 const FRESH: &str = "[default]\nmetadata-ttl = \"0s\"\n";
-/// The same, where content comes in pieces.
+/// The same, but no file is fetched whole at its open.
 const IN_PIECES: &str = "[default]\nmetadata-ttl = \"0s\"\nwhole-file = \"0B\"\n";
 const MIB: usize = 1 << 20;
 
@@ -48,7 +48,7 @@ fn all_of(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// With passthrough, and without.
+/// Returns one mount with passthrough and one without: `sync` turns it off.
 fn both_ways(policy: &str) -> [Mount; 2] {
     let through = Mount::new(Options { more: vec!["-o".into(), "sync".into()], ..Options::policy(policy) });
     let mounts = [Mount::new(Options::policy(policy)), through];
@@ -56,12 +56,12 @@ fn both_ways(policy: &str) -> [Mount; 2] {
     mounts
 }
 
-/// A mapping of the first bytes of a file, some of them behind its end.
+/// A shared mapping of a file from offset 0, which may extend past the end of the file.
 struct Mapped(*mut libc::c_void, usize);
 
 impl Mapped {
     fn new(file: &File, len: usize) -> Self {
-        // SAFETY: the kernel chooses where; unmapped when this is dropped.
+        // SAFETY: the kernel chooses the address; `drop` unmaps it.
         let at =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert!(at != libc::MAP_FAILED);
@@ -70,14 +70,14 @@ impl Mapped {
 
     fn at(&self, from: usize, len: usize) -> Vec<u8> {
         assert!(from + len <= self.1);
-        // SAFETY: within the mapping; the caller asks for no page behind the end of the file.
+        // SAFETY: the range is within the mapping; the caller reads no page past the end of the file.
         (from..from + len).map(|at| unsafe { self.0.cast::<u8>().add(at).read_volatile() }).collect()
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: what was mapped, and nobody has a reference into it.
+        // SAFETY: this is the range that `new` mapped, and no reference points into it.
         unsafe { libc::munmap(self.0, self.1) };
     }
 }
@@ -109,7 +109,7 @@ fn appended_bytes_are_seen_through_descriptors_and_mappings_that_are_open() {
             let at = buffer.as_ptr().align_offset(4096);
             let got = direct.read_at(&mut buffer[at..at + pages], 0).unwrap();
             assert!(buffer[at..at + got] == right, "direct, round {round}: {got} bytes");
-            // An open sees it at once.
+            // An open sees the new bytes at once.
             let opened = File::open(mount.path("log")).unwrap();
             assert_eq!([number(&opened), number(&direct), number(&file)], [first; 3]);
             assert!(all_of(&opened) == right, "opened, round {round}");
@@ -138,7 +138,7 @@ fn an_open_sees_what_was_appended_just_before() {
     }
 }
 
-/// What `tail` shows of a file, and what it complains of.
+/// A running `tail` of a file. Its output and its errors go to the file `shown`.
 struct Tail {
     running: Child,
     shown: PathBuf,
@@ -210,7 +210,7 @@ fn of_a_file_that_is_here_in_parts_the_parts_are_compared() {
         }
         look(&file, 0, &right);
         assert_eq!([number(&file), fs::metadata(mount.path("log")).unwrap().ino()], [first; 2]);
-        // Appended to while it is read: an open file is read on.
+        // Another client appends after the open and before the read: reads of the open file go on.
         let more = content(9, 10);
         drop(file);
         let file = File::open(mount.path("log")).unwrap();
@@ -221,7 +221,7 @@ fn of_a_file_that_is_here_in_parts_the_parts_are_compared() {
         until("the file grows", || file.metadata().unwrap().len() == right.len() as u64);
         look(&file, 0, &right);
         assert_eq!(number(&file), first);
-        // What is here of it is known by the chunks alone when it is mounted anew.
+        // After the next mount, only the chunk records say which parts of the file are resident.
         drop(file);
         until("it can be evicted", || {
             mount.forebay(["evict"], &[&mount.place.mnt()]);
@@ -247,7 +247,7 @@ fn the_inode_stays_when_it_is_opened_again_after_the_bytes_went() {
         fs::write(mount.pool("log"), &right).unwrap();
         let first = number(&File::open(mount.path("log")).unwrap());
         for round in 2..5 {
-            // The kernel tells of a close after it returned.
+            // The kernel sends the release after close(2) has returned.
             until("it can be evicted", || {
                 mount.forebay(["evict"], &[&mount.place.mnt()]);
                 mount.status().resident_files == 0
@@ -273,7 +273,7 @@ fn a_file_that_was_rewritten_and_has_grown_is_another_one() {
             fs::write(&log, &right).unwrap();
             let file = File::open(mount.path("log")).unwrap();
             assert!(all_of(&file) == right);
-            // One byte, and then more behind the end.
+            // Another client changes one byte, and then appends.
             File::options().write(true).open(&log).unwrap().write_all_at(&[!right[at]], at as u64).unwrap();
             append(&log, b"more");
             let theirs = fs::read(&log).unwrap();
@@ -283,7 +283,7 @@ fn a_file_that_was_rewritten_and_has_grown_is_another_one() {
             let kept = (file.metadata().unwrap().len(), all_of(&file) == right);
             assert_eq!(kept, (1_000_000, true), "round {round}");
         }
-        // Cut off, and replaced by a longer one of another number.
+        // Another client truncates the file, and then replaces it with a longer one of another inode.
         let right = fs::read(&log).unwrap();
         let file = File::open(mount.path("log")).unwrap();
         File::options().write(true).open(&log).unwrap().set_len(1_000).unwrap();
@@ -298,7 +298,7 @@ fn a_file_that_was_rewritten_and_has_grown_is_another_one() {
     }
 }
 
-/// The one content file that is as long as that.
+/// Returns the only content file of this length.
 fn content_file(mount: &Mount, len: u64) -> PathBuf {
     let dirs = fs::read_dir(mount.place.fast().join("content")).unwrap();
     let files = dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap()).map(|file| file.unwrap());
@@ -308,7 +308,7 @@ fn content_file(mount: &Mount, len: u64) -> PathBuf {
     first
 }
 
-/// As a daemon leaves it that is killed after it appended and before it wrote that down.
+/// A daemon was killed between its append to a content file and the record of it, so the content file is too long.
 #[test]
 fn bytes_behind_the_end_of_a_content_file_are_not_believed() {
     for mount in both_ways(FRESH) {
@@ -369,7 +369,7 @@ fn hard_links_of_a_file_that_grows_stay_one_inode() {
     let file = File::open(mount.path("log")).unwrap();
     assert_eq!(all_of(&file), b"one\n");
     append(&mount.pool("log"), b"two\n");
-    // The name that was not looked at before comes first.
+    // The name that was not looked up before comes first.
     for name in ["other", "log"] {
         let opened = File::open(mount.path(name)).unwrap();
         assert_eq!((number(&opened), all_of(&opened)), (number(&file), b"one\ntwo\n".to_vec()), "{name}");
@@ -391,7 +391,7 @@ fn a_listing_brings_what_was_appended() {
     assert_eq!(all_of(&file), b"one\ntwo\n");
 }
 
-/// `put` gives the file `log` these bytes, behind the back of the mount.
+/// Checks a file `log` that grows in the pool. `put` gives it these bytes without the mount.
 fn grows_behind(server: &dyn Server, put: impl Fn(&[u8])) {
     let mount = Mount::new(Options { remote: Some(server.remote()), ..Options::policy(FRESH) });
     let mut right = content(1, 100_000);
@@ -414,7 +414,7 @@ fn grows_behind(server: &dyn Server, put: impl Fn(&[u8])) {
     assert!(all_of(&file) == old);
 }
 
-/// An object store replaces whole objects: the bytes say what is the same.
+/// An object store replaces whole objects, so only a comparison of the bytes shows that an object grew.
 #[test]
 fn an_object_that_is_replaced_by_a_longer_one_with_the_same_beginning_has_grown() {
     let server = Versitygw::start();
@@ -445,7 +445,8 @@ fn a_file_behind_an_nfs_server_grows_as_well() {
     });
 }
 
-/// Where the pool fails in the middle, what came of the new bytes is cut off, and nobody takes it for the file.
+/// If the pool fails while the new bytes are fetched, the content file is cut back to the old bytes. No read returns
+/// the part that arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_appended_in_part_is_taken_back() {
     for call in 1..8 {

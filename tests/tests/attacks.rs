@@ -1,5 +1,5 @@
-//! What an ordinary user of a shared mount must not be able to do to another user, to root, or to the node. Each test
-//! plays one attack, with two real users where it takes two.
+//! Attacks by an ordinary user of a shared mount on another user, on root or on the node. Each test plays one attack,
+//! with two real users if it takes two.
 
 #[path = "attacks/fast_directory.rs"]
 mod fast_directory;

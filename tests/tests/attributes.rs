@@ -15,7 +15,8 @@ fn times(at: PathBuf) -> (i64, i64) {
     (meta.mtime(), meta.mtime_nsec())
 }
 
-/// Names that are flushed after the times of their directory move them in the pool: they are sent again.
+/// A flush of names after the times of their directory changes those times in the pool, so the flusher sends the times
+/// again.
 ///
 /// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
 #[test]
@@ -56,7 +57,7 @@ fn a_file_that_is_written_anew_leaves_the_times_of_its_directory() {
         assert_eq!(times(mount.path("d")), before, "in the mount, after {files} files");
         assert_eq!(times(mount.pool("d")), before, "in the pool, after {files} files");
     }
-    // Another client's change shows, and is not set back.
+    // The mount shows another client's change of the times, and the flush does not set it back.
     sh(&mount.place.pool(), "touch d/theirs; touch -d '2011-02-03' d", SHELL).ok();
     let theirs = times(mount.pool("d"));
     write(1, "after theirs");
@@ -64,7 +65,7 @@ fn a_file_that_is_written_anew_leaves_the_times_of_its_directory() {
     assert!(times(mount.pool("d")) >= theirs);
 }
 
-/// Otherwise each file that a user makes in a directory of a group counts as not flushed for ever.
+/// Without this, each file that a user makes in a group's directory would count as not flushed forever.
 ///
 /// SEMANTICS 24: "If the daemon does not run as root, an object of another user keeps the times that the pool gives it."
 #[test]
@@ -118,7 +119,7 @@ fn attributes_reach_the_pool() {
     );
 }
 
-/// As a copy makes a program: `chmod` comes while the close of the writer is under way.
+/// `chmod` arrives before the daemon has seen the close of the writer, as when a program is copied.
 #[test]
 fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {
     let mount = Mount::manual();
@@ -128,7 +129,7 @@ fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
     drop(writer);
     mount.flush();
-    // What is fetched from now on is another content file.
+    // The next read fetches the file into another content file.
     mount.forebay(["evict"], &[&path]).ok();
     assert_eq!(fs::read_to_string(&path).unwrap(), "program");
     let mode = |at: PathBuf| fs::metadata(at).unwrap().mode() & 0o7777;

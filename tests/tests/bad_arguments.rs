@@ -1,5 +1,5 @@
-//! Command lines that make no sense: each is refused with its exit code, with words that name the thing, and with
-//! nothing changed.
+//! Command lines that make no sense. Each is refused with its exit code and a message that names the argument, and
+//! nothing changes.
 
 use std::fs;
 use std::process::Command;

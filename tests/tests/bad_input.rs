@@ -1,5 +1,5 @@
-//! What goes wrong around the program: each time a clear error that names the thing and the remedy, nothing lost, and
-//! nothing that hangs.
+//! Failures outside of the program. Each gives a clear error that names the cause and the remedy; no data is lost, and
+//! nothing hangs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ fn text(path: &Path) -> &str {
 fn a_full_fast_pool_is_refused_at_the_mount_with_its_name() {
     let place = Place::new();
     let fast = place.small_disk("fast", "ext4", 64);
-    // dd ends with an error when nothing more fits.
+    // dd ends with an error when the disk is full.
     sh(&fast, "dd if=/dev/zero of=filler bs=1M 2>/dev/null || true", SHELL);
     attempt(&place, &limit("10M")).refused(NO_SPACE, &[text(&fast), "too little room", "0 B free", "--fast"]);
     fs::remove_file(fast.join("filler")).unwrap();
@@ -47,7 +47,7 @@ fn a_fast_pool_that_fills_up_says_enospc_and_keeps_what_it_has() {
     let mount = Mount::on(place, limit("100M"));
     fs::write(mount.path("before"), content(1, 1 << 20)).unwrap();
     File::open(mount.path("before")).unwrap().sync_all().unwrap();
-    // Somebody else takes the disk away below the limit.
+    // Another program fills the disk, so that less than the limit is left.
     sh(&fast, "dd if=/dev/zero of=filler bs=1M 2>/dev/null || true", SHELL);
     let mut refused = false;
     for at in 0..64 {
@@ -136,7 +136,7 @@ fn a_mount_of_forebay_is_no_pool_and_no_fast_pool() {
 
 const IDLE: &str = "[default]\nflush = \"idle:100ms\"\n[pool]\ndeadline = \"2s\"\n";
 
-/// Files that are in the pool only, and files that are written while `vanish` takes the pool away.
+/// Writes files while `vanish` takes the pool away. Then reads them, and files that only the pool has.
 fn load(mount: &Mount, vanish: impl FnOnce()) {
     let mut vanish = Some(vanish);
     for at in 0..200 {
@@ -145,7 +145,7 @@ fn load(mount: &Mount, vanish: impl FnOnce()) {
             vanish.take().unwrap()();
         }
     }
-    // What is only in the pool is an error now, and no zeros.
+    // A read of a file that only the pool has may fail, but never returns other bytes.
     for at in 0..20 {
         let mut bytes = Vec::new();
         let read = File::open(mount.path(format!("cold-{at}"))).and_then(|mut f| f.read_to_end(&mut bytes));
@@ -176,7 +176,7 @@ fn all_is_in_the_pool(mount: &Mount) {
     assert!(mount.status().conflicts.is_empty(), "{:?}", mount.status().conflicts);
 }
 
-/// A file system that answers no call that writes, until this is dropped.
+/// Freezes a file system: every call that writes to it blocks until this is dropped.
 struct Frozen<'a>(&'a Path);
 
 impl<'a> Frozen<'a> {
@@ -215,7 +215,7 @@ fn a_pool_that_hangs_under_load_costs_errors_and_no_bytes() {
     all_is_in_the_pool(&mount);
 }
 
-/// Longer than a client waits for a daemon that says nothing.
+/// Longer than a client waits for a daemon that sends nothing.
 const LONGER_THAN_SILENCE: Duration = Duration::from_secs(23);
 
 #[test]
@@ -244,7 +244,7 @@ fn all_is_staged(mount: &Mount) {
     }
 }
 
-/// Makes a file system answer every call with an error from now on, as one whose device is gone.
+/// Makes every call to a file system fail from now on, as if its device were gone.
 fn shut_down(file_system: &Path) {
     const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
     const AFTER_FLUSHING_THE_LOG: u32 = 1;
@@ -264,7 +264,7 @@ fn a_pool_whose_file_system_dies_under_load_is_served_again_after_a_remount() {
     load(&mount, || shut_down(&pool));
     sh(&mount.place.at(""), "umount --lazy pool", SHELL);
     mount.umount();
-    // The same file system is another device now: its number went to somebody else.
+    // The file system gets another device number, because `other` took its old one.
     mount.place.small_disk("other", "ext4", 16);
     sh(&mount.place.at(""), "mount -o loop pool.img pool", SHELL);
     mount.mount();
@@ -272,7 +272,7 @@ fn a_pool_whose_file_system_dies_under_load_is_served_again_after_a_remount() {
     all_is_in_the_pool(&mount);
 }
 
-/// What is on the fast pool before its catalog is damaged.
+/// Returns an unmounted mount whose fast pool has a fetched, a flushed and a dirty file.
 fn filled() -> Mount {
     let place = Place::new();
     fs::write(place.pool().join("fetched"), content(1, 2_000_000)).unwrap();
@@ -312,7 +312,8 @@ fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_hav
         assert!(repaired.out.contains("1 file not in the pool: set aside"), "{damage}: {repaired}");
         let only_here = fs::read(fast.join("saved/files/new/dir/only-here")).unwrap();
         assert!(only_here == content(3, 50_000), "{damage}");
-        // What came from the pool is proven by its checksums; what was written here and flushed is not.
+        // Checksums prove that fetched content is the pool's. Content that was written in the mount and flushed has no
+        // such proof, so it is set aside.
         assert_eq!(saved(&mount, "other"), [content(2, 30_000)], "{damage}");
         mount.mount();
         let put_back = format!("cp -a {}/saved/files/. {}/", fast.display(), mount.place.mnt().display());
@@ -324,7 +325,7 @@ fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_hav
     }
 }
 
-/// Every file below a directory, as bytes.
+/// Returns the content of every file below a directory.
 fn files_below(dir: &Path) -> Vec<Vec<u8>> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![fs::read(path).unwrap()] };
@@ -334,7 +335,7 @@ fn files_below(dir: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
     for damage in [
-        // In the middle of the log, long before what the death of a process could have cut off.
+        // In the middle of the log: the death of a process can only cut off its end.
         "dd if=/dev/zero of=$(ls -S *.log | head -1) bs=1 seek=300 count=8 conv=notrunc status=none",
         "rm -r ../catalog",
         "rm *.log *.sst",
@@ -343,7 +344,7 @@ fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
     ] {
         let mount = filled();
         if damage.contains("sst") {
-            // The records are in table files after another start.
+            // After another start the records are in table files.
             mount.mount();
             mount.umount();
         }
@@ -364,7 +365,7 @@ fn of_a_catalog_whose_records_are_damaged_all_content_is_kept() {
 #[test]
 fn content_files_that_were_truncated_are_named_by_fsck_and_fetched_again() {
     let mount = Mount::new(limit("100M"));
-    // Written here, and then flushed: the pool's copy is the truth from now on.
+    // The file is written in the mount and flushed: from now on the pool's copy is authoritative.
     fs::write(mount.path("a"), content(2, 300_000)).unwrap();
     mount.flush();
     mount.umount();
@@ -398,7 +399,7 @@ fn a_lost_content_file_of_what_was_not_flushed_is_an_error_and_not_a_flush() {
     mount.forebay(["flush", "--wait"], &[&mount.place.mnt()]).refused(1, &["/a"]);
     assert_eq!(fs::read(mount.pool("a")).unwrap(), content(1, 300_000));
     assert_eq!(fs::read(mount.pool("b")).unwrap(), content(3, 1000));
-    // Written anew it is whole again.
+    // After a new write the file is whole again.
     fs::write(mount.path("a"), content(4, 2000)).unwrap();
     mount.flush();
     assert_eq!(fs::read(mount.pool("a")).unwrap(), content(4, 2000));
@@ -427,7 +428,7 @@ fn a_fast_pool_whose_device_dies_costs_errors_and_no_synced_bytes() {
     assert_eq!(fs::read(mount.pool("before")).unwrap(), content(1, 1 << 20));
 }
 
-/// Names that are as long as they may be, or hold every byte that they may.
+/// Returns names of the maximum length, and names with every byte that is allowed.
 fn odd_names() -> Vec<OsString> {
     let every: Vec<u8> = (1..=255u8).filter(|b| *b != b'/').collect();
     vec![
@@ -477,7 +478,7 @@ fn deep_trees_are_made_flushed_and_removed() {
     assert!(!mount.pool("d").exists());
 }
 
-/// What a mount shows of odd names is one line of text, or JSON; and what a list names is found.
+/// The commands print each odd name in one line of text, or as JSON, and `stage` finds the odd names in a list.
 #[test]
 fn odd_names_pass_through_lists_and_listings() {
     let mount = Mount::new(limit("100M"));
@@ -506,6 +507,6 @@ fn odd_names_pass_through_lists_and_listings() {
             serde_json::from_str::<serde_json::Value>(line).unwrap();
         }
     }
-    // One row for each name: a newline in one does not make two.
+    // One row for each name: a newline in a name does not make two rows.
     assert_eq!(mount.forebay(["ls"], &[&mount.place.mnt()]).ok().out.lines().count(), odd_names().len());
 }

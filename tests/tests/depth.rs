@@ -8,7 +8,8 @@ use forebay_tests::engine::*;
 
 /// Directories above the deepest name.
 const DEEPEST: usize = 2048;
-/// A chain takes a moment where each directory costs the same, and minutes where it costs what is above it.
+/// A chain takes a moment if each directory costs the same, and minutes if each one costs as much as all directories
+/// above it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 async fn chain(overlay: &Overlay, length: usize) -> Ino {
@@ -42,7 +43,7 @@ async fn dir(overlay: &Overlay, parent: Ino, name: &[u8]) -> Ino {
     overlay.mkdir(parent, name, 0o755, 0, CALLER).await.unwrap().attr.ino
 }
 
-/// Below a directory of its own.
+/// Makes a chain of `length` directories, the first of which is `name` in the root. Returns the last one.
 async fn tree(overlay: &Overlay, name: &[u8], length: usize) -> Ino {
     let mut at = dir(overlay, Ino::ROOT, name).await;
     for _ in 1..length {
@@ -61,7 +62,7 @@ async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() 
     let fixture = Fixture::new();
     let overlay = fixture.open().await;
     let (root, replace) = (Ino::ROOT, RenameMode::Replace);
-    // The one has more levels than are gone through each time, the other has fewer.
+    // `long` has more names than one check of a move looks at, and `short` has fewer.
     let long = tree(&overlay, b"long", 1500).await;
     let short = tree(&overlay, b"short", 600).await;
     assert_eq!(moves(&overlay, (root, b"long"), (short, b"e"), replace).await, libc::ENAMETOOLONG);
@@ -69,7 +70,7 @@ async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() 
     dir(&overlay, long, b"e").await;
     assert_eq!(moves(&overlay, (root, b"short"), (long, b"e"), RenameMode::Exchange).await, libc::ENAMETOOLONG);
     assert_eq!(moves(&overlay, (long, b"e"), (root, b"short"), RenameMode::Exchange).await, libc::ENAMETOOLONG);
-    // What fits goes, and is in the way of the next.
+    // A tree that fits is moved. It then makes `long` too deep for the next move.
     tree(&overlay, b"fits", 547).await;
     assert_eq!(moves(&overlay, (root, b"fits"), (long, b"e"), replace).await, 0);
     dir(&overlay, root, b"above").await;
@@ -78,7 +79,7 @@ async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() 
     let lower = dir(&overlay, above, b"lower").await;
     assert_eq!(moves(&overlay, (above, b"long"), (lower, b"long"), replace).await, libc::ENAMETOOLONG);
     assert_eq!(moves(&overlay, (above, b"long"), (root, b"long"), replace).await, 0);
-    // After a start as before.
+    // A restart changes nothing.
     overlay.shutdown().await.unwrap();
     drop(overlay);
     let overlay = fixture.open().await;
@@ -87,7 +88,7 @@ async fn a_directory_is_not_moved_to_where_what_is_below_it_would_be_too_deep() 
     assert_eq!(moves(&overlay, (root, b"long"), (above, b"long"), replace).await, 0);
 }
 
-/// SEMANTICS 52, for large directories: not every rename reads all names below one.
+/// SEMANTICS 52, for large directories: not every rename reads all names below the directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_directory_is_moved_deeper_and_back_as_often_as_one_likes() {
     let fixture = Fixture::new();

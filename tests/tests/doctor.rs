@@ -1,4 +1,4 @@
-//! `forebay doctor --pool`: what is said of a pool, and that nothing of it stays.
+//! `forebay doctor --pool`: what it reports of a pool, and that it leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +33,7 @@ fn on_dir(dir: &Path, words: &[&str]) -> Answer {
     doctor(dir.to_str().unwrap(), &BTreeMap::new(), words)
 }
 
-/// The lines of `--json` that have this step.
+/// Returns the lines of `--json` that have this step.
 fn steps(answer: &Answer, step: &str) -> Vec<Value> {
     let lines = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["step"] == step).collect()
@@ -47,7 +47,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A pool with somebody's files passes, and has them, and nothing else, afterwards.
+/// A pool with files passes. Afterwards it has those files, and nothing else.
 fn passes_and_is_left_as_it_was(url: &str, environment: &BTreeMap<String, String>, tree: &Path) -> Answer {
     fs::create_dir(tree.join("theirs")).unwrap();
     fs::write(tree.join("theirs/file"), "kept").unwrap();
@@ -111,7 +111,7 @@ fn who_is_not_root_can_try_a_directory_too() {
     command.args(["doctor", "--json", "--pool"]).arg(place.pool()).uid(NOBODY).gid(NOBODY);
     let answer = run(&mut command, LIMIT);
     let done = steps(&answer, "done");
-    // What the machine denies to users is told by this code, apart from the pool.
+    // `MISSING` reports what the machine denies to users, and not a fault of the pool.
     assert!(matches!(answer.code, Some(DONE | MISSING)), "{answer}");
     assert_eq!(done[0]["failed"], 0, "{answer}");
     assert!(done[0]["not_applicable"].as_u64() > Some(0), "{answer}");
@@ -130,7 +130,7 @@ fn a_case_that_fails_has_an_exit_code_and_a_reason() {
     let large =
         failed.iter().find(|end| end["case"] == "files_of_64_mib_come_back").unwrap_or_else(|| panic!("{answer}"));
     assert!(large["reason"].as_str().unwrap().contains("No space left"), "{answer}");
-    // The others are run all the same.
+    // The other cases run all the same.
     assert!(ended.len() > CASES && failed.len() < ended.len() / 2, "{answer}");
     assert_eq!(names(&dir), ["theirs"]);
     on_dir(&dir, &[]).refused(UNFIT, &["FAILED", "files_of_64_mib_come_back", "No space left"]);
@@ -165,7 +165,7 @@ fn what_is_no_pool_is_refused_with_what_is_wrong() {
     answer.refused(USAGE, &["--pool"]);
 }
 
-/// Whoever asks it to end gets a pool without the scratch directory.
+/// After a signal, `doctor` removes its scratch directory before it ends.
 #[test]
 fn a_trial_that_is_interrupted_is_cleared_away() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
@@ -176,7 +176,7 @@ fn a_trial_that_is_interrupted_is_cleared_away() {
         command.args(["doctor", "--pool", &remote.url]).envs(&remote.environment);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let since = Instant::now();
-        // In the middle of the case with the most files.
+        // Waits for the middle of the case with the most files.
         let many = || {
             let scratch = names(&files).into_iter().find(|name| name.starts_with("forebay-doctor-"))?;
             fs::read_dir(files.join(scratch).join("three_thousand_entries_are_listed_once_each")).ok()
@@ -185,7 +185,7 @@ fn a_trial_that_is_interrupted_is_cleared_away() {
             assert!(since.elapsed() < LIMIT && child.try_wait().unwrap().is_none(), "it never came so far");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // SAFETY: a plain system call on our own child, which was not waited for.
+        // SAFETY: a plain system call on a child process that was not reaped.
         unsafe { libc::kill(child.id().cast_signed(), signal) };
         let status = wait(&mut child, LIMIT).expect("it ends");
         assert_eq!(status.code(), Some(INCOMPLETE));

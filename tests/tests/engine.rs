@@ -1,4 +1,4 @@
-//! The promises of the engine, one by one, without a mount. What random operations do to them is in `model.rs`.
+//! The promises of the engine, one by one, without a mount. `model.rs` tests them with random operations.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ async fn what_others_made_is_shown_after_a_conflict_however_fresh_the_listing_is
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_was_lost_makes_no_conflict() {
-    // Whichever of the calls of a flush it is.
+    // Each run loses the answer to another call of the flush.
     for call in 1..12 {
         let fixture = Fixture::new();
         fixture.put("a", b"old").await;
@@ -197,7 +197,7 @@ async fn hard_links_survive_a_flush_and_are_recognised_from_the_pool() {
     assert_eq!(fixture.pooled(), pairs(&[("/a", "two"), ("/b", "two")]));
     assert!(fixture.memory.snapshot().values().all(|e| e.nlink == 2));
     overlay.shutdown().await.unwrap();
-    // A node that has never seen them.
+    // Another node, which has never seen the files.
     let other = tempfile::tempdir().unwrap();
     let options = Options { fast: vec![other.path().to_owned()], ..fixture.options() };
     let overlay = Overlay::open(options).await.unwrap();
@@ -259,7 +259,7 @@ async fn eviction_respects_leases_and_what_is_not_flushed() {
     let overlay = fixture.limited(4 << 20).await;
     assert_eq!(stage(&overlay, "a").await.0.failed, 0);
     write(&overlay, "d", &"d".repeat(1 << 20)).await.unwrap();
-    // There is room for one of these beside them, so that each drives the other out.
+    // Only one of these fits beside `a` and `d`, so each read evicts the other one.
     for name in ["b", "c", "b", "c"] {
         assert_eq!(read(&overlay, name).await.unwrap().len(), 1 << 20);
     }
@@ -296,7 +296,7 @@ async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
     write(&overlay, "b", "b").await.unwrap();
     let ino = find(&overlay, "b").await;
     overlay.open_file(ino, libc::O_RDWR).await.unwrap();
-    // Writers are looked after ten times a second, and more often where there is little room.
+    // The daemon checks writers ten times a second, and more often if there is little room.
     tokio::time::sleep(Duration::from_millis(500)).await;
     overlay.release(ino, libc::O_RDWR);
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
@@ -395,7 +395,7 @@ async fn the_fast_pool_of_another_pool_is_refused() {
     let pool = Arc::new(forebay_backends::dir::DirPool::open(other.path()).unwrap());
     let open = || async { refused(Overlay::open(Options { pool: pool.clone(), ..fixture.options() }).await) };
     let mut error = open().await;
-    // The first lets go of the directory when its last task has ended.
+    // The first engine releases the directory when its last task has ended.
     let begun = Instant::now();
     while error.is(ErrorKind::Busy) && begun.elapsed() < Duration::from_secs(60) {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -455,7 +455,7 @@ async fn what_the_pool_may_forget_when_it_loses_power_is_not_clean() {
     assert!(flush(&overlay).await.failed > 0);
     let dirty: Vec<_> = overlay.dirty().await.unwrap().into_iter().map(|d| d.path).collect();
     assert_eq!(dirty, ["/d/a", "/new", "/old"]);
-    // Nobody else finds what was sent strange.
+    // After a kill, the next engine does not take what was sent for another client's change.
     let after = tempfile::tempdir().unwrap();
     image(fixture.fast.path(), after.path());
     overlay.shutdown().await.unwrap();
@@ -521,13 +521,13 @@ async fn a_listing_says_of_a_file_that_it_is_a_directory_now() {
     fixture.mkdir("a").await;
     tokio::time::sleep(TTL + Duration::from_millis(100)).await;
     overlay.read_dir(Ino::ROOT).await.unwrap();
-    // Nobody asks the pool for what was just listed.
+    // A lookup does not ask the pool for a name that was just listed.
     let now = find(&overlay, "a").await;
     assert_ne!(now, was);
     assert_eq!(overlay.getattr(now).await.unwrap().0.kind, FileKind::Directory);
 }
 
-/// A file of three bytes whose times say nothing.
+/// Writes a file with fixed times, so that size and times do not tell its versions apart.
 async fn write_as_of_old(overlay: &Overlay, name: &str, content: &str) {
     write(overlay, name, content).await.unwrap();
     let time = SetTime::At(Time { secs: 1_000_000_000, nanos: 0 });
@@ -546,7 +546,7 @@ async fn what_was_there_before_is_not_taken_for_what_was_sent() {
             overlay.unlink(Ino::ROOT, b"a").await.unwrap();
         }
         write_as_of_old(&overlay, "a", "two").await;
-        // Whichever of the calls of the flush never arrives.
+        // In each run, another call of the flush does not arrive.
         fixture.fault.fail_call(call, Moment::Before);
         flush(&overlay).await;
         fixture.fault.heal();
@@ -566,7 +566,7 @@ async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() 
     overlay.link(ino, Ino::ROOT, b"d").await.unwrap();
     flushed(&overlay).await;
     overlay.unlink(Ino::ROOT, b"d").await.unwrap();
-    // The same file by its other name: news that is seen here.
+    // Another client writes to the file by its other name. The mount sees the new version.
     fixture.memory.write_at(&pool_path("d"), 0, Bytes::from_static(b"NEWS")).await.unwrap();
     assert_eq!(read(&overlay, "a").await.unwrap(), "NEWS");
     fixture.memory.rename(&pool_path("b"), &pool_path("a"), RenameMode::Replace).await.unwrap();
@@ -577,7 +577,7 @@ async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() 
     assert_eq!(overlay.status().await.conflicts.len(), 1);
 }
 
-/// What is found under one name of an object says nothing of the others.
+/// What the pool has under one name of an object says nothing about its other names.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_of_a_linked_file_that_others_replace_or_remove_is_seen() {
     let fixture = Fixture::new();

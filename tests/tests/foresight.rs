@@ -1,4 +1,4 @@
-//! What runs of a job read is learned, and brought in for the next before it asks.
+//! The daemon learns what runs of a job read, and fetches it for the next run in advance.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn stage(mount: &Mount, options: &[&str], words: &[&str]) -> Answer {
     run(&mut command, COMMAND)
 }
 
-/// The paths that would be staged, in their order.
+/// Returns the paths that would be staged, in their order.
 fn wanted(answer: &Answer) -> Vec<String> {
     let steps = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     steps.filter_map(|step| step["Wanted"]["path"].as_str().map(str::to_owned)).collect()
@@ -50,7 +50,7 @@ fn evict(mount: &Mount) {
     mount.forebay(["evict", "--release-leases"], &[&mount.place.mnt()]).ok();
 }
 
-/// Each file below the mount, with its residency.
+/// Returns each file below the mount, with its residency.
 fn states(mount: &Mount) -> Vec<(String, String)> {
     let answer = mount.forebay(["--json", "ls", "-R"], &[&mount.place.mnt()]).ok();
     let files = answer.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -73,7 +73,7 @@ fn profiles(mount: &Mount) -> Vec<Value> {
     answer.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Reads what its arguments name, in that order.
+/// Returns a command that reads the files in its arguments, in that order.
 fn reader<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     [&["bash", "-euc", "cat \"$@\" >/dev/null", "reader"], arguments].concat()
 }
@@ -87,7 +87,7 @@ fn what_a_job_read_is_here_before_its_next_run_asks() {
     }
     put(&mount, "large", 99, 9_000_000);
     let go = mount.place.at("go");
-    // The names are not in the arguments: only what the first run read tells of them.
+    // The names are not in the arguments: the daemon knows them only from the first run.
     let script = format!(
         "until [ -e {} ]; do sleep 0.02; done; cat in/* >/dev/null; head -c 200000 large >/dev/null; echo x >out",
         go.display()
@@ -114,7 +114,7 @@ fn what_a_job_read_is_here_before_its_next_run_asks() {
     let state = |path: &str| states(&mount).into_iter().find(|(p, _)| p.ends_with(path)).unwrap().1;
     assert_eq!(state("large"), "partial", "no more of it than is read");
     assert!(resident(&mount).iter().all(|path| !path.contains("other/")));
-    // And no more where that is not wanted.
+    // With `--no-prefetch`, nothing is fetched ahead.
     mount.flush();
     evict(&mount);
     let third = job(&mount, "third", &["--no-prefetch"], &words);
@@ -186,7 +186,7 @@ fn profiles_are_listed_shown_carried_to_other_mounts_and_forgotten() {
         assert!(wanted(&dry).is_empty() && dry.out.contains("no run like"), "{dry}");
     }
     mount.forebay(["profile", "show", "nothing", "--mount"], &[&mount.place.mnt()]).refused(USAGE, &["nothing"]);
-    // It is there for the next daemon.
+    // The next daemon has the profile, too.
     mount.kill_all();
     mount.mount();
     assert_eq!(profiles(&mount), listed);
@@ -241,7 +241,7 @@ fn what_is_staged_for_a_job_goes_before_nothing_dirty_or_leased_and_ends_with_th
     }
     let used = mount.status().used_bytes;
     assert!(used <= 64 << 20, "{used}");
-    // Nothing is kept for jobs that are over.
+    // Jobs that have ended leave no leases.
     let evicted = mount.forebay(["--json", "evict"], &[&mount.path("in")]).ok();
     assert!(evicted.out.contains(r#""skipped":0"#), "{evicted}");
 }
@@ -259,7 +259,7 @@ fn a_policy_may_say_that_nothing_is_staged_ahead() {
 /// Reads the files of `d` in the order of their names, once.
 const IN_ORDER: [&str; 3] = ["bash", "-euc", "for file in d/*; do cat $file; done | sha256sum"];
 
-/// A directory of `files` files, and the answer of [`IN_ORDER`].
+/// Makes a directory of `files` files in the pool. Returns the output of [`IN_ORDER`].
 fn directory(mount: &Mount, files: u64) -> String {
     (0..files).for_each(|file| put(mount, &format!("d/part-{file:03}"), file, 5_000));
     let mut command = Command::new(IN_ORDER[0]);
@@ -291,7 +291,8 @@ fn a_reader_finds_what_it_is_about_to_open() {
     assert_eq!(read_in_order(&mount), expected);
 }
 
-/// Forty directories, two levels deep, of two files each: in none of them is there an order that shows in time.
+/// Makes forty directories, two levels deep, of two files each. In two files the order of a reader does not show in
+/// time.
 fn tree(mount: &Mount) {
     for at in 0..80 {
         put(mount, &format!("t/{}/{}/f{}", (b'a' + at / 20) as char, at / 2 % 10, at % 2), at.into(), 5_000);
@@ -314,7 +315,7 @@ fn who_goes_through_a_tree_finds_the_directories_that_come_next() {
     tree(&mount);
     assert_eq!(read_tree(&mount.place.mnt()), read_tree(&mount.pool("")));
     wait_until("they are counted", || counter(&mount, "ahead_used_files") >= 40);
-    // Who opens one file of many is not given the others.
+    // If a reader opens one file of each directory, the other files are not fetched ahead.
     let mount = Mount::new(Options::default());
     for at in 0..600 {
         put(&mount, &format!("u/{:02}/f{:02}", at / 10, at % 10), at, 5_000);
@@ -347,7 +348,7 @@ fn nobody_is_followed_who_does_not_want_it() {
 fn what_a_reader_is_about_to_come_to_and_changes_in_the_pool_is_read_as_it_is_there() {
     let mount = mount(None);
     directory(&mount, 100);
-    // The order of names shows only where the names are known.
+    // The daemon sees the order of a reader only if it knows the names.
     assert_eq!(fs::read_dir(mount.path("d")).unwrap().count(), 100);
     let read = |file: u64| fs::read(mount.path(format!("d/part-{file:03}"))).unwrap();
     let mut last = 0;
@@ -378,7 +379,7 @@ fn what_does_not_fit_into_the_time_is_not_begun() {
     let dry = stage(&mount, &limits, &words).ok();
     assert_eq!(wanted(&dry), files[..4], "{dry}");
     assert!(dry.out.contains("6 files that may be read are left out: there is no time for them"), "{dry}");
-    // What is here takes no time.
+    // Resident files take no time.
     mount.forebay(["stage"], &[&mount.path("f8"), &mount.path("f9")]).ok();
     let dry = stage(&mount, &limits, &words).ok();
     assert_eq!(wanted(&dry), ["f0", "f1", "f2", "f3", "f8", "f9"], "{dry}");
@@ -400,7 +401,7 @@ fn what_a_job_stages_is_leased_until_it_ends() {
     assert_eq!(during["lease_owner"], "somebody, leaser");
     assert_eq!((owner("a"), owner("b")), (Value::Null, "somebody".into()));
     assert_eq!(resident(&mount).len(), 2, "what was leased is here still");
-    // By hand.
+    // Leases are released by hand.
     mount.forebay(["stage", "--owner", "leaser"], &[&mount.path("a"), &mount.path("b")]).ok();
     let dry = mount.forebay(["release", "--owner", "leaser", "--dry-run"], &[&mount.path("a")]).ok();
     assert!(dry.out.contains("1 lease"), "{dry}");
@@ -418,7 +419,7 @@ fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
     put(&mount, "b", 1, 10_000);
     let at = |name: &str| mount.place.at(name);
     let words = reader(&["a", "b"]);
-    // Reads the first file, waits, and reads the other.
+    // Reads the first file, waits, and then runs the reader of both files.
     let script = format!(
         "until [ -e {} ]; do sleep 0.02; done; cat $5 >/dev/null; echo >{}; until [ -e {} ]; do sleep 0.02; done; exec \"$@\"",
         at("go").display(),
@@ -455,7 +456,8 @@ fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
     assert_eq!(wanted(&stage(&mount, &["--dry-run"], &words).ok()), ["a", "b"]);
     evict(&mount);
     observed("next", &told, &|_| wait_until("what it will read is here", || resident(&mount).len() == 2));
-    // Who joins a job of which nobody has said what it is says so; who joins it then cannot say another thing.
+    // If no command was given for a job, a process that joins the job may give it. A process that joins later cannot
+    // change it.
     evict(&mount);
     observed("joined", &[], &|_| {
         let other = Running::new(Command::new("sleep").arg("60"));

@@ -1,4 +1,5 @@
-//! fsx: random operations on one file, each checked against what was written, while everything around it moves.
+//! fsx: random operations on one file, each checked against what was written, while the test flushes, evicts and
+//! changes other files.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use forebay_tests::mount::{Mount, Options, Place, alone, content};
 use forebay_tests::process::{run, tool};
 
-/// Everything that fsx can do; sizes and offsets to the byte.
+/// All operations of fsx, with sizes and offsets of any alignment.
 const CONFIG: &str = "
 flen = 1048576
 [opsize]
@@ -44,7 +45,7 @@ paths = [\"large/**\"]
 whole-file = \"0B\"
 ";
 
-/// Flushes, evicts and changes other files of the pool, until it is told to stop.
+/// Flushes, evicts and changes other files of the pool until `stop` is set. Returns the number of rounds.
 fn disturb(mount: &Mount, stop: &AtomicBool) -> u64 {
     let (root, others) = (mount.place.mnt(), mount.pool("others"));
     fs::create_dir(&others).unwrap();
@@ -55,10 +56,11 @@ fn disturb(mount: &Mount, stop: &AtomicBool) -> u64 {
         let bytes = content(rounds, 1000 + rounds as usize % 5000);
         fs::write(others.join("part"), &bytes).unwrap();
         fs::rename(others.join("part"), others.join(&name)).unwrap();
-        // What others write under another name is a new version for the next open.
+        // A file that another client writes and renames over a name is a new version for the next open.
         assert_eq!(fs::read(mount.path("others").join(&name)).unwrap(), bytes, "round {rounds}");
         if rounds % 3 == 0 {
-            // A writer that never pauses is flushed when it does: that is no failure of the file system.
+            // A file is flushed when its writer pauses. Until then `flush` may exit with 1, which is no failure of the
+            // file system.
             let flushed = mount.forebay(["flush", "--wait"], &[&root]);
             assert!(matches!(flushed.code, Some(0 | 1)), "{flushed}");
         }
@@ -77,7 +79,7 @@ fn fsx(mount: &Mount, file: &Path, seed: u64, operations: u64) {
     run(fsx.arg("-f").arg(&config).arg(file).env("RUST_BACKTRACE", "0"), LIMIT).ok();
 }
 
-/// Runs fsx on files of all three policies at once, with everything around them moving.
+/// Runs fsx on files of all three policies at the same time, beside [`disturb`].
 fn disturbed(mount: &Mount, operations: u64) {
     let seed = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20_240_229);
     println!("seed {seed}: another one with FOREBAY_SEED=N");
@@ -102,8 +104,8 @@ fn disturbed(mount: &Mount, operations: u64) {
         println!("{} rounds of flushes, evictions and changes by others", others.join().unwrap());
         assert!(outcomes.iter().all(Result::is_ok), "fsx found a difference");
     });
-    // That it was disturbed is part of the test: what fsx wrote was flushed while it wrote on. Its own file is
-    // open all the time, so what was evicted are those beside it.
+    // The test also checks that the disturbance happened: files of fsx were flushed while fsx wrote on. Its own files
+    // are open all the time, so only the other files were evicted.
     let counters = mount.status().counters;
     assert!(counters.evicted_bytes > 0 && counters.flushed_files > 100, "{counters:?}");
     mount.flush();

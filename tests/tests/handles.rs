@@ -47,7 +47,7 @@ fn open(mount: &Mount, handle: &Handle, flags: i32) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was opened just now, and is this file's alone.
+    // SAFETY: the descriptor was opened just now, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd as i32) })
 }
 
@@ -70,7 +70,7 @@ fn is_stale(mount: &Mount, handle: &Handle) {
     assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
 }
 
-/// The kernel forgets what it does not need: names and inodes.
+/// Makes the kernel forget unused names and inodes.
 fn drop_caches() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
 }
@@ -108,7 +108,7 @@ fn handles_are_good_whatever_is_forgotten() {
     mount.umount();
     mount.mount();
     check("after a mount");
-    // Written by its handle, it is the same file.
+    // A write by handle changes the same file.
     drop_caches();
     open(&mount, &handles[6].1, libc::O_WRONLY | libc::O_APPEND).unwrap().write_all(b", and changed").unwrap();
     assert_eq!(fs::read_to_string(mount.path("a/b/made here")).unwrap(), "made here, and changed");
@@ -150,7 +150,7 @@ fn handles_of_what_was_removed_are_stale() {
     drop_caches();
     [&here, &dir, &replaced, &pool].iter().for_each(|handle| is_stale(&mount, handle));
 
-    // With a fast pool that knows nothing of before, the same numbers are given to other files.
+    // A new fast pool gives the same inode numbers to other files.
     let numbers = |mount: &Mount| fs::metadata(mount.path("stays")).unwrap().ino();
     let before = numbers(&mount);
     mount.flush();
@@ -189,7 +189,7 @@ fn a_mount_is_exported_by_an_nfs_server() {
         File::create(mount.path("a/made/data")).unwrap();
         client.write_at(&path("a/made/data"), 0, data.clone()).await.unwrap();
         assert_eq!(fs::read(mount.path("a/made/data")).unwrap(), data);
-        // The server has handles of what neither the kernel nor the daemon has in memory.
+        // The server holds handles of files that neither the kernel nor the daemon has in memory.
         let worker = mount.worker();
         mount.kill_worker();
         mount.wait_for_other_worker(worker);

@@ -1,4 +1,4 @@
-//! What the pool does not take, or not yet: attributes that it cannot hold, writers that wait for room.
+//! What the pool refuses or delays: attributes that it cannot hold, and writers that wait for room.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ async fn an_attribute_that_the_pool_cannot_hold_is_refused_when_it_is_set() {
         let error = refused(overlay.set_xattr(ino, name, value, 0, CALLER).await);
         assert_eq!(error.kind(), kind, "{}", name.escape_ascii());
     }
-    // In place of another one it takes no more room.
+    // A value that replaces another one of the same name fits.
     overlay.set_xattr(ino, b"user.fits", &vec![8; 3500], 0, CALLER).await.unwrap();
     flushed(&overlay).await;
-    // While the pool does not answer, the flush finds out.
+    // While the pool does not answer, an attribute is accepted, and the flush finds out whether it fits.
     fixture.fault.set_down(true);
     overlay.set_xattr(ino, b"user.small", b"1", 0, CALLER).await.unwrap();
 }
@@ -68,13 +68,13 @@ async fn content_goes_to_the_pool_without_an_attribute_that_it_refuses_later() {
         let xattrs = fixture.memory.xattrs(&pool_path(path)).await.unwrap();
         assert_eq!(xattrs, [(b"user.small".to_vec(), vec![7; 10])], "{path}");
     }
-    // New content too, and the mount still shows it.
+    // New content reaches the pool, too, and the mount still shows the attribute.
     write(&overlay, "a", "newer").await.unwrap();
     assert!(flush(&overlay).await.failed > 0);
     assert_eq!(fixture.pooled()[0], ("/a".into(), "newer".into()));
     let ino = find(&overlay, "a").await;
     assert_eq!(overlay.get_xattr(ino, b"user.large").await.unwrap().len(), 3000);
-    // The content may go from the fast pool: the pool has it.
+    // The content may be evicted: the pool has it.
     assert!(evict(&overlay, false).await.bytes > 0);
     fixture.memory.limit_xattrs(1 << 20);
     flushed(&overlay).await;
@@ -88,9 +88,9 @@ fn the_file_system_of_a_directory_pool_tells_which_attributes_it_takes() {
     place.small_disk("pool", "ext4", 64);
     let mount = Mount::on(place, mount::Options::policy("[default]\nflush = \"manual\"\n"));
     let file = mount.path("f");
-    // It has blocks of 1 KiB, and one of them for the attributes of a file.
+    // This ext4 has blocks of 1 KiB, and one of them for the attributes of a file.
     std::fs::write(&file, "content").unwrap();
-    // What ext4 itself answers.
+    // A file on ext4 itself gives the expected answers.
     let native = mount.pool("native");
     std::fs::write(&native, "").unwrap();
     let big = vec![7; 60_000];
@@ -144,7 +144,7 @@ async fn a_writer_does_not_wait_for_room_that_flushing_cannot_make() {
         let fixture = Fixture::new();
         let policy = if case == "manual" { fixture.options().policy } else { flushing() };
         let overlay = Overlay::open(Options { limit_bytes: Some(8 << 20), policy, ..fixture.options() }).await.unwrap();
-        // Of what is in it nobody asks the pool.
+        // The directory is new, so the daemon does not ask the pool for names in it.
         overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
         fixture.fault.set_down(case == "down");
         let begun = std::time::Instant::now();

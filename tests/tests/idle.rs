@@ -1,4 +1,4 @@
-//! What a mount does while it is asked nothing: next to nothing.
+//! A mount without requests does next to nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, alone};
 
-/// Bounds the wait for what was begun before to end.
+/// The longest wait for earlier work to end.
 const SETTLED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(10);
-/// Two in a second, for machines that are busy; it is less than one.
+/// Two per second, for busy machines. An idle mount needs less than one.
 const SWITCHES_MAX: u64 = 20;
 
-/// How often threads of a process waited for something.
+/// Returns how often the threads of a process have waited for something.
 fn switches(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the worker runs");
     let of = |task: PathBuf| {
-        // It may have ended.
+        // The thread may have ended.
         let status = fs::read_to_string(task.join("status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         line.map_or(0, |count| count.trim().parse::<u64>().unwrap())
@@ -24,7 +24,7 @@ fn switches(pid: u32) -> u64 {
     tasks.flatten().map(|task| of(task.path())).sum()
 }
 
-/// The files of the catalog's log, and how long they are.
+/// Returns the files of the catalog's log, with their lengths.
 fn log(fast: &Path) -> Vec<(PathBuf, u64)> {
     let (mut found, mut dirs) = (Vec::new(), vec![fast.to_path_buf()]);
     while let Some(dir) = dirs.pop() {
@@ -62,7 +62,7 @@ fn an_idle_mount_writes_nothing_to_its_catalog_and_rarely_wakes_up() {
         assert!(begun.elapsed() < SETTLED, "{waited} waits in {LOOK:?}; the log was {before:?} and is {after:?}");
         before = after;
     }
-    // What waits for a call hears it.
+    // A request wakes the parts that wait for it.
     fs::write(mount.path("file"), "new").unwrap();
     mount.flush();
     assert_eq!(fs::read(mount.pool("file")).unwrap(), b"new");

@@ -1,4 +1,4 @@
-//! Files of several names: their content goes to the pool in place, since a rename would part the names.
+//! Files with several names. Their content is written to the pool in place, because a rename would separate the names.
 
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use forebay_tests::process::sh;
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
 
-/// A pool with a file of two names, of which one was written through the mount. Its content goes to the pool in place.
+/// Makes a file with two names in the pool, and writes to one of them through the mount. The flush writes its content
+/// in place.
 fn written_under_one_of_two_names(mount: &Mount, old: &[u8], bytes: &[u8]) {
     fs::write(mount.pool("a"), old).unwrap();
     fs::hard_link(mount.pool("a"), mount.pool("b")).unwrap();
@@ -24,7 +25,7 @@ fn arrived_under_both_names(mount: &Mount, bytes: &[u8]) {
     assert!(!is_marked(mount), "a mark is left");
 }
 
-/// Whether the pool's file is noted as being written in place.
+/// Returns whether the pool's file has the mark of a write in place.
 fn is_marked(mount: &Mount) -> bool {
     sh(&mount.place.pool(), "getfattr -d a b", SHELL).ok().out.contains("forebay")
 }
@@ -65,7 +66,7 @@ fn a_flush_in_place_that_finds_no_room_changes_nothing() {
     let mount = Mount::on(place, Options::policy(MANUAL));
     let bytes = content(3, 24 << 20);
     written_under_one_of_two_names(&mount, b"short", &bytes);
-    // Room for what is staged, and not for as much again.
+    // The pool has room for the staged copy, and not for the same amount again.
     let stat = rustix::fs::statvfs(&pool).unwrap();
     let filler = File::create(pool.join("filler")).unwrap();
     let free = stat.f_bfree * stat.f_frsize;

@@ -1,4 +1,5 @@
-//! Jobs: what they used is known, whoever served it, and whatever becomes of files, daemons and jobs meanwhile.
+//! Reports of what jobs used. They are complete whether the kernel or the daemon serves a read, and if files are
+//! renamed, the daemon dies or a job loses its owner meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,10 @@ use serde_json::Value;
 const USAGE: i32 = 2;
 const NO_DAEMON: i32 = 3;
 const NOBODY: u32 = 65_534;
-/// Larger than what is fetched whole at an open: its first reader has it through the daemon.
+/// Larger than a file that is fetched whole at its open, so the first reader gets it through the daemon.
 const LARGE: usize = 9_000_000;
 
-/// A mount that is observed, or is not.
+/// Makes a mount with some files in the pool. `mask_hooks` names the hooks that the observer cannot use.
 fn mount(mask_hooks: Option<&str>) -> Mount {
     let more = mask_hooks.map_or(Vec::new(), |names| vec!["-o".into(), format!("mask_hooks={names}")]);
     let mount = Mount::new(Options { more, ..Options::default() });
@@ -42,7 +43,7 @@ fn report(mount: &Mount, id: &str) -> Value {
     serde_json::from_str(&answer.out).unwrap_or_else(|e| panic!("{e}: {answer}"))
 }
 
-/// A number of a file of a report.
+/// Returns a number that a report has for a file.
 #[track_caller]
 fn of(report: &Value, path: &str, field: &str) -> u64 {
     let files = report["files"].as_array().unwrap();
@@ -81,7 +82,7 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
     assert_eq!((of(&one, "a", "bytes"), of(&one, "a", "opens")), (3 * a, 3), "{one}");
     assert_eq!((of(&one, "b", "bytes"), of(&one, "b", "opens")), (b, 1), "{one}");
     assert_eq!((of(&one, "large", "bytes"), of(&one, "large", "opens")), (LARGE as u64, 1), "{one}");
-    // Past the mount.
+    // The job read `c` in the pool, and not through the mount.
     assert_eq!((of(&one, "c", "bytes"), of(&one, "c", "opens")), (1_000_000, 0), "{one}");
     for file in one["files"].as_array().unwrap() {
         let sum: u64 = ["cache_bytes", "fast_bytes", "pool_bytes"].iter().map(|f| file[f].as_u64().unwrap()).sum();
@@ -112,7 +113,7 @@ fn jobs_at_the_same_time_are_told_apart_and_each_has_what_it_used() {
     assert!(listed.out.contains("one ") && listed.out.contains("other ") && listed.out.contains("4 files"), "{listed}");
 }
 
-/// What an open waits for comes from the pool, though the daemon leaves it in the page cache.
+/// Bytes that an open waits for count as the pool's, although the daemon leaves them in the page cache.
 #[test]
 fn small_files_that_a_job_had_fetched_count_as_the_pools() {
     let mount = mount(None);
@@ -136,7 +137,7 @@ fn files_that_are_renamed_made_and_removed_meanwhile_are_known_by_their_last_nam
     assert_eq!((of(&report, "renamed", "bytes"), of(&report, "renamed", "opens")), (3_000_000, 1), "{report}");
     assert_eq!((of(&report, "b", "bytes"), of(&report, "b", "opens")), (200_001, 1), "{report}");
     assert_eq!((of(&report, "new", "bytes"), of(&report, "new", "opens")), (1_000_000, 2), "{report}");
-    // By pages: the last one counts to the end that the file had when it was written.
+    // Writes count by pages. The last page counts up to the end that the file had when it was written.
     let written = of(&report, "new", "written_bytes");
     assert!((996_000..=1_000_000).contains(&written), "{report}");
 }
@@ -150,7 +151,7 @@ fn without_ebpf_requests_tell_what_they_can_and_say_what_is_missing() {
     assert_eq!((status.kind, status.missing.len()), (ObserverKind::Requests, 1), "{status:?}");
     let shown = mount.forebay(["status"], &[&mount.place.mnt()]).ok();
     assert!(shown.out.contains("seen by requests alone"), "{shown}");
-    // A thread opens, and an orphan reads.
+    // An orphaned process reads `large`.
     let script = "cat a a >/dev/null; ( (sleep 0.3; cat large >/dev/null; echo new >d) & ); sleep 1.5";
     let answer = run(&mut job(&mount, "requests", script), COMMAND).ok();
     assert!(answer.err.contains("without eBPF"), "{answer}");
@@ -174,7 +175,7 @@ fn a_hook_that_the_kernel_lacks_is_named_and_the_others_are_used() {
     assert_eq!((paths(&report), of(&report, "a", "opens")), (vec!["a"], 1), "{report}");
 }
 
-/// As on kernels before 6.12.
+/// Masks the hooks that kernels before 6.12 lack.
 #[test]
 fn where_reads_are_not_told_what_comes_into_memory_is() {
     let mount = mount(Some("mm_filemap_get_pages:mm_filemap_map_pages:mm_filemap_fault"));
@@ -184,7 +185,7 @@ fn where_reads_are_not_told_what_comes_into_memory_is() {
     assert_eq!(report["missing"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!(paths(&report), ["a", "large"], "{report}");
     assert_eq!(of(&report, "a", "cache_bytes"), 0, "{report}");
-    // Of content files, and of the mount: what is read ahead, too.
+    // Bytes that come into memory count, of content files and of the mount, readahead included.
     assert!(of(&report, "a", "bytes") <= 3_000_000_u64.next_multiple_of(4096), "{report}");
     assert!((300_000..LARGE as u64).contains(&of(&report, "large", "bytes")), "{report}");
 }
@@ -214,13 +215,13 @@ fn a_job_outlives_the_worker_and_no_job_outlives_who_began_it() {
     let kept = report(&mount, "kept");
     assert_eq!((&kept["interrupted"], kept["ended_unix"].is_u64()), (&true.into(), true), "{kept}");
     assert_eq!((of(&kept, "b", "bytes"), of(&kept, "c", "bytes")), (200_001, 1_000_000), "{kept}");
-    // One whose owner is gone is ended by the daemon.
+    // The daemon ends a job whose owner is gone.
     orphaned.0.kill().unwrap();
     orphaned.0.wait().unwrap();
     wait_until("it is ended", || report(&mount, "orphaned")["ended_unix"].is_u64());
     let list = mount.forebay(["job", "list", "--mount"], &[&mount.place.mnt()]).ok();
     assert!(!list.out.contains("still running"), "{list}");
-    // What was written down is there for the next mount.
+    // The next mount has the recorded report.
     drop(orphaned);
     wait_until("all have left", || mounts::holders(&mount.place.mnt(), 1).is_empty());
     mount.umount();
@@ -234,7 +235,7 @@ fn a_command_runs_as_without_us_whether_there_is_a_daemon_or_not() {
     place.give_to(NOBODY);
     let as_nobody = |words: &[&str]| -> Answer {
         let mut command = program_as(&place, Some(NOBODY));
-        // Other mounts of this user may be there.
+        // Hides other mounts of this user.
         command.env("XDG_RUNTIME_DIR", place.fast()).current_dir(place.mnt());
         run(command.args(words), COMMAND)
     };
@@ -250,8 +251,8 @@ fn a_command_runs_as_without_us_whether_there_is_a_daemon_or_not() {
     as_nobody(&["observe", "--pid", "1"]).refused(NO_DAEMON, &["no forebay mount"]);
 }
 
-/// What any thread of a process may do, as the bits of `capabilities(7)`: but the allocator's own, which are there before
-/// the program begins, and only give memory back.
+/// Returns the permitted capabilities of all threads of a process, as the bits of `capabilities(7)`. The allocator's
+/// own threads do not count: they start before the program begins, and only give memory back.
 fn capabilities(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let permitted = |task: fs::DirEntry| {
@@ -266,7 +267,7 @@ fn capabilities(pid: u32) -> u64 {
 }
 
 const SYS_ADMIN: u64 = 1 << 21;
-/// Kernel modules, the network, reboots, the clock; CAP_PERFMON and CAP_BPF.
+/// CAP_SYS_MODULE, CAP_NET_ADMIN, CAP_SYS_BOOT, CAP_SYS_TIME, CAP_PERFMON and CAP_BPF.
 const NOT_NEEDED: u64 = 1 << 16 | 1 << 12 | 1 << 22 | 1 << 25 | 1 << 38 | 1 << 39;
 
 #[test]
@@ -315,7 +316,7 @@ fn what_is_not_there_is_refused_by_name() {
     answer.refused(NO_DAEMON, &["/no/such"]);
 }
 
-/// Where cgroups of version 2 are.
+/// Returns the mountpoint of cgroup version 2.
 fn cgroups() -> PathBuf {
     mounts::list()
         .unwrap()
@@ -390,9 +391,9 @@ fn top_shows_who_reads_how_much_and_from_where() {
     );
 }
 
-/// Eviction begins far from the limit, below which room is kept for those who write past the daemon.
+/// Eviction begins far below the limit, because room below the limit is kept for passthrough writers.
 const SPACE: &str = "[default]\nconsistency = \"immutable\"\n[space]\nhigh-watermark = 0.45\nlow-watermark = 0.42\n";
-/// Who sees no use takes the order in which things came for that of their uses.
+/// Without an observer, this evictor takes the order in which files were fetched for the order of their uses.
 const LRU: &str = "evictor = \"lru\"\n";
 const LIMIT: &str = "440MiB";
 const FILE: usize = 4 << 20;
@@ -400,8 +401,8 @@ const HOT: usize = 12;
 const COLD: usize = 30;
 const NEW: usize = 20;
 
-/// How many of the files that are read again and again are still there when as many others were staged as fit. No open
-/// and no read of them reaches the daemon.
+/// Reads some files again and again, stages as many other files as fit, and returns how many of the first ones are
+/// still resident. No open and no read of them reaches the daemon.
 fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
     let mount = Place::new();
     for at in 0..HOT + COLD + NEW {
@@ -418,17 +419,17 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
         mount.forebay(["stage", "--lease", "1s"], &files).ok();
     };
     stage(files(0..HOT + COLD));
-    // It is attached while the fast pool fills, and on a busy machine that takes the kernel seconds.
+    // The observer is attached while the fast pool fills. On a busy machine the kernel needs seconds for that.
     wait_until("the observer works", || mount.status().observer.why.is_some() || !mount.status().observer.rests);
     for _ in 0..4 {
         files(0..HOT).iter().for_each(|file| drop(fs::read(file).unwrap()));
-        // Each makes the daemon look.
+        // Each `job list` makes the daemon collect what the observer saw.
         mount.forebay(["job", "list", "--mount"], &[&mount.place.mnt()]).ok();
         thread::sleep(Duration::from_millis(300));
     }
     for part in [HOT + COLD..HOT + COLD + NEW / 2, HOT + COLD + NEW / 2..HOT + COLD + NEW] {
         stage(files(part));
-        // Leases end, and eviction takes its turns.
+        // Leases end, and eviction runs.
         thread::sleep(Duration::from_millis(1_500));
     }
     let listed = mount.forebay(["--json", "ls"], &[&mount.place.mnt()]).ok();
@@ -441,7 +442,7 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
 
 #[test]
 fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
-    // The default goes by estimates, so that it may take one for another.
+    // The default evictor uses estimates, so it may confuse two files.
     let by_default = hot_files_that_stay("", &[]);
     assert!(by_default >= HOT - 2, "{by_default} stay by default");
     assert_eq!(hot_files_that_stay(LRU, &[]), HOT);
@@ -449,14 +450,14 @@ fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
     assert!(blind < HOT / 2, "{blind} stay of those that nobody seems to use");
 }
 
-/// Programs that the daemon has attached in the kernel.
+/// Returns the number of programs that the daemon has attached in the kernel.
 fn attached(mount: &Mount) -> usize {
     let open = fs::read_dir(format!("/proc/{}/fd", mount.status().pid)).unwrap();
     let kinds = open.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
     kinds.filter(|kind| kind.to_string_lossy().contains("bpf_link")).count()
 }
 
-/// It costs those that read: so it works for whoever needs it, and for nobody else.
+/// The observer costs readers time, so it is attached only while a job or `top` needs it.
 #[test]
 fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
     let mount = mount(None);
@@ -471,7 +472,7 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
         assert_eq!((&report["observer"], &report["missing"]), (&"ebpf".into(), &serde_json::json!([])), "{report}");
         wait_until("it rests again", rests);
     }
-    // Who looks on is told of all from one look to the next, however long that is.
+    // `top` counts everything between two samples, however long its interval is.
     let mount = &mount;
     let answer = thread::scope(|scope| {
         let top = scope.spawn(move || {
@@ -479,7 +480,7 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
             run(top.args(["--json", "top", "--interval", "20s", "--count", "1"]).arg(mount.place.mnt()), COMMAND).ok()
         });
         wait_until("it works for who looks on", || !rests());
-        // Until it has looked for the first time.
+        // Waits until `top` has taken its first sample.
         thread::sleep(Duration::from_secs(2));
         fs::read(mount.path("a")).unwrap();
         thread::sleep(Duration::from_secs(10));
@@ -491,12 +492,12 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
 
     let always = Mount::new(Options::policy("[observer]\nat-work = \"always\"\n"));
     wait_until("it starts", || always.status().observer.why.is_none());
-    // Another one would rest a second later.
+    // Without this policy the observer would rest after a second.
     thread::sleep(Duration::from_secs(3));
     assert!(!always.status().observer.rests && attached(&always) > 0);
 }
 
-/// `forebay run` passes on what it is asked, and the job has ended when it has.
+/// `forebay run` passes a signal on to its command, and the job has ended when `forebay run` ends.
 #[test]
 fn a_job_that_is_asked_to_end_ends_and_is_reported() {
     let mount = mount(None);
@@ -505,7 +506,7 @@ fn a_job_that_is_asked_to_end_ends_and_is_reported() {
         format!("trap 'exit 9' TERM; cat a >/dev/null; touch {}; while :; do sleep 0.02; done", ready.display());
     let running = Running::new(&mut job(&mount, "asked", &script));
     wait_until("it runs", || ready.exists());
-    // SAFETY: a plain system call on our own child, which was not waited for.
+    // SAFETY: a plain system call on a child process that was not reaped.
     unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGTERM) };
     assert_eq!(running.end(), Some(9));
     let report = report(&mount, "asked");

@@ -1,4 +1,5 @@
-//! Where what a job read came from, and that what it maps counts whole, by way of a mount. Needs root, and a kernel with BTF.
+//! The sources of the bytes that a job reads through a mount, and that mapped files count whole. Needs root, and a
+//! kernel with BTF.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +9,7 @@ use forebay_tests::process::{forebay, wait};
 use forebay_tests::reading::{How, Step};
 use serde_json::Value;
 
-/// What `observed` reads, as a job; the files of its report.
+/// Runs `observed` with these steps as a job. Returns the files of its report.
 fn read(mount: &Mount, id: &str, steps: &[Step]) -> Vec<Value> {
     let mut command = Command::new(forebay());
     command.args(["run", "--job", id, "--mount"]).arg(mount.place.mnt()).arg("--").current_dir(mount.place.mnt());
@@ -32,7 +33,7 @@ fn cold_small_files_come_from_the_pool_and_warm_ones_do_not() {
     const FILES: u64 = 40;
     const BYTES: u64 = 100_000;
     let _alone = alone();
-    // What is brought ahead is no demand fetch.
+    // Files that are fetched ahead do not count as demand fetches.
     let mount = Mount::new(Options::policy("[prefetch]\nonline = false\n"));
     let step = |number: u64| {
         let name = format!("file-{number}");
@@ -53,7 +54,7 @@ fn a_staged_file_that_is_mapped_and_read_counts_whole() {
     let _alone = alone();
     let mount = Mount::new(Options::default());
     fs::write(mount.pool("mapped"), content(1, BYTES as usize)).unwrap();
-    // Its folios are as large as they get.
+    // One large write gives the file the largest folios.
     fs::write(mount.path("written"), content(2, BYTES as usize + (1 << 20))).unwrap();
     mount.forebay(["stage"], &[&mount.path("mapped")]).ok();
     let step = |name: &str, from, len| Step { file: mount.path(name), how: How::Mmap, from, len };

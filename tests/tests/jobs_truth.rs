@@ -1,4 +1,4 @@
-//! What a job is said to have used is what it did use: against plans of reads at random, and against `strace`.
+//! Reports of jobs equal what the jobs used: compared with plans of random reads, and with `strace`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -35,7 +35,7 @@ fn nothing_was_dropped(mount: &Mount) {
     assert_eq!((observer.dropped_uses, observer.dropped_paths, observer.dropped_processes), (0, 0, 0));
 }
 
-/// The numbers in `0-3,7`.
+/// Returns the numbers in a list such as `0-3,7`.
 fn numbers(ranges: &str) -> BTreeSet<u64> {
     let range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -44,7 +44,8 @@ fn numbers(ranges: &str) -> BTreeSet<u64> {
     ranges.split(',').filter(|part| !part.is_empty()).flat_map(range).collect()
 }
 
-/// What one job reads: what is resident, which all share, and files of its own that are not, or that it reads in the pool.
+/// What one job reads: resident files that all jobs share; files of its own, resident or absent; and files of its own
+/// that it reads in the pool.
 struct Plan {
     id: String,
     steps: Vec<Step>,
@@ -55,7 +56,7 @@ fn check(mount: &Mount, plan: &Plan, sizes: &HashMap<PathBuf, u64>) {
     let id = &plan.id;
     let (truth, order) = truth(&plan.steps, sizes);
     let mut told = report(mount, id);
-    // What it copied to.
+    // The files that the job copied to do not count.
     told.retain(|file| !file.path.starts_with(".tmp"));
     let path = |file: &JobFile| if file.in_pool { mount.pool(&file.path) } else { mount.path(&file.path) };
     assert_eq!(told.iter().map(path).collect::<Vec<_>>(), order, "files of {id}, in the order of first uses");
@@ -75,8 +76,8 @@ fn check(mount: &Mount, plan: &Plan, sizes: &HashMap<PathBuf, u64>) {
     }
 }
 
-/// Resident files are read from content files by the kernel alone, others by way of the mount's page cache or from the
-/// daemon, and those in the pool by nobody's leave.
+/// The kernel alone reads resident files, from content files. Other files come from the mount's page cache or from the
+/// daemon. A job also reads files directly in the pool.
 #[test]
 fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
     let _alone = alone();
@@ -100,7 +101,7 @@ fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
     let mapped = each("mapped", false, &[9000, 1 << 20, 17 << 20]);
     // Too large to be fetched whole at an open.
     let absent = each("absent", false, &[9_000_001, 17 << 20, 40_000_003]);
-    // Begun by the one who asks, and gone on with by another.
+    // The calling thread begins these reads, and another thread continues them.
     let absent_asked = each("absent-asked", false, &[40_000_003, 40_000_003]);
     let absent_mapped = each("absent-mapped", false, &[9_000_001, 17 << 20]);
     let direct = each("direct", true, &[4096, 100_001, 5_000_000]);
@@ -137,7 +138,7 @@ fn what_jobs_read_is_told_exactly_wherever_it_comes_from() {
     nothing_was_dropped(&mount);
 }
 
-/// What one has begun and another goes on with, of pages that were read ahead.
+/// The calling thread begins a read of pages that were read ahead, and another thread continues it.
 #[test]
 fn what_io_uring_reads_in_order_counts_once() {
     let _alone = alone();
@@ -161,14 +162,14 @@ fn what_io_uring_reads_in_order_counts_once() {
     nothing_was_dropped(&mount);
 }
 
-/// Runs a program in a directory of the mount that is resident, and compares what is told of it with its trace.
+/// Runs a program in a resident directory of the mount, and compares its report with its trace.
 fn compare(mount: &Mount, id: &str, program: &[&str]) -> BTreeMap<PathBuf, Used> {
     let dir = mount.path(id);
     mount.forebay(["stage"], &[&dir]).ok();
     sh(&dir, "find . -type f -exec cat {} + >/dev/null", COMMAND);
     let traces = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut command = job(mount, id, &dir);
-    // One process after the other reads a file, and no other Python's modules.
+    // The processes read a file one after the other, and Python reads no modules of another installation.
     command
         .args(strace::words(traces.path()))
         .args(program)
@@ -186,7 +187,7 @@ fn compare(mount: &Mount, id: &str, program: &[&str]) -> BTreeMap<PathBuf, Used>
         let (told, used) = (told.get(path).copied().unwrap_or_default(), used.get(path).cloned().unwrap_or_default());
         let seen = (told.opens, told.read_bytes, told.written_bytes > 0);
         if used.is_mapped {
-            // By `execve` it is opened too.
+            // `execve` opens the file, too.
             assert!(seen.0 >= used.opens && seen.1 >= used.read_bytes.max(1), "{id}: {path:?}: {told:?} {used:?}");
         } else {
             assert_eq!(

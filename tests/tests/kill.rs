@@ -1,4 +1,4 @@
-//! The kill sweep over a directory pool. Over others it is in `pools.rs`.
+//! The kill sweep over a directory pool. `pools.rs` has the sweeps over other pools.
 
 use forebay_tests::mount::{Mount, Options, alone};
 use forebay_tests::sweep::{POLICY, sweep};

@@ -1,4 +1,4 @@
-//! Storage pools of a pool that tells them: in listings, and in the policy.
+//! Storage pools of a pool that reports them: in listings, and in the policy.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn open(fixture: &Fixture, policy: &str) -> Overlay {
     Overlay::open(Options { policy, ..fixture.options() }).await.unwrap()
 }
 
-/// How often the pool was asked for a layout.
+/// Returns how often the pool was asked for a layout.
 fn asked(fixture: &Fixture) -> u64 {
     fixture.metrics.snapshot().of(CallKind::Layout).count
 }
@@ -79,7 +79,7 @@ async fn nothing_is_flushed_by_the_default_while_its_storage_pool_is_not_known()
     overlay.shutdown().await.unwrap();
     image(fixture.fast.path(), after.path());
     fixture.fast = after;
-    // A daemon that has just begun knows of no storage pool yet.
+    // A daemon that has just started does not know a storage pool yet.
     let overlay = open(&fixture, &policy("idle:0s")).await;
     for _ in 0..100 {
         if fixture.pooled().contains(&("/f".into(), "ours".into())) {

@@ -1,4 +1,4 @@
-//! What daemons that were killed left in the pool.
+//! Unfinished uploads that killed daemons left in the pool.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn uploads_that_a_killed_worker_left_are_removed_after_the_restart() {
         fs::write(mount.path(path), vec![7; 20 << 20]).unwrap();
     }
     wait_until("uploads begin", || !unfinished(&mount.place.pool()).is_empty());
-    // Of another node, which may be writing it.
+    // An upload of another node, which may still be writing it.
     let theirs = ".forebay~put-01234567-1-0123456789abcdef";
     fs::write(mount.pool(theirs), "theirs").unwrap();
     let left = unfinished(&mount.place.pool());
@@ -48,7 +48,7 @@ fn uploads_that_a_killed_worker_left_are_removed_after_the_restart() {
     }
 }
 
-/// SEMANTICS 49, for a mount that ended with its daemon.
+/// SEMANTICS 49, for a mount whose supervisor was killed as well.
 #[test]
 fn uploads_that_a_killed_mount_left_are_removed_by_the_next_one() {
     let options = Options { throttle: Some("20MB/s".into()), ..Options::policy("[default]\nflush = \"idle:100ms\"\n") };

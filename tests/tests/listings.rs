@@ -56,7 +56,7 @@ fn a_directory_that_changes_while_it_is_read_loses_no_name() {
     }
 }
 
-/// All handles of a directory share what they are read from.
+/// All open file descriptions of a directory share one listing in memory.
 #[test]
 fn many_handles_of_a_large_directory_cost_no_memory_each() {
     let _alone = alone();
@@ -70,7 +70,7 @@ fn many_handles_of_a_large_directory_cost_no_memory_each() {
     let mut readers = Vec::new();
     for at in 0..300 {
         if at % 10 == 0 {
-            // Another state, and no help of the kernel's cache.
+            // Changes the directory, so that the kernel's cache cannot answer.
             File::create(mount.path(format!("d/new{at}"))).unwrap();
         }
         let mut reader = fs::read_dir(mount.path("d")).unwrap();

@@ -1,5 +1,5 @@
-//! What the fast pool's device loses is not taken for kept: a device that fails a write and goes on as if nothing had
-//! happened.
+//! A device of the fast pool fails a write, and then goes on as if nothing had happened. What it lost does not count as
+//! kept.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -10,10 +10,10 @@ use forebay_tests::disk::Disk;
 use forebay_tests::mount::{Mount, Options, Place, content};
 
 const LEN: usize = 300_000;
-/// More than an epoch lasts.
+/// Longer than an epoch.
 const EPOCH: Duration = Duration::from_secs(60);
 
-/// A mount whose catalog is on one device, and whose content is on the other, because that has more room.
+/// Returns a mount with its catalog on one device, and its content on the other one, which has more room.
 fn mounted() -> (Disk, Mount) {
     let place = Place::new();
     let disk = Disk::new(&place, "second", 600);
@@ -38,7 +38,7 @@ fn is_eio(result: std::io::Result<()>) {
     assert_eq!(result.expect_err("it was lost").raw_os_error(), Some(libc::EIO));
 }
 
-/// It is said to be lost, and does not go to the pool.
+/// Checks that a file is reported as lost, and is not flushed.
 #[track_caller]
 fn is_kept_back(mount: &Mount, name: &str) {
     let said = mount.forebay(["flush", "--wait"], &[&mount.path(name)]);
@@ -58,7 +58,7 @@ fn what_fsync_said_was_lost_is_lost_until_it_is_written_anew() {
     is_eio(emptied.sync_all());
     is_eio(copied.sync_data());
     disk.mend();
-    // The kernel would say that all is well now.
+    // The kernel itself reports no error any more.
     for name in ["emptied", "copied"] {
         is_eio(OpenOptions::new().write(true).open(mount.path(name)).unwrap().sync_all());
         is_kept_back(&mount, name);
@@ -139,9 +139,9 @@ fn clean_content_that_was_not_written_back_is_fetched_again() {
     drop(written);
     let expected = [content(1, LEN), b"more".to_vec()].concat();
     assert!(fs::read(mount.path("written")).unwrap() == expected, "other bytes than the pool's");
-    // A device that failed to write what its file system knows of itself may say so more than once.
+    // A device that failed to write metadata of its file system may report that more than once.
     assert!(mount.status().counters.fetches >= fetched + 2, "{}", mount.log());
-    // Nobody opens it: it goes when the fast pool is synced.
+    // No program opens `forgotten`: its content is discarded when the fast pool is synced.
     let begun = Instant::now();
     while mount.status().resident_files > 1 {
         assert!(begun.elapsed() < EPOCH, "it was not looked at: {}", mount.log());
@@ -152,7 +152,8 @@ fn clean_content_that_was_not_written_back_is_fetched_again() {
     assert!(fs::read(mount.pool("written")).unwrap() == expected);
 }
 
-/// SEMANTICS 43, for content that one program is about to write, and others to read, when the daemon finds the loss.
+/// SEMANTICS 43, for content that one program is about to write, and other programs to read, when the daemon finds the
+/// loss.
 #[test]
 fn nobody_is_given_content_that_was_not_written_back() {
     const FILES: u64 = 60;
@@ -168,7 +169,7 @@ fn nobody_is_given_content_that_was_not_written_back() {
     disk.mend();
     disk.forget_content();
     let together = Barrier::new(READERS + 1);
-    // Nobody panics in here: the others would wait.
+    // A thread must not panic in this closure, because the other threads would wait for it.
     let each = |work: &dyn Fn(u64) -> Result<(), String>| {
         let one = |seed| {
             together.wait();

@@ -1,4 +1,4 @@
-//! Several pools in one mount, as programs and operators meet them.
+//! Several pools in one mount, as programs and operators see them.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -20,7 +20,7 @@ const NO_SPACE: i32 = 5;
 const BUSY: i32 = 6;
 const NOBODY: u32 = 65_534;
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
-/// Two directories that are pools, `pool` and `native` of the place.
+/// Two directory pools: `pool` and `native` of the place.
 const TWO: &str = "[[pool]]\nname = \"a\"\nurl = \"pool\"\n[[pool]]\nname = \"b\"\nurl = \"native\"\n";
 const SHELL: Duration = Duration::from_secs(60);
 
@@ -62,7 +62,7 @@ impl Mixed {
         if below.is_empty() { self.place.mnt() } else { self.place.mnt().join(below) }
     }
 
-    /// What is registered of the pools.
+    /// Returns the registry's entries of the pools.
     fn entries(&self) -> Vec<Entry> {
         registry::entries().into_iter().filter(|e| e.mountpoint().starts_with(self.place.mnt())).collect()
     }
@@ -152,7 +152,7 @@ fn each_pool_keeps_its_own_limit() {
     }
     let (a, b) = (client::status(&mixed.entry("a")).unwrap(), client::status(&mixed.entry("b")).unwrap());
     assert_eq!((a.limit_bytes, b.limit_bytes), (64 << 20, 1_000_000_000));
-    // A content file in many pieces has blocks of the file system's own beside its data.
+    // A content file in many pieces also takes metadata blocks of the file system.
     assert!((120 << 20..121 << 20).contains(&b.used_bytes), "a's limit is not b's: {} bytes", b.used_bytes);
 }
 

@@ -1,7 +1,8 @@
-//! Random operations, outages, changes by others, kills and power cuts, against a model of the overlay.
+//! Random operations, outages, changes by other clients, kills and power cuts, against a model of the overlay.
 //!
-//! `FOREBAY_CASES` says how many cases, `FOREBAY_SEED` which ones; the seed is printed. `FOREBAY_REPLAY=FILE` runs the
-//! cases that failed by the output in FILE instead, each [`REPLAYS`] times: what fails once in a hundred shows itself.
+//! `FOREBAY_CASES` sets the number of cases, and `FOREBAY_SEED` the seed, which is printed. With `FOREBAY_REPLAY=FILE`,
+//! the test runs the failed cases in the output FILE instead, each [`REPLAYS`] times, to find a failure that happens
+//! once in a hundred runs.
 
 use std::cell::Cell;
 use std::sync::mpsc;
@@ -11,13 +12,14 @@ use forebay_tests::model;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 const CASES: u32 = 4_000;
-/// What a change must pass is the same for everybody; `make nightly` draws another seed each time, and a million cases.
+/// Every change must pass the cases of the same seed. `make nightly` draws another seed each time, and runs a million
+/// cases.
 const SEED: u64 = 60;
-/// Cases run side by side in this many threads; the seed means the same cases on every machine.
+/// The number of threads that run cases in parallel. It is fixed, so a seed means the same cases on every machine.
 const LANES: u32 = 2;
 const SHRINKS: u32 = 3_000;
 const REPLAYS: usize = 500;
-/// No case takes a hundredth of it: what does turns in circles.
+/// A case takes less than a hundredth of this. A case that reaches it never ends.
 const CASE_LIMIT: Duration = Duration::from_secs(60);
 
 fn number(name: &str) -> Option<u64> {
@@ -36,7 +38,7 @@ fn replay(file: &str) {
     }
 }
 
-/// Runs a case; one that does not end ends the test.
+/// Runs a case. A case that does not end aborts the test.
 fn run(case: &model::Case) -> Result<(), model::Failure> {
     let (done, running) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -60,7 +62,7 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
         cases,
         max_shrink_iters: SHRINKS,
         failure_persistence: None,
-        // They are reported below.
+        // Failures are reported below.
         verbose: 0,
         ..Config::default()
     };
@@ -68,7 +70,7 @@ fn lane(seed: u64, lane: u32, cases: u32) -> Result<(), String> {
     let seen = Cell::new(false);
     let outcome = runner.run(&model::case(), |case| {
         run(&case).map_err(|failure| {
-            // Making it smaller may take long.
+            // The first failure is printed at once, because shrinking may take long.
             if !seen.replace(true) {
                 eprintln!("first seen: {failure}\n{case}");
             }

@@ -1,4 +1,4 @@
-//! Options that mount(8) and fstab hand over, through the helper that is packaged for them.
+//! Options from mount(8) and fstab, which arrive through the packaged helper.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ fn options(more: &str) -> Options {
     Options { more: vec!["-o".into(), more.into()], ..Options::default() }
 }
 
-/// As mount(8) calls the helper.
+/// Runs the helper as mount(8) does.
 fn helper(mount: &Mount, options: &str) -> Answer {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging/mount.fuse.forebay");
     let mut command = Command::new("sh");
@@ -22,7 +22,7 @@ fn helper(mount: &Mount, options: &str) -> Answer {
     process::run(command.env("FOREBAY_BIN", process::forebay()), COMMAND)
 }
 
-/// Of the mount, and of its file system, as the kernel has them.
+/// Returns the options of the mount and of its file system, as the kernel has them.
 fn shown(mount: &Mount) -> Vec<String> {
     let answer = process::run(
         Command::new("findmnt").args(["-n", "-o", "VFS-OPTIONS,FS-OPTIONS"]).arg(mount.place.mnt()),
@@ -56,24 +56,25 @@ fn a_remount_changes_the_running_mount_and_leaves_the_rest() {
     let refused = fs::write(mount.path("f"), "no").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS), "{refused}");
     assert_eq!(fs::read_to_string(mount.path("f")).unwrap(), "before");
-    // What was written before gets to the pool all the same.
+    // Earlier writes reach the pool all the same.
     mount.flush();
     assert_eq!(fs::read_to_string(mount.pool("f")).unwrap(), "before");
 
     helper(&mount, "rw,remount,noexec,lazytime,noatime").ok();
     has(&mount, &["rw", "nosuid", "nodev", "noexec", "noatime", "lazytime"]);
     fs::write(mount.path("f"), "after").unwrap();
-    // As mount(8) lists what a mount without a line in fstab has: `suid` and `exec` are what is not in it.
+    // If fstab has no line for the mount, mount(8) passes all current options. It expresses `suid` and `exec` by the
+    // absence of `nosuid` and `noexec`.
     helper(&mount, "rw,nodev,relatime,remount,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576")
         .ok();
     has(&mount, &["nodev", "relatime", "lazytime"]);
     ["nosuid", "noexec", "noatime"].iter().for_each(|option| has_not(&mount, option));
-    // As from fstab, where the daemon's options come along.
+    // With a line in fstab, mount(8) also passes the daemon's options.
     let fast = mount.place.fast();
     helper(&mount, &format!("ro,remount,nosuid,fast={},limit=2G,_netdev", fast.display())).ok();
     has(&mount, &["ro", "nosuid", "nodev"]);
 
-    // A worker that is started anew finds it as it is.
+    // The next worker does not change the options.
     assert_eq!(mount.worker(), worker, "a remount is nothing to the daemon");
     mount.kill_worker();
     mount.wait_for_other_worker(worker);
@@ -111,7 +112,6 @@ fn a_remount_refuses_what_the_daemon_was_started_with() {
     has(&read_only, &["ro"]);
 }
 
-/// What a directory pool's file system forbids, a remount does not allow.
 #[test]
 fn a_remount_keeps_what_the_file_system_of_the_pool_forbids() {
     let place = Place::new();
@@ -123,7 +123,7 @@ fn a_remount_keeps_what_the_file_system_of_the_pool_forbids() {
     has_not(&mount, "nosuid");
 }
 
-/// `mount -o suid` does not reach a helper, `allow_suid` does.
+/// mount(8) does not pass `suid` to a helper, but it passes `allow_suid`.
 #[test]
 fn options_that_mount_8_keeps_to_itself_have_other_names() {
     let mount = Mount::new(options("allow_suid,allow_dev,lazytime"));
@@ -133,7 +133,7 @@ fn options_that_mount_8_keeps_to_itself_have_other_names() {
     attempt(&mount.place, &options("strictatime")).refused(2, &["strictatime", "leave it out"]);
 }
 
-/// The worker's calls that wait for the disk.
+/// The worker's calls of fsync and fdatasync, as strace sees them.
 struct Syncs {
     trace: process::Running,
     file: PathBuf,
@@ -146,7 +146,7 @@ impl Syncs {
         let mut command = Command::new("strace");
         command.args(["-f", "-qq", "-e", "trace=fsync,fdatasync", "-e", "signal=none", "-o"]).arg(&file);
         let trace = process::Running::new(command.args(["-p", &mount.worker().pid.to_string()]));
-        // It has begun when it sees one.
+        // strace is attached when it has recorded a call.
         let deadline = Instant::now() + COMMAND;
         let probe = File::create(mount.path("probe")).unwrap();
         while fs::read_to_string(&file).is_ok_and(|text| text.is_empty()) || !file.exists() {
@@ -164,7 +164,7 @@ impl Syncs {
             .count()
     }
 
-    /// How many syncs there are at least while something is done.
+    /// Returns a lower bound of the number of syncs while `work` runs.
     fn during(&self, work: impl FnOnce()) -> usize {
         let before = self.count();
         work();
@@ -172,7 +172,7 @@ impl Syncs {
     }
 }
 
-/// More than the daemon syncs of its own accord in the time that they take.
+/// More operations than the daemon makes syncs of its own accord in the same time.
 const TIMES: usize = 40;
 
 fn names(mount: &Mount) {
@@ -233,7 +233,7 @@ fn what_is_written_with_o_dsync_is_durable() {
             _ => syncs.during(|| aligned_writes(&file)),
         };
         assert!(seen >= TIMES, "{flags:o}: {seen}");
-        // Beside another that is passed through.
+        // The other open file description uses passthrough.
         drop(file);
         let (other, file) = (open(0), open(flags & !libc::O_DIRECT));
         let seen = syncs.during(|| writes(&file));

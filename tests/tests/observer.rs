@@ -1,4 +1,4 @@
-//! What the observer tells of processes whose every access is known. Needs root, and a kernel with BTF.
+//! What the observer records of processes whose every access is known. Needs root, and a kernel with BTF.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -15,7 +15,7 @@ use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
 use forebay_tests::truth::{Set, files, plans, seed, truth};
 use rand::SeedableRng;
 
-/// 256 parts of a file, of 64 KiB or more.
+/// Returns the binary logarithm of the size of a part. A file has at most 256 parts, of 64 KiB or more.
 fn shift(size: u64) -> u32 {
     (16..48).find(|shift| size <= 256 << shift).unwrap()
 }
@@ -40,7 +40,7 @@ struct Run {
     touches: Vec<FirstTouch>,
 }
 
-/// Runs the jobs at once, observed, and each as one of its own.
+/// Runs the plans at the same time, each as a job of its own, and observes them.
 fn run(observer: &Observer, plans: &[Vec<Step>]) -> Run {
     let mut jobs: Vec<Child> = plans.iter().map(|_| start()).collect();
     for (number, job) in jobs.iter().enumerate() {
@@ -92,7 +92,8 @@ fn check(run: &Run, job: u32, dir: &Path, plan: &[Step], sizes: &HashMap<PathBuf
         assert_eq!(record.way(Way::Map).bytes > 0, truth.is_mapped, "mapping of {path:?} by job {job}");
         assert_eq!(record.written_bytes(), 0);
         let read = record.way(Way::Read).bytes;
-        // What the kernel took from its cache meanwhile was read from the disk, and not all of that is told.
+        // If the kernel dropped pages from its cache meanwhile, they were read from the disk, and the kernel does not
+        // report all of that.
         if cached && record.way(Way::Fill).calls == 0 {
             let differ = read.abs_diff(truth.read_bytes);
             let is_as_long = |step: &&Step| {
@@ -115,7 +116,7 @@ fn observe(place: Place) -> Observer {
     observer
 }
 
-/// Reads all of it into the page cache, or gives up what is there of it.
+/// Reads the whole file into the page cache, or drops its pages from it.
 fn set_cached(path: &Path, cached: bool) {
     let file = File::open(path).unwrap();
     if cached {
@@ -125,7 +126,7 @@ fn set_cached(path: &Path, cached: bool) {
     }
 }
 
-/// Jobs at once, of files that are in the page cache or are not.
+/// Runs the plans as parallel jobs, on files that are in the page cache or are not, and checks their records.
 fn observe_jobs(dir: &Path, plans: &[Vec<Step>], files: &[(PathBuf, u64)], cached: bool) {
     files.iter().for_each(|(path, _)| set_cached(path, cached));
     let observer = observe(Place::below(dir, false).unwrap());
@@ -138,8 +139,8 @@ fn observe_jobs(dir: &Path, plans: &[Vec<Step>], files: &[(PathBuf, u64)], cache
     assert_eq!(observer.dropped(), Default::default());
 }
 
-/// What is mapped is each job's own: where two map pages that one allocation holds, the kernel may map all of those and
-/// tell of one.
+/// Each job maps only its own files. If two jobs map pages of one folio, the kernel may map the whole folio and report
+/// one page.
 #[test]
 fn records_are_exact_for_every_way_to_read_by_jobs_at_once() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -156,8 +157,8 @@ fn records_are_exact_for_every_way_to_read_by_jobs_at_once() {
     observe_jobs(dir.path(), &plans, &[shared, own.concat()].concat(), true);
 }
 
-/// Where a read finds some of its pages in memory and waits for others, the kernel does not tell of all that it reads. So
-/// each job has its own files, and reads nothing twice.
+/// If a read finds some of its pages in memory and waits for other pages, the kernel does not report all of the read.
+/// So each job has its own files, and reads nothing twice.
 #[test]
 fn ranges_are_exact_for_every_way_to_read_what_is_not_in_memory() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -172,7 +173,7 @@ fn ranges_are_exact_for_every_way_to_read_what_is_not_in_memory() {
     observe_jobs(dir.path(), &plans, &own.concat(), false);
 }
 
-/// As fast as files can be opened, which is more than a hundred thousand in a second for two CPUs.
+/// The jobs open files as fast as they can: more than a hundred thousand per second on two CPUs.
 #[test]
 fn no_first_touch_of_a_flood_is_dropped() {
     const FILES: usize = 10_000;
@@ -193,7 +194,8 @@ fn no_first_touch_of_a_flood_is_dropped() {
     }
 }
 
-/// How the kernel counts pages is measured at the start, by a read of one page: of the thread that starts, alone.
+/// At its start, the observer measures how the kernel counts pages, by a read of one page. Only the starting thread's
+/// read counts.
 #[test]
 fn what_other_threads_read_meanwhile_does_not_mislead() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -1,4 +1,5 @@
-//! What is left of the observer where the kernel or its user has less. Needs root, and a kernel with BTF.
+//! What the observer still does if the kernel lacks hooks, or its user lacks capabilities. Needs root, and a kernel
+//! with BTF.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,7 +12,7 @@ use forebay_ebpf::{Error, Observer, Way};
 use forebay_tests::observed::{FILE_BYTES, options, reads};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// A file that is not in the page cache.
+/// Makes a file that is not in the page cache.
 fn cold_file(dir: &Path) -> std::path::PathBuf {
     let path = dir.join("file");
     std::fs::write(&path, vec![1; FILE_BYTES as usize]).unwrap();
@@ -36,7 +37,7 @@ fn without_any_one_hook_the_rest_goes_on_and_it_is_said() {
         let record = reads(&observer, &path);
         let of = |way| record.way(way).bytes;
         match name {
-            // What comes into memory counts as read.
+            // Bytes that come into memory count as read.
             "mm_filemap_get_pages" => assert!(of(Way::Read) == FILE_BYTES && of(Way::Fill) >= FILE_BYTES, "{record:?}"),
             "mm_filemap_add_to_page_cache" => assert!(of(Way::Read) == FILE_BYTES && of(Way::Fill) == 0, "{record:?}"),
             _ => assert!(of(Way::Read) == FILE_BYTES && of(Way::Fill) >= FILE_BYTES, "{name}: {record:?}"),
@@ -55,7 +56,7 @@ fn without_any_hook_that_shows_reads_there_is_no_observer() {
     }
 }
 
-/// The exit status of the program that observes itself as user 65534 with these capabilities and no others.
+/// Returns the exit status of the program that observes itself as user 65534 with only these capabilities.
 fn as_nobody(dir: &Path, capabilities: CapabilitySet) -> i32 {
     let mut command = Command::new(dir.join("program"));
     command.arg("observe").arg(dir);
@@ -71,7 +72,7 @@ fn as_nobody(dir: &Path, capabilities: CapabilitySet) -> i32 {
         }
         Ok(())
     };
-    // SAFETY: nothing but system calls.
+    // SAFETY: the closure makes only system calls.
     let mut child = unsafe { command.pre_exec(become_nobody) }.spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -87,7 +88,7 @@ fn as_nobody(dir: &Path, capabilities: CapabilitySet) -> i32 {
 fn two_capabilities_are_enough_and_without_them_it_says_so() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = cold_file(dir.path());
-    // Test programs are built where root alone may look.
+    // Test programs are built in a directory that only root may read.
     let program = dir.path().join("program");
     std::fs::copy(env!("CARGO_BIN_EXE_observed"), &program).unwrap();
     for open in [dir.path(), &path, &program] {

@@ -1,4 +1,5 @@
-//! What is told of mapped files is what the kernel maps: with folios of every order. Needs root, and a kernel with BTF.
+//! The observer records of mapped files what the kernel maps, with folios of every order. Needs root, and a kernel with
+//! BTF.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,12 +12,13 @@ use forebay_tests::observed::{options, records};
 use forebay_tests::reading::PAGE;
 
 const JOB: u32 = 7;
-/// The largest that one page table maps but for one. What a whole page table would map the kernel may map as one huge page,
-/// and tells nothing of that.
+/// The largest order is one below that of a whole page table. The kernel may map a whole page table as one huge page,
+/// and does not report that.
 const ORDERS: std::ops::RangeInclusive<u32> = 0..=8;
 const FOLIOS: u64 = 6;
 
-/// A file of a mapping, whose folios are in memory, of so many pages each as far as the file system makes such.
+/// Makes a file whose folios are in memory. They have `1 << order` pages each, as far as the file system makes such
+/// folios.
 fn file_of_folios(path: &Path, order: u32, more: u64) -> File {
     let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
     let folio = PAGE << order;
@@ -28,12 +30,12 @@ fn file_of_folios(path: &Path, order: u32, more: u64) -> File {
     file
 }
 
-/// Maps part of a file and touches pages. Which pages of the file are mapped then: what the kernel says.
+/// Maps part of a file and touches pages. Returns the pages of the file that the kernel has mapped then.
 fn mapped(file: &File, from: u64, len: u64, pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
     let (flags, map_flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
     let count = len.div_ceil(PAGE) as usize;
     let mut entries = vec![0u8; count * 8];
-    // SAFETY: a new mapping, that nothing else uses, of a file that nobody truncates.
+    // SAFETY: a new mapping, which nothing else uses, of a file that is not truncated.
     unsafe {
         let start = rustix::mm::mmap(std::ptr::null_mut(), len as usize, flags, map_flags, file, from).unwrap();
         for page in pages {
@@ -43,7 +45,7 @@ fn mapped(file: &File, from: u64, len: u64, pages: impl IntoIterator<Item = u64>
         told.read_exact_at(&mut entries, start as u64 / PAGE * 8).unwrap();
         rustix::mm::munmap(start, len as usize).unwrap();
     }
-    // The highest bit: it is in memory.
+    // The highest bit says that the page is in memory.
     let is_mapped = |page: &usize| entries[page * 8 + 7] >> 7 == 1;
     (0..count).filter(is_mapped).map(|page| from / PAGE + page as u64).collect()
 }
@@ -52,14 +54,14 @@ fn parts(record: &Record) -> BTreeSet<u64> {
     (0..256).filter(|part| record.read[part / 64] >> (part % 64) & 1 == 1).map(|part| part as u64).collect()
 }
 
-/// What is told of this process's use of the one file below the directory that it used.
+/// Returns the record of the one file below the directory that this process used.
 fn told(observer: &Observer) -> Record {
     let all = records(observer);
     assert_eq!(all.len(), 1, "{all:?}");
     *all.values().next().unwrap()
 }
 
-/// `twice`: pages that may be counted twice.
+/// Compares the record of a use with the pages that it mapped. `twice` is the number of pages that may count twice.
 fn check(order: u32, more: u64, twice: u64, what: &str, use_it: impl Fn(&File, u64) -> BTreeSet<u64>) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = file_of_folios(&dir.path().join("file"), order, more);
@@ -102,12 +104,12 @@ fn mapped_bytes_are_those_that_the_kernel_maps_whatever_the_order_of_folios() {
     }
 }
 
-/// Beside another process that has all of it mapped.
+/// The file has forty other mappings meanwhile.
 #[test]
 fn a_file_that_is_mapped_several_times_counts_whole() {
     let all = |file: &File, size: u64| {
         let (flags, map_flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-        // SAFETY: new mappings, that are not read.
+        // SAFETY: new mappings, which are not read.
         let others: Vec<_> = (0..40)
             .map(|number| unsafe {
                 let len = (size - number % 8 * PAGE) as usize;
@@ -122,8 +124,8 @@ fn a_file_that_is_mapped_several_times_counts_whole() {
     check(6, 5000, 0, "every page, beside others", all);
 }
 
-/// What has to be brought into memory first is told twice, and counted once: but for the page that a fault waits for, which
-/// may be mapped by itself and again with its folio.
+/// The kernel reports twice the pages that are read into memory first, and the observer counts them once. The exception
+/// is the page that a fault waits for: it may be mapped by itself, and again with its folio.
 #[test]
 fn mapped_bytes_that_were_not_in_memory_count_once() {
     check(4, 5000, FOLIOS + 1, "every page, cold", |file, size| {

@@ -15,7 +15,7 @@ fn policy(ttl: &str) -> Policy {
     Policy::parse(&text).unwrap()
 }
 
-/// A pool whose directories say nothing of their names, as those of object stores.
+/// A pool whose directories do not show that their names changed, like those of object stores.
 fn store() -> Fixture {
     let mut capabilities = MemoryPool::all_capabilities();
     capabilities.versions.of_directories = false;
@@ -35,7 +35,7 @@ async fn a_directory_that_is_being_flushed_is_listed_once() {
     for at in 0..50 {
         fixture.put(&format!("d/theirs{at}"), b"x").await;
     }
-    // Names of ours reach the pool all the time while it is listed.
+    // Flushes make names in the directory all the time while it is listed.
     let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(10)));
     let overlay = Overlay::open(Options { pool: slow, policy: policy("1h"), ..fixture.options() }).await.unwrap();
     let dir = find(&overlay, "d").await;
@@ -97,7 +97,7 @@ async fn names_of_ours_are_renamed_without_a_question_for_each() {
         let asked = questions(&fixture.metrics) - before;
         assert!(asked < 10, "{asked} questions for {FILES} renames");
         flushed(&overlay).await;
-        // What went is known to be gone, what came to be there.
+        // The daemon knows which names are gone and which ones exist.
         let before = questions(&fixture.metrics);
         let dir = find(&overlay, "d").await;
         for at in FILES - 100..FILES {

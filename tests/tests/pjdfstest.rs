@@ -11,7 +11,8 @@ use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::Versitygw;
 
-/// Users that every machine has; times of FUSE and ext4 are as fine as a tick of the kernel.
+/// Every machine has these users. Times of FUSE and ext4 are as fine as a tick of the kernel, hence the short
+/// `naptime`.
 const CONFIG: &str = r#"
 [features]
 posix_fallocate = {}
@@ -28,7 +29,7 @@ expected_failures = []
 entries = [["nobody", "GROUP"], ["daemon", "daemon"]]
 "#;
 
-/// Outcome of each test: `ok`, `FAILED` (with why) or `skipped`.
+/// The outcome of each test: `ok`, `FAILED` (with the reason) or `skipped`.
 type Outcomes = BTreeMap<String, String>;
 
 fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {
@@ -50,7 +51,7 @@ fn outcomes(dir: &Path, config: &Path, other_fs: &Path) -> Outcomes {
     found
 }
 
-/// What was passed on the native file system and not on the mount, each with why.
+/// Returns the tests that pass on the native file system and not on the mount, each with the reason.
 fn worse(mount: &Mount) -> BTreeMap<String, String> {
     let config = mount.place.at("pjdfstest.toml");
     let groups = std::fs::read_to_string("/etc/group").unwrap();
@@ -78,8 +79,8 @@ fn pjdfstest_finds_no_difference_to_the_file_system_beneath() {
     assert!(worse.is_empty(), "passed on the native file system only:\n{worse:#?}");
 }
 
-/// What a pool cannot hold is listed in docs/POOLS.md, in a block that begins with its kind: no test more fails, and
-/// none less.
+/// Compares the tests that fail with the block of docs/POOLS.md that begins with `kind`: the block lists exactly these
+/// tests.
 fn as_documented(kind: &str, server: &dyn Server) {
     let mount = Mount::new(Options { remote: Some(server.remote()), ..Options::default() });
     let worse = worse(&mount);

@@ -27,11 +27,11 @@ fn over(server: &dyn Server, options: Options) -> Mount {
     Mount::new(Options { remote: Some(server.remote()), ..options })
 }
 
-/// The longest that what was absorbed may take to arrive once the server is back: it is tried again now and then.
+/// The longest time from the return of the server to the arrival of absorbed writes: the flusher retries now and then.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(120);
 /// Kills of the daemon, and of the server, for each kind of pool.
 const KILLS: u64 = 40;
-/// Ceph's gateway answers some hundred requests in a second here.
+/// Ceph's gateway answers only some hundred requests per second on the test machine.
 const KILLS_OVER_CEPH: u64 = 24;
 
 #[test]
@@ -58,7 +58,8 @@ fn nothing_is_lost_or_invented_by_kills_over_nfs() {
     sweep(&mount, KILLS, true, Some(&mut server));
 }
 
-/// Where a server keeps plain files, a client sees what they are: so it can be believed where there are none.
+/// The bucket client of the tests shows what the files of the server show. So it can be trusted with servers that have
+/// no plain files.
 #[test]
 fn a_bucket_is_seen_as_its_files_are() {
     let mut server = Versitygw::start();
@@ -85,19 +86,19 @@ fn a_bucket_is_seen_as_its_files_are() {
     };
     look(&*files);
     look(&*bucket);
-    // While the server is away it is asked again.
+    // While the server is away, the bucket client repeats its requests.
     server.kill();
     let seen = std::thread::spawn(move || (bucket.names().unwrap().len(), bucket.read("a").unwrap()));
     std::thread::sleep(Duration::from_millis(300));
     assert!(!seen.is_finished());
     server.resume();
     assert_eq!(seen.join().unwrap(), (4, b"1".to_vec()));
-    // What others change is seen at once.
+    // The bucket client sees another client's change at once.
     server.curl(&["-X", "PUT", "-d", "other"], "d/a");
     assert_eq!(Bucket::at(server.port()).below("d").read("a").unwrap(), b"other");
 }
 
-/// The table of what pools can do in docs/POOLS.md is what they say of themselves.
+/// The table of capabilities in docs/POOLS.md is what the pools report.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_capabilities_are_those_of_the_pools() {
     let (gateway, ceph, ganesha) = (Versitygw::start(), Rgw::start(), nfs());
@@ -126,7 +127,7 @@ async fn the_documented_capabilities_are_those_of_the_pools() {
     assert!(page.contains(&table), "docs/POOLS.md should have this table:\n\n{table}");
 }
 
-/// What is written goes to the pool and comes back on another node, byte for byte.
+/// A tree that is written on one node comes back on another node, byte for byte.
 fn a_tree_comes_back(server: &dyn Server) {
     let mount = over(server, Options::default());
     let tree = mount.place.native();
@@ -148,7 +149,7 @@ fn a_tree_comes_back(server: &dyn Server) {
     let other = over(server, Options::default());
     let shown = other.path("tree");
     sh(&tree, &format!("diff -r --no-dereference . {}", shown.display()), Duration::from_secs(60));
-    // Directories have sizes of their own everywhere, and some servers give symlinks no times.
+    // The sizes of directories differ between file systems, and some servers give symlinks no times.
     let list = "find . -type f -printf '%p %m %U %G %s %T@\\n' -o -type l -printf '%p %l\\n' \\
                 -o -type d -printf '%p %m %U %G %T@\\n' | sort";
     let (here, there) = (sh(&tree, list, Duration::from_secs(10)), sh(&shown, list, Duration::from_secs(10)));
@@ -184,7 +185,7 @@ fn a_tree_goes_to_nfs_and_comes_back() {
     a_tree_comes_back(&nfs());
 }
 
-/// What a bucket cannot hold is refused at once: it would never get there.
+/// A name that a bucket cannot hold is refused at once, because it could never be flushed.
 #[test]
 fn names_that_no_key_can_have_are_refused_over_s3() {
     let _alone = alone();
@@ -196,7 +197,7 @@ fn names_that_no_key_can_have_are_refused_over_s3() {
         std::fs::create_dir(mount.path(&deep)).unwrap();
         deep.push("d".repeat(200));
     }
-    // 4 × 201 bytes are above it.
+    // The directories above the name take 4 × 201 bytes of the key.
     let (held, too_long) = ("n".repeat(219), "n".repeat(220));
     let in_deep = |name: &str| mount.path(deep.with_file_name(name));
     assert_eq!(errno(std::fs::write(in_deep(&too_long), "x")), Some(libc::ENAMETOOLONG));
@@ -208,12 +209,12 @@ fn names_that_no_key_can_have_are_refused_over_s3() {
     assert_eq!(std::fs::read(in_deep(&held)).unwrap(), b"x");
 }
 
-/// While its server is away a pool's resident files are read and written, and what was written arrives afterwards.
+/// While the server is away, programs read resident files and write files. The written files arrive afterwards.
 fn an_outage_is_survived(server: &mut dyn Server) {
     let mount = over(server, Options::policy("[default]\nflush = \"idle:1s\"\n"));
     std::fs::write(mount.path("kept"), content(1, 100_000)).unwrap();
     mount.flush();
-    // Where all names of a directory are known, one that is not among them can be made without asking.
+    // If the daemon knows all names of a directory, it can create a new name without asking the pool.
     assert_eq!(std::fs::read_dir(mount.path("")).unwrap().count(), 1);
     server.kill();
     assert_eq!(std::fs::read(mount.path("kept")).unwrap(), content(1, 100_000));

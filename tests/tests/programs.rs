@@ -1,4 +1,4 @@
-//! What people run: git, a compiler, sqlite, rsync, each on the mount as on any file system.
+//! Common programs on the mount: git, a compiler, sqlite, rsync.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ use forebay_tests::process::{self, need, sh, sources};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A repository beside the mount: the C sources of lz4 with a makefile, in two commits and on two branches.
+/// Makes a repository beside the mount: the C sources of lz4 with a makefile, in two commits and on two branches.
 fn repository(place: &Path) {
     let lz4 = sources("lz4-sys").join("liblz4/lib");
     fs::write(
@@ -43,7 +43,7 @@ fn repository(place: &Path) {
     sh(place, &script, LIMIT);
 }
 
-/// As on any file system: `ETXTBSY`, and the program runs on.
+/// As on any file system, the open fails with `ETXTBSY`, and the program runs on.
 #[test]
 fn running_programs_are_not_opened_for_writing_nor_emptied() {
     let _alone = alone();
@@ -64,7 +64,7 @@ fn running_programs_are_not_opened_for_writing_nor_emptied() {
         running.wait().unwrap();
     }
     assert_eq!(fs::metadata(&program).unwrap().len(), size);
-    // Nobody runs it any more.
+    // The program does not run any more.
     fs::File::options().read(true).custom_flags(libc::O_TRUNC).open(&program).unwrap();
     assert_eq!(fs::metadata(&program).unwrap().len(), 0);
 }
@@ -122,7 +122,7 @@ fn untarred_sources_are_the_same_and_compile() {
     sh(&mount.place.pool(), &format!("diff -r --no-dereference tree {}", rocksdb.display()), LIMIT);
 }
 
-/// Makes what `rsync -aHAX` can carry.
+/// Makes a tree with everything that `rsync -aHAX` can carry.
 fn tree(at: &Path) {
     let script = "
         mkdir -p a/b/c empty && cd a
@@ -174,7 +174,7 @@ fn rsync_there_and_back_leaves_no_difference() {
     same(&from, &mount.pool("there"));
 }
 
-/// A sqlite3 that inserts one row after the other, and what it has acknowledged.
+/// A sqlite3 process that inserts one row after the other, and the last row that it acknowledged.
 struct Writer {
     child: Child,
     acknowledged: mpsc::Receiver<u64>,
@@ -189,7 +189,7 @@ fn row(n: u64) -> String {
 }
 
 impl Writer {
-    /// Starts after the rows that are there.
+    /// Starts to insert at row `next`.
     fn start(database: &Path, next: u64) -> Self {
         let mut child = Command::new("stdbuf")
             .args(["-oL", "sqlite3", "-batch"])
@@ -221,7 +221,7 @@ impl Writer {
         Self { child, acknowledged, sent: next - 1 }
     }
 
-    /// Returns when some more rows were acknowledged.
+    /// Returns when `rows` more rows were acknowledged.
     fn wait_for(&mut self, rows: u64) {
         let until = self.sent + rows;
         while self.sent < until {
@@ -230,7 +230,7 @@ impl Writer {
         }
     }
 
-    /// `kill -9`; the last row that was acknowledged.
+    /// Kills the process with `kill -9`. Returns the last row that it acknowledged.
     fn kill(mut self) -> u64 {
         process::kill_group(self.child.id());
         process::wait(&mut self.child, Duration::from_secs(30)).expect("it ends when it is killed");
@@ -270,7 +270,7 @@ fn sqlite_keeps_committed_transactions_when_writer_and_daemon_are_killed() {
         let mut writer = Writer::start(&database, rows + 1);
         writer.wait_for(20 + 7 * round);
         match round % 3 {
-            // The daemon dies; sqlite goes on with the files that it has open.
+            // The worker dies, and sqlite goes on with the files that it has open.
             0 | 1 => {
                 let old = mount.worker();
                 mount.kill_worker();
@@ -278,7 +278,7 @@ fn sqlite_keeps_committed_transactions_when_writer_and_daemon_are_killed() {
                 writer.wait_for(50);
                 rows = check(&database, writer.kill());
             }
-            // Everything dies.
+            // All processes of the mount die, and then sqlite.
             _ => {
                 mount.kill_all();
                 let acknowledged = writer.kill();

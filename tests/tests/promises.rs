@@ -1,4 +1,4 @@
-//! The sentences of docs/SEMANTICS.md that are short to show, through a mount, as a program would meet them.
+//! The sentences of docs/SEMANTICS.md that have short tests, through a mount, as a program sees them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -16,14 +16,15 @@ use forebay_tests::process::{run, sh, wait_until};
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
 const SHELL: Duration = Duration::from_secs(60);
 
-/// The permission is decided by the answer to a question that finds others' change.
+/// The permission check depends on a request in which the daemon finds another client's change of the directory. It
+/// must not fail because of that change.
 #[test]
 fn users_are_not_refused_because_others_change_the_directory() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"0s\"\n"));
     fs::write(mount.pool("a"), "content").unwrap();
     for round in 0..40 {
         if round % 8 == 0 {
-            // The kernel knows nothing of the root but that it is a directory.
+            // After a mount, the kernel knows of the root only that it is a directory.
             mount.umount();
             mount.mount();
         }
@@ -74,10 +75,10 @@ fn open_sees_what_others_wrote_before() {
     for round in 0..20 {
         let bytes = content(round, 5000 + round as usize);
         if round % 4 > 1 {
-            // What is not here any more is fetched anew, and not as it was.
+            // After an eviction, the open fetches the new version.
             mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
         }
-        // As another node would: in place, and by a new file over the old name.
+        // Another node writes in place, or renames a new file over the old name.
         match round % 2 {
             0 => fs::write(mount.pool("a"), &bytes).unwrap(),
             _ => {
@@ -161,10 +162,10 @@ fn pool_may_go_and_come_back() {
     assert_eq!(fs::read(mount.path("cold")).unwrap(), b"cold");
 }
 
-/// For the directories that content files lie in.
+/// Allows for the directories that content files lie in.
 const INDEX_BYTES: u64 = 1 << 20;
 
-/// What content files take of the fast pool, as its file system tells.
+/// Returns the bytes that content files take of the fast pool, as its file system reports them.
 fn occupied_bytes(mount: &Mount) -> u64 {
     let told = sh(&mount.place.fast(), "du -s --block-size=1 content | cut -f1", SHELL).ok().out;
     told.trim().parse().unwrap()
@@ -192,7 +193,7 @@ fn limit_holds_for_writers_past_the_daemon() {
     const LIMIT_MIB: u64 = 1536;
     let limit = Some(format!("{LIMIT_MIB}MiB"));
     let mount = Mount::new(Options { limit, policy: Some(MANUAL.into()), ..Options::default() });
-    // Nothing of it may be flushed: at some point the writer must be stopped.
+    // The policy flushes nothing, so at some point the writer must be stopped.
     let out = File::create(mount.path("out")).unwrap();
     let piece = content(9, 1 << 20);
     let written = (0..4000u64).take_while(|n| out.write_all_at(&piece, n << 20).is_ok()).count() as u64;
@@ -346,7 +347,7 @@ fn locks_hold_between_programs() {
     let writer = OpenOptions::new().write(true).open(mount.path("a")).unwrap();
     let lock = |kind, start, len| {
         let lock = range(kind, start, len);
-        // SAFETY: a lock of a file that is open, described by a value that lives through the call.
+        // SAFETY: the descriptor is open, and the description of the lock outlives the call.
         assert_eq!(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
     };
     let try_fcntl = |start: u32| {
@@ -443,11 +444,11 @@ fn stores_through_mappings_that_outlive_the_close_are_not_lost() {
     File::create(mount.path("new")).unwrap().set_len(LEN as u64).unwrap();
     for name in ["old", "new"] {
         let mapped = Mapped::of(&mount.path(name), LEN);
-        // Time for the close to be heard of.
+        // Gives the daemon time to see the close.
         std::thread::sleep(Duration::from_millis(300));
         for (round, byte) in b"abc".iter().copied().enumerate() {
             mapped.store(round * 4000, byte);
-            // Again to a page that is dirty already.
+            // A second store goes to a page that is dirty already.
             mapped.store(1, byte);
             mount.flush();
             let there = fs::read(mount.pool(name)).unwrap();
@@ -476,7 +477,7 @@ fn stores_beside_an_upload_are_not_taken_for_sent() {
     (0..LEN).step_by(4096).for_each(|at| mapped.store(at, 1));
     for round in 0..8 {
         std::thread::scope(|scope| {
-            // It may say that the file is written all the time.
+            // The flush may report that the file is written all the time.
             let flush = scope.spawn(|| mount.forebay(["flush", "--wait"], &[&mount.path("a")]));
             let begun = Instant::now();
             while begun.elapsed() < Duration::from_millis(20 + 10 * round) {

@@ -1,4 +1,4 @@
-//! What comes after an unmount: the next mount at once, and what it leaves as it is.
+//! A mount right after an unmount, and the time of the pool's root, which a mount does not change.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,8 @@ fn umount(mount: &Mount) {
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// `umount(8)` returns before the daemon has ended: who mounts right after it waits for that, as `forebay umount` does.
+/// `umount(8)` returns before the daemon has ended. A mount right after it waits for that end, as `forebay umount`
+/// does.
 #[test]
 fn a_mount_right_after_umount_waits_for_the_last_daemon() {
     let options = Options::policy("[default]\nflush = \"manual\"\n");
@@ -24,7 +25,7 @@ fn a_mount_right_after_umount_waits_for_the_last_daemon() {
         umount(&mount);
         attempt(&mount.place, &options).ok();
     }
-    // The same fast pool at another place.
+    // The same fast pool serves another mountpoint.
     umount(&mount);
     let other = mount.place.at("other");
     std::fs::create_dir(&other).unwrap();
@@ -35,7 +36,8 @@ fn a_mount_right_after_umount_waits_for_the_last_daemon() {
     mount.forebay(["umount"], &[&other]).ok();
 }
 
-/// To find out what the file system can do, files are made in the root and removed: backups and builds go by its time.
+/// The daemon makes and removes files in the pool's root to find out what the file system can do. Backups and builds
+/// compare the time of the root, so it stays.
 #[test]
 fn a_mount_leaves_the_time_of_the_pools_root_as_it_was() {
     let place = forebay_tests::mount::Place::new();

@@ -7,7 +7,7 @@ use forebay_tests::mount::{Mount, Options};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
 
-/// A dirty file whose directory became a file: both are kept, and it is told.
+/// Another client replaces the directory of a dirty file with an object. Both are kept, and the conflict is reported.
 #[test]
 fn a_file_of_a_directory_that_became_an_object_is_flushed_beside_it() {
     let server = Versitygw::start();

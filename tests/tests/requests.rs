@@ -1,5 +1,5 @@
-//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, `statx`, and I/O that
-//! native file systems do in another way.
+//! Requests that few programs make: whiteouts, for an overlayfs whose upper directory is on a mount, `statx`, and I/O
+//! that native file systems do in another way.
 
 use std::ffi::CString;
 use std::fs;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content};
 use forebay_tests::process::{self, sh};
 
-/// Somebody whom the machine knows by name.
+/// A user who has a name on the machine.
 const USER: u32 = 65534;
 
 fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
@@ -103,7 +103,7 @@ fn a_mount_is_the_upper_directory_of_an_overlayfs() {
 /// SEMANTICS 56: "If the pool cannot hold such a device, the call fails with `EINVAL`."
 #[test]
 fn a_pool_without_devices_refuses_whiteouts() {
-    // A user's own pool holds no devices.
+    // The daemon of an ordinary user cannot make devices in its pool.
     let place = Place::new();
     place.let_users_mount();
     place.give_to(USER);
@@ -125,7 +125,7 @@ fn statx_tells_all_but_the_time_of_birth() {
     fs::write(mount.path("f"), "content").unwrap();
     let path = CString::new(mount.path("f").as_os_str().as_bytes()).unwrap();
     for flags in [libc::AT_STATX_SYNC_AS_STAT, libc::AT_STATX_FORCE_SYNC, libc::AT_STATX_DONT_SYNC] {
-        // SAFETY: all bytes 0 are a value of it.
+        // SAFETY: a `statx` may have any bytes, so all bytes may be 0.
         let mut seen: libc::statx = unsafe { std::mem::zeroed() };
         let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
         // SAFETY: the path ends with NUL, and all pointers outlive the call.
@@ -138,7 +138,7 @@ fn statx_tells_all_but_the_time_of_birth() {
     assert_eq!(refused.kind(), io::ErrorKind::Unsupported, "{refused}");
 }
 
-/// Says the first byte, waits for a line, and then says the last one after it touched every page.
+/// Prints the first byte, waits for a line, touches every page, and prints the sum of the first bytes of the pages.
 const TOUCH: &str = "
 import mmap, sys
 file = open(sys.argv[1], 'rb')
@@ -148,7 +148,7 @@ sys.stdin.readline()
 print(sum(mapped[at] for at in range(0, len(mapped), 4096)), flush=True)
 ";
 
-/// How a program ends that has a file mapped while `change` is done, and what it says then.
+/// Runs [`TOUCH`] on a file, and `change` while the program waits. Returns its exit status and its last line.
 fn touched(mount: &Mount, name: &str, change: impl FnOnce()) -> (std::process::ExitStatus, String) {
     process::need(&["python3"]);
     let mut command = Command::new("python3");
@@ -172,7 +172,7 @@ const MAPPED_BYTES: usize = 64 << 20;
 /// a page that was not in memory may end with `SIGBUS`. It never returns bytes of another version."
 #[test]
 fn a_mapped_file_that_was_overwritten_in_the_pool_is_of_one_version_or_a_bus_error() {
-    // Slow enough that most of it is not here when it is overwritten.
+    // The pool is so slow that most of the file is not resident when it is overwritten.
     let mount = Mount::new(Options { throttle: Some("4MB/s,1ms".into()), ..Options::default() });
     let sum = |byte: u8| (u64::from(byte) * (MAPPED_BYTES / 4096) as u64).to_string();
     let overwrite = |path: &Path| {
@@ -183,7 +183,7 @@ fn a_mapped_file_that_was_overwritten_in_the_pool_is_of_one_version_or_a_bus_err
     let (end, said) = touched(&mount, "in part", || overwrite(&mount.pool("in part")));
     assert_eq!((end.signal(), said.as_str()), (Some(libc::SIGBUS), ""));
 
-    // What is here as a whole is read as it was.
+    // A resident file is read as it was.
     let mount = Mount::new(Options::default());
     fs::write(mount.pool("whole"), vec![BEFORE; MAPPED_BYTES]).unwrap();
     mount.forebay(["stage"], &[&mount.path("whole")]).ok();
@@ -212,7 +212,7 @@ fn unaligned_direct_io_is_refused_or_exact() {
                 .into_iter()
                 .enumerate()
         {
-            // Memory that is aligned: what is tried is the place in the file.
+            // The memory is aligned: the test is about offset and length in the file.
             let mut buffer = Aligned::new();
             let there = &mut buffer.0[..len];
             match direct(false).read_at(there, offset as u64) {

@@ -1,4 +1,4 @@
-//! What is counted where room is asked for, in the fast pool and in the pool.
+//! What counts when space is requested, in the fast pool and in the pool.
 
 use forebay_api::operator::ContentState;
 use forebay_backends::{ErrorKind, Pool, PoolPath};
@@ -34,7 +34,7 @@ async fn space_that_is_asked_for_in_vain_evicts_nothing() {
         listed.iter().any(|file| file.path == "/a" && file.state == ContentState::Resident)
     };
     let ask = async |bytes: u64| overlay.fallocate(ino, 0, 1 << 20, bytes).await;
-    // More than the limit, and more than all clean content would make room for beside what is not flushed.
+    // More than the limit, and more than the eviction of all clean content would free beside the dirty content.
     for bytes in [1 << 50, 3500 * KIB] {
         let refused = ask(bytes).await.unwrap_err();
         assert!(refused.is(ErrorKind::NoSpace), "{refused}");

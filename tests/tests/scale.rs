@@ -1,5 +1,5 @@
-//! Many files, many readers: nothing that is done once for each file is done at the start, and nothing grows
-//! with what was looked at.
+//! Many files and many readers. A mount does no work for each file at its start, and its memory does not grow with the
+//! files that programs looked at.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +11,10 @@ use forebay_tests::process::run;
 
 const DIRS: usize = 1000;
 const FILES_IN_DIR: usize = 1000;
-/// A promise is "under a second"; a machine that is busy with something else is given more.
+/// The promise is less than a second. A machine that is busy with other work gets more.
 const MOUNT_LIMIT: Duration = Duration::from_secs(5);
 
-/// A pool with very many empty files, in memory: making them on a disk would be most of the test.
+/// Makes a pool with very many empty files in memory: making them on a disk would take most of the test.
 fn a_million_files(place: &Place) {
     let pool = place.small_disk("pool", "tmpfs", 4096);
     for dir in 0..DIRS {
@@ -26,7 +26,7 @@ fn a_million_files(place: &Place) {
     }
 }
 
-/// Looks at every file once, by name, so that the kernel knows each inode.
+/// Looks up every file once, so that the kernel knows each inode. Returns the number of files.
 fn look_at_all(mount: &Mount) -> u64 {
     let mut seen = 0;
     for dir in fs::read_dir(mount.place.mnt()).unwrap() {
@@ -45,7 +45,7 @@ fn a_million_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
     let place = Place::new();
     a_million_files(&place);
     let mount = Mount::on(place, Options::default());
-    // The first rounds fill what is bounded: the catalog's caches are read into by the second one.
+    // The first two rounds fill caches of limited size. The second one fills the caches of the catalog.
     for _ in 0..2 {
         assert_eq!(look_at_all(&mount), (DIRS * FILES_IN_DIR) as u64);
         forget_all();
@@ -66,7 +66,7 @@ fn a_million_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
     assert!(fs::metadata(mount.path("d0099/f0999")).unwrap().is_file());
 }
 
-/// Makes the kernel forget names and inodes that nobody uses, and waits until the daemon heard of it.
+/// Makes the kernel forget unused names and inodes, and gives the daemon time to process that.
 fn forget_all() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     std::thread::sleep(Duration::from_secs(3));
@@ -91,7 +91,7 @@ fn sixty_four_readers_of_one_cold_file_cost_the_pool_its_size_once() {
         .map(|_| {
             let path = mount.path("big");
             std::thread::spawn(move || {
-                // Reads it whole, as a process of its own.
+                // A process of its own reads the whole file.
                 run(Command::new("sum").arg(&path), Duration::from_secs(240)).ok().out
             })
         })

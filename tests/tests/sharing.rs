@@ -1,4 +1,4 @@
-//! Several that have one file open at the same time, and one of them writes.
+//! Several open file descriptions of one file at the same time, one of which writes.
 
 use std::sync::Arc;
 
@@ -49,7 +49,8 @@ async fn a_file_that_was_opened_to_truncate_it_and_closed_is_not_open() {
     assert_eq!(states, [("/a", ContentState::Resident), ("/b", ContentState::Resident)]);
 }
 
-/// The second of them may be late, and find what the first has written by then: that is not what the pool has.
+/// The second open may run late, and find what the writer has written by then. It must not take that for the pool's
+/// content.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_that_open_a_clean_file_for_writing_at_once_lose_nothing() {
     const FILES: usize = 2000;

@@ -1,4 +1,4 @@
-//! `forebay simulate`: what it prints of a trace whose misses are known, and how it refuses what is none.
+//! `forebay simulate`: what it prints for a trace whose misses are known, and how it refuses a file that is no trace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn record(time: u32, object: u64, bytes: u32) -> Vec<u8> {
     record
 }
 
-/// Ten epochs over 100 contents of 10 bytes: LRU misses everything, Belady what does not fit.
+/// Returns ten epochs over 100 contents of 10 bytes: LRU misses everything, Belady only what does not fit.
 fn epochs() -> Vec<u8> {
     (0..1000).flat_map(|at| record(at, u64::from(at) % 100, 10)).collect()
 }
@@ -82,7 +82,7 @@ fn several_sizes_and_one_policy_are_shown_to_people_and_drawn() {
     for word in ["<svg", "</svg>", "bytes missed", "belady", "sieve", "<polyline"] {
         assert!(svg.contains(word), "no `{word}` in the plot");
     }
-    // Nothing is said of the size of one cache only.
+    // The option may be repeated: each size has a line of its own.
     let lines = json(&simulate(&trace, &["--json", "--cache-fraction", "0.1", "--cache-fraction", "1"]).ok());
     assert_eq!(lines.len(), 2);
     assert_eq!(ratio(&lines[1], "lru"), 0.1, "where everything fits only first requests miss");

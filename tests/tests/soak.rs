@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::mount::{Mount, Options, alone};
 
-/// How long the background flush may take for all files.
+/// The longest that the background flush may take for all files.
 const ARRIVAL: Duration = Duration::from_secs(50);
 const FILES: usize = 8000;
 
-/// Both limits: a daemon raises the soft one as far as it may. It holds for what this process starts from now on.
+/// Sets both limits, because a daemon raises the soft one as far as it may. They hold for processes that this one
+/// starts later.
 fn limit_descriptors(most: u64) {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: a plain system call with a structure that lives through it.
@@ -45,13 +46,13 @@ fn a_burst_beyond_the_descriptors_arrives_and_is_clean() {
     }
     await_clean(&mount);
     assert_eq!(fs::read_dir(mount.pool("out")).unwrap().count(), FILES);
-    // One that is written again, when the daemon has closed its first descriptor, becomes clean, too.
+    // A file that is written again after the daemon closed its first descriptor becomes clean, too.
     fs::write(mount.path("out/0"), "again").unwrap();
     fs::write(mount.path("out/new"), "new").unwrap();
     await_clean(&mount);
     assert_eq!(fs::read(mount.pool("out/0")).unwrap(), b"again");
     assert_eq!(fs::read(mount.pool("out/new")).unwrap(), b"new");
-    // What is clean can be evicted: no descriptor is left that the daemon takes for another program's.
+    // Clean files can be evicted: no descriptor is left that the daemon takes for another program's.
     mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
     assert_eq!(mount.status().resident_files, 0);
 }

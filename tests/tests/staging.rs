@@ -1,4 +1,4 @@
-//! What is brought in: each byte once, and no more questions than needed.
+//! Fetched content: each byte once, with no more requests than needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,14 +62,14 @@ async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
     let (staged, failed) = stage(&overlay, "d").await;
     assert_eq!((staged.files, failed), (50, Vec::new()));
     assert!(asked() - before < 10, "{} questions", asked() - before);
-    // What others changed since is found by the next.
+    // The next stage finds what another client changed since.
     fixture.put("d/7", b"changed").await;
     let (_, failed) = stage(&overlay, "d").await;
     assert_eq!(failed, Vec::new());
     assert_eq!(read(&overlay, "d/7").await.unwrap(), "changed");
 }
 
-/// A pool that refuses the content of a file by its name, as that of an archived object.
+/// A pool that refuses to read a file of this name, as if it were an archived object.
 struct Archived(&'static [u8]);
 
 impl Around for Archived {
@@ -86,7 +86,7 @@ impl Around for Archived {
 async fn a_file_whose_content_is_refused_is_reported_and_all_others_are_staged() {
     let fixture = Fixture::new();
     fixture.mkdir("d").await;
-    // Larger than what comes along with a listing.
+    // Larger than the content that a listing includes.
     let content = vec![b'x'; 1 << 20];
     for name in ["d/a", "d/archived", "d/z", "d/zz"] {
         fixture.put(name, &content).await;
@@ -120,7 +120,7 @@ async fn small_files_come_along_with_the_listing() {
     let (staged, failed) = stage(&overlay, "d").await;
     assert_eq!((staged.files, staged.bytes, failed), (52, 350 + (1 << 20), Vec::new()));
     assert_eq!(reads(), 1);
-    // What a glob leaves out is not brought in.
+    // Files that the glob does not match are not fetched.
     let (staged, _) = stage(&overlay, "globbed/4*").await;
     assert_eq!((staged.files, staged.bytes, reads()), (11, 77, 12));
     fixture.fault.set_down(true);
@@ -142,7 +142,7 @@ async fn each_file_and_byte_is_counted_once() {
     assert_eq!(counts(&flush().await), (0, 0));
     write(&overlay, "a", "five!").await.unwrap();
     rename(&overlay, "b", "c").await.unwrap();
-    // The new name, and that the old one is gone.
+    // Content of `a`, the new name `c`, and the removal of `b`.
     assert_eq!(counts(&flush().await), (3, 5));
     assert_eq!(evict(&overlay, false).await.files, 2);
     assert_eq!(counts(&stage(&overlay, "a").await.0), (1, 5));
@@ -196,7 +196,7 @@ async fn staging_goes_no_faster_than_it_may_and_ends_with_who_waits_for_it() {
     assert_eq!(owner().await.as_deref(), Some("job"));
     drop(progress);
     until(minute, async || owner().await.is_none()).await;
-    // What was asked for already has come.
+    // Waits until the requests that were sent already have ended.
     let mut before = read();
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -210,7 +210,7 @@ async fn staging_goes_no_faster_than_it_may_and_ends_with_who_waits_for_it() {
     assert_eq!((staged.bytes + before, failed), (LARGE as u64, Vec::new()));
 }
 
-/// Waits until something holds, for so long at most.
+/// Waits until a condition holds, for this time at most.
 async fn until(at_most: Duration, holds: impl AsyncFn() -> bool) {
     let all = async {
         while !holds().await {
@@ -279,7 +279,7 @@ async fn each_owner_has_a_lease_of_his_own() {
     }
     summary(overlay.stage(request("b", "one"))).await;
     assert_eq!(owners(&overlay, "a").await.as_deref(), Some("one, two, three"));
-    // Two wants it for a second only, by now.
+    // The owner `two` now wants the file for one second only.
     summary(overlay.stage(StageRequest { lease_secs: Some(1), ..request("a", "two") })).await;
     until(Duration::from_secs(60), async || owners(&overlay, "a").await.as_deref() == Some("one, three")).await;
     assert_eq!(evict(&overlay, false).await.skipped, 2);
@@ -307,7 +307,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
     let overlay = fixture.open().await;
     let minute = Duration::from_secs(60);
     let slow = |owner| StageRequest { bytes_per_second: Some(1 << 20), ..request("large", owner) };
-    // Of two that have both begun, one ends.
+    // Two stages of different owners have begun, and one ends early.
     let first = overlay.stage(slow("first"));
     until(minute, async || owners(&overlay, "large").await.as_deref() == Some("first")).await;
     let second = overlay.stage(slow("second"));
@@ -316,7 +316,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
     until(minute, async || owners(&overlay, "large").await.as_deref() == Some("second")).await;
     drop(second);
     until(minute, async || owners(&overlay, "large").await.is_none()).await;
-    // Of two of one owner, whichever ends first.
+    // Two stages of one owner have begun, and either may end first.
     for first_ends in [true, false] {
         let (long, short) =
             (overlay.stage(slow("job")), overlay.stage(StageRequest { lease_secs: Some(9), ..slow("job") }));
@@ -329,7 +329,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
         drop(stays);
         until(minute, async || owners(&overlay, "large").await.is_none()).await;
     }
-    // One's own lease of what was here before has its old end again.
+    // If the later stage ends early, the owner's earlier lease has its old end again.
     let (staged, _) = summary(overlay.stage(StageRequest { lease_secs: Some(3600), ..request("large", "job") })).await;
     assert_eq!(staged.failed, 0);
     fixture.put("large", &vec![2; 32 << 20]).await;
@@ -337,7 +337,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
     until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_none()).await;
     drop(again);
     until(minute, async || listed(&overlay, "large").await.leased_until_unix.is_some()).await;
-    // What is whole stays leased though nobody waits for the rest.
+    // A resident file stays leased, although the stage ended before the rest was fetched.
     let both = overlay.stage(StageRequest { paths: vec!["a-small".into(), "large".into()], ..slow("job") });
     until(minute, async || listed(&overlay, "a-small").await.state == ContentState::Resident).await;
     drop(both);
@@ -376,7 +376,7 @@ async fn the_lease_of_a_file_that_is_removed_keeps_no_room() {
     overlay.unlink(Ino::ROOT, b"a").await.unwrap();
     assert_eq!(overlay.status().await.leased_bytes, 0);
     assert_eq!(stage(&overlay, "b").await.1, Vec::new());
-    // Removed by somebody else.
+    // Another client removes the file.
     fixture.memory.remove(&pool_path("b"), &Expected::Anything).await.unwrap();
     let (staged, failed) = stage(&overlay, "b").await;
     assert_eq!((staged.files, failed.len()), (0, 1));

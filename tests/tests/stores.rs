@@ -1,4 +1,4 @@
-//! Pools that are only read, behind real servers, through the mount.
+//! Read-only pools behind real servers, through the mount.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,11 +17,11 @@ use forebay_tests::tree::Files;
 use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Servers tell times by the second.
+/// Servers report times in whole seconds.
 const NEXT_SECOND: Duration = Duration::from_millis(1_100);
 const INCOMPLETE: i32 = 1;
 
-/// A server, and what a client of it runs on.
+/// A server, the runtime of its client, and the files that were put there.
 struct Served {
     server: StoreServer,
     runtime: Runtime,
@@ -64,7 +64,7 @@ impl Served {
         run(command.args(["doctor", "--pool", &remote.url]).args(words).envs(&remote.environment), LIMIT)
     }
 
-    /// What is below a directory is what was put there, and nothing else.
+    /// Checks that a directory shows the files that were put on the server, and nothing else.
     #[track_caller]
     fn assert_shown_at(&self, dir: &Path) {
         let shown = sh(dir, "find . -type f -printf '%P\\n' | sort", LIMIT).out;
@@ -140,7 +140,6 @@ fn index_pages_of_python_are_read_and_not_changed() {
     is_read_and_not_changed(Kind::Python);
 }
 
-/// Stores stand beside each other in one mount as other pools do.
 #[test]
 fn stores_are_directories_of_a_mixed_root() {
     let _alone = alone();
@@ -160,7 +159,7 @@ fn stores_are_directories_of_a_mixed_root() {
     run(Command::new(forebay()).arg("umount").arg(place.mnt()), LIMIT).ok();
 }
 
-/// Who knows the paths reads the files.
+/// A program that knows the paths can read the files.
 #[test]
 fn a_server_that_lists_no_names_is_read_by_paths() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! The calls that tell of BeeGFS' stripes, through the kernel: a file system in user space answers them.
+//! The ioctl calls that return BeeGFS's stripes, through the kernel: a file system in user space answers them.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -21,9 +21,9 @@ const FILE: INodeNo = INodeNo(3);
 const GET_STRIPEINFO: u32 = 0x800c_6619;
 const GETENTRYINFO_V2: u32 = 0xc798_6622;
 
-/// A directory `d` with a file `f` in it.
+/// Stands in for BeeGFS: a directory `d` with a file `f` in it.
 struct StandIn {
-    /// It knows the call that tells storage pools.
+    /// Whether it knows the call that returns storage pools.
     recent: bool,
 }
 
@@ -99,7 +99,7 @@ impl Filesystem for StandIn {
     }
 }
 
-/// A mount of the stand-in, by the type that BeeGFS' mounts have behind the dot.
+/// A mount of the stand-in, of type `fuse.beegfs`. BeeGFS mounts have the type after the dot.
 struct Mounted {
     dir: tempfile::TempDir,
     _session: BackgroundSession,

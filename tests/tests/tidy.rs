@@ -1,14 +1,14 @@
-//! What reviewers would otherwise say again and again.
+//! Checks that reviewers would otherwise repeat.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines that a source file may have: past this there is a second idea in it.
+/// The most lines that a source file may have. A longer one has a second idea in it.
 const LINES_MAX: usize = 600;
 
-/// What each crate may depend on, of ours.
+/// The crates of this workspace that each crate may depend on.
 const ARROWS: [(&str, &[&str]); 15] = [
     ("backends", &[]),
     ("ebpf", &[]),
@@ -39,7 +39,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Every file that git tracks, with its text; what is not text is left out.
+/// Returns every file that git tracks, with its text, except files that are not text.
 fn tracked() -> Vec<(String, String)> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().unwrap();
     assert!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
@@ -54,7 +54,7 @@ fn sources() -> Vec<(String, String)> {
     tracked().into_iter().filter(|(name, _)| name.ends_with(".rs")).collect()
 }
 
-/// The part of a source file that ships: what stands before its tests.
+/// Returns the part of a source file that ships: the part before its tests.
 fn shipped(text: &str) -> &str {
     let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     &text[..end]
@@ -187,8 +187,8 @@ fn every_sentence_on_security_has_a_test() {
     assert!(numbered_sentences_have_tests("SECURITY") >= 4);
 }
 
-/// Sentences of such a page of docs are numbered from 1; a test proves one by quoting its number. Returns how many there
-/// are.
+/// Checks that the sentences of a page of docs are numbered from 1, and that a test quotes the number of each. Returns
+/// how many there are.
 fn numbered_sentences_have_tests(page: &str) -> usize {
     let text = fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap();
     let mut numbers = Vec::new();

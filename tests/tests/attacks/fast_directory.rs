@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use forebay_tests::mount::{Mount, Options, Place, attempt};
 use forebay_tests::users::U1;
 
-/// Bad arguments, as the command line tells them.
+/// The exit code for bad arguments.
 const USAGE: i32 = 2;
 
 fn mode(path: &std::path::Path) -> u32 {
@@ -26,7 +26,7 @@ fn a_directory_that_another_user_prepared_is_refused_and_nothing_of_it_is_follow
     }
     chown(place.fast(), Some(U1.0), Some(U1.0)).unwrap();
     attempt(&place, &Options::default()).refused(USAGE, &["belongs to another user", "--fast", "0700"]);
-    // The directory alone was taken back: what is in it is still another user's.
+    // Root takes back the directory alone: its content still belongs to another user.
     chown(place.fast(), Some(0), Some(0)).unwrap();
     chown(place.fast().join("content"), Some(U1.0), Some(U1.0)).unwrap();
     attempt(&place, &Options::default()).refused(USAGE, &["content", "another user"]);

@@ -9,7 +9,8 @@ use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with};
 use forebay_tests::process;
 use forebay_tests::users::U1;
 
-/// Makes a set-id program of root's in the pool, and says as whom it runs for an ordinary user of the mount.
+/// Makes a set-user-id program of root in the pool. Returns the user id that it runs with if an ordinary user starts it
+/// in the mount.
 fn runs_as(options: Options) -> String {
     let mount = Mount::new(options);
     fs::copy("/usr/bin/id", mount.pool("id")).unwrap();
@@ -39,7 +40,7 @@ fn a_mount_forbids_what_the_file_system_of_its_pool_forbids() {
     }
 }
 
-/// Of each thread of a process: what `/proc` says under a name.
+/// Returns a field of `/proc/PID/task/TID/status` for each thread of a process.
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
     let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
@@ -54,10 +55,10 @@ fn capabilities(pid: u32, set: &str) -> Vec<u64> {
     of_threads(pid, set).iter().map(|hex| u64::from_str_radix(hex, 16).unwrap()).collect()
 }
 
-/// Numbers of capabilities that no process of a mount needs, from `linux/capability.h`: to kill, to become another user, to
-/// change the network, to load modules, for raw devices, to trace, to reboot, the clock, the audit.
+/// Capabilities that no process of a mount needs, by their numbers in `linux/capability.h`: CAP_KILL, CAP_SETUID,
+/// CAP_NET_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SETPCAP, CAP_SYS_BOOT, CAP_SYS_TIME, CAP_AUDIT_CONTROL.
 const NOT_NEEDED: [u32; 9] = [5, 7, 12, 16, 17, 8, 22, 25, 30];
-/// To load programs into the kernel and to see what it does.
+/// CAP_PERFMON and CAP_BPF, which the observer is loaded with.
 const OBSERVERS: [u32; 2] = [38, 39];
 
 /// SECURITY 12: "No process of a mount that root made can gain privileges, and no thread of such a process has a
@@ -65,7 +66,7 @@ const OBSERVERS: [u32; 2] = [38, 39];
 #[test]
 fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
     let mount = Mount::new(Options::default());
-    // So that all threads are there.
+    // A write and a flush start all threads.
     fs::write(mount.path("f"), "content").unwrap();
     mount.flush();
     let (supervisor, worker) = (mount.state().supervisor.pid, mount.worker().pid);
@@ -87,7 +88,7 @@ fn every_thread_of_a_mount_has_given_up_what_it_does_not_need() {
         assert!(begun.elapsed() < Duration::from_secs(20), "a thread keeps what the observer is loaded with");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // The next worker serves with as little.
+    // The next worker has the seccomp filter, too.
     let old = mount.worker();
     mount.kill_worker();
     mount.wait_for_other_worker(old);
@@ -130,7 +131,7 @@ fn names_of_trusted_attributes_are_for_root_alone() {
 fn a_runtime_directory_that_another_user_took_is_refused() {
     let place = Place::new();
     place.let_users_mount();
-    // A user whom no other test mounts as.
+    // No other test mounts as this user.
     let user = 4077;
     place.give_to(user);
     let taken = Path::new("/tmp").join(format!("forebay-{user}"));

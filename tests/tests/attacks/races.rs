@@ -1,4 +1,4 @@
-//! What is swapped in the pool between the making of an object and its gift to the user who asked for it.
+//! Objects that an attacker swaps in the pool after the flush has made an object and before it has changed its owner.
 
 use std::ffi::CString;
 use std::fs::{self, Permissions};
@@ -11,17 +11,17 @@ use std::thread;
 use forebay_tests::mount::{Mount, Options};
 use forebay_tests::users::{U1, U2};
 
-/// An attacker won after some 60 to 110, where the daemon did not look at what it gave away.
+/// Without the daemon's check of the object that it gives away, the attacker won after some 60 to 110 tries.
 const TRIES: usize = 300;
 
 fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
-/// Makes this thread the attacker's, and no other one.
+/// Changes the user of this thread, and of no other one, to the attacker.
 fn become_u1() {
     let (none, keep) = (std::ptr::null::<libc::gid_t>(), libc::gid_t::MAX);
-    // SAFETY: plain system calls, past the C library, which would do it to all threads.
+    // SAFETY: plain system calls; the functions of the C library would change all threads.
     unsafe {
         assert_eq!(libc::syscall(libc::SYS_setgroups, 0, none), 0);
         assert_eq!(libc::syscall(libc::SYS_setresgid, U1.0, U1.0, keep), 0);
@@ -29,7 +29,7 @@ fn become_u1() {
     }
 }
 
-/// Puts `victim` at `name` as soon as there is something, and says whether it did.
+/// Renames `victim` to `name` as soon as `name` exists. Returns whether it did.
 fn swap_when_made(name: &Path, victim: &Path, stop: &AtomicBool) -> bool {
     let (name, victim) = (c(name), c(victim));
     while !stop.load(Ordering::Relaxed) {
@@ -41,8 +41,8 @@ fn swap_when_made(name: &Path, victim: &Path, stop: &AtomicBool) -> bool {
     false
 }
 
-/// A directory or a fifo is made in the pool as root's and then given to the user who made it in the mount. Whoever swaps
-/// it in between for another user's must not get that.
+/// The flush makes a directory or a fifo in the pool as root, and then gives it to the user who made it in the mount. A
+/// user who swaps it for another user's object in between must not get that object.
 ///
 /// SECURITY 7: "never another object that was moved to its name"
 #[test]
@@ -71,7 +71,7 @@ fn what_takes_the_place_of_a_new_object_is_not_given_away() {
                 become_u1();
                 swapped.fetch_add(usize::from(swap_when_made(&new, &victim, &stop)), Ordering::Relaxed);
             });
-            // Whatever it says of names that another client took.
+            // It may fail for names that the attacker took.
             let _ = mount.forebay(["flush", "--wait"], &[&mount.path("shared")]);
             stop.store(true, Ordering::Relaxed);
         });

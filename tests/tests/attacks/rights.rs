@@ -17,8 +17,8 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// What is new in a file is read by nobody who may not read the new file: neither where it was replaced, nor where it was
-/// changed in place, nor where its directory was closed.
+/// A user to whom the new mode gives no access does not read the new content, whether the file was replaced or changed
+/// in place.
 ///
 /// SECURITY 5: "an open fails for each user to whom the new mode gives no access"
 #[test]
@@ -26,7 +26,8 @@ fn new_content_is_not_read_with_old_rights() {
     const ROUNDS: u32 = 6;
     let mount = Mount::new(Options::default());
     let names: Vec<String> = (0..ROUNDS).map(|round| format!("f{round}")).collect();
-    // All before the first look at their directory: a name that is made after it may be seen later.
+    // All names are made before the first lookup in their directory: the mount may show a later name only after a
+    // delay.
     for name in &names {
         fs::write(mount.pool(name), "public").unwrap();
         chown(mount.pool(name), Some(U2.0), Some(U2.0)).unwrap();
@@ -55,8 +56,6 @@ fn new_content_is_not_read_with_old_rights() {
     }
 }
 
-/// A change of content by a user takes set-id bits, whichever call makes it.
-///
 /// SECURITY 6: "the file loses its set-id bits, whichever call makes the change"
 #[test]
 fn set_id_bits_go_with_every_change_of_content() {
@@ -85,7 +84,7 @@ fn set_id_bits_go_with_every_change_of_content() {
     }
 }
 
-/// As on every file system, a change of the owner takes set-id bits from all but directories.
+/// As on every file system, a change of the owner clears the set-id bits, except on directories.
 #[test]
 fn set_id_bits_of_special_files_go_with_a_change_of_the_owner() {
     let mount = Mount::new(Options::default());
@@ -95,7 +94,7 @@ fn set_id_bits_of_special_files_go_with_a_change_of_the_owner() {
     assert_eq!(mode(&mount.path("fifo")), 0o555);
 }
 
-/// A writer that had the file open before it got the bits, and writes past the daemon.
+/// A writer opened the file before it got the bits, and writes by passthrough.
 ///
 /// SECURITY 16: "If a file gets set-id bits while a program has it open for writing, the file loses them when the
 /// program writes"

@@ -1,4 +1,4 @@
-//! Resources of the daemon that one user takes from all others.
+//! Limits on the daemon's resources that one user can take.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::users::{U1, U2};
 
-/// How long a file that is due may take to the pool.
+/// The longest that the flush of a due file may take.
 const ARRIVAL: Duration = Duration::from_secs(40);
 
 fn shared(policy: &str) -> Mount {
@@ -42,12 +42,11 @@ fn files_of_a_manual_rule_do_not_stop_the_flush_of_others() {
     U2.sh(&mount.path("shared"), "echo due >due").ok();
     await_in_pool(&mount, "shared/due", b"due\n");
     assert!(!mount.pool("shared/mine/1.tmp").exists());
-    // A name that another rule holds for is flushed by that.
+    // After a rename, the rule for the new name decides when the file is flushed.
     U1.sh(&mount.path("shared/mine"), "mv 1.tmp 1").ok();
     await_in_pool(&mount, "shared/mine/1", b"");
 }
 
-///
 /// SECURITY 9: "do not stop the flush of other users' files"
 #[test]
 fn a_directory_that_cannot_be_flushed_into_stops_nothing_else() {
@@ -77,20 +76,21 @@ fn one_user_does_not_fill_the_fast_pool_for_another() {
     assert!(full.code != Some(0) && full.err.contains("quota"), "{full}");
     let taken = fs::metadata(mount.path("big")).unwrap().len();
     assert!((100 << 20..=192_000_000).contains(&taken), "{taken}");
-    // Also not in parts, nor in the place of what was there.
+    // Smaller files and `fallocate` do not get past the quota, either.
     let more = U1
         .sh(&mount.path(""), "for n in $(seq 8); do head -c 20000000 /dev/zero >more$n; done; fallocate -l 50M space");
     assert!(more.err.contains("quota"), "{more}");
     let wanted = "head -c 20000000 /dev/zero >mine && sync mine";
     U2.sh(&mount.path(""), wanted).ok();
     assert!(mount.log().contains(&format!("bytes of user {}", U1.0)), "{}", mount.log());
-    // What is removed, or flushed, is hers again.
+    // The space of removed and of flushed files is free for the user again.
     U1.sh(&mount.path(""), "rm big && head -c 20000000 /dev/zero >again").ok();
     mount.flush();
     U1.sh(&mount.path(""), "rm -f again more*; head -c 150000000 /dev/zero >big").ok();
 }
 
-/// What a user's program holds open: it says how many files it got and why not more, and lets go when its input ends.
+/// A program that opens files, prints how many it opened and the errno of the first failure, and closes them when its
+/// input ends.
 const HOLD: &str = "
 import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -105,7 +105,8 @@ print(len(held), why, flush=True)
 sys.stdin.read()
 ";
 
-/// Opens files as a user in a directory until it has `wanted` or gets no more; how many it has, and the errno.
+/// Opens files in a directory as a user, until `wanted` files are open or an open fails. Returns the process, the
+/// number of open files and the errno.
 fn hold(user: forebay_tests::users::User, dir: &Path, wanted: u32) -> (std::process::Child, u32, i32) {
     let mut command = user.command("python3", dir);
     command.args(["-c", HOLD, &wanted.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -135,7 +136,7 @@ fn one_user_does_not_take_all_descriptors() {
     let (second, others, errno) = hold(U2, &mount.path("b"), 60);
     assert_eq!((others, errno), (60, 0));
     assert_eq!(mount.status().open_files, 384 + 60);
-    // What was let go may be opened again.
+    // After the close, the user may open files again.
     let_go(first);
     let (first, held, _) = hold(U1, &mount.path("a"), 200);
     assert_eq!(held, 200);
@@ -144,7 +145,8 @@ fn one_user_does_not_take_all_descriptors() {
     mount.flush();
 }
 
-/// A program needs some hundred files at least, and where it cannot have them that is told when it is mounted.
+/// A program needs at least about a hundred files. If the daemon has too few descriptors for that, the mount logs the
+/// limit of a user.
 #[test]
 fn few_descriptors_are_for_programs_first_and_their_cost_is_told() {
     let mount = Mount::new(Options { descriptors: Some(256), ..Options::default() });
@@ -162,7 +164,7 @@ fn few_descriptors_are_for_programs_first_and_their_cost_is_told() {
 #[test]
 fn extended_attributes_of_one_file_take_no_more_than_their_bound() {
     let place = Place::new();
-    // It takes any number of values of 64 KiB.
+    // XFS takes any number of values of 64 KiB.
     place.small_disk("pool", "xfs", 300);
     let mount = Mount::on(place, Options::default());
     fs::set_permissions(mount.path(""), fs::Permissions::from_mode(0o777)).unwrap();
@@ -173,7 +175,7 @@ fn extended_attributes_of_one_file_take_no_more_than_their_bound() {
     let refused = U1.sh(&mount.path(""), &set(2..3, "mine"));
     assert!(refused.code != Some(0) && refused.err.contains("No space left"), "{refused}");
     mount.flush();
-    // What the pool has of hers.
+    // The user sets more attributes in the pool itself.
     U1.sh(&mount.place.pool(), &format!("touch large && {}", set(0..20, "large"))).ok();
     let before = mount.rss_bytes();
     let refused = U1.sh(&mount.path(""), "cat large && getfattr -d large");

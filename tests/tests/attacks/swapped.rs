@@ -9,8 +9,8 @@ use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::users::{U1, U2, User};
 
-/// A mount whose policy flushes nothing by itself, with a directory that both users may write, not sticky; and that
-/// directory in the pool.
+/// A mount with manual flushes, and the path in the pool of its directory `shared`: both users may write to the
+/// directory, and it is not sticky.
 struct Shared {
     mount: Mount,
     pool: PathBuf,
@@ -18,7 +18,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Over a directory, and over an NFS server whose export the users reach as well.
+    /// Returns one over a directory, and one over an NFS server whose export the users reach as well.
     fn each() -> [Self; 2] {
         let server = NfsServer::start(Path::new("/var/tmp"), Squash::None);
         let export = server.export();
@@ -46,7 +46,8 @@ fn mode_and_group(path: &Path) -> (u32, u32) {
     (meta.mode() & 0o7777, meta.gid())
 }
 
-/// What a user gave to her own file or directory is not given to another user's that she puts in its place in the pool.
+/// A user changes attributes of her own file and directory, and then moves another user's objects to their names in the
+/// pool. The flush does not change those objects.
 ///
 /// SECURITY 7: "never another object that was moved to its name"
 #[test]
@@ -67,12 +68,12 @@ fn attributes_are_kept(shared: &Shared) {
     give(&pool.join("private"), U2, 0o700);
 
     U1.sh(&mnt, "chmod 604 f; touch -d 2001-01-01 f").ok();
-    // Where the pool has them.
+    // Not every pool has extended attributes and ACLs.
     let _ = U1.sh(&mnt, "setfattr -n user.a -v b f; setfacl -m u:4001:rw f");
     U1.sh(&mnt, "chmod 757 d").ok();
     let before = fs::metadata(pool.join("secret")).unwrap().mtime();
     U1.sh(pool, "mv f f.old; mv secret f; mv d d.old; mv private d").ok();
-    // Whatever it says of names that moved: what counts is what the pool has afterwards.
+    // It may fail for names that moved: only the state of the pool afterwards counts.
     let _ = mount.forebay(["flush", "--wait"], &[&mnt]);
 
     assert_eq!(mode_and_group(&pool.join("f")), (0o600, U2.0), "the other user's file");
@@ -82,8 +83,8 @@ fn attributes_are_kept(shared: &Shared) {
     assert!(!attributes.contains("user.a") && !attributes.contains("posix_acl"), "its attributes: {attributes}");
 }
 
-/// A directory that is swapped for a closed one of another user is neither read nor written by what was cached of the
-/// first one's rights.
+/// A user replaces a directory of mode 0777 in the pool with another user's directory of mode 0700. The cached rights
+/// of the first one permit neither reads nor writes in the second one.
 ///
 /// SECURITY 8: "is read and written by its own permissions only"
 #[test]
