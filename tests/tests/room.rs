@@ -44,6 +44,34 @@ async fn space_that_is_asked_for_in_vain_evicts_nothing() {
     assert!(!is_resident(&overlay).await);
 }
 
+/// The victim of one of them is not free yet when the others compute how much room there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn several_that_need_the_room_of_one_file_at_once_all_get_room() {
+    const SMALL: [&str; 3] = ["x", "y", "z"];
+    let fixture = Fixture::new();
+    fixture.put("large", &vec![1; 3 << 20]).await;
+    for name in SMALL {
+        fixture.put(name, &vec![2; 1 << 20]).await;
+    }
+    let overlay = std::sync::Arc::new(fixture.limited(4 << 20).await);
+    for round in 0..100 {
+        read(&overlay, "large").await.unwrap();
+        let opens = SMALL.map(|name| {
+            let overlay = overlay.clone();
+            tokio::spawn(async move {
+                let ino = find(&overlay, name).await;
+                (name, ino, overlay.open_file(ino, RDONLY).await.unwrap().resident.is_some())
+            })
+        });
+        // What is open is not evicted.
+        for open in futures::future::join_all(opens).await {
+            let (name, ino, is_resident) = open.unwrap();
+            assert!(is_resident, "round {round}: {name} got no room");
+            overlay.release(ino, RDONLY);
+        }
+    }
+}
+
 /// SEMANTICS 45: "`df` shows the free space of the pool, less the bytes that are not flushed yet."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_flushed_is_taken_from_the_room_in_the_pool() {

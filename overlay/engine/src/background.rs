@@ -201,7 +201,12 @@ impl Inner {
         self.catalog.contents_as_of(begun, |id, record| {
             sum += record.bytes;
             match self.catalog.inode(record.ino)? {
-                Some(inode) if !inode.file.is_dirty() => self.evictor.lock().insert(record.ino.0, record.bytes),
+                Some(inode) if !inode.file.is_dirty() => {
+                    // The record may have changed since the start.
+                    if let Some(now) = self.catalog.content(id)? {
+                        self.evictor.lock().insert(record.ino.0, now.bytes);
+                    }
+                }
                 Some(_) => self.recount(record.ino, id)?,
                 None => {}
             }

@@ -358,7 +358,8 @@ impl Run {
         let (done, failures) = self.machine.run(async { summary(overlay.evict(request)).await });
         // A removed file that is open for writing, or too large for the fast pool, keeps its name in the pool until it
         // is closed.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
+        let waits =
+            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("evict {path}: {:?} {failures:?}", done.message));
         }
@@ -376,7 +377,8 @@ impl Run {
         self.history.ahead |= !wait || !all || done.failed > 0;
         // A removed file that is open for writing, or too large for the fast pool, keeps its name in the pool until it
         // is closed.
-        let waits = !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
+        let waits =
+            !self.handles.is_empty() && failures.iter().all(|(_, why)| why.contains("removed when it is closed"));
         if done.failed > 0 && !self.trouble && !waits {
             return Err(format!("flush {path:?}: {:?} {failures:?}", done.message));
         }

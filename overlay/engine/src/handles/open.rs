@@ -373,6 +373,12 @@ impl Inner {
                 self.end_bypass(node.ino, &mut state);
                 return Ok(());
             }
+            let content = self.content(node.ino, &mut state)?;
+            let held = !state.bypass.is_none() && is_held(&content.file);
+            if !held && !self.end_bypass(node.ino, &mut state) {
+                // It is still immutable, and is settled once it is not.
+                return Ok(());
+            }
             state.generation += 1;
             state.quiescence.closed_at = Some(Instant::now());
             if std::mem::take(&mut state.quiescence.postponed) {
@@ -380,13 +386,8 @@ impl Inner {
             }
             // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
             state.kernel.pages_stale = true;
-            let content = self.content(node.ino, &mut state)?;
             let meta = content.file.metadata().map_err(super::failed)?;
             let occupied = meta.blocks() * 512;
-            let held = !state.bypass.is_none() && is_held(&content.file);
-            if !held {
-                self.end_bypass(node.ino, &mut state);
-            }
             if std::mem::take(&mut state.emptied) {
                 self.catalog.sync_first(content.clone());
             }

@@ -76,7 +76,7 @@ impl Drop for Asked<'_> {
 }
 
 impl Inner {
-    /// Reserves space, and evicts content if there is too little. Evicts nothing if that would not suffice.
+    /// Reserves space, and evicts content if there is too little. Evicts nothing if all clean content would not suffice.
     ///
     /// # Errors
     /// `NoSpace` with the numbers.
@@ -95,12 +95,11 @@ impl Inner {
         }
         let inner = self.clone();
         super::super::blocking(move || {
-            let _asked = Asked::begin(&inner.making_room, bytes);
             for _ in 0..2 {
-                if bytes > inner.room_after_eviction() {
-                    break;
+                if bytes <= inner.room_after_eviction() {
+                    let _asked = Asked::begin(&inner.making_room, bytes);
+                    inner.make_room(bytes)?;
                 }
-                inner.make_room(bytes)?;
                 inner.trash.drain();
                 if let Some(reservation) = inner.store.budget.reserve(bytes)
                     && inner.store.free_bytes() >= bytes
@@ -126,8 +125,10 @@ impl Inner {
         .await
     }
 
-    /// Returns the most bytes that could be reserved if all clean content were evicted.
+    /// Returns the most bytes that could be reserved if all clean content were evicted. Blocks.
     fn room_after_eviction(&self) -> u64 {
+        // A victim that is being evicted is neither in the order of eviction nor pending.
+        let _turn = self.making_room.turn.lock();
         let evictable = self.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());
         let budget = &self.store.budget;
         let stays = budget.used().saturating_add(budget.reserved()).saturating_sub(evictable);

@@ -185,14 +185,16 @@ impl Inner {
         Ok(())
     }
 
-    /// Notes that no program can write the content of a file without the daemon any more.
-    pub(crate) fn end_bypass(&self, ino: Ino, state: &mut NodeState) {
+    /// Notes that no program can write the content of a file without the daemon any more. Returns `false` if the content
+    /// file is still immutable, because the flag could not be cleared.
+    pub(crate) fn end_bypass(&self, ino: Ino, state: &mut NodeState) -> bool {
         let content = state.content.clone();
         // A content file that is opened or removed loses the flag, too.
         let ended = state.bypass.end(|on| content.as_ref().map_or(!on, |content| set_immutable(content, on)));
         if ended {
             self.writing.lock().remove(&ino);
         }
+        ended
     }
 
     /// Promises room in the share of a file's owner, if the owner has a share. Waits as long as the flush makes room.

@@ -115,11 +115,12 @@ impl Inner {
         }
     }
 
-    /// Whether a program may write a file just now: then it may still differ after a flush, which is no failure.
+    /// Whether a program may write a file just now, or holds the content that was uploaded: then it may still differ
+    /// after a flush, which is no failure.
     pub(super) fn may_be_written(&self, ino: Ino) -> bool {
         self.table.peek(ino).is_some_and(|node| {
             let state = node.state.lock();
-            state.record.file.is_dirty() && (state.may_be_written())
+            state.record.file.is_dirty() && (state.may_be_written() || state.is_uploaded())
         })
     }
 }
