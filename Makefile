@@ -109,7 +109,7 @@ compare-programs: $(TOOLS)/$(BPF_LINKER)
 # What is run again and again while code is written: without a mount or a server.
 check: lint
 	@timeout 3600 $(CARGO) test --release --workspace --lib --bins --test engine --test own_names --test unanswered \
-		--test memory --test decorators --test tidy
+		--test memory --test decorators --test tidy --test packaged
 
 bench: build
 	@packaging/deps test
