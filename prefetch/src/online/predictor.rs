@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(Why::Association { times: 22 }.to_string(), "was opened after it 22 times");
         assert_eq!(Why::Epoch { places: 2 }.to_string(), "the 2nd after it in the order of the epoch before");
         let siblings = Why::Siblings { opened: 20, of: 100 }.to_string();
-        assert_eq!(siblings, "its reader goes through the directory: 20 of 100 so far");
+        assert_eq!(siblings, "its reader reads the directory: 20 of 100 files so far");
     }
 
     #[test]
