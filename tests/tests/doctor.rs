@@ -75,7 +75,7 @@ fn a_directory_passes_and_is_left_as_it_was() {
     let place = Place::new();
     let url = place.pool().to_str().unwrap().to_owned();
     let answer = passes_and_is_left_as_it_was(&url, &BTreeMap::new(), &place.pool());
-    assert_eq!(steps(&answer, "attached")[0]["capabilities"]["hard_links"], true);
+    assert_eq!(steps(&answer, "attached")[0]["capabilities"]["objects"]["hard_links"], true);
     let shown = on_dir(&place.pool(), &[]).ok();
     for words in ["hard links", "ok       hard_links_name_one_file", " passed, 0 failed, 0 not applicable"] {
         assert!(shown.out.contains(words), "it does not say {words}: {shown}");
