@@ -81,12 +81,6 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        let limit = self.store.budget.limit();
-        if bytes > limit {
-            let why =
-                format!("{bytes} bytes never fit into the fast pool, whose limit is {limit}: give a larger --limit");
-            return Err(Error::new(ErrorKind::NoSpace, Side::Cache, why));
-        }
         self.advisor().fast_pool_grew();
         if let Some(reservation) = self.store.budget.reserve(bytes)
             && (bytes == 0 || self.store.free_bytes() >= bytes)
