@@ -12,6 +12,9 @@ mod rights;
 #[path = "../../tests/src/servers/nfs.rs"]
 #[allow(dead_code, reason = "some calls are for benches alone")]
 mod server;
+#[path = "../../tests/src/servers/started.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod started;
 #[path = "nfs/third_parties.rs"]
 mod third_parties;
 #[path = "nfs/unreliable.rs"]

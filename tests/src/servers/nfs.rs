@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use super::started::free_port;
 
 const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -103,7 +105,7 @@ impl NfsServer {
         let mut server = Self { dir, export, squash, nfs_port: 0, mount_port: 0, ganesha: None };
         let mut failure = String::new();
         for _ in 0..START_ATTEMPTS {
-            (server.nfs_port, server.mount_port) = free_ports();
+            (server.nfs_port, server.mount_port) = (free_port(), free_port());
             match server.launch() {
                 Ok(()) => return server,
                 Err(why) => failure = why,
@@ -289,17 +291,6 @@ fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
         sleep(Duration::from_millis(20));
     }
     true
-}
-
-/// Returns two ports on which nothing listens now.
-fn free_ports() -> (u16, u16) {
-    let free = || {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind a port");
-        let port = listener.local_addr().expect("it is bound").port();
-        (listener, port)
-    };
-    let ((_nfs, nfs_port), (_mount, mount_port)) = (free(), free());
-    (nfs_port, mount_port)
 }
 
 fn is_installed(program: &str) -> bool {
