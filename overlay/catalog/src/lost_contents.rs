@@ -139,6 +139,15 @@ impl Catalog {
     }
 }
 
+impl Catalog {
+    /// Forgets a loss after the content was emptied. A loss that was recorded since `was` is kept.
+    pub fn forget_lost(&self, id: ContentId, was: &Lost) -> Result<()> {
+        let mut batch = self.batch();
+        batch.forget_lost(id, was);
+        self.write(batch)
+    }
+}
+
 impl Batch<'_> {
     /// Forgets a loss after the content was given up. A loss that was recorded since `was` is kept.
     pub fn forget_lost(&mut self, id: ContentId, was: &Lost) {

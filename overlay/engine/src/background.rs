@@ -155,22 +155,18 @@ impl Inner {
     /// Saves the byte counts of files that were written and closed.
     pub(super) fn save_counts(&self) -> Result<()> {
         let inos: Vec<Ino> = self.uncounted.lock().drain().collect();
-        for some in inos.chunks(COUNTS) {
+        let saved = inos.chunks(COUNTS).try_for_each(|some| {
             let mut txn = Txn::begin(self);
             for ino in some {
-                let state = match self.table.peek(*ino) {
-                    Some(_) => txn.state(*ino)?,
-                    None => continue,
-                };
-                let unsaved = state.count_unsaved && !state.is_deleted();
-                if let (true, Some(id)) = (unsaved, state.record.file.content()) {
-                    // If the file is open again, it is counted again.
-                    state.count_unsaved = state.opens.any();
-                    let residency = self.residency(state)?.clone();
-                    txn.batch.put_content(id, &residency);
+                if self.table.peek(*ino).is_some() {
+                    txn.save_count(*ino)?;
                 }
             }
-            txn.commit()?;
+            txn.commit()
+        });
+        if saved.is_err() {
+            self.uncounted.lock().extend(inos);
+            return saved;
         }
         for ino in inos {
             self.table.drop_idle(ino);
@@ -204,7 +200,7 @@ impl Inner {
                 Some(inode) if !inode.file.is_dirty() => {
                     // The record may have changed since the start.
                     if let Some(now) = self.catalog.content(id)? {
-                        self.evictor.lock().insert(record.ino.0, now.bytes);
+                        self.evictor.insert(record.ino.0, now.bytes);
                     }
                 }
                 Some(_) => self.recount(record.ino, id)?,
@@ -233,7 +229,7 @@ impl Inner {
         }
         let Ok(meta) = self.store.stat(id) else { return Ok(()) };
         self.count(&mut state, meta.blocks() * 512)?;
-        self.save_count(&mut state)
+        self.save_count(ino, &mut state)
     }
 
     /// Removes content files that no record names, except those that were created since the start.

@@ -130,7 +130,6 @@ impl Inner {
         // Programs may have read it meanwhile.
         state.kernel.pages_stale = true;
         txn.give_up(ino)?;
-        self.evictor.lock().remove(ino.0);
         txn.commit()?;
         self.advisor().evicted(ino);
         // The kernel holds the content file by its passthrough registration, and with it the space.

@@ -23,6 +23,7 @@ use tokio::sync::watch;
 
 use super::coherence::{Age, OWN_CHANGES};
 use super::{Inner, Ino, Txn};
+use crate::inode_change::InodeChange;
 use crate::node::{Flight, Node, NodeState};
 pub(crate) use bandwidth_estimator::Pace;
 pub(crate) use demand_priority::DemandPriority;
@@ -263,11 +264,7 @@ impl Inner {
             });
         }
         record.file = record.file.begin_fetch(id)?;
-        let residency = ContentRecord::empty(node.ino, self.catalog.epoch());
-        txn.batch.put_content(id, &residency);
-        let state = txn.state(node.ino)?;
-        state.residency = Some(residency);
-        state.content = Some(content.clone());
+        txn.put_content(node.ino, content.clone(), ContentRecord::empty(node.ino, self.catalog.epoch()))?;
         txn.commit()?;
         self.keep_open(node.ino);
         Ok(Some((content, id)))
@@ -292,26 +289,18 @@ impl Inner {
             return Err(changed(path));
         }
         let size = state.record.size;
-        let residency = self.residency(&mut state)?;
-        let before = residency.bytes;
-        residency.landed(chunk.index as u32, chunk.range.clone(), checksum);
-        residency.epoch = epoch;
-        residency.bytes = occupied;
-        let whole = residency.extents().contains(0..size);
-        self.store.budget.account(before, occupied);
-        let mut batch = self.catalog.batch();
-        batch.put_chunk(id, residency, chunk.index as u32);
-        if whole {
-            residency.completed();
-            state.record.file = state.record.file.complete()?;
-            crate::handles::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
-            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
+        let (atime, mtime) = (state.record.atime, state.record.mtime);
+        let before = self.residency(&mut state)?.bytes;
+        let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
+        let residency = change.add_chunk(id, chunk.index as u32, chunk.range.clone(), checksum, (epoch, occupied))?;
+        if residency.extents().contains(0..size) {
+            crate::handles::set_mtime(&content.file, atime, mtime)?;
+            change.complete()?;
         }
-        self.catalog.write(batch)?;
-        drop(state);
+        change.commit()?;
+        self.store.budget.account(before, occupied);
+        self.evictor.insert(node.ino.0, occupied);
         self.fetched_epoch.store(epoch, Ordering::Relaxed);
-        let mut evictor = self.evictor.lock();
-        evictor.insert(node.ino.0, occupied);
         Ok(())
     }
 
@@ -322,13 +311,11 @@ impl Inner {
         let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
         let mut state = node.state.lock();
         if state.record.file.is_partial() && state.record.size == 0 {
-            state.record.file = state.record.file.complete()?;
             crate::handles::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
-            let mut batch = self.catalog.batch();
-            batch.put_inode(node.ino, &state.record, state.indexed_dirty);
-            self.catalog.write(batch)?;
-            drop(state);
-            self.evictor.lock().insert(node.ino.0, 0);
+            let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
+            change.complete()?;
+            change.commit()?;
+            self.evictor.insert(node.ino.0, 0);
         }
         Ok(())
     }
@@ -369,16 +356,7 @@ impl Inner {
 
     /// Returns which ranges of a content file are valid; read from the catalog when first needed.
     pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
-        if state.residency.is_none() {
-            let id = state.record.file.content();
-            let size = state.record.size;
-            let partial = state.record.file.is_partial();
-            let read = |id| if partial { self.catalog.partial_content(id, size) } else { self.catalog.content(id) };
-            state.residency = id.map(read).transpose()?.flatten();
-        }
-        state.residency.as_mut().ok_or_else(|| {
-            Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")
-        })
+        state.residency(&self.catalog)
     }
 
     /// Returns the bytes that the budget counts for an inode's content. They are given back when the content goes.
@@ -399,13 +377,13 @@ impl Inner {
     }
 
     /// Saves the count in the catalog, before the inode may leave memory.
-    pub fn save_count(&self, state: &mut NodeState) -> Result<()> {
-        let (true, Some(id)) = (state.count_unsaved, state.record.file.content()) else { return Ok(()) };
-        let mut batch = self.catalog.batch();
-        batch.put_content(id, self.residency(state)?);
-        self.catalog.write(batch)?;
-        state.count_unsaved = false;
-        Ok(())
+    pub fn save_count(&self, ino: Ino, state: &mut NodeState) -> Result<()> {
+        if !state.count_unsaved {
+            return Ok(());
+        }
+        let mut change = InodeChange::begin(&self.catalog, ino, state);
+        change.save_count()?;
+        change.commit()
     }
 
     /// Returns the content file of an inode, and opens it if needed.

@@ -10,6 +10,7 @@ use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_cache::{CHUNK_BYTES, ContentId};
 use forebay_catalog::InodeRecord;
 
+use super::space::eviction::ChosenBy;
 use super::{Inner, Ino, Overlay};
 
 impl Overlay {
@@ -151,9 +152,8 @@ impl Inner {
         report.problems.push(format!("{}: {problem}", self.display(ino)));
         if repair
             && !record.file.is_dirty()
-            && let Ok(Ok(_)) = self.evict_inode(ino)
+            && let Ok(Ok(_)) = self.evict_inode(ino, ChosenBy::Request)
         {
-            self.evictor.lock().remove(ino.0);
             report.repaired += 1;
         }
         Ok(())

@@ -283,7 +283,7 @@ impl Inner {
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         self.count(&mut state, occupied)?;
         // The count of an open file is saved at the last close.
-        if state.opens.any() { Ok(()) } else { self.save_count(&mut state) }
+        if state.opens.any() { Ok(()) } else { self.save_count(node.ino, &mut state) }
     }
 
     /// Reserves the space that a write may need: none if it only overwrites bytes of a file without holes.

@@ -33,6 +33,7 @@ mod durability_epochs;
 mod fetch;
 mod fsck;
 mod handles;
+mod inode_change;
 mod layout;
 mod namespace;
 mod node;

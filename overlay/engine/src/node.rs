@@ -14,9 +14,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::{Result, Version};
+use forebay_backends::{Error, ErrorKind, Result, Side, Version};
 use forebay_cache::{Content, Stamp};
-use forebay_catalog::{ContentRecord, InodeRecord, Leases};
+use forebay_catalog::{Catalog, ContentRecord, InodeRecord, Leases};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -208,6 +208,19 @@ impl NodeState {
             }
             _ => false,
         }
+    }
+
+    /// Returns which ranges of the content file are valid; read from the catalog when first needed.
+    pub fn residency(&mut self, catalog: &Catalog) -> Result<&mut ContentRecord> {
+        if self.residency.is_none() {
+            let id = self.record.file.content();
+            let (size, partial) = (self.record.size, self.record.file.is_partial());
+            let read = |id| if partial { catalog.partial_content(id, size) } else { catalog.content(id) };
+            self.residency = id.map(read).transpose()?.flatten();
+        }
+        self.residency.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, "a content file has no record: run `forebay fsck --repair`")
+        })
     }
 
     /// Returns whether a program may write the content: it has the file open for writing, or mapped.

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::coherence::Age;
 use super::namespace::{Arrivals, Ask};
-use super::space::eviction::Kept;
+use super::space::eviction::{ChosenBy, Kept};
 use super::writeback::Plan;
 use super::{Inner, Ino, Overlay};
 use crate::Means;
@@ -334,11 +334,8 @@ impl Overlay {
                     None => Ok(inner.listed(ino)?.resident_bytes),
                 }
             } else {
-                inner.evict_inode(ino)?
+                inner.evict_inode(ino, ChosenBy::Request)?
             };
-            if !request.dry_run && given_up.is_ok() {
-                inner.evictor.lock().remove(ino.0);
-            }
             match given_up {
                 Ok(bytes) => reporter.advanced(bytes),
                 Err(Kept::Absent) => {}

@@ -130,7 +130,7 @@ impl Inner {
         let leased_bytes = self.leased_bytes().unwrap_or_default();
         let mountpoint = self.mountpoint.lock().clone();
         let conflicts = self.conflicts.lock().clone();
-        let resident_files = self.evictor.lock().len() as u64;
+        let resident_files = self.evictor.evictable().files;
         let budget = &self.store.budget;
         Status {
             version: env!("CARGO_PKG_VERSION").into(),

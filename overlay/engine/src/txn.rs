@@ -3,15 +3,17 @@
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{FileKind, Result, Stat};
-use forebay_cache::ContentId;
-use forebay_catalog::{Batch, InodeRecord, Leases, Link, NameRecord, Sent};
+use forebay_cache::{Content, ContentId};
+use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, Sent};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
 use crate::node::{Attachment, Node, NodeState};
+use crate::space::order::EvictionOrder;
 
 /// How many unanswered requests the record of one name remembers; older ones are forgotten.
 const SENT_REMEMBERED: usize = 16;
@@ -24,6 +26,44 @@ struct Edit {
     record: InodeRecord,
     /// The commit deletes the record.
     gone: bool,
+    pending: Pending,
+}
+
+/// What the commit changes in an inode's state beside its record. Until the batch is written, the state keeps what it
+/// has: a write fails when the device is full.
+#[derive(Default)]
+struct Pending {
+    /// The content file and the record of its valid bytes; `None` inside: it has none any more.
+    content: Option<Option<(Arc<Content>, ContentRecord)>>,
+    /// The record of the valid bytes of the content file that it has.
+    residency: Option<ContentRecord>,
+    /// The batch has the byte count of the content.
+    count_saved: bool,
+    /// The bytes that can be evicted, or that there are none any more.
+    evictable: Option<Option<u64>>,
+}
+
+impl Pending {
+    fn drop_content(&mut self) {
+        (self.content, self.residency) = (Some(None), None);
+        self.count_saved = true;
+        self.evictable = Some(None);
+    }
+
+    fn apply(self, ino: Ino, state: &mut NodeState, order: &EvictionOrder) {
+        if let Some(content) = self.content {
+            (state.content, state.residency) = content.unzip();
+        }
+        if let Some(residency) = self.residency {
+            state.residency = Some(residency);
+        }
+        state.count_unsaved &= !self.count_saved;
+        match self.evictable {
+            Some(Some(bytes)) => order.insert(ino.0, bytes),
+            Some(None) => order.remove(ino.0),
+            None => {}
+        }
+    }
 }
 
 impl Edit {
@@ -77,7 +117,7 @@ impl<'a> Txn<'a> {
                 let node = self.inner.node(ino)?;
                 let guard = Mutex::lock_arc(&node.state);
                 let record = guard.record.clone();
-                Ok(slot.insert(Edit { guard, node, record, gone: false }))
+                Ok(slot.insert(Edit { guard, node, record, gone: false, pending: Pending::default() }))
             }
         }
     }
@@ -266,12 +306,10 @@ impl<'a> Txn<'a> {
             edit.record.dirty = Default::default();
             edit.record.dirty_xattrs.clear();
         }
-        edit.guard.content = None;
-        edit.guard.residency = None;
+        edit.pending.drop_content();
         if let Some(content) = content {
             self.discard(content, bytes);
         }
-        self.inner.evictor.lock().remove(ino.0);
         Ok(())
     }
 
@@ -289,12 +327,19 @@ impl<'a> Txn<'a> {
             }
         }
         edit.record.file = edit.record.file.modify(unix_now())?;
+        edit.pending.evictable = Some(None);
         Ok(())
     }
 
-    /// Gives up the clean content of an inode. Returns the bytes that it occupied. The caller notifies the eviction
-    /// policy.
+    /// Gives up the clean content of an inode. Returns the bytes that it occupied.
     pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
+        let bytes = self.give_up_chosen(ino)?;
+        self.pending(ino)?.evictable = Some(None);
+        Ok(bytes)
+    }
+
+    /// Gives up clean content that the eviction policy chose. The policy goes on remembering what it chose.
+    pub fn give_up_chosen(&mut self, ino: Ino) -> Result<u64> {
         let inner = self.inner;
         let state = self.state(ino)?;
         let bytes = inner.counted_bytes(state);
@@ -304,10 +349,89 @@ impl<'a> Txn<'a> {
         let (file, content) = record.file.evict()?;
         record.file = file;
         self.discard(content, bytes);
-        let state = self.state(ino)?;
-        (state.content, state.residency) = (None, None);
-        state.count_unsaved = false;
+        let pending = self.pending(ino)?;
+        pending.drop_content();
+        pending.evictable = None;
         Ok(bytes)
+    }
+
+    fn pending(&mut self, ino: Ino) -> Result<&mut Pending> {
+        Ok(&mut self.edit(ino)?.pending)
+    }
+
+    /// Gives an inode a new content file without valid bytes.
+    pub fn put_content(&mut self, ino: Ino, content: Arc<Content>, residency: ContentRecord) -> Result<()> {
+        self.batch.put_content(ContentId(content.id), &residency);
+        let pending = self.pending(ino)?;
+        pending.content = Some(Some((content, residency)));
+        pending.evictable = Some(None);
+        Ok(())
+    }
+
+    /// Records that the content file is about to get other bytes than the fetched ones, so that the checksums are void.
+    pub fn put_dirty_content(&mut self, ino: Ino, id: ContentId) -> Result<()> {
+        let inner = self.inner;
+        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        self.batch.put_unproven_content(id, &mut residency);
+        let pending = self.pending(ino)?;
+        pending.residency = Some(residency);
+        pending.count_saved = true;
+        Ok(())
+    }
+
+    /// Records that the pool has exactly the bytes that were written to the content file, in the present epoch or before.
+    /// The caller has counted the space.
+    pub fn put_clean_content(&mut self, ino: Ino, id: ContentId) -> Result<()> {
+        let inner = self.inner;
+        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        // The content may not be durable yet, so it gets the epoch of what is fetched now.
+        residency.epoch = inner.catalog.epoch();
+        inner.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
+        self.batch.put_unproven_content(id, &mut residency);
+        let pending = self.pending(ino)?;
+        pending.evictable = Some(Some(residency.bytes));
+        pending.residency = Some(residency);
+        pending.count_saved = true;
+        Ok(())
+    }
+
+    /// Forgets the short chunk at the old end of a file that grew, if it was fetched.
+    pub fn forget_short_chunk(&mut self, ino: Ino, id: ContentId, size: u64) -> Result<()> {
+        let inner = self.inner;
+        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        if let Some(chunk) = residency.forget_short_chunk(size) {
+            self.batch.put_chunk(id, &residency, chunk);
+            self.pending(ino)?.residency = Some(residency);
+        }
+        Ok(())
+    }
+
+    /// Records that the content of an inode is another version's than the pool has now. It is discarded. `bytes`: what
+    /// the space budget counts for it.
+    pub fn pool_changed(&mut self, ino: Ino, bytes: u64) -> Result<()> {
+        let record = self.record(ino)?;
+        let (file, content) = record.file.pool_changed()?;
+        record.file = file;
+        self.pending(ino)?.drop_content();
+        if let Some(content) = content {
+            self.discard(content, bytes);
+        }
+        Ok(())
+    }
+
+    /// Saves the byte count of the content of an inode, if the catalog does not have it yet.
+    pub fn save_count(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        let state = self.state(ino)?;
+        let unsaved = state.count_unsaved && !state.is_deleted();
+        if let (true, Some(id)) = (unsaved, state.record.file.content()) {
+            // If the file is open, it is counted again.
+            let is_open = state.opens.any();
+            let residency = inner.residency(state)?.clone();
+            self.batch.put_content(id, &residency);
+            self.pending(ino)?.count_saved = !is_open;
+        }
+        Ok(())
     }
 
     /// Gives up a content file with the same batch. `bytes`: what the space budget counts for it.
@@ -367,6 +491,7 @@ impl<'a> Txn<'a> {
             }
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
+            edit.pending.apply(ino, &mut edit.guard, &self.inner.evictor);
             if edit.gone {
                 edit.guard.attachment = Attachment::Deleted;
                 gone.push(ino);

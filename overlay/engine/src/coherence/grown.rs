@@ -383,36 +383,20 @@ impl Inner {
         record.xattrs = None;
         let (atime, mtime) = (record.atime, record.mtime);
         note_object(&mut txn, ino, stat);
-        let mut occupied = None;
         if let (Some(content), Some(id)) = (&part.content, part.file.content()) {
-            let state = txn.state(ino)?;
             if part.file.is_whole() {
                 let bytes = content.file.metadata().map_err(failed)?.blocks() * 512;
-                self.count(state, bytes)?;
-                state.count_unsaved = false;
-                let mut residency = self.residency(state)?.clone();
-                residency.epoch = self.catalog.epoch();
-                self.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
-                txn.batch.put_unproven_content(id, &mut residency);
-                txn.state(ino)?.residency = Some(residency);
+                self.count(txn.state(ino)?, bytes)?;
+                txn.put_clean_content(ino, id)?;
                 set_mtime(&content.file, atime, mtime)?;
-                occupied = Some(bytes);
             } else {
-                let residency = self.residency(state)?;
-                let short = residency.forget_short_chunk(part.size);
-                let residency = residency.clone();
-                if let Some(chunk) = short {
-                    txn.batch.put_chunk(id, &residency, chunk);
-                }
+                txn.forget_short_chunk(ino, id, part.size)?;
             }
         }
         let state = txn.state(ino)?;
         state.validated = Some(Instant::now());
         state.growth.shown_bytes = self.kernel.get().map(|_| part.size);
         txn.commit()?;
-        if let Some(bytes) = occupied {
-            self.evictor.lock().insert(ino.0, bytes);
-        }
         Ok(true)
     }
 

@@ -131,24 +131,17 @@ impl Inner {
         let ours = is_ours(record, behind.as_ref(), stat);
         let changed = record.version.as_ref().is_some_and(|v| !v.same_content(&stat.version));
         record.changed_since_removal |= changed && record.has_removed_names();
-        let mut dropped = None;
         if !ours {
-            (record.file, dropped) = record.file.pool_changed()?;
+            txn.pool_changed(ino, bytes)?;
         }
         txn.take_attrs(ino, stat)?;
         let record = txn.record(ino)?;
         record.version = Some(stat.version.clone());
         record.xattrs = None;
         record.target = None;
-        if let Some(content) = dropped {
-            txn.discard(content, bytes);
-            self.evictor.lock().remove(ino.0);
-        }
         let state = txn.state(ino)?;
         state.validated = Some(Instant::now());
         if !ours {
-            state.content = None;
-            state.residency = None;
             state.kernel.pages_stale = true;
             state.growth = Growth::default();
         }

@@ -79,19 +79,15 @@ impl Inner {
         record.size = 0;
         record.mtime = stamp_now();
         record.ctime = record.mtime;
-        let residency = ContentRecord::empty(node.ino, 0);
-        txn.batch.put_content(id, &residency);
+        txn.put_content(node.ino, content, ContentRecord::empty(node.ino, 0))?;
         if let Some(old) = old {
             txn.discard(old, old_bytes);
         }
         let state = txn.state(node.ino)?;
         state.changed();
-        state.residency = Some(residency);
-        state.content = Some(content);
         state.emptied = true;
         state.kernel.pages_stale = true;
         txn.commit()?;
-        self.evictor.lock().remove(node.ino.0);
         self.keep_open(node.ino);
         if old.is_some() {
             // The kernel may keep the old content file for the next open, which would pin its space.
@@ -118,9 +114,7 @@ impl Inner {
     pub fn discard_clean(&self, node: &Arc<Node>) -> Result<()> {
         let mut txn = Txn::begin(self);
         txn.give_up(node.ino)?;
-        txn.commit()?;
-        self.evictor.lock().remove(node.ino.0);
-        Ok(())
+        txn.commit()
     }
 }
 
@@ -135,9 +129,7 @@ impl Inner {
         let lost = self.catalog.lost(id);
         empty(content).await?;
         if let Some(lost) = lost {
-            let mut batch = self.catalog.batch();
-            batch.forget_lost(id, &lost);
-            self.catalog.write(batch)?;
+            self.catalog.forget_lost(id, &lost)?;
         }
         node.state.lock().changed();
         self.account(node, content)

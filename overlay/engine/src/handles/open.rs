@@ -322,11 +322,8 @@ impl Inner {
             super::set_mtime(&content.file, atime, mtime)?;
             state.dirty_content.marked(Stamp::of(&content.file)?);
             state.kernel.pages_stale = true;
-            let mut residency = inner.residency(state)?.clone();
-            txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
-            txn.state(node.ino)?.residency = Some(residency);
+            txn.put_dirty_content(node.ino, ContentId(content.id))?;
             txn.commit()?;
-            inner.evictor.lock().remove(node.ino.0);
             sync()
         })
         .await
@@ -473,15 +470,8 @@ impl Inner {
         let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
         let state = txn.state(node.ino)?;
         self.count(state, occupied)?;
-        state.count_unsaved = false;
-        let mut residency = self.residency(state)?.clone();
-        residency.epoch = self.catalog.epoch();
-        let (bytes, epoch) = (residency.bytes, residency.epoch);
-        txn.batch.put_unproven_content(ContentId(content.id), &mut residency);
-        txn.state(node.ino)?.residency = Some(residency);
-        self.fetched_epoch.store(epoch, Ordering::Relaxed);
+        txn.put_clean_content(node.ino, ContentId(content.id))?;
         txn.commit()?;
-        self.evictor.lock().insert(node.ino.0, bytes);
         Ok(true)
     }
 

@@ -48,6 +48,13 @@ impl Kept {
     }
 }
 
+/// What chose content to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChosenBy {
+    Policy,
+    Request,
+}
+
 /// Callers that make room.
 #[derive(Debug, Default)]
 pub(crate) struct MakingRoom {
@@ -144,7 +151,7 @@ impl Inner {
         let mut leased = HashMap::new();
         while wanted > 0 {
             let Some(victim) = self.victim(&mut leased) else { break };
-            match self.evict_inode(victim)? {
+            match self.evict_inode(victim, ChosenBy::Policy)? {
                 Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
                 Err(Kept::Absent) => {}
                 // It came into use meanwhile. The policy has dropped it, so it is inserted again below.
@@ -153,8 +160,10 @@ impl Inner {
         }
         for ino in stayed {
             let Ok(node) = self.node(ino) else { continue };
-            let bytes = self.counted_bytes(&mut node.state.lock());
-            self.evictor.lock().insert(ino.0, bytes);
+            let mut state = node.state.lock();
+            if !state.record.file.is_absent() && !state.record.file.is_dirty() {
+                self.evictor.insert(ino.0, self.counted_bytes(&mut state));
+            }
         }
         Ok(())
     }
@@ -166,8 +175,11 @@ impl Inner {
         let now = unix_now();
         let has_leases = |key: u64| self.catalog.leases_of(Ino(key)).map_or(true, |leases| leases.hold(now));
         let mut may_go = |key: u64| match self.table.peek(Ino(key)) {
-            // A locked inode is in use.
-            Some(node) => node.state.try_lock().is_some_and(|state| self.kept(&state, now).is_none()),
+            // A locked inode is in use. What is absent leaves the policy.
+            Some(node) => node
+                .state
+                .try_lock()
+                .is_some_and(|state| self.kept(&state, now).is_none_or(|kept| kept == Kept::Absent)),
             None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
         };
         let mut evictor = self.evictor.lock();
@@ -188,14 +200,16 @@ impl Inner {
         }
     }
 
-    /// Evicts the content of an inode. Returns the bytes that it occupied, or why it stays. If the eviction policy did
-    /// not choose the inode, the caller notifies the policy. The policy goes on remembering what it chose itself.
-    pub(crate) fn evict_inode(&self, ino: Ino) -> Result<Result<u64, Kept>> {
+    /// Evicts the content of an inode. Returns the bytes that it occupied, or why it stays.
+    pub(crate) fn evict_inode(&self, ino: Ino, chosen_by: ChosenBy) -> Result<Result<u64, Kept>> {
         let mut txn = Txn::begin(self);
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
             return Ok(Err(kept));
         }
-        let bytes = txn.give_up(ino)?;
+        let bytes = match chosen_by {
+            ChosenBy::Policy => txn.give_up_chosen(ino)?,
+            ChosenBy::Request => txn.give_up(ino)?,
+        };
         // What the page cache holds of this version stays valid.
         txn.commit()?;
         self.advisor().evicted(ino);

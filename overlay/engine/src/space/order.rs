@@ -3,48 +3,95 @@
 use forebay_prefetch::eviction::Evictor;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Uses that are noted before the policy learns of them.
-const USES: usize = 256;
-/// The most uses that are noted while the policy is busy. Further ones are not counted.
-const USES_MAX: usize = 16 * USES;
+/// Events after which the policy learns of all that are noted, if it is not busy.
+const EVENTS: usize = 256;
+/// The most events that are noted while the policy is busy, before uses are not counted any more.
+const EVENTS_MAX: usize = 16 * EVENTS;
 
-/// The eviction policy, and the uses that it does not know yet: an open must not wait while a victim is chosen.
+/// What the policy does not know yet.
+enum Event {
+    Use(u64),
+    /// Clean content with this many bytes.
+    Insert(u64, u64),
+    Remove(u64),
+}
+
+/// The eviction policy, and what happened since it was asked last. Only who asks for a victim waits for the policy,
+/// because the choice of a victim asks foresight and the catalog.
 pub(crate) struct EvictionOrder {
     policy: Mutex<Box<dyn Evictor>>,
-    uses: Mutex<Vec<u64>>,
+    events: Mutex<Vec<Event>>,
+    /// As of the last events that the policy learned.
+    evictable: Mutex<Evictable>,
+}
+
+/// How much could be evicted, except for what is leased, open or being fetched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Evictable {
+    pub files: u64,
+    pub bytes: u64,
 }
 
 impl EvictionOrder {
     pub fn new(policy: Box<dyn Evictor>) -> Self {
-        Self { policy: Mutex::new(policy), uses: Mutex::default() }
+        Self { policy: Mutex::new(policy), events: Mutex::default(), evictable: Mutex::default() }
     }
 
-    /// Notes a use. Does not wait for the policy.
+    /// Notes that content was used.
     pub fn note_use(&self, key: u64) {
+        self.note(Event::Use(key));
+    }
+
+    /// Notes that content may be evicted, and how many bytes it occupies.
+    pub fn insert(&self, key: u64, bytes: u64) {
+        self.note(Event::Insert(key, bytes));
+    }
+
+    /// Notes that there is nothing to evict any more: content is gone, or dirty.
+    pub fn remove(&self, key: u64) {
+        self.note(Event::Remove(key));
+    }
+
+    fn note(&self, event: Event) {
         {
-            let mut uses = self.uses.lock();
-            if uses.len() < USES_MAX {
-                uses.push(key);
+            let mut events = self.events.lock();
+            if events.len() < EVENTS_MAX || !matches!(event, Event::Use(_)) {
+                events.push(event);
             }
-            if !uses.len().is_multiple_of(USES) {
+            if events.len() < EVENTS_MAX && !events.len().is_multiple_of(EVENTS) {
                 return;
             }
         }
         if let Some(mut policy) = self.policy.try_lock() {
-            self.apply_uses(policy.as_mut());
+            self.apply_events(policy.as_mut());
         }
     }
 
-    /// Returns the policy, which knows all uses so far.
+    /// Returns the policy, which knows everything that was noted until now.
     pub fn lock(&self) -> MutexGuard<'_, Box<dyn Evictor>> {
         let mut policy = self.policy.lock();
-        self.apply_uses(policy.as_mut());
+        self.apply_events(policy.as_mut());
         policy
     }
 
-    fn apply_uses(&self, policy: &mut dyn Evictor) {
-        let uses = std::mem::take(&mut *self.uses.lock());
-        uses.into_iter().for_each(|key| policy.access(key));
+    /// Returns how much could be evicted. While the policy is busy, that is the value from before.
+    pub fn evictable(&self) -> Evictable {
+        if let Some(mut policy) = self.policy.try_lock() {
+            self.apply_events(policy.as_mut());
+        }
+        *self.evictable.lock()
+    }
+
+    fn apply_events(&self, policy: &mut dyn Evictor) {
+        let events = std::mem::take(&mut *self.events.lock());
+        for event in events {
+            match event {
+                Event::Use(key) => policy.access(key),
+                Event::Insert(key, bytes) => policy.insert(key, bytes),
+                Event::Remove(key) => policy.remove(key),
+            }
+        }
+        *self.evictable.lock() = Evictable { files: policy.len() as u64, bytes: policy.bytes() };
     }
 }
 
@@ -62,22 +109,25 @@ mod tests {
     fn a_victim_is_chosen_with_the_uses_until_then() {
         let order = order();
         for key in 0..3 {
-            order.lock().insert(key, 1);
+            order.insert(key, 1);
         }
         order.note_use(0);
         assert_eq!(order.lock().evict(&mut |_| true), Some(1));
     }
 
     #[test]
-    fn a_use_does_not_wait_while_a_victim_is_chosen() {
+    fn nothing_that_happens_waits_while_a_victim_is_chosen() {
         let order = order();
         for key in 0..3 {
-            order.lock().insert(key, 1);
+            order.insert(key, 1);
         }
         let choosing = order.lock();
-        (0..2 * USES_MAX).for_each(|_| order.note_use(0));
+        (0..2 * EVENTS_MAX).for_each(|_| order.note_use(0));
+        order.insert(3, 1);
+        order.remove(1);
         drop(choosing);
-        assert!(order.uses.lock().len() <= USES_MAX);
-        assert_eq!(order.lock().evict(&mut |_| true), Some(1));
+        assert_eq!(order.events.lock().len(), EVENTS_MAX + 2, "uses are lost, other events are not");
+        let mut order = order.lock();
+        assert_eq!([(); 4].map(|()| order.evict(&mut |_| true)), [Some(2), Some(0), Some(3), None]);
     }
 }

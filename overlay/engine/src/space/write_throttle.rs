@@ -64,7 +64,7 @@ impl Inner {
             return false;
         }
         let free = self.free_bytes_lately();
-        let evictable = self.evictor.lock().bytes();
+        let evictable = self.evictor.evictable().bytes;
         if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
             return false;
         }

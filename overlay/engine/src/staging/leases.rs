@@ -19,6 +19,7 @@ use tokio::task::coop::consume_budget;
 use super::super::namespace::Ask;
 use super::super::{Inner, Ino, Overlay};
 use super::reporter::{Reporter, reported};
+use crate::inode_change::InodeChange;
 use crate::node::{Node, NodeState};
 
 /// The stagings of one file by one owner that are in progress.
@@ -148,10 +149,9 @@ impl Inner {
     fn change_leases<T>(&self, ino: Ino, state: &mut NodeState, change: impl FnOnce(&mut Leases) -> T) -> Result<T> {
         let mut leases = state.leases.clone();
         let changed = change(&mut leases);
-        let mut batch = self.catalog.batch();
-        batch.put_leases(ino, &leases);
-        self.catalog.write(batch)?;
-        state.leases = leases;
+        let mut of_inode = InodeChange::begin(&self.catalog, ino, state);
+        of_inode.set_leases(leases);
+        of_inode.commit()?;
         Ok(changed)
     }
 

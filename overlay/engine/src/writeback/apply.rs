@@ -306,7 +306,6 @@ impl Inner {
         };
         if record.file.is_whole() {
             txn.modify(ino)?;
-            self.evictor.lock().remove(ino.0);
         }
         if known {
             return Ok(());

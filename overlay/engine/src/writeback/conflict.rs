@@ -37,7 +37,6 @@ impl Inner {
         txn.pool_has(parent, name, None)?;
         if txn.record(ino)?.file.is_whole() {
             txn.modify(ino)?;
-            self.evictor.lock().remove(ino.0);
         }
         look_again(&mut txn, parent)?;
         txn.show(parent, &copy, Some((ino, kind)))?;

@@ -35,7 +35,6 @@ pub(super) struct Uploaded {
     recorded_mtime: Time,
     stamp: Stamp,
     generation: u64,
-    bytes: u64,
     /// Every change since the stamp shows in another stamp.
     settled: bool,
     /// The same for changes by a program that opened the file after the stamp.
@@ -103,7 +102,6 @@ impl Inner {
                         recorded_mtime,
                         stamp,
                         generation,
-                        bytes: stamp.size,
                         settled,
                         apart,
                         synced: is_held || (held && settled),
@@ -259,7 +257,6 @@ impl Inner {
         let written = !state.dirty_content.is_unwritten(uploaded.stamp);
         state.dirty_content.uploaded((same && held && uploaded.apart).then_some(uploaded.stamp));
         state.validated = Some(std::time::Instant::now());
-        let occupied = state.residency.as_ref().map_or(uploaded.bytes, |r| r.bytes);
         for (parent, name) in txn.record(ino)?.pool_links.clone() {
             if !txn.name(parent, &name)?.sent.is_empty() {
                 txn.pool_has(parent, &name, Some(ino))?;
@@ -306,24 +303,15 @@ impl Inner {
                 None => self.store.stat(id)?,
             };
             self.count(state, meta.blocks() * 512)?;
-            state.count_unsaved = false;
             if quiet {
                 state.dirty_content.forget_pool_copy();
                 self.end_bypass(ino, state);
             }
-            // The content may not be durable yet, so it gets the epoch of what is fetched now.
-            let mut residency = self.residency(state)?.clone();
-            residency.epoch = self.catalog.epoch();
-            txn.batch.put_unproven_content(id, &mut residency);
-            txn.state(ino)?.residency = Some(residency);
-            self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);
+            txn.put_clean_content(ino, id)?;
         }
         txn.commit()?;
         if given_up {
             self.tell_kernel_inode(ino, true);
-        }
-        if clean {
-            self.evictor.lock().insert(ino.0, occupied);
         }
         Ok(None)
     }
@@ -362,7 +350,7 @@ impl Inner {
             false => Vec::new(),
         };
         let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        let (stat, bytes) = (stat.clone(), stamp.size);
+        let stat = stat.clone();
         let (theirs, synced) = (Some(theirs), held && settled);
         Ok(Some(Uploaded {
             stat,
@@ -370,7 +358,6 @@ impl Inner {
             recorded_mtime,
             stamp,
             generation,
-            bytes,
             settled,
             apart,
             synced,
