@@ -20,6 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use futures::{StreamExt, stream};
 
 use crate::{Capabilities, Pool, PoolPath};
 
@@ -75,7 +76,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// All cases, in the order in which they run.
+/// All cases, in the order in which they begin.
 pub fn cases() -> Vec<Case> {
     [directories::CASES, content::CASES, conditions::CASES, attributes::CASES, links::CASES, renames::CASES]
         .into_iter()
@@ -85,15 +86,18 @@ pub fn cases() -> Vec<Case> {
         .collect()
 }
 
+/// Cases that run at once. Most of the time they wait for the server.
+const AT_ONCE: usize = 8;
+
 /// Runs every case in directories beneath `scratch`, an existing directory of the pool, and prints the name and
 /// result of each to standard output. Cases create files of up to 64 MiB.
 pub async fn run(pool: Arc<dyn Pool>, scratch: PoolPath) -> Report {
-    let mut results = Vec::new();
-    for case in cases() {
+    let one = async |case: Case| {
         let failure = run_case(&pool, &scratch, case).await.err();
         println!("conformance of {}: {} ... {}", pool.url(), case.name, failure.as_deref().unwrap_or("ok"));
-        results.push(CaseResult { name: case.name, failure });
-    }
+        CaseResult { name: case.name, failure }
+    };
+    let results = stream::iter(cases()).map(one).buffered(AT_ONCE).collect().await;
     Report { pool: pool.url(), results }
 }
 

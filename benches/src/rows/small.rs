@@ -10,6 +10,8 @@ use crate::report::{Target, Unit};
 use crate::{Result, work};
 
 const HOT_ROUNDS: usize = 3;
+/// Clients that open files at once.
+const CLIENTS: usize = 8;
 
 pub fn names(root: &Path) -> Vec<PathBuf> {
     work::spread_names(&root.join("data/small"), SMALL_FILES)
@@ -34,6 +36,9 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
             work::open_read_close(&names(place.side(side, &place.general)), HOT_ROUNDS)
         })?;
     }
+    bench.ratio("the same, 8 clients at once", Target::Beside, unit, |place, side, _| {
+        work::open_read_close_at_once(&names(place.side(side, &place.general)), CLIENTS, HOT_ROUNDS)
+    })?;
     bench.ratio("the same, --immutable", Target::AtLeast(0.65), unit, |place, side, _| {
         work::open_read_close(&names(place.side(side, &place.immutable)), HOT_ROUNDS)
     })
