@@ -195,7 +195,7 @@ man: build
 	@$(FOREBAY_BIN) completions bash > packaging/completions/forebay.bash
 
 install: build
-	install -D -m 755 $(FOREBAY_BIN) $(DESTDIR)$(PREFIX)/bin/forebay
+	install -D -s -m 755 $(FOREBAY_BIN) $(DESTDIR)$(PREFIX)/bin/forebay
 	install -D -m 755 packaging/mount.fuse.forebay $(DESTDIR)/sbin/mount.fuse.forebay
 	install -D -m 644 packaging/forebay@.service $(DESTDIR)/lib/systemd/system/forebay@.service
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
