@@ -117,6 +117,21 @@ fn an_open_beside_a_replacement_gives_the_old_file_or_the_new_one() {
     assert!(!mount.log().contains("has no record"), "{}", mount.log());
 }
 
+/// A file that replaces another one is synced before the catalog records that, and has an open descriptor until then.
+#[test]
+fn files_that_are_replaced_faster_than_they_are_synced_take_few_descriptors() {
+    let mount = Mount::new(Options { descriptors: Some(600), ..Options::default() });
+    let write = |name: &str, round: u32| {
+        fs::write(mount.path("t"), round.to_string()).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        fs::rename(mount.path("t"), mount.path(name)).unwrap();
+    };
+    for round in 0..6000 {
+        write(if round % 2 == 0 { "one" } else { "other" }, round);
+    }
+    let read = |name: &str| fs::read_to_string(mount.path(name)).unwrap();
+    assert_eq!((read("one").as_str(), read("other").as_str()), ("5998", "5999"));
+}
+
 /// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
 #[test]
 fn times_before_1970_are_kept_with_their_fractions() {

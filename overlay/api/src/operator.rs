@@ -128,6 +128,9 @@ pub struct Status {
     pub leased_bytes: u64,
     pub resident_files: u64,
     pub inodes_in_memory: u64,
+    /// Inodes that the kernel looked up and has not forgotten.
+    #[serde(default)]
+    pub inodes_known_to_kernel: u64,
     pub open_files: u64,
     pub passthrough: bool,
     /// The reason why passthrough is not used.

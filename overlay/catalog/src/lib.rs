@@ -282,6 +282,11 @@ impl Catalog {
         self.first.lock().push(content);
     }
 
+    /// Returns how many content files are registered by [`Self::sync_first`]. Each has an open descriptor.
+    pub fn to_sync_first(&self) -> usize {
+        self.first.lock().len()
+    }
+
     /// Makes everything that was written before survive a power cut. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
         self.sync_what_comes_first()?;

@@ -24,6 +24,12 @@ const SYNC_EVERY: Duration = Duration::from_secs(1);
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
 /// Counts that are saved in one change.
 const COUNTS: usize = 256;
+/// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
+const SYNCED_EACH: usize = 64;
+/// The most files that replaced others and are not synced yet: a part of the descriptors for content files, and a number
+/// that is synced within a second.
+const REPLACED_SHARE: usize = 16;
+const REPLACED_MAX: usize = 1024;
 
 /// The input of the scan after a start.
 struct Start {
@@ -142,8 +148,37 @@ impl Inner {
         self.table.give_back();
         self.catalog.set_used_bytes(self.store.budget.used())?;
         self.catalog.reserve_numbers()?;
-        self.catalog.sync_changes()?;
+        self.sync_catalog()?;
         closed
+    }
+
+    fn sync_catalog(self: &Arc<Self>) -> Result<()> {
+        if self.catalog.to_sync_first() > SYNCED_EACH {
+            // After this, none of the syncs of content files takes long.
+            self.sync_store()?;
+        }
+        self.catalog.sync_changes()
+    }
+
+    /// Waits while too many files that replaced others are not synced: each of them has an open descriptor, even if it
+    /// was replaced itself since. Programs would replace files faster than a busy disk syncs them.
+    pub(super) async fn sync_many_replaced(self: &Arc<Self>) {
+        if self.catalog.to_sync_first() < self.replaced_max() {
+            return;
+        }
+        let inner = self.clone();
+        let synced = super::blocking(move || {
+            let _turn = inner.syncing_replaced.lock();
+            if inner.catalog.to_sync_first() < inner.replaced_max() { Ok(()) } else { inner.sync_catalog() }
+        });
+        if let Err(error) = synced.await {
+            // The sync of each second reports it.
+            tracing::debug!(%error, "files that replaced others cannot be synced");
+        }
+    }
+
+    fn replaced_max(&self) -> usize {
+        (self.open_contents_max / REPLACED_SHARE).clamp(1, REPLACED_MAX)
     }
 
     /// Notes that the catalog lacks the byte count of a file. The next sync saves it.

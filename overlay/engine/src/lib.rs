@@ -150,6 +150,8 @@ pub(crate) struct Inner {
     pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
     /// How many content files may stay open although no program uses them.
     pub open_contents_max: usize,
+    /// Held by the caller that syncs files which replaced others, for all that wait for it.
+    pub syncing_replaced: Mutex<()>,
     pub health: coherence::Health,
     pub watches: coherence::Watches,
     pub layouts: layout::Layouts,
@@ -239,6 +241,7 @@ impl Overlay {
             making_room: space::eviction::MakingRoom::default(),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
+            syncing_replaced: Mutex::default(),
             health: coherence::Health::default(),
             watches: coherence::Watches::default(),
             layouts: layout::Layouts::default(),

@@ -157,6 +157,7 @@ impl Inner {
             leased_bytes,
             resident_files,
             inodes_in_memory: self.table.len() as u64,
+            inodes_known_to_kernel: self.table.known_to_kernel() as u64,
             open_files: self.table.opens.load(Ordering::Relaxed),
             passthrough: self.passthrough.get().copied().unwrap_or(false),
             no_passthrough: None,

@@ -63,6 +63,7 @@ impl Inner {
         let inner = self;
         let (Place { parent, name }, Place { parent: new_parent, name: new_name }) = (from, to);
         inner.check_new_name(new_parent, new_name)?;
+        inner.sync_many_replaced().await;
         let moved = inner.find(parent, name).await?.ok_or_else(|| not_found(name))?;
         let target = inner.find(new_parent, new_name).await?;
         match (mode, target) {

@@ -113,6 +113,11 @@ impl Table {
         self.nodes.get(&ino).map(|n| n.clone())
     }
 
+    /// Returns how many inodes the kernel knows.
+    pub fn known_to_kernel(&self) -> usize {
+        self.lookups.len()
+    }
+
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
