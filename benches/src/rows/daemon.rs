@@ -45,7 +45,7 @@ pub fn death(bench: &mut Bench) -> Result<()> {
         let killed = Instant::now();
         // The kernel has not cached this name, so the daemon has to answer.
         if general.path().join(format!("asked-after-death-{round}")).exists() {
-            return Err("a name that nobody made".into());
+            return Err("a name exists that no program created".into());
         }
         slowest = slowest.max(killed.elapsed());
     }
