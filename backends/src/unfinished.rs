@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_waited_for_is_dead() {
+    fn a_zombie_process_counts_as_dead() {
         assert!(is_alive(std::process::id().cast_signed()) && !is_alive(0));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         while is_alive(child.id().cast_signed()) {

@@ -187,7 +187,7 @@ async fn changes_behind_the_servers_back_are_seen() {
 }
 
 #[tokio::test]
-async fn what_others_wrote_keeps_its_metadata() {
+async fn an_object_of_another_client_keeps_its_metadata() {
     let server = Versitygw::start();
     let pool = attach(&server, "").await;
     put(&pool, "f", "content").await;
@@ -323,14 +323,14 @@ async fn what_cannot_be_attached_says_why() {
 }
 
 #[tokio::test]
-async fn a_note_that_cannot_be_read_stops_nobody() {
+async fn an_unreadable_rename_note_does_not_stop_the_pool() {
     let server = Versitygw::start();
     let name = format!("{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
     server.curl(&["-X", "PUT", "-d", "no note"], &name);
     let pool = attach(&server, "").await;
     put(&pool, "f", "x").await;
     assert_eq!(names(&pool, "").await, ["f"]);
-    assert!(server.files().join(&name).exists(), "it was somebody's");
+    assert!(server.files().join(&name).exists(), "it may belong to another client");
 }
 
 /// An upload in parts has another ETag than a copy of it.

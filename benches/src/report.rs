@@ -137,7 +137,7 @@ pub fn section(target: &str, rows: &[Row], command: &str, pairs: usize, facts: &
         writeln!(text, "* {fact}")?;
     }
     writeln!(text, "\nMedian and spread of {pairs} pairs.\n")?;
-    text += "| workload | at least | | ratio | spread | native | mount |\n|---|---|---|---|---|---|---|\n";
+    text += "| workload | target | | ratio | spread | native | mount |\n|---|---|---|---|---|---|---|\n";
     for row in rows {
         writeln!(text, "| {} |", row.cells().join(" | "))?;
     }

@@ -417,7 +417,7 @@ mod tests {
         let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
         assert_eq!((run.job.as_deref(), run.command.len()), (Some("a"), 3));
         assert!(Cli::try_parse_from(["forebay", "run", "--job", "a b", "--", "ls"]).is_err());
-        assert!(Cli::try_parse_from(["forebay", "observe"]).is_err(), "nobody is named");
+        assert!(Cli::try_parse_from(["forebay", "observe"]).is_err(), "no process is named");
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Invocation {
         Signature(shape::bounded(text, SIGNATURE_BYTES_MAX))
     }
 
-    /// Returns what distinguishes this run from the others: the numbers and dates among its arguments, and the array
+    /// Returns what distinguishes this run from other runs: the numbers and dates among its arguments, and the array
     /// index.
     pub fn parameters(&self) -> Parameters {
         Parameters::of(command::Command::of(&self.bounded().words).words, self.array_index)

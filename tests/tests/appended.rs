@@ -340,7 +340,7 @@ fn bytes_behind_the_end_of_a_content_file_are_not_believed() {
 }
 
 #[test]
-fn who_has_a_file_open_sees_what_was_appended_while_the_daemon_was_killed() {
+fn a_program_with_a_file_open_sees_what_was_appended_while_the_daemon_was_killed() {
     for mount in both_ways(FRESH) {
         let mut right = content(1, 6_000);
         fs::write(mount.pool("log"), &right).unwrap();

@@ -104,7 +104,7 @@ fn nfs_passes_and_is_left_as_it_was() {
 }
 
 #[test]
-fn who_is_not_root_can_try_a_directory_too() {
+fn an_unprivileged_user_can_test_a_directory_too() {
     let place = Place::new();
     place.give_to(NOBODY);
     let mut command = Command::new(place.lend(&forebay()));

@@ -43,7 +43,7 @@ async fn a_conflict_over_hard_links_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_made_is_shown_after_a_conflict_however_fresh_the_listing_is() {
+async fn what_another_client_made_is_shown_after_a_conflict_however_fresh_the_listing_is() {
     let fixture = Fixture::new();
     let policy = Policy::parse("[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\n").unwrap();
     let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
@@ -288,7 +288,7 @@ async fn a_write_that_does_not_fit_fails_and_passes_no_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
+async fn a_small_write_into_a_small_fast_pool_evicts_nothing() {
     let fixture = Fixture::new();
     fixture.put("a", &[b'a'; 1 << 20]).await;
     let overlay = fixture.limited(100 << 20).await;
@@ -304,7 +304,7 @@ async fn who_writes_a_little_into_a_small_fast_pool_drives_nothing_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_writes_past_the_daemon_before_there_is_room_and_room_is_made() {
+async fn no_program_writes_past_the_daemon_before_there_is_room_and_room_is_made() {
     let fixture = Fixture::new();
     let overlay = fixture.limited(1250 << 20).await;
     for letter in 'b'..='s' {
@@ -414,7 +414,7 @@ async fn two_engines_on_one_fast_pool_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_others_removed_while_it_was_renamed_here_is_gone() {
+async fn a_file_that_another_client_removed_after_a_local_rename_is_gone() {
     let fixture = Fixture::new();
     fixture.put("a", b"moved").await;
     let overlay = fixture.open().await;
@@ -494,7 +494,7 @@ async fn dirty_is_what_the_pool_lacks_and_not_what_somebody_has_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attributes_are_not_given_to_what_others_put_in_place_of_another_kind() {
+async fn attributes_are_not_given_to_an_object_of_another_kind_that_replaced_the_file() {
     let fixture = Fixture::new();
     fixture.put("a", b"x").await;
     let overlay = fixture.open().await;
@@ -556,7 +556,7 @@ async fn what_was_there_before_is_not_taken_for_what_was_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() {
+async fn what_another_client_wrote_under_the_last_name_of_a_removed_file_stays() {
     let fixture = Fixture::new();
     fixture.put("a", b"old").await;
     fixture.put("b", b"other").await;
@@ -579,7 +579,7 @@ async fn what_others_wrote_under_the_last_name_of_what_was_removed_here_stays() 
 
 /// What the pool has under one name of an object says nothing about its other names.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_of_a_linked_file_that_others_replace_or_remove_is_seen() {
+async fn a_name_of_a_linked_file_that_another_client_replaces_or_removes_is_seen() {
     let fixture = Fixture::new();
     fixture.mkdir("unseen").await;
     fixture.put("a", b"first").await;

@@ -122,7 +122,7 @@ fn what_a_job_read_is_here_before_its_next_run_asks() {
 }
 
 #[test]
-fn the_next_of_a_sequence_is_staged_though_nobody_has_read_it() {
+fn the_next_of_a_sequence_is_staged_before_any_job_has_read_it() {
     let mount = mount(None);
     for day in 27..=31 {
         put(&mount, &format!("data/2026-01-{day}/part-0.bin"), day, 20_000);
@@ -309,7 +309,7 @@ fn read_tree(dir: &Path) -> String {
 }
 
 #[test]
-fn who_goes_through_a_tree_finds_the_directories_that_come_next() {
+fn the_next_directories_of_a_reader_of_a_tree_are_staged() {
     let throttle = Some("100MB/s,20ms".into());
     let mount = Mount::new(Options { throttle, ..Options::default() });
     tree(&mount);
@@ -332,7 +332,7 @@ fn who_goes_through_a_tree_finds_the_directories_that_come_next() {
 }
 
 #[test]
-fn nobody_is_followed_who_does_not_want_it() {
+fn a_reader_with_prefetch_disabled_is_not_followed() {
     let mount = mount(Some("[prefetch]\nonline = false\n"));
     let expected = directory(&mount, 100);
     assert_eq!(read_in_order(&mount), expected);
@@ -413,7 +413,7 @@ fn what_a_job_stages_is_leased_until_it_ends() {
 }
 
 #[test]
-fn a_job_that_others_start_is_learned_from_where_its_command_is_told() {
+fn an_observed_job_is_learned_from_if_its_command_is_given() {
     let mount = mount(None);
     put(&mount, "a", 1, 10_000);
     put(&mount, "b", 1, 10_000);

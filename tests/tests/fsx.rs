@@ -103,7 +103,7 @@ fn disturbed(mount: &Mount, operations: u64) {
             .collect();
         let outcomes: Vec<_> = runs.into_iter().map(|run| run.join()).collect();
         stop.store(true, Ordering::Relaxed);
-        println!("{} rounds of flushes, evictions and changes by others", others.join().unwrap());
+        println!("{} rounds of flushes, evictions and changes of other files", others.join().unwrap());
         assert!(outcomes.iter().all(Result::is_ok), "fsx found a difference");
     });
     // The test also checks that the disturbance happened: files of fsx were flushed while fsx wrote on. Its own files

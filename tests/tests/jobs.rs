@@ -165,7 +165,7 @@ fn without_ebpf_requests_tell_what_they_can_and_say_what_is_missing() {
 }
 
 #[test]
-fn a_hook_that_the_kernel_lacks_is_named_and_the_others_are_used() {
+fn a_hook_that_the_kernel_lacks_is_named_and_the_other_hooks_are_used() {
     let mount = mount(Some("writeback_dirty_folio:sched_process_fork:sched_process_exit"));
     wait_until("the observer starts", || mount.status().observer.kind == ObserverKind::Ebpf);
     run(&mut job(&mount, "masked", "cat a >/dev/null"), COMMAND).ok();
@@ -191,7 +191,7 @@ fn where_reads_are_not_told_what_comes_into_memory_is() {
 }
 
 #[test]
-fn a_job_outlives_the_worker_and_no_job_outlives_who_began_it() {
+fn a_job_outlives_the_worker_and_no_job_outlives_its_forebay_run() {
     let mount = mount(None);
     let (first, go) = (mount.place.at("first"), mount.place.at("go"));
     let script = format!(
@@ -361,7 +361,7 @@ fn processes_that_run_already_are_observed_until_they_have_ended() {
 }
 
 #[test]
-fn top_shows_who_reads_how_much_and_from_where() {
+fn top_shows_how_much_each_job_reads_and_from_where() {
     let mount = mount(None);
     mount.forebay(["stage"], &[&mount.path("a")]).ok();
     let _running = Running::new(&mut job(&mount, "busy", "while :; do cat a >/dev/null; sleep 0.02; done"));
@@ -441,13 +441,13 @@ fn hot_files_that_stay(evictor: &str, more: &[&str]) -> usize {
 }
 
 #[test]
-fn what_is_read_past_the_daemon_is_not_evicted_before_what_nobody_reads() {
+fn files_read_past_the_daemon_are_not_evicted_before_unread_files() {
     // The default evictor uses estimates, so it may confuse two files.
     let by_default = hot_files_that_stay("", &[]);
     assert!(by_default >= HOT - 2, "{by_default} stay by default");
     assert_eq!(hot_files_that_stay(LRU, &[]), HOT);
     let blind = hot_files_that_stay(LRU, &["-o", "mask_hooks=all"]);
-    assert!(blind < HOT / 2, "{blind} stay of those that nobody seems to use");
+    assert!(blind < HOT / 2, "{blind} stay of those that seem unused");
 }
 
 /// Returns the number of programs that the daemon has attached in the kernel.
@@ -479,7 +479,7 @@ fn the_observer_works_while_it_is_needed_and_rests_otherwise() {
             let mut top = Command::new(forebay());
             run(top.args(["--json", "top", "--interval", "20s", "--count", "1"]).arg(mount.place.mnt()), COMMAND).ok()
         });
-        wait_until("it works for who looks on", || !rests());
+        wait_until("it is attached for `top`", || !rests());
         // Waits until `top` has taken its first sample.
         thread::sleep(Duration::from_secs(2));
         fs::read(mount.path("a")).unwrap();

@@ -111,7 +111,7 @@ fn a_replacement_that_was_lost_does_not_replace_the_pools_file() {
     drop(write(&mount, "new", 1));
     disk.fail();
     fs::rename(mount.path("new"), mount.path("file")).unwrap();
-    File::open(mount.place.mnt()).unwrap().sync_all().expect("the loss of one file is nothing to others");
+    File::open(mount.place.mnt()).unwrap().sync_all().expect("the loss of one file does not affect other files");
     disk.mend();
     is_eio(File::open(mount.path("file")).unwrap().sync_all());
     is_kept_back(&mount, "file");
@@ -155,7 +155,7 @@ fn clean_content_that_was_not_written_back_is_fetched_again() {
 /// SEMANTICS 43, for content that one program is about to write, and other programs to read, when the daemon finds the
 /// loss.
 #[test]
-fn nobody_is_given_content_that_was_not_written_back() {
+fn no_program_is_given_content_that_was_not_written_back() {
     const FILES: u64 = 60;
     const READERS: usize = 3;
     let (disk, mount) = mounted();

@@ -158,7 +158,7 @@ fn each_pool_keeps_its_own_limit() {
 
 /// SEMANTICS 39: "A pool that hangs or dies does not affect the other pools."
 #[test]
-fn a_pool_that_hangs_or_dies_leaves_the_others_serving() {
+fn a_pool_that_hangs_or_dies_leaves_the_other_pools_serving() {
     let mixed = Mixed::new(&format!("{MANUAL}{TWO}"));
     let bytes = content(39, 100_000);
     fs::write(mixed.path("a/kept"), &bytes).unwrap();
@@ -301,7 +301,7 @@ fn in_the_foreground_a_signal_ends_all_and_so_does_umount() {
 }
 
 #[test]
-fn who_has_no_privileges_mounts_in_a_directory_of_their_own() {
+fn an_unprivileged_user_mounts_in_a_directory_of_their_own() {
     let place = Place::new();
     place.let_users_mount();
     place.give_to(NOBODY);

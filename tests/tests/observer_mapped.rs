@@ -121,7 +121,7 @@ fn a_file_that_is_mapped_several_times_counts_whole() {
         others.into_iter().for_each(|(start, len)| unsafe { rustix::mm::munmap(start, len).unwrap() });
         pages
     };
-    check(6, 5000, 0, "every page, beside others", all);
+    check(6, 5000, 0, "every page, beside other mappings", all);
 }
 
 /// The kernel reports twice the pages that are read into memory first, and the observer counts them once. The exception

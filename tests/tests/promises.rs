@@ -19,7 +19,7 @@ const SHELL: Duration = Duration::from_secs(60);
 /// The permission check depends on a request in which the daemon finds another client's change of the directory. It
 /// must not fail because of that change.
 #[test]
-fn users_are_not_refused_because_others_change_the_directory() {
+fn users_are_not_refused_because_another_client_changes_the_directory() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"0s\"\n"));
     fs::write(mount.pool("a"), "content").unwrap();
     for round in 0..40 {
@@ -70,7 +70,7 @@ fn truncated_content_file_is_fetched_again() {
 
 /// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what any client flushed before it."
 #[test]
-fn open_sees_what_others_wrote_before() {
+fn open_sees_what_another_client_wrote_before() {
     let mount = Mount::new(Options::default());
     for round in 0..20 {
         let bytes = content(round, 5000 + round as usize);
@@ -92,7 +92,7 @@ fn open_sees_what_others_wrote_before() {
 
 /// SEMANTICS 9: "Names and attributes lag behind the pool by at most `metadata-ttl`."
 #[test]
-fn names_and_attributes_of_others_appear_within_the_ttl() {
+fn names_and_attributes_from_another_client_appear_within_the_ttl() {
     let mount = Mount::new(Options::policy("[default]\nmetadata-ttl = \"1s\"\n"));
     fs::write(mount.pool("a"), "1").unwrap();
     fs::write(mount.pool("gone"), "").unwrap();
@@ -494,7 +494,7 @@ fn stores_beside_an_upload_are_not_taken_for_sent() {
 /// SEMANTICS 35: "If another client changes attributes of a file in the pool while a program in the mount writes its
 /// content, that change is kept"
 #[test]
-fn attributes_that_others_set_beside_a_write_are_kept() {
+fn attributes_that_another_client_sets_during_a_write_are_kept() {
     let mount = Mount::manual();
     fs::write(mount.pool("a"), "old").unwrap();
     sh(&mount.place.mnt(), "getfattr -d a; echo new >> a; setfattr -n user.ours -v 1 a", SHELL).ok();

@@ -44,7 +44,7 @@ async fn space_that_is_asked_for_in_vain_evicts_nothing() {
     assert!(!is_resident(&overlay).await);
 }
 
-/// The victim of one of them is not free yet when the others compute how much room there is.
+/// The victim of one request is not free yet when the other requests compute how much room there is.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_that_need_the_room_of_one_file_at_once_all_get_room() {
     const SMALL: [&str; 3] = ["x", "y", "z"];

@@ -9,7 +9,7 @@ use forebay_engine::{Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_to_a_file_that_became_resident_while_it_was_open_is_not_nobodys() {
+async fn a_write_to_a_file_that_became_resident_while_it_was_open_is_kept_as_a_conflict() {
     let fixture = Fixture::new();
     fixture.put("a", b"old").await;
     let policy = "[default]\nflush = \"manual\"\nwhole-file = \"0\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";

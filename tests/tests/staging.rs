@@ -83,7 +83,7 @@ impl Around for Archived {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_whose_content_is_refused_is_reported_and_all_others_are_staged() {
+async fn a_file_whose_content_is_refused_is_reported_and_all_other_files_are_staged() {
     let fixture = Fixture::new();
     fixture.mkdir("d").await;
     // Larger than the content that a listing includes.
@@ -180,7 +180,7 @@ async fn many_readers_of_a_cold_file_fetch_each_byte_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn staging_goes_no_faster_than_it_may_and_ends_with_who_waits_for_it() {
+async fn staging_goes_no_faster_than_it_may_and_ends_when_its_client_leaves() {
     const LARGE: usize = 64 << 20;
     let fixture = Fixture::new();
     fixture.put("large", &vec![1; LARGE]).await;
@@ -346,7 +346,7 @@ async fn what_a_staging_that_ended_early_had_leased_is_leased_as_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_over_keeps_no_room_though_nobody_looks_at_its_file() {
+async fn an_expired_lease_keeps_no_room_even_if_no_program_accesses_its_file() {
     let fixture = Fixture::new();
     fixture.put("a", &vec![1; 3 << 20]).await;
     fixture.put("b", &vec![2; 3 << 20]).await;

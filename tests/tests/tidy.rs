@@ -27,7 +27,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("benches", &["ebpf", "prefetch"]),
 ];
 
-/// Libraries that one crate hides from the others.
+/// Libraries that one crate hides from the other crates.
 const OWNED: [(&str, &[&str]); 4] = [
     ("rocksdb", &["overlay/catalog"]),
     ("io-uring", &["overlay/cache", "tests"]),

@@ -142,7 +142,7 @@ async fn put_replaces_attributes_too(t: Context) -> Outcome {
     Ok(())
 }
 
-/// The user attributes: a file system may add others, such as security labels.
+/// The user attributes: a file system may add other attributes, such as security labels.
 async fn user_xattrs(t: &Context, name: &str) -> Outcome<Xattrs> {
     let mut xattrs = t.pool.xattrs(&t.path(name)).await?;
     xattrs.retain(|(name, _)| name.starts_with(b"user."));

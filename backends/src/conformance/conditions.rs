@@ -123,7 +123,7 @@ async fn race(t: &Context, name: &str, expected: &Expected) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     }
-    ensure!(!winners.is_empty(), "nobody won");
+    ensure!(!winners.is_empty(), "no writer won");
     let content = t.content(name).await?;
     ensure!(
         winners.iter().any(|(n, _)| content == format!("writer {n}")),

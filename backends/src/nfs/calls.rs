@@ -95,7 +95,7 @@ pub(super) struct Calls {
     pool: String,
     connections: Connections,
     credentials: Credentials,
-    /// The server maps root to nobody.
+    /// The server maps root to the user `nobody`.
     squashed: AtomicBool,
     retries: AtomicU64,
 }
@@ -128,7 +128,7 @@ impl Calls {
     }
 
     /// Makes a call as this process and, if that is denied and this process may, as each of `owners` in turn. If the
-    /// server maps root to nobody, the owners are tried first.
+    /// server maps root to the user `nobody`, the owners are tried first.
     pub(super) async fn call<P: Procedure>(&self, args: &P, owners: &[Owner]) -> Outcome<P::Answer> {
         let mut denied = None;
         for identity in self.credentials.in_turn(owners, self.is_squashed()) {

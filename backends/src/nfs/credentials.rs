@@ -1,7 +1,7 @@
 //! The identity of calls: AUTH_SYS, which the server trusts.
 //!
 //! This process calls as itself. If it is root, it may also call as the owner of the object in question: a server
-//! with root squash maps root to nobody, and the user of the pool has already checked the program's rights.
+//! with root squash maps root to the user `nobody`, and the user of the pool has already checked the program's rights.
 
 use nfs3_client::nfs3_types::rpc::{auth_unix, opaque_auth};
 use nfs3_client::nfs3_types::xdr_codec::Opaque;

@@ -88,7 +88,7 @@ fn missing(location: &Location, name: &[u8], why: &str) -> Error {
 enum Rights {
     /// Those of root.
     Root,
-    /// The server maps root to nobody.
+    /// The server maps root to the user `nobody`.
     Squashed,
     /// Those of an ordinary user.
     User,

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_of_others_is_kept() {
+    fn metadata_of_other_programs_is_kept() {
         let mut headers = HeaderMap::new();
         for (name, value) in [("x-amz-meta-colour", "red"), ("content-type", "text/plain"), ("date", "today")] {
             headers.insert(name, HeaderValue::from_static(value));

@@ -46,7 +46,7 @@ pub fn next(random: &mut u64) -> u64 {
 }
 
 pub fn rows() {
-    println!("\n{CONTENTS} contents are here. The ghosts of the evicted are among the bytes.\n");
+    println!("\n{CONTENTS} contents are resident. The bytes include the ghosts of evicted contents.\n");
     println!("| policy | bytes each | access | evict and insert |\n|---|---|---|---|");
     for name in names() {
         let before = held_bytes();

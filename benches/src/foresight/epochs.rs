@@ -8,7 +8,7 @@ use super::{of, ratios};
 const CONTENTS: u64 = 10_000;
 
 pub fn rows() {
-    println!("\nOne set of {CONTENTS} read over and over: the miss ratio of {DEFAULT} above that of Belady.\n");
+    println!("\nOne set of {CONTENTS} files, read repeatedly: the miss ratio of {DEFAULT} above that of Belady.\n");
     println!("| order | epochs | cache | Belady | {DEFAULT} | above |\n|---|---|---|---|---|---|");
     let mut random = 1;
     for epochs in [3, 10] {

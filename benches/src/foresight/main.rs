@@ -45,7 +45,8 @@ fn run() -> Result<()> {
             row(name, trace, fraction, &mut totals);
         }
     }
-    println!("\n| policy | closes of objects | of bytes | most above LRU, objects | bytes |\n|---|---|---|---|---|");
+    println!("\n| policy | closed, objects | closed, bytes | worst above LRU, objects | worst above LRU, bytes |");
+    println!("|---|---|---|---|---|");
     for (name, total) in names().zip(&totals) {
         let mark = if name == DEFAULT { " (default)" } else { "" };
         let [objects, bytes] = total.closed.map(|sum| 100.0 * sum / total.rows.max(1.0));

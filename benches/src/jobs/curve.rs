@@ -45,7 +45,8 @@ struct Shares {
 
 pub fn rows(records: &[(&'static str, Record)], picture: Option<&Path>) -> Result<()> {
     println!(
-        "\nEach run foreseen from k others: coverage | accuracy | waiting that is left (shares of the bytes, and of the time).\n"
+        "\nEach run predicted from k other runs: coverage | accuracy | remaining waiting time (shares of the bytes, \
+         and of the time).\n"
     );
     let ks: String = LEARNED.iter().map(|k| format!(" k = {k} |")).collect();
     println!("| program | none |{ks} declared | clairvoyant |\n|---|---|{}---|---|", "---|".repeat(LEARNED.len()));
@@ -162,7 +163,7 @@ fn draw(all: Vec<Curve>) -> std::result::Result<String, Box<dyn std::error::Erro
         let area = SVGBackend::with_string(&mut svg, PIXELS).into_drawing_area();
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
-            .caption("waiting for the pool that is left (%), by what it is foreseen from", ("sans-serif", 20))
+            .caption("remaining waiting time for the pool (%), by source of the prediction", ("sans-serif", 20))
             .margin(12)
             .margin_right(270)
             .x_label_area_size(30)

@@ -67,8 +67,9 @@ fn run() -> Result<()> {
         println!("* {fact}");
     }
     println!(
-        "\n| program | run 1 | later runs, staged ahead | without | how much faster | spread | staged before it begins | \
-         how much faster | all here | coverage | accuracy | target | |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "\n| program | run 1 | later runs, staged during the run | not staged | speedup | spread | \
+         staged before the run | speedup | all resident | coverage | accuracy | target | |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     let mut records = Vec::new();
     let is_wanted = |p: &&Program| args.only.is_empty() || args.only.iter().any(|word| p.name.contains(word.as_str()));
@@ -123,7 +124,7 @@ fn measure(program: &Program, runs: usize) -> Result<curve::Record> {
     let verdict = match program.target {
         _ if foreseen && ratio.median >= least => "pass",
         // `NoSlower` has to hold while the files are staged during the run, so it has no such verdict.
-        Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass staged before it begins",
+        Target::Repeat | Target::Next if foreseen && of_staged >= least => "**miss**; pass if staged before the run",
         _ => "**miss**",
     };
     // A share of 0 bytes is NaN.

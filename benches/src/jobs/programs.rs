@@ -105,7 +105,7 @@ pub fn all() -> [Program; 10] {
             ..ANY
         },
         Program {
-            name: "a day of a sequence",
+            name: "one day of a daily sequence",
             target: Target::Next,
             make: |dir| {
                 make_files(&dir.join("pool/constants"), 20, 200_000, |n| format!("table-{n}.bin"))?;
@@ -117,7 +117,7 @@ pub fn all() -> [Program; 10] {
             ..ANY
         },
         Program {
-            name: "grep -r of a tree that nobody has read",
+            name: "grep -r of a tree not read before",
             make: |dir| {
                 make_files(&dir.join("pool/trees"), TREES * 2000, 10_000, |n| {
                     format!("{}/{:03}/{:02}.txt", object(n / 2000), n / 20 % 100, n % 20)
@@ -127,7 +127,7 @@ pub fn all() -> [Program; 10] {
             ..ANY
         },
         Program {
-            name: "half of the inputs are new each time",
+            name: "half of the inputs are new in each run",
             make: |dir| flat(dir, 4000),
             before: |dir, run| {
                 let kept = (0..200).map(|n| n * 20);
@@ -137,13 +137,13 @@ pub fn all() -> [Program; 10] {
             ..ANY
         },
         Program {
-            name: "two jobs that look the same",
+            name: "two jobs with the same command line",
             make: |dir| flat(dir, 800),
             before: |dir, run| names(dir, (0..400).map(|n| n * 2 + run % 2)),
             ..ANY
         },
         Program {
-            name: "other files each time, at random",
+            name: "random files in each run",
             make: |dir| flat(dir, 4000),
             before: |dir, run| {
                 let mut random = ChaCha8Rng::seed_from_u64(run as u64);
@@ -154,14 +154,14 @@ pub fn all() -> [Program; 10] {
             ..ANY
         },
         Program {
-            name: "a fast pool of a third of the need",
+            name: "fast pool fits a third of the files",
             make: |dir| flat(dir, 600),
             before: |dir, _| names(dir, 0..600),
             limit: "20MiB",
             ..ANY
         },
         Program {
-            name: "the pool is slower than it was",
+            name: "pool slower than when learned",
             make: |dir| flat(dir, 200),
             before: |dir, _| names(dir, 0..200),
             throttle: |run| if run < 2 { POOL } else { "10MB/s,10ms" },

@@ -34,13 +34,13 @@ pub fn rows(args: &Args) -> Result<()> {
     for file in &small {
         std::fs::write(file, [7; PAGE as usize])?;
     }
-    println!("\n| event | without | with | more | spread |");
+    println!("\n| event | without | with | added | spread |");
     println!("|---|---|---|---|---|");
     let rows: [(&str, &Path, Work<'_>); 5] = [
-        ("pread of 4 KiB, a file that is known", &watched, &|| read(&known)),
-        ("pread of 4 KiB, the same file system, not watched", &watched, &|| read(&beside)),
-        ("pread of 4 KiB, another file system", elsewhere.path(), &|| read(&beside)),
-        ("page fault, a file that is known", &watched, &|| map(&known)),
+        ("pread of 4 KiB, known file", &watched, &|| read(&known)),
+        ("pread of 4 KiB, unwatched file on the same file system", &watched, &|| read(&beside)),
+        ("pread of 4 KiB, file on another file system", elsewhere.path(), &|| read(&beside)),
+        ("page fault, known file", &watched, &|| map(&known)),
         ("open, first read of 4 KiB, close", &watched, &|| open(&small)),
     ];
     for (name, place, work) in rows {

@@ -32,13 +32,13 @@ pub fn rows(args: &Args) -> Result<()> {
     let observing = ["--policy", policy.to_str().ok_or("a directory whose name is not UTF-8")?];
     let near = |options: &[&str]| Mount::start(&pool, &point, &fast, options);
     let far = |options: &[&str]| Mount::start(&other_pool, &other_point, &other_fast, options);
-    println!("\n| fio, reads at random from the page cache | at least | | ratio | spread | off | on |");
+    println!("\n| fio, random reads from the page cache | target | | ratio | spread | off | on |");
     println!("|---|---|---|---|---|---|---|");
     let rows: [Row<'_>; 4] = [
-        ("4 KiB, a file of the mount that is known", 0.93, &known, 4, &near),
-        ("128 KiB, a file of the mount that is known", 0.99, &known, 128, &near),
-        ("4 KiB, another file system", 0.98, &beside, 4, &far),
-        ("4 KiB, the fast pool's file system, not of the fast pool", 0.93, &beside, 4, &near),
+        ("4 KiB, known file of the mount", 0.93, &known, 4, &near),
+        ("128 KiB, known file of the mount", 0.99, &known, 128, &near),
+        ("4 KiB, file on another file system", 0.98, &beside, 4, &far),
+        ("4 KiB, file beside the fast pool, on its file system", 0.93, &beside, 4, &near),
     ];
     for (name, least, file, block_kib, mount) in rows {
         let job = Job { write: false, block_kib, direct: false, jobs: 1, depth: 1, secs: 1 };

@@ -178,7 +178,7 @@ fn small_names() -> Vec<String> {
 
 fn s3_read(bench: &mut Bench) -> Result<()> {
     let slow = link::start(bench.s3.port(), GIGABIT)?;
-    for (what, port) in [("1 Gbit/s and 1 ms away", slow), ("loopback", bench.s3.port())] {
+    for (what, port) in [("1 Gbit/s, 1 ms round trip", slow), ("loopback", bench.s3.port())] {
         let plain = bench.plain(port)?;
         let url = bench.s3.url_by("", port);
         let name = format!("S3: cold read of 1 GiB, {what}");
@@ -212,7 +212,7 @@ fn s3_read(bench: &mut Bench) -> Result<()> {
 fn s3_small(bench: &mut Bench) -> Result<()> {
     let port = link::start(bench.s3.port(), TWO_MS)?;
     let (plain, url, names) = (bench.plain(port)?, bench.s3.url_by("", port), small_names());
-    let name = "S3, 2 ms away: `stage` and read of 10,000 × 4 KiB, to GETs in series";
+    let name = "S3, 2 ms round trip: `stage` and read of 10,000 × 4 KiB, against serial GETs";
     bench.ratio(name, Target::AtLeast(5.0), Unit::PerSec, |bench, side| match side {
         Side::Native => plain.read_serially(&names[..SERIAL_FILES]),
         Side::Mount => {
@@ -232,7 +232,7 @@ fn s3_small(bench: &mut Bench) -> Result<()> {
 fn s3_flush(bench: &mut Bench) -> Result<()> {
     let content = Bytes::from(fs::read(bench.content())?);
     let slow = link::start(bench.s3.port(), GIGABIT)?;
-    for (what, port) in [("1 Gbit/s and 1 ms away", slow), ("loopback", bench.s3.port())] {
+    for (what, port) in [("1 Gbit/s, 1 ms round trip", slow), ("loopback", bench.s3.port())] {
         let (plain, url) = (bench.plain(port)?, bench.s3.url_by("", port));
         let name = format!("S3: flush of 1 GiB, {what}");
         bench.ratio(&name, Target::AtLeast(0.9), Unit::BytesPerSec, |bench, side| {
@@ -283,14 +283,14 @@ fn s3_rename(bench: &mut Bench) -> Result<()> {
         }
         taken_ms.push(taken.as_secs_f64() * 1000.0);
     }
-    let name = "S3, loopback: 3,000 renames in one directory beside their own flush";
+    let name = "S3, loopback: 3,000 renames in a directory during its flush";
     bench.add(name, Target::AtMost(3_000.0), Outcome::Value(pairs::spread(taken_ms).median, "ms"));
     Ok(())
 }
 
 fn nfs_read(bench: &mut Bench) -> Result<()> {
     let slow = link::start(bench.nfs.nfs_port(), GIGABIT)?;
-    for (what, port) in [("1 Gbit/s and 1 ms away", slow), ("loopback", bench.nfs.nfs_port())] {
+    for (what, port) in [("1 Gbit/s, 1 ms round trip", slow), ("loopback", bench.nfs.nfs_port())] {
         let url = bench.nfs.url_by("/pool", port);
         let name = format!("NFS: cold read of 1 GiB, {what}");
         bench.ratio(&name, Target::AtLeast(0.95), Unit::BytesPerSec, |bench, side| {
@@ -314,8 +314,8 @@ fn others_read(bench: &mut Bench) -> Result<()> {
     let bucket = Bucket { endpoint: &endpoint, name: BUCKET, key: ACCESS_KEY, secret: SECRET_KEY };
     for program in Program::ALL {
         let name = program.name();
-        for (what, again) in [("cold read of 1 GiB", false), ("read of 1 GiB again, page cache dropped", true)] {
-            let title = format!("{what}, to {name}");
+        for (what, again) in [("cold read of 1 GiB", false), ("second read of 1 GiB, page cache dropped", true)] {
+            let title = format!("{what}, against {name}");
             bench.ratio(&title, Target::AtLeast(1.0), Unit::BytesPerSec, |bench, side| {
                 bench.warm_server()?;
                 let dir = bench.fresh();
@@ -334,7 +334,7 @@ fn others_read(bench: &mut Bench) -> Result<()> {
                 }
             })?;
         }
-        let title = format!("cold read of 1,000 × 4 KiB by one reader, to {name}");
+        let title = format!("cold read of 1,000 × 4 KiB by one reader, against {name}");
         bench.ratio(&title, Target::AtLeast(1.0), Unit::PerSec, |bench, side| {
             let read = |point: &Path| -> Result<f64> {
                 let begin = Instant::now();
@@ -360,7 +360,7 @@ fn others_write(bench: &mut Bench) -> Result<()> {
     let bucket = Bucket { endpoint: &endpoint, name: BUCKET, key: ACCESS_KEY, secret: SECRET_KEY };
     let plain = bench.plain(bench.s3.port())?;
     for program in Program::ALL {
-        let title = format!("write of 1 GiB until the bucket has it, to {}", program.name());
+        let title = format!("write of 1 GiB until the bucket has it, against {}", program.name());
         bench.ratio(&title, Target::AtLeast(1.0), Unit::BytesPerSec, |bench, side| {
             let (dir, stored) = (bench.fresh(), bench.s3.files().join("written"));
             let begin = Instant::now();

@@ -23,7 +23,7 @@ pub fn cpu(bench: &mut Bench) -> Result<()> {
         work::read_sequentially(&file, 1)?;
     }
     let cpu = (general.cpu_secs()? - before) / ROUNDS as f64;
-    bench.add("daemon CPU for 1 GiB of warm reads", Target::AtMost(0.01), Outcome::Value(cpu, "s"));
+    bench.add("daemon CPU time to read 1 GiB, resident", Target::AtMost(0.01), Outcome::Value(cpu, "s"));
     Ok(())
 }
 
@@ -31,8 +31,8 @@ pub fn cpu(bench: &mut Bench) -> Result<()> {
 pub fn memory(bench: &mut Bench) -> Result<()> {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
     let (general, quiet) = (mib(bench.place.general.peak_rss_bytes()?), mib(bench.place.quiet.peak_rss_bytes()?));
-    bench.add("peak RSS of the daemon after all of it", Target::AtMost(128.0), Outcome::Value(general, "MiB"));
-    bench.add("peak RSS of the daemon that flushed nothing", Target::Beside, Outcome::Value(quiet, "MiB"));
+    bench.add("peak RSS of the daemon after all rows above", Target::AtMost(128.0), Outcome::Value(general, "MiB"));
+    bench.add("peak RSS of a daemon that flushed nothing", Target::Beside, Outcome::Value(quiet, "MiB"));
     Ok(())
 }
 
@@ -45,7 +45,7 @@ pub fn death(bench: &mut Bench) -> Result<()> {
         let killed = Instant::now();
         // The kernel has not cached this name, so the daemon has to answer.
         if general.path().join(format!("asked-after-death-{round}")).exists() {
-            return Err("a name that nobody made".into());
+            return Err("a name exists that no program created".into());
         }
         slowest = slowest.max(killed.elapsed());
     }

@@ -12,8 +12,10 @@ use crate::pairs::{self, Side};
 use crate::report::{Outcome, Target, Unit};
 use crate::{Result, work};
 
-const ROWS: [(&str, bool); 2] =
-    [("the same, libfuse's passthrough_hp", false), ("the same, libfuse's passthrough_hp, bound", true)];
+const ROWS: [(&str, bool); 2] = [
+    ("open+read+close, hot, libfuse's passthrough_hp", false),
+    ("open+read+close, hot, libfuse's passthrough_hp, bound", true),
+];
 const CREATE_ROWS: [(&str, bool); 2] = [
     ("create of 10,000, libfuse's passthrough_hp", false),
     ("create of 10,000, libfuse's passthrough_hp, bound", true),

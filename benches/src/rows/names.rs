@@ -29,7 +29,7 @@ pub fn known(bench: &mut Bench) -> Result<()> {
         work::walk(&root.join("data/small"), 2)?;
         work::list(&root.join("data/many"), MANY_ENTRIES, 2)?;
     }
-    bench.ratio("stat of 10,000 known files", Target::AtLeast(0.80), unit, |place, side, _| {
+    bench.ratio("repeated stat of 10,000 files", Target::AtLeast(0.80), unit, |place, side, _| {
         work::stat(&small::names(place.side(side, &place.general)), STAT_ROUNDS)
     })?;
     for (suffix, bound) in [("", false), (", bound", true)] {
@@ -39,7 +39,7 @@ pub fn known(bench: &mut Bench) -> Result<()> {
             work::walk(&place.side(side, &place.general).join("data/small"), WALK_ROUNDS)
         })?;
     }
-    bench.ratio("readdir of 100,000", Target::AtLeast(1.0), unit, |place, side, _| {
+    bench.ratio("readdir of 100,000 entries", Target::AtLeast(1.0), unit, |place, side, _| {
         work::list(&place.side(side, &place.general).join("data/many"), MANY_ENTRIES, LIST_ROUNDS)
     })
 }
@@ -93,7 +93,7 @@ pub fn create_and_unlink(bench: &mut Bench) -> Result<()> {
         })?;
     }
     for how in HOWS {
-        let name = format!("unlink of them{}", how.suffix);
+        let name = format!("unlink of 10,000 files{}", how.suffix);
         bench.ratio(&name, how.target(0.20), unit, |place, side, pair| {
             let root = how.tree(place, side, pair);
             settle(place, how.background)?;

@@ -28,18 +28,16 @@ fn warm(place: &Place) -> Result<()> {
 pub fn hot(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
     warm(&bench.place)?;
-    for (name, bound) in
-        [("open+read+close of 10,000 × 4 KiB, hot", false), ("the same, the client bound to a CPU", true)]
-    {
+    for (name, bound) in [("open+read+close of 10,000 × 4 KiB, hot", false), ("open+read+close, hot, bound", true)] {
         bench.ratio(name, Target::AtLeast(0.15), unit, |place, side, _| {
             let _bound = Bound::when(bound)?;
             work::open_read_close(&names(place.side(side, &place.general)), HOT_ROUNDS)
         })?;
     }
-    bench.ratio("the same, 8 clients at once", Target::Beside, unit, |place, side, _| {
+    bench.ratio("open+read+close, hot, 8 clients at once", Target::Beside, unit, |place, side, _| {
         work::open_read_close_at_once(&names(place.side(side, &place.general)), CLIENTS, HOT_ROUNDS)
     })?;
-    bench.ratio("the same, --immutable", Target::AtLeast(0.65), unit, |place, side, _| {
+    bench.ratio("open+read+close, hot, --immutable", Target::AtLeast(0.65), unit, |place, side, _| {
         work::open_read_close(&names(place.side(side, &place.immutable)), HOT_ROUNDS)
     })
 }
@@ -47,10 +45,10 @@ pub fn hot(bench: &mut Bench) -> Result<()> {
 pub fn dropped(bench: &mut Bench) -> Result<()> {
     let unit = Unit::PerSec;
     let rows = [
-        ("the same, page cache dropped", Target::AtLeast(0.60), Drop::Pages, false, false),
-        ("the same, page cache dropped, bound", Target::AtLeast(0.60), Drop::Pages, false, true),
-        ("the same, page cache dropped, --immutable", Target::Beside, Drop::Pages, true, false),
-        ("the same, page cache and names dropped", Target::Beside, Drop::All, false, false),
+        ("open+read+close, page cache dropped", Target::AtLeast(0.60), Drop::Pages, false, false),
+        ("open+read+close, page cache dropped, bound", Target::AtLeast(0.60), Drop::Pages, false, true),
+        ("open+read+close, page cache dropped, --immutable", Target::Beside, Drop::Pages, true, false),
+        ("open+read+close, page cache, dentries and inodes dropped", Target::Beside, Drop::All, false, false),
     ];
     for (name, target, what, immutable, bound) in rows {
         bench.ratio(name, target, unit, |place, side, _| {

@@ -49,7 +49,7 @@ fn found(mapping: u64, index: u64) -> Pages {
         let node = entry - 2;
         let slots = node + offset!(node_slots) as u64;
         entry = word(slots + (index >> (byte(node, offset!(node_shift)) & 63)) % CHUNK * 8, 0);
-        // A folio of several entries is in the first of them, which the others name.
+        // A folio of several entries is in the first of them, which the other entries name.
         if entry & 3 == 2 && entry >> 2 < CHUNK {
             entry = word(slots + (entry >> 2) * 8, 0);
         }

@@ -96,7 +96,7 @@ pub static TOUCHES: RingBuf = RingBuf::with_byte_size(layout::RING_BYTES, 0);
 pub static NUMBERS: Array<u64> = Array::with_max_entries(layout::NUMBERS, 0);
 #[map]
 static DROPPED: PerCpuArray<[u64; DROPS]> = PerCpuArray::with_max_entries(1, 0);
-/// Processes that belong to a job because they, or who forked them, were named.
+/// Processes that belong to a job because they, or the processes that forked them, were named.
 #[map]
 pub static TASKS: HashMap<u32, u32> = HashMap::with_max_entries(65_536, AS_NEEDED);
 /// cgroups of version 2 that are a job, by the number of their directory's inode.

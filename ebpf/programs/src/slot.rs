@@ -147,7 +147,7 @@ fn mark(map: &mut [u64; MAP_WORDS], shift: u32, from: u64, until: u64) {
     }
 }
 
-/// Adds what the slot has counted to the record. Where that was given up meanwhile nobody wants it any more.
+/// Adds what the slot has counted to the record. If the record was given up meanwhile, the counts are not needed.
 #[inline(always)]
 fn add_to_record(slot: &Slot) {
     if slot.inode == 0 || slot.shift == 0 {

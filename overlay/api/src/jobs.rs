@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_that_are_replaced_leave_the_others() {
+    fn replaced_counts_leave_the_rest_of_the_sum() {
         let of = |read_bytes, cache_bytes| Traffic { read_bytes, cache_bytes, ..Traffic::default() };
         let mut sum = of(100, 60);
         sum.replace(&of(40, 40), &of(50, 20));

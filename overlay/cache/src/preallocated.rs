@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn those_that_nobody_took_are_removed() {
+    async fn unused_spares_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let spares = spares(dir.path());
         let taken = spares.take().unwrap();

@@ -210,7 +210,7 @@ mod tests {
 
     /// `sync_first` only promises an order: a caller that syncs another file does not get the error of this one.
     #[test]
-    fn a_loss_of_what_is_synced_first_keeps_nobody_from_syncing() {
+    fn a_loss_in_a_file_that_is_synced_first_does_not_stop_other_syncs() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
         let good = std::sync::Arc::new(Content::new(1, tempfile::tempfile().unwrap(), true));

@@ -372,9 +372,9 @@ pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     postcard::to_stdvec(record).unwrap_or_default()
 }
 
-/// Appends the encoding of a record to `others`.
-pub fn append<T: Serialize>(record: &T, others: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
-    postcard::to_extend(record, others)
+/// Appends the encoding of a record to `encoded`.
+pub fn append<T: Serialize>(record: &T, encoded: Vec<u8>) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(record, encoded)
 }
 
 /// Decodes the first of several records. Returns it and the remaining bytes.

@@ -30,7 +30,7 @@ pub struct MountConfig {
     pub read_only: bool,
     /// The pool never changes, neither through this mount nor through another client.
     pub immutable: bool,
-    /// Other users than the one who mounts may use the mount.
+    /// Users other than the one who mounts may use the mount, too.
     pub allow_other: bool,
     pub throttle: Option<Pace>,
     /// Threads that answer the kernel. `None`: one for two cores, at most 8.

@@ -1,9 +1,9 @@
 //! Mixed roots: one directory that shows several pools, each under a name of its own.
 //!
 //! Each pool is a mount of its own below the root, with its own daemon, catalog and limit. So a pool that hangs or dies
-//! does not affect the others, and the kernel itself refuses renames and links between pools with `EXDEV`. The root is
-//! a directory that contains only the names. For root it is a small tmpfs that is mounted read-only. Other users may
-//! not mount a tmpfs; for them it is their own directory.
+//! does not affect the other pools, and the kernel itself refuses renames and links between pools with `EXDEV`. The
+//! root is a directory that contains only the names. For root it is a small tmpfs that is mounted read-only. Other
+//! users may not mount a tmpfs; for them it is their own directory.
 //!
 //! One daemon with several engines would need less memory, but would die for all pools. With one mount for each pool,
 //! no pool waits for another pool's lock, memory or daemon, and each has its own `statfs`. The record `mixed.json` in

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_not_trusted() {
+    fn a_directory_that_other_users_may_write_to_is_not_trusted() {
         let dir = tempfile::tempdir().unwrap();
         assert!(is_trusted(dir.path()));
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();

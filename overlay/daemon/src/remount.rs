@@ -13,7 +13,7 @@ use super::{Failure, FailureKind, mounts, multi_mount, paths, supervisor};
 /// The requested options.
 #[derive(Debug)]
 pub struct Remount {
-    /// The options of the daemon that were given; the others are empty.
+    /// The options of the daemon that were given; the other options are empty.
     pub config: MountConfig,
     /// The options of the mount itself that were given, in their order.
     pub options: Vec<String>,

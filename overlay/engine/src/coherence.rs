@@ -252,8 +252,8 @@ impl Inner {
     }
 
     /// Like [`Inner::revalidate`], for a lookup by name. If an object has several names, each of them may belong to
-    /// another object by now, and the answer for one name says nothing about the others. So the pool is asked about
-    /// this name.
+    /// another object by now, and the answer for one name says nothing about the other names. So the pool is asked
+    /// about this name.
     async fn confirm(&self, ino: Ino, name: &Link) -> Result<()> {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_bound_is_followed_after_a_while_and_left_for_others() {
+    fn a_bound_client_is_followed_after_a_while_until_an_unbound_client_comes() {
         let home = set(&[0, 1, 2]);
         let mut thread = Follower::new(Some(home));
         assert_eq!(serve(&mut thread, STREAK - 1, 7, Some(1)), []);

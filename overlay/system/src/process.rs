@@ -21,8 +21,8 @@ impl Process {
         Self { pid, start_ticks: stat(pid).map_or(0, |stat| stat.start_ticks) }
     }
 
-    /// Returns whether any of its threads is left. The first thread may end before the others, and its open files stay
-    /// open until the last thread ends.
+    /// Returns whether any of its threads is left. The first thread may end before the other threads, and its open
+    /// files stay open until the last thread ends.
     pub fn is_alive(&self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
     }

@@ -130,6 +130,6 @@ mod tests {
                 return;
             }
         }
-        panic!("content of eleven uses outlived a hundred others");
+        panic!("content of eleven uses outlived a hundred other contents");
     }
 }

@@ -45,7 +45,7 @@ pub(super) const AWAITED_TOUCHES: u64 = 4 * LOOKAHEAD;
 /// The last opens of a file.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
-    /// In logical time, which starts for each reader at a value far from all others. Ascending.
+    /// In logical time, which starts for each reader at a value far from those of all other readers. Ascending.
     at: [u64; SUPPORT_MAX],
     opens: usize,
 }

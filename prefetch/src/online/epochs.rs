@@ -29,8 +29,8 @@ const ORDER_LAST: f64 = 0.25;
 const ORDER_MIN: f64 = 0.75;
 
 /// This many consecutive opens of files that were already opened in this epoch may begin another epoch. If fewer such
-/// opens occur between others, the file is a configuration or similar, which is read every few steps and is no part of
-/// the set.
+/// opens occur between other opens, the file is a configuration or similar, which is read every few steps and is no
+/// part of the set.
 const REPEATS: usize = 3;
 
 /// The most suggestions of files of a set that may be outstanding or wasted, for each file that was opened in this

@@ -30,7 +30,8 @@ const ORDER_OPENS: f64 = 32.0;
 /// Equal steps that make a stream.
 const STEPS_MIN: u64 = 3;
 
-/// The most steps of one directory that count in the next: the pattern of one directory is no promise for all others.
+/// The most steps of one directory that count in the next: the pattern of one directory is no promise for all other
+/// directories.
 const HABIT_STEPS_MAX: u64 = 16;
 
 /// The assumed share of opens that an order explains if it follows from habit alone.

@@ -5,8 +5,8 @@
 /// is read, even if the strongest evidence is wrong.
 pub(super) const FOR_EACH_OPENED_MAX: f64 = 4.0;
 
-/// Files of a kind that must be opened before the others of this kind are suggested: one `index.json` among the images
-/// says nothing about other such files.
+/// Files of a kind that must be opened before the other files of this kind are suggested: one `index.json` among the
+/// images says nothing about other such files.
 pub(super) const OPENED_MIN: u32 = 3;
 
 /// Returns the probability that an unopened file will be opened, if `opened` of the `of` files were opened; both are at
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_of_a_directory_was_opened_the_more_probable_are_the_others() {
+    fn the_more_of_a_directory_was_opened_the_more_probable_are_its_other_files() {
         let shares: Vec<f64> = [5, 20, 200, 1000, 1999].iter().map(|k| probability(*k, 2000, 0.5)).collect();
         assert!(shares.is_sorted(), "{shares:?}");
         assert!(shares[0] < 0.02 && shares[3] > 0.65 && shares[4] > 0.99, "{shares:?}");

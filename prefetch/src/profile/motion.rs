@@ -27,7 +27,7 @@ const TESTED_MAX: usize = 1 << 16;
 const FIELD_TESTED_MAX: usize = 1 << 14;
 
 /// The trust in a next step that no run has tested yet. `STEP_TRUST` is for steps of time, small steps, and steps that
-/// divide the counter; `LEAP_TRUST` is for others, since two unrelated numbers differ by some step, too.
+/// divide the counter; `LEAP_TRUST` is for other steps, since two unrelated numbers differ by some step, too.
 const STEP_TRUST: f64 = 0.9;
 const LEAP_TRUST: f64 = 0.3;
 const STEP_MAX: i64 = 100;
@@ -72,7 +72,7 @@ pub(super) struct Motion {
 pub(super) struct Motions {
     /// For each field; `None` if it does not move, or is tied.
     pub of_fields: Vec<Option<Motion>>,
-    /// Paths that were used in every run stay, and only the others move.
+    /// Paths that were used in every run stay, and only the other paths move.
     pub mixed: bool,
     /// See `Masks::score`.
     pub score: f64,

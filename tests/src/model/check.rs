@@ -36,7 +36,7 @@ pub fn same_but(is: &Tree, right: &Tree, compared: Compared, skip: impl Fn(Id) -
         let names = |tree: &Tree, id: Id| if let Body::Dir(_) = tree.node(id).body { 1 } else { tree.node(id).nlink };
         if pair != *is_id || names(is, *is_id) != names(right, *right_id) {
             return Err(format!(
-                "{shown} has {} hard links instead of {}, or others",
+                "{shown} has {} hard links instead of {}, or other hard links",
                 names(is, *is_id),
                 names(right, *right_id)
             ));

@@ -92,7 +92,7 @@ impl Run {
                 return Ok(());
             }
             if began.elapsed() > ARRIVAL {
-                return Err(format!("nobody asked for a flush, and after {ARRIVAL:?} it is dirty: {dirty:?}"));
+                return Err(format!("without a request for a flush, this is still dirty after {ARRIVAL:?}: {dirty:?}"));
             }
             self.machine.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
         }
@@ -103,7 +103,7 @@ impl Run {
         let status = self.machine.run(overlay.status());
         let world = self.machine.config.world;
         if world == World::Quiet && !status.conflicts.is_empty() {
-            return Err(format!("nobody else was here, but there are conflicts: {:?}", status.conflicts));
+            return Err(format!("there are conflicts without another client: {:?}", status.conflicts));
         }
         let same_as_model = match world {
             World::Quiet => true,

@@ -86,7 +86,7 @@ impl Run {
         }
         let look = |run: &Self| {
             let shown = run.machine.run(view::shown(&overlay));
-            shown.map_err(|e| format!("after a change of others: {e}"))
+            shown.map_err(|e| format!("after a change by another client: {e}"))
         };
         // Checked before the look: a flush that ends between the look and the check would make the look outdated.
         let clean = self.is_clean()?;
@@ -104,7 +104,7 @@ impl Run {
             if let Body::File(content) = &shown.node(id).body
                 && !self.effects.is_known(content)
             {
-                return Err(format!("{} holds what nobody wrote: {}", path.escape_ascii(), describe(content)));
+                return Err(format!("{} holds what no client wrote: {}", path.escape_ascii(), describe(content)));
             }
         }
         if clean && self.machine.config.fresh {

@@ -33,7 +33,7 @@ const MISSING: &str = "is not installed: run `packaging/deps test`, or apt-get i
 pub enum Squash {
     /// Root stays root.
     None,
-    /// Root becomes nobody.
+    /// Root becomes the user `nobody`.
     Root,
 }
 

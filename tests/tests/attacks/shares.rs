@@ -36,7 +36,7 @@ fn chattr(what: &str, dir: &Path) {
 }
 
 #[test]
-fn files_of_a_manual_rule_do_not_stop_the_flush_of_others() {
+fn files_of_a_manual_rule_do_not_stop_the_flush_of_other_files() {
     let mount = shared("[default]\nflush = \"idle:1s\"\n[[rule]]\npaths = [\"**/*.tmp\"]\nflush = \"manual\"\n");
     U1.sh(&mount.path("shared"), "mkdir mine && for n in $(seq 17000); do : >mine/$n.tmp; done").ok();
     U2.sh(&mount.path("shared"), "echo due >due").ok();

@@ -38,7 +38,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
 /// No other worker makes or removes entries of this directory, so an error must not say so.
 fn alone(what: &str, error: &Error) -> Outcome {
     let others = [ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::NotEmpty];
-    ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");
+    ensure!(!others.contains(&error.kind()), "{what}: no other worker did anything: {error}");
     excused(what, error)
 }
 

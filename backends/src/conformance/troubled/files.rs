@@ -179,7 +179,7 @@ impl Worker {
             Err(error) => {
                 // No other worker writes these files.
                 let others = [ErrorKind::Conflict, ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::Stale];
-                ensure!(!others.contains(&error.kind()), "{what}: nobody else did anything: {error}");
+                ensure!(!others.contains(&error.kind()), "{what}: no other worker did anything: {error}");
                 excused(&what, &error)?;
                 afters.iter().for_each(|after| self.ledger.may_be(*after));
             }

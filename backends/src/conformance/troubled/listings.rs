@@ -1,4 +1,4 @@
-//! Listings of a directory in which some names stay and others are made and removed.
+//! Listings of a directory in which some names stay, and other names are made and removed.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
                 }
                 let others =
                     once.iter().filter(|name| !name.starts_with(b"staying-") && !name.starts_with(b"passing-"));
-                ensure!(others.count() == 0, "a listing has names that nobody made");
+                ensure!(others.count() == 0, "a listing has names that were never made");
             }
             Err(error) => excused("list", &error)?,
         }

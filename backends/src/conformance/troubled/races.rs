@@ -42,7 +42,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
         let found = stage.truth(&path).await?.map(|(_, data)| data);
         let candidates = (1..=WRITERS).map(|n| Some(round * NUMBERS + n)).chain([before]);
         let is = |number: &Option<u64>| number.map(content_of) == found;
-        let now = candidates.into_iter().find(is).ok_or_else(|| Failure::new("the content is nobody's"))?;
+        let now = candidates.into_iter().find(is).ok_or_else(|| Failure::new("no writer wrote the content"))?;
         let atomic = stage.setting.troubled.capabilities().conditional_put == ConditionalPut::Atomic;
         ensure!(!atomic || won.len() <= 1, "{won:?} won in round {round}");
         ensure!(!atomic || won.is_empty() || won.first().copied() == now, "{won:?} won, and {now:?} is there");

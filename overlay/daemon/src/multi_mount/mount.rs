@@ -9,7 +9,7 @@ use super::table::within;
 use super::{Plan, Root, directory, umount};
 
 /// Mounts all pools at the same time, since each may have to wait for its own server. Returns when all pools serve. If
-/// one fails, the others are unmounted again.
+/// one fails, the other pools are unmounted again.
 ///
 /// # Errors
 /// Why the first pool, in the order of the file, failed, with its name. Nothing is mounted then.
@@ -44,7 +44,7 @@ fn all_or_the_first_failure(plan: &Plan) -> Result<Vec<Ready>, Failure> {
     thread::scope(|scope| {
         let launched: Vec<_> =
             named.iter().map(|(name, pool)| (name, scope.spawn(|| supervisor::launch(&pool.config)))).collect();
-        // Wait for all threads, so that no pool is still being mounted when the others are unmounted.
+        // Wait for all threads, so that no pool is still being mounted when the other pools are unmounted.
         let outcomes: Vec<_> = launched
             .into_iter()
             .map(|(name, thread)| {

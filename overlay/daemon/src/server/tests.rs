@@ -99,7 +99,7 @@ async fn nonsense_is_answered_by_an_error_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_does_not_stop_the_others() {
+async fn a_client_that_disconnects_does_not_stop_other_clients() {
     let daemon = daemon().await;
     for _ in 0..2 * limits::CLIENTS {
         let mut client = Client::connect(daemon.entry.runtime.socket()).unwrap();
@@ -159,7 +159,7 @@ async fn job(daemon: &Daemon, request: Request) -> Result<forebay_jobs::JobSumma
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
+async fn a_job_lasts_until_each_begin_has_its_end_and_is_kept() {
     use forebay_jobs::{JobRequest, Members};
     let daemon = daemon().await;
     let request = |id: &str, members| {
@@ -170,7 +170,7 @@ async fn a_job_lasts_until_all_who_began_it_ended_it_and_is_kept() {
     let end = || Request::EndJob { id: "train".into(), goes_on: false };
     let begun = job(&daemon, begin(Members::Caller)).await.unwrap();
     // Other tests may have child processes.
-    assert_eq!(begun.processes[0], Process::current(), "the one who asks, seen by the socket");
+    assert_eq!(begun.processes[0], Process::current(), "the caller, as the socket reports it");
     assert_eq!((begun.observer, begun.missing.len()), (ObserverKind::Requests, 1));
     job(&daemon, begin(Members::Caller)).await.unwrap();
     // A thread of this process opens a file.

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_little_learns_how_soon_and_not_how_much() {
+    fn small_requests_measure_latency_and_not_bandwidth() {
         let pace = Pace::default();
         let now = requests(&pace, Instant::now(), [1, 1], 4096, ms(4));
         assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 100.0));

@@ -85,7 +85,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_ahead_waits_for_readers_but_not_for_ever() {
         let turns = DemandPriority::default();
-        assert!(turns.ahead().await.is_none(), "nobody reads");
+        assert!(turns.ahead().await.is_none(), "there is no reader");
         let reading = turns.read();
         let mut waits = std::pin::pin!(turns.ahead());
         assert!(is_ready(waits.as_mut()).is_none());

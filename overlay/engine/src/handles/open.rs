@@ -389,8 +389,8 @@ impl Inner {
                 self.catalog.sync_first(content.clone());
             }
             self.count(&mut state, occupied)?;
-            // The count is saved later, together with others. Until then the inode stays in memory; after a kill the
-            // file is counted again.
+            // The count is saved later, together with other counts. Until then the inode stays in memory; after a kill
+            // the file is counted again.
             if state.count_unsaved {
                 self.note_uncounted(node.ino);
             }

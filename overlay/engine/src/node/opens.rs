@@ -1,4 +1,4 @@
-//! Who has a file open.
+//! How many readers and writers have a file open.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

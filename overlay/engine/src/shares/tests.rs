@@ -8,7 +8,7 @@ fn shares() -> Arc<Shares> {
 }
 
 #[test]
-fn a_user_takes_a_share_of_what_others_left_and_one_more_has_room() {
+fn a_user_takes_a_share_of_what_other_users_left_and_one_more_user_has_room() {
     let shares = shares();
     shares.charge(Ino(2), Some((1, 500)));
     assert_eq!((shares.room_bytes(1), shares.room_bytes(2)), (0, 250));

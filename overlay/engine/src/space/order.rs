@@ -16,8 +16,8 @@ enum Event {
     Remove(u64),
 }
 
-/// The eviction policy, and what happened since it was asked last. Only who asks for a victim waits for the policy,
-/// because the choice of a victim asks foresight and the catalog.
+/// The eviction policy, and what happened since it was asked last. Only a caller that needs a victim waits for the
+/// policy, because the choice of a victim asks foresight and the catalog.
 pub(crate) struct EvictionOrder {
     policy: Mutex<Box<dyn Evictor>>,
     events: Mutex<Vec<Event>>,

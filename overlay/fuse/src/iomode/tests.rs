@@ -151,7 +151,7 @@ fn the_next_process_goes_on_with_the_opens_of_the_last() {
     opens.sort_by_key(|open| open.ino);
     let want = [Inherited { ino: INO, readers: 1, writers: 1 }, Inherited { ino: Ino(8), readers: 1, writers: 0 }];
     assert_eq!(opens, want);
-    assert_eq!(ids.live.lock().len(), 1, "the id that nobody used is given back");
+    assert_eq!(ids.live.lock().len(), 1, "the unused id is given back");
 
     assert_eq!(after.grant(INO, read(Some(&content(1)))).backing, 1, "the kernel wants the same backing file");
     assert_eq!(after.grant(INO, read(Some(&content(2)))).mode, Mode::Beside);

@@ -268,11 +268,11 @@ mod tests {
         assert_eq!(walk.expected, HashSet::from([Ino(6)]), "it has come there by itself");
         assert_eq!(walk.go(way(&[1, 2])), []);
         assert_eq!(walk.go(way(&[1])), []);
-        assert_eq!(walk.go(vec![]), [], "nobody knows where it is");
+        assert_eq!(walk.go(vec![]), [], "its directory is unknown");
     }
 
     #[test]
-    fn a_directory_is_left_when_others_have_been_read_since() {
+    fn a_directory_is_left_when_other_directories_have_been_read_since() {
         let mut walk = Walk::default();
         // Several processes of one job.
         for _ in 0..10 {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_one_of_many_is_not_given_them_all() {
+    fn a_reader_that_opens_few_files_of_each_directory_is_not_given_them_all() {
         let mut walk = Walk::default();
         (0..5).for_each(|_| walk.note(1, 20));
         assert!(walk.share < PROBABILITY_MIN, "{}", walk.share);

@@ -48,7 +48,7 @@ impl Sketch {
             return;
         }
         for place in places {
-            // Only the counters at the minimum: the others also count other keys ("conservative update").
+            // Only the counters at the minimum: the higher counters also count other keys ("conservative update").
             if self.counters[place] == least {
                 self.counters[place] += 1;
             }

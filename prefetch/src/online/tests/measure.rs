@@ -86,7 +86,7 @@ fn rows() -> Vec<Row> {
         row("backward by bytes, 2,000", 2000, opens(by_bytes.into_iter().rev()), 98.0, 99.0),
         Row { tree: directories(), ..row("200 directories of 20", 0, all_of_tree, 93.0, 99.0) },
         Row { tree: directories(), ..row("the same, each backward", 0, backward_in_tree, 93.0, 99.0) },
-        Row { tree: directories(), suggested_max: 40, ..row("one whole, 1st of others", 0, first_of_each, 6.0, 0.0) },
+        Row { tree: directories(), suggested_max: 40, ..row("one whole, 1st of the rest", 0, first_of_each, 6.0, 0.0) },
         row("sequential, 1,000", 1000, opens(0..1000), 99.0, 99.0),
         row("every 4th of 4,000", 4000, opens((0..4000).step_by(4)), 99.0, 99.0),
         row("backward, 1,000", 1000, opens((0..1000).rev()), 99.0, 99.0),

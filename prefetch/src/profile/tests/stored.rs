@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn a_document_is_read_back(profile in some_profile()) {
-        // A document contains only paths below the mount; others are not imported.
+        // A document contains only paths below the mount; other paths are not imported.
         prop_assume!(profile.files.iter().all(|f| !f.path.starts_with('/') && !f.path.split('/').any(|n| n == "..")));
         let text = serde_json::to_string(&ProfileDocument::from(&profile)).unwrap();
         let document: ProfileDocument = serde_json::from_str(&text).unwrap();
