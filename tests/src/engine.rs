@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
@@ -58,11 +59,24 @@ impl Fixture {
     }
 
     pub async fn open(&self) -> Overlay {
-        Overlay::open(self.options()).await.unwrap()
+        self.open_with(|| self.options()).await
     }
 
     pub async fn limited(&self, limit: u64) -> Overlay {
-        Overlay::open(Options { limit_bytes: Some(limit), ..self.options() }).await.unwrap()
+        self.open_with(|| Options { limit_bytes: Some(limit), ..self.options() }).await
+    }
+
+    /// A task of an overlay that was shut down in this process may hold the fast pool for a moment.
+    async fn open_with(&self, options: impl Fn() -> Options) -> Overlay {
+        let begun = Instant::now();
+        loop {
+            match Overlay::open(options()).await {
+                Err(error) if error.is(ErrorKind::Busy) && begun.elapsed() < Duration::from_secs(30) => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                opened => return opened.unwrap(),
+            }
+        }
     }
 
     /// Puts a file into the pool, as another client does.
