@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_tests::mapped::Mapped;
-use forebay_tests::mount::{Mount, Options, alone};
+use forebay_tests::mount::{Mount, Options, Place, alone};
 use forebay_tests::process::run;
 
 const FILES: usize = 5000;
@@ -120,7 +120,11 @@ fn an_open_beside_a_replacement_gives_the_old_file_or_the_new_one() {
 /// A file that replaces another one is synced before the catalog records that, and has an open descriptor until then.
 #[test]
 fn files_that_are_replaced_faster_than_they_are_synced_take_few_descriptors() {
-    let mount = Mount::new(Options { descriptors: Some(600), ..Options::default() });
+    let place = Place::new();
+    for at in 0..2000 {
+        fs::write(place.pool().join(format!("f{at}")), "old").unwrap();
+    }
+    let mount = Mount::on(place, Options { descriptors: Some(600), ..Options::default() });
     let write = |name: &str, round: u32| {
         fs::write(mount.path("t"), round.to_string()).unwrap_or_else(|error| panic!("round {round}: {error}"));
         fs::rename(mount.path("t"), mount.path(name)).unwrap();
@@ -130,6 +134,13 @@ fn files_that_are_replaced_faster_than_they_are_synced_take_few_descriptors() {
     }
     let read = |name: &str| fs::read_to_string(mount.path(name)).unwrap();
     assert_eq!((read("one").as_str(), read("other").as_str()), ("5998", "5999"));
+    // The same for files that are emptied and written anew.
+    for at in 0..2000 {
+        assert_eq!(read(&format!("f{at}")), "old");
+    }
+    for at in 0..2000 {
+        fs::write(mount.path(format!("f{at}")), "new").unwrap_or_else(|error| panic!("file {at}: {error}"));
+    }
 }
 
 /// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."

@@ -27,9 +27,9 @@ const COUNTS: usize = 256;
 /// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
 const SYNCED_EACH: usize = 64;
 /// The most files that replaced others and are not synced yet: a part of the descriptors for content files, and a number
-/// that is synced within a second.
+/// that a busy disk syncs within about a second.
 const REPLACED_SHARE: usize = 16;
-const REPLACED_MAX: usize = 1024;
+const REPLACED_MAX: usize = 256;
 
 /// The input of the scan after a start.
 struct Start {
@@ -153,25 +153,25 @@ impl Inner {
     }
 
     fn sync_catalog(self: &Arc<Self>) -> Result<()> {
-        if self.catalog.to_sync_first() > SYNCED_EACH {
-            // After this, none of the syncs of content files takes long.
-            self.sync_store()?;
-        }
-        self.catalog.sync_changes()
+        // After this, none of the syncs of content files takes long.
+        let stored = if self.catalog.to_sync_first() > SYNCED_EACH { self.sync_store() } else { Ok(()) };
+        self.catalog.sync_changes()?;
+        stored
     }
 
     /// Waits while too many files that replaced others are not synced: each of them has an open descriptor, even if it
     /// was replaced itself since. Programs would replace files faster than a busy disk syncs them.
     pub(super) async fn sync_many_replaced(self: &Arc<Self>) {
-        if self.catalog.to_sync_first() < self.replaced_max() {
+        let are_many = || self.catalog.to_sync_first() >= self.replaced_max();
+        if !are_many() {
+            return;
+        }
+        let _turn = self.syncing_replaced.lock().await;
+        if !are_many() {
             return;
         }
         let inner = self.clone();
-        let synced = super::blocking(move || {
-            let _turn = inner.syncing_replaced.lock();
-            if inner.catalog.to_sync_first() < inner.replaced_max() { Ok(()) } else { inner.sync_catalog() }
-        });
-        if let Err(error) = synced.await {
+        if let Err(error) = super::blocking(move || inner.catalog.sync_changes()).await {
             // The sync of each second reports it.
             tracing::debug!(%error, "files that replaced others cannot be synced");
         }

@@ -56,6 +56,8 @@ impl Inner {
     /// Syncs the fast pool. The kernel reports a failure once, and without the file, so all unsynced content is
     /// checked.
     pub(super) fn sync_store(self: &Arc<Self>) -> Result<()> {
+        // Another caller must not take the fast pool for synced before this one has recorded that it is in doubt.
+        let _alone = self.syncing_store.lock();
         let synced = self.store.sync_all();
         if synced.is_err() {
             self.catalog.set_meta(IN_DOUBT, &true)?;

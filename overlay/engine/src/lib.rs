@@ -151,7 +151,9 @@ pub(crate) struct Inner {
     /// How many content files may stay open although no program uses them.
     pub open_contents_max: usize,
     /// Held by the caller that syncs files which replaced others, for all that wait for it.
-    pub syncing_replaced: Mutex<()>,
+    pub syncing_replaced: tokio::sync::Mutex<()>,
+    /// Held during a sync of the fast pool: the kernel reports a failure to one caller only.
+    pub syncing_store: Mutex<()>,
     pub health: coherence::Health,
     pub watches: coherence::Watches,
     pub layouts: layout::Layouts,
@@ -241,7 +243,8 @@ impl Overlay {
             making_room: space::eviction::MakingRoom::default(),
             open_contents: Mutex::new(lru::LruCache::unbounded()),
             open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
-            syncing_replaced: Mutex::default(),
+            syncing_replaced: tokio::sync::Mutex::default(),
+            syncing_store: Mutex::default(),
             health: coherence::Health::default(),
             watches: coherence::Watches::default(),
             layouts: layout::Layouts::default(),

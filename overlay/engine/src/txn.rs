@@ -362,9 +362,13 @@ impl<'a> Txn<'a> {
     /// Gives an inode a new content file without valid bytes.
     pub fn put_content(&mut self, ino: Ino, content: Arc<Content>, residency: ContentRecord) -> Result<()> {
         self.batch.put_content(ContentId(content.id), &residency);
-        let pending = self.pending(ino)?;
-        pending.content = Some(Some((content, residency)));
-        pending.evictable = Some(None);
+        let edit = self.edit(ino)?;
+        edit.pending.content = Some(Some((content, residency)));
+        // Content that is about to be fetched is not reported to the eviction policy yet: the policy may remember it
+        // from the time before it was evicted.
+        if edit.record.file.is_dirty() {
+            edit.pending.evictable = Some(None);
+        }
         Ok(())
     }
 

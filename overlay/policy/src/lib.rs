@@ -478,6 +478,24 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_for_all_paths_is_known_without_a_path() {
+        let policy = |text: &str| Policy::parse(text).unwrap();
+        let plain = policy("[default]\nflush = \"manual\"\n[observer]\nat-work = \"always\"");
+        assert_eq!(plain.uniform().map(|policy| policy.flush), Some(Flush::Manual));
+        assert!(plain.observes_always && !plain.asks_storage_pool());
+        assert_eq!(plain.shortest_idle(), Duration::ZERO);
+        assert!(!policy("[observer]\nat-work = \"needed\"").observes_always);
+        let text = "[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush = \"idle:5s\"\n";
+        let ruled = policy(text);
+        assert_eq!((ruled.shortest_idle(), ruled.uniform()), (Duration::from_secs(5), None));
+        let table = Policy::from_table(text.parse().unwrap()).unwrap();
+        assert_eq!(table.shortest_idle(), ruled.shortest_idle());
+        let immutable = Policy::immutable().default;
+        assert_eq!(immutable.consistency, Consistency::Immutable);
+        assert_eq!(immutable.metadata_ttl.as_secs(), 31_536_000);
+    }
+
+    #[test]
     fn wakeups_may_be_bounded_or_not() {
         let of = |text: &str| Policy::parse(text).unwrap().wakeup_latency;
         assert_eq!(of(""), Some(Duration::ZERO));
@@ -498,6 +516,7 @@ mod tests {
             ("[shares]\ndirty = 0", "shares.dirty"),
             ("[shares]\nopen-files = 1.5", "up to 1"),
             ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "low-watermark"),
+            ("[space]\nlow-watermark = 0.0", "low-watermark"),
         ] {
             let error = Policy::parse(text).unwrap_err();
             assert!(error.to_string().contains(needle), "{error}");

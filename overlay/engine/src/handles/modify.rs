@@ -69,6 +69,7 @@ impl Inner {
                 }
             }
         }
+        self.sync_many_replaced().await;
         let content = self.spares.take()?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);

@@ -147,25 +147,32 @@ impl Inner {
         let needed = bytes_to_evict(&self.store.budget, self.policy.space, pending, bytes);
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
         let mut wanted = needed.max(short_on_disk);
-        let mut stayed = Vec::new();
+        let (mut stayed, mut failed) = (Vec::new(), Ok(()));
         let mut leased = HashMap::new();
         while wanted > 0 {
             let Some(victim) = self.victim(&mut leased) else { break };
-            match self.evict_inode(victim, ChosenBy::Policy)? {
-                Ok(freed) => wanted = wanted.saturating_sub(freed.max(1)),
-                Err(Kept::Absent) => {}
+            match self.evict_inode(victim, ChosenBy::Policy) {
+                Ok(Ok(freed)) => wanted = wanted.saturating_sub(freed.max(1)),
+                Ok(Err(Kept::Absent)) => {}
+                Err(error) if error.is(ErrorKind::Stale) => {}
                 // It came into use meanwhile. The policy has dropped it, so it is inserted again below.
-                Err(_) => stayed.push(victim),
+                Ok(Err(_)) => stayed.push(victim),
+                Err(error) => {
+                    stayed.push(victim);
+                    failed = Err(error);
+                    break;
+                }
             }
         }
+        let now = unix_now();
         for ino in stayed {
             let Ok(node) = self.node(ino) else { continue };
             let mut state = node.state.lock();
-            if !state.record.file.is_absent() && !state.record.file.is_dirty() {
+            if !matches!(self.kept(&state, now), Some(Kept::Absent | Kept::Dirty)) {
                 self.evictor.insert(ino.0, self.counted_bytes(&mut state));
             }
         }
-        Ok(())
+        failed
     }
 
     /// Returns the next inode that the policy gives up and that may be evicted. Content staged for a running job goes
@@ -191,7 +198,7 @@ impl Inner {
     pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
         let file = state.record.file;
         match () {
-            () if file.is_absent() => Some(Kept::Absent),
+            () if file.is_absent() || state.is_deleted() => Some(Kept::Absent),
             () if file.is_dirty() => Some(Kept::Dirty),
             () if state.leases.hold(now_unix) => Some(Kept::Leased),
             () if state.opens.any() => Some(Kept::Open),
