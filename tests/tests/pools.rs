@@ -27,6 +27,12 @@ fn over(server: &dyn Server, options: Options) -> Mount {
     Mount::new(Options { remote: Some(server.remote()), ..options })
 }
 
+/// A policy under which no program gets an error while the server is started again. Ceph's gateway can take 20 s for it
+/// beside other tests; the default deadline is 10 s.
+fn patient() -> Options {
+    Options::policy(&format!("{POLICY}[pool]\ndeadline = \"60s\"\n"))
+}
+
 /// The longest time from the return of the server to the arrival of absorbed writes: the flusher retries now and then.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(120);
 /// Kills of the daemon, and of the server, for each kind of pool.
@@ -38,7 +44,7 @@ const KILLS_OVER_CEPH: u64 = 24;
 fn nothing_is_lost_or_invented_by_kills_over_s3() {
     let _alone = alone();
     let mut server = Versitygw::start();
-    let mount = over(&server, Options::policy(POLICY));
+    let mount = over(&server, patient());
     sweep(&mount, KILLS, false, Some(&mut server));
 }
 
@@ -46,7 +52,7 @@ fn nothing_is_lost_or_invented_by_kills_over_s3() {
 fn nothing_is_lost_or_invented_by_kills_over_ceph() {
     let _alone = alone();
     let mut server = Rgw::start();
-    let mount = over(&server, Options::policy(POLICY));
+    let mount = over(&server, patient());
     sweep(&mount, KILLS_OVER_CEPH, false, Some(&mut server));
 }
 
@@ -54,7 +60,7 @@ fn nothing_is_lost_or_invented_by_kills_over_ceph() {
 fn nothing_is_lost_or_invented_by_kills_over_nfs() {
     let _alone = alone();
     let mut server = nfs();
-    let mount = over(&server, Options::policy(POLICY));
+    let mount = over(&server, patient());
     sweep(&mount, KILLS, true, Some(&mut server));
 }
 
