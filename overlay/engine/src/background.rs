@@ -133,7 +133,13 @@ async fn count_loop(inner: Arc<Inner>) {
 impl Inner {
     /// Waits until there is something for `sync_now` to do. For one task.
     async fn until_unsynced(&self) {
-        while self.catalog.is_synced() && self.uncounted.lock().is_empty() && !self.has_many_open() {
+        let has_work = || {
+            !self.catalog.is_synced()
+                || !self.uncounted.lock().is_empty()
+                || self.has_many_open()
+                || self.table.holds_spare_memory()
+        };
+        while !has_work() {
             self.catalog.changed().await;
         }
     }

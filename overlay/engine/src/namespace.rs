@@ -85,7 +85,12 @@ impl Inner {
 
     /// Subtracts lookups that the kernel has forgotten. Reaps an inode that stayed only for the kernel.
     fn forget(&self, ino: Ino, count: u64) {
-        if !self.table.forget(ino, count) {
+        let stayed_for_kernel = self.table.forget(ino, count);
+        if self.table.has_forgotten_many() {
+            // Wakes the task that gives memory back.
+            self.catalog.announce_change();
+        }
+        if !stayed_for_kernel {
             return;
         }
         let mut txn = Txn::begin(self);

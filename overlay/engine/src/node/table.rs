@@ -26,6 +26,8 @@ pub(crate) struct Table {
     lookups: DashMap<Ino, u64>,
     /// Inodes without names that stay until the kernel forgets them.
     nameless: DashSet<Ino>,
+    /// Inodes that the kernel forgot since [`Self::has_forgotten_many`] returned `true`.
+    forgotten: AtomicUsize,
     /// How many times programs have files open.
     pub opens: AtomicU64,
 }
@@ -82,6 +84,7 @@ impl Table {
                 return false;
             }
             slot.remove();
+            self.forgotten.fetch_add(1, Ordering::Relaxed);
         }
         self.drop_deleted(ino);
         self.drop_idle(ino);
@@ -160,17 +163,30 @@ impl Table {
         }
     }
 
+    /// Returns `true` once after every so many inodes that the kernel forgot: then there may be memory to give back.
+    pub fn has_forgotten_many(&self) -> bool {
+        self.forgotten.load(Ordering::Relaxed) >= CROWD && self.forgotten.swap(0, Ordering::Relaxed) >= CROWD
+    }
+
+    /// Returns whether [`Self::give_back`] would give memory back.
+    pub fn holds_spare_memory(&self) -> bool {
+        is_spacious(self.nodes.capacity(), self.nodes.len()) || is_spacious(self.lookups.capacity(), self.lookups.len())
+    }
+
     /// Gives memory back after many inodes were forgotten: a map keeps room for the most entries that it ever had.
     pub fn give_back(&self) {
-        // Right after a map shrank, it may have room for twice its entries.
-        let worth = |capacity: usize, len: usize| capacity > 2 * (len + CROWD);
-        if worth(self.nodes.capacity(), self.nodes.len()) {
+        if is_spacious(self.nodes.capacity(), self.nodes.len()) {
             self.nodes.shrink_to_fit();
         }
-        if worth(self.lookups.capacity(), self.lookups.len()) {
+        if is_spacious(self.lookups.capacity(), self.lookups.len()) {
             self.lookups.shrink_to_fit();
         }
     }
+}
+
+/// Right after a map shrank, it may have room for twice its entries.
+fn is_spacious(capacity: usize, len: usize) -> bool {
+    capacity > 2 * (len + CROWD)
 }
 
 #[cfg(test)]
@@ -200,6 +216,19 @@ mod tests {
             },
             None,
         )
+    }
+
+    #[test]
+    fn the_memory_of_forgotten_inodes_is_given_back() {
+        let table = Table::default();
+        let all = (1..=10 * CROWD as u64).map(Ino);
+        all.clone().for_each(|ino| table.count_lookup(ino));
+        assert!(!table.has_forgotten_many() && !table.holds_spare_memory());
+        all.for_each(|ino| _ = table.forget(ino, 1));
+        assert!(table.has_forgotten_many() && !table.has_forgotten_many());
+        assert!(table.holds_spare_memory());
+        table.give_back();
+        assert!(!table.holds_spare_memory());
     }
 
     #[test]
