@@ -113,42 +113,23 @@ impl Drop for InodeChange<'_> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_backends::{FileKind, Stat, Time, Version};
     use forebay_cache::CHUNK_BYTES;
     use forebay_catalog::{Durability, LeaseRecord};
 
     use super::*;
     use crate::node::Table;
+    use crate::node::tests::file_of_pool;
 
     const INO: Ino = Ino(1000);
     const ID: ContentId = ContentId(7);
-
-    fn record(size: u64) -> InodeRecord {
-        let time = Time { secs: 1, nanos: 0 };
-        let stat = Stat {
-            kind: FileKind::File,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            rdev: 0,
-            size,
-            occupied: None,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: Version::Tag { etag: String::new(), id: String::new(), size, mtime: time },
-        };
-        let file = FileState::absent().begin_fetch(ID).unwrap();
-        InodeRecord { file, ..InodeRecord::from_pool(&stat, None) }
-    }
 
     #[test]
     fn a_change_that_is_not_written_is_not_visible() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
         let mut batch = catalog.batch();
-        batch.put_inode(INO, &record(2 * CHUNK_BYTES), false);
+        let file = FileState::absent().begin_fetch(ID).unwrap();
+        batch.put_inode(INO, &InodeRecord { file, ..file_of_pool(2 * CHUNK_BYTES) }, false);
         batch.put_content(ID, &ContentRecord::empty(INO, 1));
         catalog.write(batch).unwrap();
         let node = Table::default().get(&catalog, INO, |_| Ok(())).unwrap().unwrap();

@@ -8,7 +8,7 @@ mod dirty_content;
 mod opens;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

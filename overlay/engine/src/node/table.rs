@@ -191,32 +191,10 @@ fn is_spacious(capacity: usize, len: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use forebay_backends::{Stat, Time, Version};
-
     use forebay_catalog::Durability;
 
     use super::*;
-
-    fn file() -> InodeRecord {
-        let time = Time { secs: 1, nanos: 0 };
-        InodeRecord::from_pool(
-            &Stat {
-                kind: FileKind::File,
-                mode: 0o644,
-                uid: 0,
-                gid: 0,
-                nlink: 1,
-                rdev: 0,
-                size: 0,
-                occupied: None,
-                atime: time,
-                mtime: time,
-                ctime: time,
-                version: Version::Tag { etag: String::new(), id: String::new(), size: 0, mtime: time },
-            },
-            None,
-        )
-    }
+    use crate::node::tests::file_of_pool;
 
     #[test]
     fn the_memory_of_forgotten_inodes_is_given_back() {
@@ -240,7 +218,7 @@ mod tests {
         let all = (1000..1000 + 4 * IDLE_INODES as u64).map(Ino);
         for ino in all.clone() {
             let mut batch = catalog.batch();
-            batch.put_inode(ino, &file(), false);
+            batch.put_inode(ino, &file_of_pool(0), false);
             catalog.write(batch).unwrap();
             get(ino);
             table.count_lookup(ino);

@@ -2,12 +2,33 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_backends::Time;
+use forebay_backends::{FileKind, Stat, Time, Version};
 use forebay_cache::Stamp;
+use forebay_catalog::InodeRecord;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Attachment, Bypass, DirtyContent, Opens};
+
+/// Returns the record of a file that the pool has.
+pub(crate) fn file_of_pool(size: u64) -> InodeRecord {
+    let time = Time { secs: 1, nanos: 0 };
+    let stat = Stat {
+        kind: FileKind::File,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        nlink: 1,
+        rdev: 0,
+        size,
+        occupied: None,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        version: Version::Tag { etag: String::new(), id: String::new(), size, mtime: time },
+    };
+    InodeRecord::from_pool(&stat, None)
+}
 
 #[derive(Debug, Clone)]
 enum Step {
