@@ -485,9 +485,9 @@ mod tests {
         assert!(plain.observes_always && !plain.asks_storage_pool());
         assert_eq!(plain.shortest_idle(), Duration::ZERO);
         assert!(!policy("[observer]\nat-work = \"needed\"").observes_always);
-        let text = "[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush = \"idle:5s\"\n";
+        let text = "[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush = \"idle:3s\"\n";
         let ruled = policy(text);
-        assert_eq!((ruled.shortest_idle(), ruled.uniform()), (Duration::from_secs(5), None));
+        assert_eq!((ruled.shortest_idle(), ruled.uniform()), (Duration::from_secs(3), None));
         let table = Policy::from_table(text.parse().unwrap()).unwrap();
         assert_eq!(table.shortest_idle(), ruled.shortest_idle());
         let immutable = Policy::immutable().default;
