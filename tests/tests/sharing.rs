@@ -1,11 +1,11 @@
-//! Several open file descriptions of one file at the same time, one of which writes.
+//! Several requests for one file or one directory at the same time.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_api::operator::ContentState;
 use forebay_backends::PoolPath;
-use forebay_engine::{Ino, Options, Overlay, Policy};
+use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,4 +83,32 @@ async fn two_that_open_a_clean_file_for_writing_at_once_lose_nothing() {
     flushed(&overlay).await;
     let kept: Vec<_> = fixture.pooled().into_iter().filter(|(_, content)| content != "new").collect();
     assert_eq!(kept, pairs(&[]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lookup_that_runs_while_its_directory_is_listed_finds_the_name() {
+    const DIRS: usize = 1000;
+    const NAMES: usize = 12;
+    let fixture = Fixture::new();
+    for dir in 0..DIRS {
+        fixture.mkdir(&format!("d{dir}")).await;
+        for name in 0..NAMES {
+            fixture.put(&format!("d{dir}/f{name}"), b"there").await;
+        }
+    }
+    let overlay = Arc::new(fixture.open().await);
+    let mut absent = Vec::new();
+    for dir in 0..DIRS {
+        let parent = find(&overlay, &format!("d{dir}")).await;
+        let lookups = (0..NAMES).map(|name| {
+            let overlay = overlay.clone();
+            tokio::spawn(async move { overlay.lookup(parent, format!("f{name}").as_bytes()).await.unwrap() })
+        });
+        for (name, lookup) in lookups.collect::<Vec<_>>().into_iter().enumerate() {
+            if matches!(lookup.await.unwrap(), Lookup::Negative { .. }) {
+                absent.push(format!("d{dir}/f{name}"));
+            }
+        }
+    }
+    assert_eq!(absent, [""; 0]);
 }

@@ -326,6 +326,9 @@ impl Inner {
         if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {
             return Ok(None);
         }
+        // The caller did not find the name, but another request may have listed the directory since. So the catalog is
+        // read again wherever a complete listing is the answer.
+        let here = || Ok(self.catalog.name(dir.ino, name)?.here_ino());
         let ttl = self.policy_of(dir).metadata_ttl;
         let asked = self.asked(&dir.state.lock());
         if matches!(dir.state.lock().record.listing, Listing::Complete(_)) {
@@ -334,7 +337,7 @@ impl Inner {
         let list_whole = {
             let mut state = dir.state.lock();
             if self.lists_all(&state, asked, ttl) {
-                return Ok(None);
+                return here();
             }
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
@@ -342,7 +345,7 @@ impl Inner {
                 && matches!(state.record.listing, Listing::Complete(_))
                 && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {
-                return Ok(None);
+                return here();
             }
             if state.names.negative.get(name).is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(None);
@@ -356,7 +359,7 @@ impl Inner {
         };
         if list_whole {
             match self.list(dir.ino, None).await {
-                Ok(()) => return Ok(self.catalog.name(dir.ino, name)?.here_ino()),
+                Ok(()) => return here(),
                 // A pool that cannot list names can still look them up.
                 Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().names.single_lookups = 0,
                 Err(error) => return Err(error),
@@ -391,7 +394,7 @@ impl Inner {
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                     // If all names were known once, a name that was not among them counts as absent.
                     let complete = matches!(dir.state.lock().record.listing, Listing::Complete(_));
-                    return if complete { Ok(None) } else { Err(e.context(&path)) };
+                    return if complete { here() } else { Err(e.context(&path)) };
                 }
                 Err(e) => return Err(e.context(&path)),
             }
