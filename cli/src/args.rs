@@ -1,11 +1,15 @@
 //! The command line.
 
+mod batch;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use forebay_daemon::config::Pace;
+
+pub use batch::{AllocationCommand, Begin, JobCommand, Named, SlurmCommand, Start, Waiting};
 
 use crate::values;
 
@@ -69,10 +73,15 @@ pub enum Command {
     Run(Run),
     /// Record what running processes use, until they end or Ctrl-C is pressed.
     Observe(Observe),
-    /// Show jobs and what they used.
+    /// Show jobs and what they used; stage for batch jobs before they start, and write back after their end.
     Job {
         #[command(subcommand)]
         command: JobCommand,
+    },
+    /// What Slurm runs at the beginning and the end of a job on this node.
+    Slurm {
+        #[command(subcommand)]
+        command: SlurmCommand,
     },
     /// Profiles: what earlier runs of jobs read, and `run` and `stage` fetch for the next run.
     Profile {
@@ -382,25 +391,6 @@ pub enum ProfileCommand {
         /// Remove all profiles.
         #[arg(long)]
         all: bool,
-        /// Use only the mount that this path lies in.
-        #[arg(long, value_name = "PATH")]
-        mount: Option<PathBuf>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum JobCommand {
-    /// Show the files that a job used, in the order of their first uses: of several jobs of one name, those of the
-    /// newest.
-    Show {
-        /// The name of the job.
-        id: String,
-        /// Use only the mount that this path lies in.
-        #[arg(long, value_name = "PATH")]
-        mount: Option<PathBuf>,
-    },
-    /// List the known jobs, the oldest first.
-    List {
         /// Use only the mount that this path lies in.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! One module for each command, or for a few similar ones.
 
+mod allocation;
 mod doctor;
 mod documents;
 mod explain;
@@ -14,6 +15,7 @@ mod processes;
 mod profile;
 mod run;
 mod simulate;
+mod slurm;
 mod status;
 mod top;
 mod transfer;
@@ -40,6 +42,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Explain { path } => explain::run(&path, output),
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
+        Command::Slurm { command } => slurm::run(&command, output),
         Command::Profile { command } => profile::run(command, output),
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),

@@ -29,7 +29,7 @@ impl Exit {
         (Self::NoDaemon, "no daemon serves the path, or it does not answer"),
         (Self::PoolUnavailable, "the pool does not answer"),
         (Self::NoSpace, "there is not enough space"),
-        (Self::Busy, "something else holds the mountpoint or the fast directory"),
+        (Self::Busy, "something else holds the mountpoint or the fast directory, or the work is not finished"),
         (Self::Denied, "a permission is missing"),
         (Self::Corrupt, "stored data differs from what was written"),
         (Self::Missing, "the machine lacks something that is needed (doctor)"),

@@ -9,20 +9,21 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
     ("overlay/system", &["backends"]),
     ("overlay/policy", &["backends", "prefetch"]),
     ("overlay/api", &["backends", "prefetch", "system"]),
+    ("overlay/slurm", &["api", "prefetch"]),
     ("overlay/cache", &["backends", "system"]),
     ("overlay/catalog", &["api", "backends", "cache", "prefetch", "system"]),
     ("overlay/engine", &["api", "backends", "cache", "catalog", "policy", "prefetch", "system"]),
     ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
     ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
-    ("cli", &["api", "backends", "daemon", "policy", "prefetch", "system"]),
+    ("cli", &["api", "backends", "daemon", "policy", "prefetch", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["ebpf", "prefetch"]),
 ];

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use forebay_api::allocations::{Allocation, AllocationVerb};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::Entry;
 use forebay_daemon::{Failure, FailureKind, client};
 use serde::Serialize;
 
+use super::allocation;
 use crate::args::JobCommand;
 use crate::exit::Exit;
 use crate::output::Output;
@@ -17,8 +19,9 @@ use crate::values::{bytes, counted, files, moment, shown, span};
 
 pub fn run(command: JobCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
-        JobCommand::Show { id, mount } => show(&id, mount.as_deref(), output),
+        JobCommand::Show(named) => show(&named.id, named.mount.as_deref(), output),
         JobCommand::List { mount } => list(mount.as_deref(), output),
+        JobCommand::Allocation(command) => allocation::run(command, output),
     }
 }
 
@@ -27,8 +30,10 @@ pub fn run(command: JobCommand, output: &Output) -> Result<Exit, Failure> {
 struct Shown<'a> {
     mountpoint: &'a Path,
     #[serde(flatten)]
-    job: &'a JobSummary,
+    job: Option<&'a JobSummary>,
     files: &'a [JobFile],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocation: Option<&'a Allocation>,
 }
 
 /// Shows a job at each mount that knows it.
@@ -36,10 +41,16 @@ fn show(id: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure
     let mut unknown = Vec::new();
     let mut found = false;
     for entry in registration::mounts(mount)? {
+        let allocation = allocation::send(&entry, id, AllocationVerb::Show)?;
         match ask(&entry, id) {
             Ok((job, files)) => {
                 found = true;
-                present(&entry, &job, &files, output);
+                present(&entry, Some(&job), &files, allocation.as_ref(), output);
+            }
+            // A job that has not started.
+            Err(failure) if failure.kind == FailureKind::Usage && allocation.is_some() => {
+                found = true;
+                present(&entry, None, &[], allocation.as_ref(), output);
             }
             Err(failure) => unknown.push(failure),
         }
@@ -65,10 +76,14 @@ fn ask(entry: &Entry, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
     Ok((job.ok_or_else(none)?, all))
 }
 
-fn present(entry: &Entry, job: &JobSummary, all: &[JobFile], output: &Output) {
+fn present(entry: &Entry, job: Option<&JobSummary>, all: &[JobFile], allocation: Option<&Allocation>, output: &Output) {
     if output.json {
-        return output.json(&Shown { mountpoint: entry.mountpoint(), job, files: all });
+        return output.json(&Shown { mountpoint: entry.mountpoint(), job, files: all, allocation });
     }
+    if let Some(allocation) = allocation {
+        output.line(allocation::summary(entry.mountpoint(), allocation));
+    }
+    let Some(job) = job else { return };
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{} at {}", shown(&job.id), entry.mountpoint().display()));
     line("command", shown(&job.command));

@@ -22,6 +22,11 @@ pub enum Members {
         /// Path below the root of the hierarchy, with a leading slash.
         path: String,
     },
+    /// The processes of the steps of a Slurm job, present and future.
+    SlurmSteps {
+        /// The number of the job.
+        job: String,
+    },
 }
 
 /// A job to register.

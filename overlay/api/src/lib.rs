@@ -1,5 +1,6 @@
 //! The protocol of the control socket: the types of requests and replies. This crate does not know the engine.
 
+pub mod allocations;
 mod failure;
 pub mod foresight;
 pub mod jobs;

@@ -4,6 +4,7 @@ use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
+use crate::allocations::{Allocation, AllocationVerb};
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
@@ -43,6 +44,14 @@ pub enum Request {
     Job {
         id: String,
     },
+    /// Carries out a verb of an allocation, and returns the allocation; nothing if there is none.
+    Allocation {
+        id: String,
+        #[serde(flatten)]
+        verb: AllocationVerb,
+    },
+    /// Lists all known allocations.
+    Allocations,
     /// Returns what jobs have used so far.
     Sample {
         /// The time until the client's next request of this kind.
@@ -80,6 +89,7 @@ pub enum Reply {
     Jobs(Vec<JobSummary>),
     /// Files of the job in the reply before.
     JobFiles(Vec<JobFile>),
+    Allocations(Vec<Allocation>),
     Sample(Sample),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),

@@ -33,6 +33,12 @@ pub struct JobHead {
     /// Whether the end of the job must still end the leases in its name; `false` once they are ended.
     #[serde(default)]
     pub ends_leases: bool,
+    /// An allocation holds the job: it lasts until the allocation ends it, without a client.
+    #[serde(default)]
+    pub is_held: bool,
+    /// The number of the Slurm job whose steps belong to the job.
+    #[serde(default)]
+    pub slurm_job: Option<String>,
 }
 
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
@@ -113,7 +119,17 @@ mod tests {
             traffic: Traffic::default(),
         };
         let (clients, cgroup_ids) = (Vec::new(), Vec::new());
-        JobHead { summary, clients, cgroup_ids, files_bytes: 0, invocation: None, prefetch: false, ends_leases: false }
+        JobHead {
+            summary,
+            clients,
+            cgroup_ids,
+            files_bytes: 0,
+            invocation: None,
+            prefetch: false,
+            ends_leases: false,
+            is_held: false,
+            slurm_job: None,
+        }
     }
 
     #[test]

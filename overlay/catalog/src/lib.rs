@@ -7,6 +7,7 @@
 //! Content that replaces other content, by a rename or after `O_TRUNC`, is synced before the catalog
 //! ([`Catalog::sync_first`]), as on ext4: for programs that replace a file without a sync.
 
+mod allocations;
 mod batch;
 mod boot;
 mod content;
@@ -32,6 +33,7 @@ use rocksdb::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
+pub use allocations::{AllocationRecord, AllocationState, Transition, Work, WrongPhase};
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
@@ -83,10 +85,12 @@ mod cf {
     pub const JOBS: &str = "jobs";
     /// `h` + signature → the head of a profile; `p` + signature → the profile.
     pub const PROFILES: &str = "profiles";
+    /// Name → `AllocationRecord`.
+    pub const ALLOCATIONS: &str = "allocations";
     /// Single facts, by name.
     pub const META: &str = "meta";
-    pub const ALL: [&str; 12] =
-        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, QUEUE, LEASES, OBJECTS, JOBS, PROFILES, META];
+    pub const ALL: [&str; 13] =
+        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, QUEUE, LEASES, OBJECTS, JOBS, PROFILES, ALLOCATIONS, META];
 }
 
 /// A difference between overlay and pool.

@@ -20,6 +20,8 @@ pub const CLIENTS: usize = 64;
 pub const CONNECTIONS: usize = 1024;
 /// The longest time between two samples during which jobs stay observed.
 pub const INTERVAL_MS: u64 = 86_400_000;
+/// The longest that one request waits for staging or a write-back: it holds a turn of [`CLIENTS`].
+pub const ALLOCATION_WAIT_MS: u64 = 5_000;
 /// Entries of a listing in one reply line.
 pub const ENTRIES_PER_REPLY: usize = 500;
 /// How long `mount` waits for the daemon: long enough for a catalog that must be recovered.

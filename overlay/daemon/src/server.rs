@@ -7,6 +7,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_api::allocations::AllocationVerb;
+use forebay_api::jobs::Members;
 use forebay_api::operator::{Progress, Status};
 use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_engine::Overlay;
@@ -203,6 +205,18 @@ async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mu
                 out.send(&Reply::JobFiles(part.to_vec())).await?;
             }
         }
+        Request::Allocation { id, verb } => {
+            let (asked, (verb, uid)) = (jobs.clone(), on_behalf_of(client, verb)?);
+            let known = out.waiting_for(engine, async move { asked.allocation(id, verb, uid).await }).await?;
+            out.send(&Reply::Allocations(known.map_err(refused)?.into_iter().collect())).await?;
+        }
+        Request::Allocations => {
+            let asked = jobs.clone();
+            let all = out.waiting_for(engine, async move { asked.allocations().await }).await?;
+            for part in all.map_err(Failure::from)?.chunks(limits::ENTRIES_PER_REPLY) {
+                out.send(&Reply::Allocations(part.to_vec())).await?;
+            }
+        }
         Request::Sample { interval_ms } => {
             let (asked, interval) = (jobs.clone(), Duration::from_millis(interval_ms.min(limits::INTERVAL_MS)));
             let sample = out.waiting_for(engine, async move { asked.sample_jobs(interval).await }).await?;
@@ -256,6 +270,25 @@ fn unknown_job(id: &str) -> Failure {
 fn by(client: &UCred, invocation: Invocation) -> Invocation {
     let user = if client.uid() == 0 { invocation.user } else { client.uid() };
     Invocation { user, ..invocation }
+}
+
+/// Returns a verb with the user of the job that it is about.
+fn on_behalf_of(client: &UCred, mut verb: AllocationVerb) -> Result<(AllocationVerb, u32), Failure> {
+    let mut uid = client.uid();
+    match &mut verb {
+        AllocationVerb::Begin(request) => {
+            uid = request.uid.filter(|_| uid == 0).unwrap_or(uid);
+            request.invocation = request.invocation.take().map(|invocation| Invocation { user: uid, ..invocation });
+        }
+        AllocationVerb::Start { members: Members::Caller } => {
+            return Err(Failure::usage("an allocation outlives its caller: name the processes of the job"));
+        }
+        AllocationVerb::StageIn { wait_ms }
+        | AllocationVerb::Ready { wait_ms }
+        | AllocationVerb::StageOut { wait_ms } => *wait_ms = (*wait_ms).min(limits::ALLOCATION_WAIT_MS),
+        _ => {}
+    }
+    Ok((verb, uid))
 }
 
 fn unknown_profile(error: Error) -> Failure {

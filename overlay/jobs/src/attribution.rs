@@ -28,19 +28,23 @@ impl Default for Attribution {
 }
 
 impl Attribution {
-    /// Returns the job that claims the process of a thread or its nearest ancestor, or else its cgroup.
+    /// Returns the job that claims the process of a thread or its nearest ancestor, or else its cgroup, or that adopts
+    /// the thread's process now.
     pub fn job_of(
         &self,
         thread: u32,
         claims: impl Fn(u32) -> Option<u32>,
         claims_cgroup: impl Fn(&str) -> Option<u32>,
+        adopts: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
         if let Some((at, job)) = self.known.lock().get(&thread)
             && at.elapsed() < REMEMBERED
         {
             return *job;
         }
-        let job = climb(thread, claims, process_and_parent).or_else(|| claims_cgroup(&cgroup(thread)?));
+        let job = climb(thread, claims, process_and_parent)
+            .or_else(|| claims_cgroup(&cgroup(thread)?))
+            .or_else(|| adopts(thread));
         self.known.lock().put(thread, (Instant::now(), job));
         job
     }
@@ -113,9 +117,11 @@ mod tests {
     fn what_was_found_out_is_asked_again_when_claims_change() {
         let attribution = Attribution::default();
         let own = std::process::id();
-        assert_eq!(attribution.job_of(own, |_| None, |_| None), None);
-        assert_eq!(attribution.job_of(own, |_| Some(1), |_| None), None, "remembered");
+        assert_eq!(attribution.job_of(own, |_| None, |_| None, |_| None), None);
+        assert_eq!(attribution.job_of(own, |_| Some(1), |_| None, |_| None), None, "remembered");
         attribution.forget();
-        assert_eq!(attribution.job_of(own, |process| (process == own).then_some(1), |_| None), Some(1));
+        assert_eq!(attribution.job_of(own, |process| (process == own).then_some(1), |_| None, |_| None), Some(1));
+        attribution.forget();
+        assert_eq!(attribution.job_of(own, |_| None, |_| None, |thread| (thread == own).then_some(2)), Some(2));
     }
 }

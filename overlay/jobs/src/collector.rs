@@ -89,7 +89,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         Err(why) => tracing::info!("only the requests of jobs are observed: {why}"),
     }
     let _ = begun.registry.watch.set(watch);
-    if let Err(error) = begun.take_up_jobs() {
+    if let Err(error) = begun.take_up_allocations().and_then(|()| begun.take_up_jobs()) {
         tracing::error!(%error, "jobs of an earlier daemon");
     }
     drop(starting);
@@ -110,7 +110,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         let began = Instant::now();
         if began >= look_at {
             inner.collect_uses(RECORDS_EVERY);
-            inner.end_jobs_where(End::Orphaned, |head| !head.clients.iter().any(Process::is_alive));
+            inner.end_jobs_where(End::Orphaned, |head| !head.is_held && !head.clients.iter().any(Process::is_alive));
             look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
         // If the kernel only forgot inodes, the catalog did not change, so no sync follows that would give memory back.
@@ -174,7 +174,8 @@ impl Inner {
         for (serial, mut head) in found {
             head.summary.interrupted = true;
             head.clients.retain(Process::is_alive);
-            if head.clients.is_empty() {
+            head.is_held &= self.allocations.is_active(&head.summary.id);
+            if head.clients.is_empty() && !head.is_held {
                 head.summary.ended_unix = Some(unix_now());
                 self.engine.catalog().put_job(serial, &mut head, Some(&[]))?;
                 continue;
@@ -192,6 +193,6 @@ impl Inner {
             self.keep_running(number)?;
             self.go_ahead_of(number);
         }
-        self.end_leases_left_by(|head| !head.clients.iter().any(Process::is_alive))
+        self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive))
     }
 }

@@ -44,7 +44,7 @@ const SIMILARITY_MIN: f64 = 0.5;
 /// Predictions for the jobs and readers of a mount, and the prefetch that is under way.
 pub(crate) struct Foresight {
     /// The runtime on which staging runs.
-    runtime: Handle,
+    pub runtime: Handle,
     running: Mutex<HashMap<JobSerial, Arc<JobPrefetch>>>,
     pub following: AccessPredictor,
     /// Held while a profile is read, changed and written.

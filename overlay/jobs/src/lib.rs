@@ -11,13 +11,15 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as one of the processes that began or joined it |
+//! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as a process that began or joined it, or as its allocation |
 //! | `attribution` | thread → job: by the tasks of the observer, else by the parents in /proc, else by the cgroup |
 //! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
 //! | `accounting` | the files of one job, at most `FILES_MAX`; more files count in the sums alone |
 //! | `observer_activation` | when the observer is attached |
 //! | `collector` | the thread of all jobs |
 //! | `shown` | reports for operators |
+//! | `allocations` | what a batch job holds: staging, leases, the job, the write-back |
+//! | `slurm_steps` | thread → Slurm job, for jobs that begin before their processes |
 //! | `foresight` | profiles, and what is staged ahead of a job or a reader |
 //!
 //! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
@@ -28,12 +30,14 @@
 //! notified.
 
 mod accounting;
+mod allocations;
 mod attribution;
 mod collector;
 mod foresight;
 mod lifecycle;
 mod observer_activation;
 mod shown;
+mod slurm_steps;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -56,6 +60,7 @@ use parking_lot::Mutex;
 
 use accounting::{Accounting, PartMap};
 use accounting::{FileId, UsedFile};
+use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
 pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
@@ -147,9 +152,15 @@ impl Registry {
         }
     }
 
+    /// Returns the number of the running job of this name.
+    pub fn number_of(&self, id: &str) -> Option<u32> {
+        let table = self.table.lock();
+        table.running.iter().find(|(_, running)| running.head.summary.id == id).map(|(number, _)| *number)
+    }
+
     /// Returns whether a job of this name runs.
     pub fn runs(&self, id: &str) -> bool {
-        self.table.lock().running.values().any(|running| running.head.summary.id == id)
+        self.number_of(id).is_some()
     }
 
     fn any(&self) -> bool {
@@ -174,7 +185,7 @@ impl Registry {
     }
 
     /// Returns the job of a thread whose request is being answered.
-    fn job_of(&self, thread: u32) -> Option<u32> {
+    fn job_of(&self, thread: u32, adopts: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         let observed = |process| self.watch().and_then(|watch| watch.observer.job_of(process));
         let claims = |pid| {
             let is_member = |running: &Running| {
@@ -190,7 +201,7 @@ impl Registry {
             };
             self.table.lock().running.iter().find(|(_, running)| holds(running)).map(|(number, _)| *number)
         };
-        self.attribution.job_of(thread, claims, claims_cgroup)
+        self.attribution.job_of(thread, claims, claims_cgroup, adopts)
     }
 
     /// Returns whether data may be staged ahead of a reader: false for a job that was begun without prefetch.
@@ -251,6 +262,7 @@ struct Inner {
     engine: Overlay,
     registry: Registry,
     foresight: Foresight,
+    allocations: Allocations,
 }
 
 /// Answers the engine's questions about jobs. The engine does not keep jobs alive.
@@ -280,7 +292,7 @@ impl Advisor for Advice {
     }
 
     fn is_running(&self, job: &str) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.registry.runs(job))
+        self.0.upgrade().is_some_and(|inner| inner.registry.runs(job) || inner.allocations.is_active(job))
     }
 
     fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
@@ -295,7 +307,12 @@ impl Advisor for Advice {
 impl Jobs {
     /// Begins to track the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
     pub fn start(engine: Overlay) -> Self {
-        let inner = Arc::new(Inner { engine, registry: Registry::default(), foresight: Foresight::new() });
+        let inner = Arc::new(Inner {
+            engine,
+            registry: Registry::default(),
+            foresight: Foresight::new(),
+            allocations: Allocations::default(),
+        });
         inner.engine.set_advisor(Arc::new(Advice(Arc::downgrade(&inner))));
         if inner.engine.policy().prefetch.online {
             let stop = inner.engine.stop().clone();
@@ -323,7 +340,7 @@ impl Jobs {
     /// `InvalidInput` if the name is not allowed; `NotFound` if a process does not exist; `Busy` if too many jobs run.
     pub async fn begin_job(&self, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
         let inner = self.inner.clone();
-        blocking(move || inner.begin_job(request, client, uid)).await
+        blocking(move || inner.begin_job(request, Some(client), uid)).await
     }
 
     /// Removes a client from a job. With the last client the job is over, or with `goes_on` the job only stops being
@@ -354,7 +371,7 @@ impl Jobs {
     /// Returns the job of a thread. If no job runs, this is one load.
     pub fn job_of(&self, thread: u32) -> Option<u32> {
         let jobs = &self.inner.registry;
-        if jobs.any() { jobs.job_of(thread) } else { None }
+        if jobs.any() { jobs.job_of(thread, |thread| self.inner.adopt_step(thread)) } else { None }
     }
 
     /// Counts an open of a file by a job.

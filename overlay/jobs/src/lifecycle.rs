@@ -11,7 +11,7 @@ use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 
 use super::accounting::Accounting;
-use super::{Jobs, Running, Table};
+use super::{Jobs, Running, Table, slurm_steps};
 use crate::Inner;
 
 /// Jobs that run at a time.
@@ -21,7 +21,7 @@ const TREE_LOOKS: usize = 4;
 
 /// How a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     /// A client has said that the job is over.
     Told,
     /// All clients are gone.
@@ -31,14 +31,20 @@ pub(super) enum End {
 }
 
 impl Inner {
-    pub(super) fn begin_job(self: &Arc<Self>, request: JobRequest, client: Process, uid: u32) -> Result<JobSummary> {
+    /// Begins or joins a job. Without a client, an allocation holds the job.
+    pub(crate) fn begin_job(
+        self: &Arc<Self>,
+        request: JobRequest,
+        client: Option<Process>,
+        uid: u32,
+    ) -> Result<JobSummary> {
         let jobs = &self.registry;
         check_id(&request.id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
         jobs.wait_until_settled();
         let roots = match &request.members {
-            Members::Caller => vec![client.pid],
+            Members::Caller => client.iter().map(|client| client.pid).collect(),
             Members::Processes(pids) => pids.clone(),
-            Members::Cgroup { .. } => Vec::new(),
+            Members::Cgroup { .. } | Members::SlurmSteps { .. } => Vec::new(),
         };
         if let Some(gone) = roots.iter().find(|pid| process::tree(&[**pid]).is_empty()) {
             let what = format!("process {gone} does not exist");
@@ -72,13 +78,19 @@ impl Inner {
 
     /// Returns the number of a job in the table, a new job or a running one. The bool is true if this request is the
     /// first that says which command the job runs: a job that is joined learns it from the first client that knows.
-    fn enter_job(&self, request: &JobRequest, client: Process, uid: u32) -> Result<(u32, bool)> {
+    fn enter_job(&self, request: &JobRequest, client: Option<Process>, uid: u32) -> Result<(u32, bool)> {
+        let slurm_job = match &request.members {
+            Members::SlurmSteps { job } => Some(job.clone()),
+            _ => None,
+        };
         let mut table = self.registry.table.lock();
         let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
         if let Some((number, running)) = known {
             let head = &mut running.head;
-            head.clients.push(client);
+            head.is_held |= client.is_none();
+            head.clients.extend(client);
             head.ends_leases |= request.ends_leases;
+            head.slurm_job = slurm_job.or(head.slurm_job.take());
             let is_told = head.invocation.is_none() && request.invocation.is_some();
             if is_told {
                 head.invocation = request.invocation.clone();
@@ -110,12 +122,14 @@ impl Inner {
         };
         let head = JobHead {
             summary,
-            clients: vec![client],
+            is_held: client.is_none(),
+            clients: client.into_iter().collect(),
             cgroup_ids: Vec::new(),
             files_bytes: 0,
             invocation: request.invocation.clone(),
             prefetch: request.prefetch,
             ends_leases: request.ends_leases,
+            slurm_job,
         };
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let serial = micros.max(table.last_serial + 1);
@@ -129,6 +143,22 @@ impl Inner {
         self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.registry.wake_keeper();
         table.last_number
+    }
+
+    /// Adds the step of a Slurm job that a thread belongs to, if that job runs. Returns the number of the job.
+    pub(super) fn adopt_step(&self, thread: u32) -> Option<u32> {
+        let waits = |running: &Running| running.head.slurm_job.is_some();
+        if !self.registry.table.lock().running.values().any(waits) {
+            return None;
+        }
+        let (step, slurm_job) = slurm_steps::step_of(thread)?;
+        let is_job = |running: &Running| running.head.slurm_job.as_ref() == Some(&slurm_job);
+        let number = {
+            let table = self.registry.table.lock();
+            table.running.iter().find(|(_, running)| is_job(running)).map(|(number, _)| *number)?
+        };
+        self.add_processes(number, &[step]);
+        Some(number)
     }
 
     /// Adds processes with their descendants to a job.
@@ -194,7 +224,7 @@ impl Inner {
                 running.head.clients.remove(at);
             }
             running.head.clients.retain(Process::is_alive);
-            if !running.head.clients.is_empty() {
+            if !running.head.clients.is_empty() || running.head.is_held {
                 return Ok(Some(running.summary()));
             }
             (*number, running.is_over)
@@ -203,7 +233,7 @@ impl Inner {
     }
 
     /// Collects the counts of a job for the last time, and saves its report.
-    pub(super) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
+    pub(crate) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
         if let Some(Err(error)) = self.registry.watch().map(|watch| watch.observer.end(number)) {
             tracing::warn!("a job that has ended is still observed: {error}");
         }

@@ -88,6 +88,13 @@ pub fn process_and_parent(thread: u32) -> Option<(u32, u32)> {
     Some((field("Tgid:")?, field("PPid:")?))
 }
 
+/// Returns the name of a process's program, at most 15 bytes, and its real user.
+pub fn name_and_owner(pid: u32) -> Option<(String, u32)> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    Some((field("Name:")?.trim().to_owned(), field("Uid:")?.split_whitespace().next()?.parse().ok()?))
+}
+
 /// Returns the living processes with these pids, and all their descendants, parents first.
 pub fn tree(roots: &[u32]) -> Vec<Process> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
@@ -126,6 +133,8 @@ mod tests {
         assert!(process.is_alive());
         assert!(tree(&[std::process::id()]).contains(&process), "a child is below its parent");
         assert_eq!(process_and_parent(child.id()), Some((child.id(), std::process::id())));
+        let owner = rustix::process::getuid().as_raw();
+        assert_eq!(name_and_owner(child.id()), Some(("sleep".into(), owner)));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive());

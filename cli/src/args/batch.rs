@@ -1,0 +1,116 @@
+//! The arguments of `forebay job` and `forebay slurm`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::values;
+
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// Show a job: its allocation, and the files that it used in the order of their first uses. Of several jobs of one
+    /// name, the newest.
+    Show(Named),
+    /// List the known jobs, the oldest first.
+    List {
+        /// Use only the mount that this path lies in.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
+    #[command(flatten)]
+    Allocation(AllocationCommand),
+}
+
+/// The verbs of an allocation. Each may be repeated.
+#[derive(Debug, Subcommand)]
+pub enum AllocationCommand {
+    /// Begin an allocation: what a batch job holds, from before its first process until its results are in the pool.
+    Begin(Begin),
+    /// Begin to fetch and lease what the job will read.
+    StageIn(Waiting),
+    /// Exit with 0 if everything is resident and leased, with 6 while it is being fetched, with 1 if that failed.
+    Ready(Waiting),
+    /// The processes of the job are about to run: observe them.
+    Start(Start),
+    /// The processes of the job have ended: learn from them, and end the leases.
+    End(Named),
+    /// Write back what the job wrote.
+    StageOut(Waiting),
+    /// End everything that the allocation holds. What is not in the pool yet stays dirty, and is flushed by policy.
+    Teardown(Named),
+}
+
+#[derive(Debug, Args)]
+pub struct Named {
+    /// The name of the job.
+    #[arg(value_parser = values::job_id)]
+    pub id: String,
+    /// Use only the mount that this path lies in.
+    #[arg(long, value_name = "PATH")]
+    pub mount: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Begin {
+    #[command(flatten)]
+    pub named: Named,
+    /// The user of the job. Only root may name another user.
+    #[arg(long, value_name = "UID")]
+    pub uid: Option<u32>,
+    /// A file, directory or glob under a mount that the job will read. Repeat it for more.
+    #[arg(long, value_name = "PATH")]
+    pub stage_in: Vec<OsString>,
+    /// What must be in the pool at the end. Repeat it for more. Default: what the job's user changed since the start.
+    #[arg(long, value_name = "PATH")]
+    pub stage_out: Vec<OsString>,
+    /// How long the leases last at most, such as 12h. Default: until the job ends.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub lease: Option<Duration>,
+    /// The command that the job runs: what earlier runs read is staged as well, and this run is learned.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Waiting {
+    #[command(flatten)]
+    pub named: Named,
+    /// Wait for the end of the work, for this time at most. Default: return at once.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("members").args(["pid", "cgroup", "slurm_job"]))]
+pub struct Start {
+    #[command(flatten)]
+    pub named: Named,
+    /// A process of the job, with its descendants. Repeat it for more.
+    #[arg(long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// The processes of a cgroup, and below it.
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+    /// The steps of a Slurm job, which may begin later.
+    #[arg(long, value_name = "NUMBER")]
+    pub slurm_job: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SlurmCommand {
+    /// What Prolog= runs: stage what the job will read, at every mount of this user, and observe the job.
+    Prolog(Within),
+    /// What Epilog= runs: learn from the job, and write back what it wrote.
+    Epilog(Within),
+    /// What TaskProlog= runs: print the variables that tasks get.
+    TaskProlog,
+}
+
+#[derive(Debug, Args)]
+pub struct Within {
+    /// How long it may take. What is not done by then goes on in the daemon.
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
+    pub within: Duration,
+}

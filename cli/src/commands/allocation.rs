@@ -1,0 +1,196 @@
+//! `forebay job begin` to `teardown`: the allocations of batch jobs.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, AllocationVerb};
+use forebay_api::jobs::Members;
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::Entry;
+use forebay_daemon::{Failure, client, process_discovery};
+use serde::Serialize;
+
+use crate::args::{AllocationCommand, Begin, Named, Paths, Start, Waiting};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::registration;
+use crate::targets::{self, Target};
+use crate::values::{bytes, files, moment, shown};
+
+/// How long one request waits: a client that waits holds a turn of the daemon.
+const WAIT: Duration = Duration::from_secs(1);
+
+pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        AllocationCommand::Begin(args) => begin(args, output),
+        AllocationCommand::StageIn(args) => waiting(&args, AllocationPhase::StagingIn, output, |wait_ms, first| {
+            if first { AllocationVerb::StageIn { wait_ms } } else { AllocationVerb::Ready { wait_ms } }
+        }),
+        AllocationCommand::Ready(args) => {
+            waiting(&args, AllocationPhase::StagingIn, output, |wait_ms, _| AllocationVerb::Ready { wait_ms })
+        }
+        AllocationCommand::Start(args) => start(args, output),
+        AllocationCommand::End(named) => all(&named, output, |entry| send(entry, &named.id, AllocationVerb::End)),
+        AllocationCommand::StageOut(args) => {
+            waiting(&args, AllocationPhase::StagingOut, output, |wait_ms, _| AllocationVerb::StageOut { wait_ms })
+        }
+        AllocationCommand::Teardown(named) => {
+            all(&named, output, |entry| send(entry, &named.id, AllocationVerb::Teardown))
+        }
+    }
+}
+
+/// Carries out a verb at one mount. Returns `None` if the allocation is not known there.
+pub fn send(entry: &Entry, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
+    let mut known = None;
+    for reply in client::call(entry, &Request::Allocation { id: id.to_owned(), verb })? {
+        if let Reply::Allocations(mut allocations) = reply? {
+            known = allocations.pop();
+        }
+    }
+    Ok(known)
+}
+
+fn begin(args: Begin, output: &Output) -> Result<Exit, Failure> {
+    let found = |paths: Vec<std::ffi::OsString>| match paths.is_empty() {
+        true => Ok(Vec::new()),
+        false => targets::of(&Paths { paths, null: false }),
+    };
+    let (stage_in, stage_out) = (found(args.stage_in)?, found(args.stage_out)?);
+    let entries = registration::mounts(args.named.mount.as_deref())?;
+    let strange = stage_in.iter().chain(&stage_out).find(|target| !entries.iter().any(|entry| is_of(target, entry)));
+    if let Some(target) = strange {
+        let place = target.entry.mountpoint().display();
+        return Err(Failure::usage(format!("paths at {place} are named, but the allocation is not to be there"))
+            .remedy("leave --mount out"));
+    }
+    let below = |targets: &[Target], entry: &Entry| {
+        targets.iter().filter(|target| is_of(target, entry)).flat_map(|target| target.paths.clone()).collect()
+    };
+    let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
+    all(&args.named, output, |entry| {
+        let request = AllocationRequest {
+            uid: args.uid,
+            stage_in: below(&stage_in, entry),
+            stage_out: below(&stage_out, entry),
+            invocation: invocation.clone(),
+            lease_secs: args.lease.map(|lease| lease.as_secs()),
+        };
+        send(entry, &args.named.id, AllocationVerb::Begin(request))
+    })
+}
+
+fn is_of(target: &Target, entry: &Entry) -> bool {
+    target.entry.mountpoint() == entry.mountpoint()
+}
+
+fn start(args: Start, output: &Output) -> Result<Exit, Failure> {
+    let members = match (&args.cgroup, args.slurm_job) {
+        (Some(dir), _) => process_discovery::cgroup(dir)?,
+        (None, Some(job)) => Members::SlurmSteps { job },
+        (None, None) => Members::Processes(args.pid),
+    };
+    known(&args.named, output, |entry| send(entry, &args.named.id, AllocationVerb::Start { members: members.clone() }))
+}
+
+fn waiting(
+    args: &Waiting,
+    phase: AllocationPhase,
+    output: &Output,
+    verb: impl Fn(u64, bool) -> AllocationVerb,
+) -> Result<Exit, Failure> {
+    let until = args.wait.and_then(|wait| Instant::now().checked_add(wait));
+    let carry_out = |entry: &Entry| {
+        let mut first = true;
+        loop {
+            let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+            let known = send(entry, &args.named.id, verb(left.min(WAIT).as_millis() as u64, first))?;
+            if left.is_zero() || known.as_ref().is_none_or(|known| known.phase != phase) {
+                return Ok(known);
+            }
+            first = false;
+        }
+    };
+    match phase {
+        AllocationPhase::StagingOut => all(&args.named, output, carry_out),
+        _ => known(&args.named, output, carry_out),
+    }
+}
+
+/// Carries out a verb that needs an allocation: it is a mistake if no mount knows it.
+fn known(
+    named: &Named,
+    output: &Output,
+    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+) -> Result<Exit, Failure> {
+    let (exit, found) = each(named, output, verb)?;
+    if !found && exit == Exit::Done {
+        return Err(Failure::usage(format!("there is no allocation `{}`", shown(&named.id)))
+            .remedy(format!("forebay job begin {}", shown(&named.id))));
+    }
+    Ok(exit)
+}
+
+/// Carries out a verb that has nothing to do where the allocation is not known.
+fn all(
+    named: &Named,
+    output: &Output,
+    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+) -> Result<Exit, Failure> {
+    Ok(each(named, output, verb)?.0)
+}
+
+fn each(
+    named: &Named,
+    output: &Output,
+    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+) -> Result<(Exit, bool), Failure> {
+    let mut found = false;
+    let exit = targets::each(registration::mounts(named.mount.as_deref())?, output, |entry| {
+        let Some(allocation) = verb(&entry)? else { return Ok(Exit::Done) };
+        found = true;
+        present(entry.mountpoint(), &allocation, output);
+        Ok(match allocation.phase {
+            AllocationPhase::Failed => Exit::Incomplete,
+            AllocationPhase::StagingIn | AllocationPhase::StagingOut => Exit::Busy,
+            _ => Exit::Done,
+        })
+    })?;
+    Ok((exit, found))
+}
+
+#[derive(Serialize)]
+struct AtMount<'a> {
+    mountpoint: &'a Path,
+    #[serde(flatten)]
+    allocation: &'a Allocation,
+}
+
+fn present(mountpoint: &Path, allocation: &Allocation, output: &Output) {
+    match output.json {
+        true => output.json(&AtMount { mountpoint, allocation }),
+        false => output.line(summary(mountpoint, allocation)),
+    }
+}
+
+/// One line about an allocation.
+pub fn summary(mountpoint: &Path, allocation: &Allocation) -> String {
+    let Allocation { staged, flushed, .. } = allocation;
+    let mut line = format!(
+        "{} at {}: {} since {}",
+        shown(&allocation.id),
+        mountpoint.display(),
+        allocation.phase.name(),
+        moment(allocation.since_unix)
+    );
+    if staged.files > 0 {
+        line.push_str(&format!(", {} staged ({})", files(staged.files), bytes(staged.bytes)));
+    }
+    if flushed.files > 0 {
+        line.push_str(&format!(", {} written back ({})", files(flushed.files), bytes(flushed.bytes)));
+    }
+    if let Some(reason) = &allocation.reason {
+        line.push_str(&format!(": {}", shown(reason)));
+    }
+    line
+}

@@ -1,0 +1,100 @@
+//! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::{Failure, FailureKind, client};
+use forebay_slurm::SlurmJob;
+use forebay_system::mounts;
+
+use super::allocation::send;
+use crate::args::SlurmCommand;
+use crate::exit::Exit;
+use crate::output::Output;
+
+/// Time that is left to a daemon for its answer, and to this program for its exit.
+const ANSWER: Duration = Duration::from_secs(2);
+
+pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        SlurmCommand::Prolog(args) => at_mounts(args.within, output, |job, entry, until| {
+            forebay_slurm::prolog(job, until, |verb| send(entry, &job.allocation(), verb))
+        }),
+        SlurmCommand::Epilog(args) => at_mounts(args.within, output, |job, entry, until| {
+            forebay_slurm::epilog(until, |verb| send(entry, &job.allocation(), verb))
+        }),
+        SlurmCommand::TaskProlog => task_prolog(output),
+    }
+}
+
+/// Does this at all mounts of this user at the same time. What is short is noted and is no failure; a broken mount is.
+fn at_mounts<F>(within: Duration, output: &Output, act: F) -> Result<Exit, Failure>
+where
+    F: Fn(&SlurmJob, &Entry, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
+{
+    let job = SlurmJob::of(|name| std::env::var(name).ok())?;
+    let begun = Instant::now();
+    let entries = registry::entries();
+    if entries.is_empty() {
+        return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount on this node")
+            .remedy("mount it before slurmd starts: systemctl enable --now forebay@..., or /etc/fstab"));
+    }
+    let (done, answers) = channel();
+    for entry in &entries {
+        let (done, job, entry) = (done.clone(), job.clone(), entry.clone());
+        std::thread::spawn(move || {
+            let outcome = match entry.supervisor_alive() || entry.worker_alive() {
+                true => act(&job, &entry, begun + within.saturating_sub(ANSWER)),
+                false => Err(client::dead(&entry)),
+            };
+            // If the time is up, nobody waits for the answer.
+            let _ = done.send((entry, outcome));
+        });
+    }
+    drop(done);
+    let mut waits: Vec<Entry> = entries;
+    let mut broken = None;
+    while !waits.is_empty() {
+        match answers.recv_timeout((begun + within).saturating_duration_since(Instant::now())) {
+            Ok((entry, outcome)) => {
+                waits.retain(|waiting| waiting.mountpoint() != entry.mountpoint());
+                match outcome {
+                    Ok(notes) => notes.iter().for_each(|what| {
+                        output.note(format!(
+                            "forebay: {} at {}: {what}",
+                            job.allocation(),
+                            entry.mountpoint().display()
+                        ));
+                    }),
+                    Err(failure) => broken = Some(failure),
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let place = waits[0].mountpoint().display();
+                let what = format!("the daemon of {place} has not answered for {} s", within.as_secs());
+                return Err(Failure::new(FailureKind::NoDaemon, what).remedy(
+                    "check its fast pool: `forebay doctor`, `dmesg`; then scontrol update nodename=... state=resume",
+                ));
+            }
+        }
+    }
+    broken.map_or(Ok(Exit::Done), Err)
+}
+
+/// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.
+fn task_prolog(output: &Output) -> Result<Exit, Failure> {
+    let all = mounts::list().map_err(|e| Failure::io("cannot list the mounts", &e))?;
+    let ours: Vec<String> = all
+        .iter()
+        .filter(|mount| mounts::is_ours(&mount.mountpoint))
+        .map(|mount| mount.mountpoint.display().to_string())
+        // A line break would begin another command to Slurm.
+        .filter(|mountpoint| !mountpoint.contains(char::is_control))
+        .collect();
+    if let Some(first) = ours.first() {
+        output.line(format!("export FOREBAY_MOUNT={first}"));
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,145 @@
+//! Allocations: what a batch job holds at a mount, from before its first process until its results are in the pool.
+
+use forebay_prefetch::signature::Invocation;
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::Members;
+use crate::operator::TypedPath;
+
+/// How far an allocation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AllocationPhase {
+    /// Known, and nothing is done yet.
+    Declared,
+    /// Files are being fetched and leased.
+    StagingIn,
+    /// Everything that was requested is resident and leased.
+    Ready,
+    /// The processes of the job run, and are observed.
+    Running,
+    /// The job is over, and what it wrote is not in the pool yet.
+    StagingOut,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl AllocationPhase {
+    /// Returns the name in the JSON output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Declared => "declared",
+            Self::StagingIn => "staging-in",
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::StagingOut => "staging-out",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Files and bytes that were moved for an allocation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    pub files: u64,
+    pub bytes: u64,
+    /// Files that could not be moved.
+    pub failed: u64,
+}
+
+/// An allocation as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// The name of its job, and the owner of its leases.
+    pub id: String,
+    pub uid: u32,
+    pub phase: AllocationPhase,
+    /// Why it failed, or what is short although it did not fail.
+    pub reason: Option<String>,
+    /// From 1; a job that is requeued begins the next one.
+    pub attempt: u32,
+    /// Seconds since 1970.
+    pub begun_unix: u64,
+    /// When it entered its phase, in seconds since 1970.
+    pub since_unix: u64,
+    pub command: String,
+    pub stage_in: Vec<TypedPath>,
+    pub stage_out: Vec<TypedPath>,
+    /// What was fetched for it.
+    pub staged: Moved,
+    /// What was written back for it.
+    pub flushed: Moved,
+}
+
+/// What an allocation is begun with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationRequest {
+    /// The user of the job; only root may name another user. `None`: the user of the client.
+    #[serde(default)]
+    pub uid: Option<u32>,
+    /// Files, directories and globs to stage before the job starts.
+    #[serde(default)]
+    pub stage_in: Vec<TypedPath>,
+    /// What must be in the pool before the allocation is done. Empty: what the job's user changed since the job started.
+    #[serde(default)]
+    pub stage_out: Vec<TypedPath>,
+    /// How the job is started: what earlier runs read is staged as well, and this run is learned.
+    #[serde(default)]
+    pub invocation: Option<Invocation>,
+    /// Seconds until the leases end, whatever becomes of the job. `None`: they end with the job.
+    #[serde(default)]
+    pub lease_secs: Option<u64>,
+}
+
+/// What is to be done with an allocation. Each verb may be repeated, and may arrive in any order that the retries of a
+/// scheduler produce.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case")]
+pub enum AllocationVerb {
+    Begin(AllocationRequest),
+    /// Begins to stage. Returns when the staging has ended, or after this many milliseconds.
+    StageIn {
+        wait_ms: u64,
+    },
+    /// Waits until the staging has ended, for this many milliseconds at most.
+    Ready {
+        wait_ms: u64,
+    },
+    /// The processes of the job are about to run.
+    Start {
+        members: Members,
+    },
+    /// The processes of the job have ended.
+    End,
+    /// Begins to write back. Returns when that has ended, or after this many milliseconds.
+    StageOut {
+        wait_ms: u64,
+    },
+    /// Ends everything that the allocation holds. What is not in the pool yet stays dirty and is flushed by policy.
+    Teardown,
+    Show,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_are_readable_json() {
+        let verb: AllocationVerb = serde_json::from_str(r#"{"verb":"begin","stage_in":["a"]}"#).unwrap();
+        let request = AllocationRequest { stage_in: vec!["a".into()], ..AllocationRequest::default() };
+        assert_eq!(verb, AllocationVerb::Begin(request));
+        let verb: AllocationVerb = serde_json::from_str(r#"{"verb":"stage_out","wait_ms":5}"#).unwrap();
+        assert_eq!(verb, AllocationVerb::StageOut { wait_ms: 5 });
+    }
+
+    #[test]
+    fn phases_have_one_name() {
+        for phase in [AllocationPhase::StagingIn, AllocationPhase::Cancelled] {
+            assert_eq!(serde_json::to_value(phase).unwrap(), phase.name());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Allocations, stored as JSON, so that other versions of this program can read the records.
+
+mod state;
+
+use forebay_api::allocations::{Allocation, Moved};
+use forebay_api::operator::TypedPath;
+use forebay_backends::Result;
+use forebay_prefetch::signature::Invocation;
+use serde::{Deserialize, Serialize};
+
+use super::{Catalog, boot, cf, corrupt, failed};
+pub use state::{AllocationState, Transition, Work, WrongPhase};
+
+/// The most allocations that are kept beside those that are not over, newest first.
+const ALLOCATIONS_MAX: usize = 1000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationRecord {
+    pub id: String,
+    pub uid: u32,
+    #[serde(flatten)]
+    pub state: AllocationState,
+    /// What is short although the allocation did not fail.
+    #[serde(default)]
+    pub message: Option<String>,
+    pub attempt: u32,
+    pub begun_unix: u64,
+    /// When the state was entered.
+    pub since_unix: u64,
+    /// When the job started.
+    #[serde(default)]
+    pub started_unix: Option<u64>,
+    /// The boot of the machine in which the job started.
+    #[serde(default)]
+    pub boot: String,
+    pub stage_in: Vec<TypedPath>,
+    pub stage_out: Vec<TypedPath>,
+    pub invocation: Option<Invocation>,
+    pub lease_secs: Option<u64>,
+    #[serde(default)]
+    pub staged: Moved,
+    #[serde(default)]
+    pub flushed: Moved,
+}
+
+impl AllocationRecord {
+    /// Returns whether the job started before the machine did.
+    pub fn is_of_earlier_boot(&self) -> bool {
+        self.boot != boot::boot_id()
+    }
+
+    pub fn note_start(&mut self, now_unix: u64) {
+        self.started_unix = Some(now_unix);
+        self.boot = boot::boot_id();
+    }
+
+    /// Returns the allocation as operators see it.
+    pub fn shown(&self) -> Allocation {
+        let failure = match &self.state {
+            AllocationState::Failed { reason, .. } => Some(reason.clone()),
+            _ => None,
+        };
+        Allocation {
+            id: self.id.clone(),
+            uid: self.uid,
+            phase: self.state.phase(),
+            reason: failure.or_else(|| self.message.clone()),
+            attempt: self.attempt,
+            begun_unix: self.begun_unix,
+            since_unix: self.since_unix,
+            command: self.invocation.as_ref().map(|invocation| invocation.words.join(" ")).unwrap_or_default(),
+            stage_in: self.stage_in.clone(),
+            stage_out: self.stage_out.clone(),
+            staged: self.staged,
+            flushed: self.flushed,
+        }
+    }
+}
+
+impl Catalog {
+    /// Visits all kept allocations, in the order of their names.
+    pub fn allocations(&self, mut each: impl FnMut(AllocationRecord) -> Result<bool>) -> Result<()> {
+        self.scan(cf::ALLOCATIONS, b"", |_, value| {
+            each(serde_json::from_slice(value).map_err(|e| corrupt(cf::ALLOCATIONS).with_source(e))?)
+        })
+    }
+
+    pub fn allocation(&self, id: &str) -> Result<Option<AllocationRecord>> {
+        let value = self.db.get_cf(self.family(cf::ALLOCATIONS)?, id).map_err(|e| failed("read the catalog", e))?;
+        value.map(|v| serde_json::from_slice(&v).map_err(|e| corrupt(cf::ALLOCATIONS).with_source(e))).transpose()
+    }
+
+    /// Stores an allocation durably, and deletes the oldest ones beyond the limit that are over.
+    pub fn put_allocation(&self, record: &AllocationRecord) -> Result<()> {
+        let mut over = Vec::new();
+        self.allocations(|known| {
+            if known.state.is_over() && known.id != record.id {
+                over.push((known.since_unix, known.id));
+            }
+            Ok(true)
+        })?;
+        over.sort_unstable();
+        let text = serde_json::to_vec(record).map_err(|e| corrupt(cf::ALLOCATIONS).with_source(e))?;
+        let mut batch = self.batch();
+        batch.put_raw(cf::ALLOCATIONS, record.id.as_bytes(), &text);
+        for (_, id) in over.iter().rev().skip(ALLOCATIONS_MAX) {
+            batch.delete_raw(cf::ALLOCATIONS, id.as_bytes());
+        }
+        self.write(batch)?;
+        self.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Durability;
+    use super::*;
+
+    fn record(id: &str, state: AllocationState, since_unix: u64) -> AllocationRecord {
+        AllocationRecord {
+            id: id.into(),
+            uid: 7,
+            state,
+            message: None,
+            attempt: 1,
+            begun_unix: 1,
+            since_unix,
+            started_unix: None,
+            boot: String::new(),
+            stage_in: vec!["a".into()],
+            stage_out: Vec::new(),
+            invocation: None,
+            lease_secs: None,
+            staged: Moved::default(),
+            flushed: Moved::default(),
+        }
+    }
+
+    #[test]
+    fn an_allocation_is_found_after_a_power_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("catalog");
+        let failed = AllocationState::Failed { during: Work::StageOut, reason: "the pool is full".into() };
+        let stored = record("slurm-7", failed, 3);
+        let catalog = Catalog::open(&path, Durability::SyncedOnly).unwrap();
+        catalog.put_allocation(&stored).unwrap();
+        drop(catalog);
+        let catalog = Catalog::open(&path, Durability::SyncedOnly).unwrap();
+        assert_eq!(catalog.allocation("slurm-7").unwrap(), Some(stored.clone()));
+        assert_eq!(stored.shown().reason.as_deref(), Some("the pool is full"));
+        assert_eq!(catalog.allocation("slurm-8").unwrap(), None);
+    }
+
+    #[test]
+    fn the_newest_thousand_are_kept_and_those_that_are_not_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        let states = |at: u64| if at == 0 { AllocationState::Running } else { AllocationState::Done };
+        for at in 0..ALLOCATIONS_MAX as u64 + 4 {
+            catalog.put_allocation(&record(&at.to_string(), states(at), at)).unwrap();
+        }
+        let mut since = Vec::new();
+        catalog
+            .allocations(|kept| {
+                since.push(kept.since_unix);
+                Ok(true)
+            })
+            .unwrap();
+        since.sort_unstable();
+        assert_eq!(since.len(), ALLOCATIONS_MAX + 2, "one runs, and one was just stored");
+        assert_eq!(since[..2], [0, 3]);
+    }
+}

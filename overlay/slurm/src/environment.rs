@@ -1,0 +1,98 @@
+//! What Slurm tells a prolog and an epilog of a job.
+
+use forebay_api::Failure;
+use forebay_prefetch::signature::Invocation;
+
+/// A job, as the environment of a prolog describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlurmJob {
+    /// Its number.
+    pub id: String,
+    pub uid: u32,
+    pub account: Option<String>,
+    pub work_dir: String,
+    pub comment: String,
+}
+
+impl SlurmJob {
+    /// Reads the job from variables of the environment.
+    ///
+    /// # Errors
+    /// Usage: a variable that every prolog and epilog has is missing.
+    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let id = given("SLURM_JOB_ID").filter(|id| id.bytes().all(|b| b.is_ascii_digit()));
+        let uid = given("SLURM_JOB_UID").and_then(|uid| uid.parse().ok());
+        let (Some(id), Some(uid)) = (id, uid) else {
+            return Err(Failure::usage("SLURM_JOB_ID and SLURM_JOB_UID are not set, or are no numbers")
+                .remedy("slurmd sets them for Prolog= and Epilog= of slurm.conf; `forebay job` works without Slurm"));
+        };
+        Ok(Self {
+            id,
+            uid,
+            account: given("SLURM_JOB_ACCOUNT"),
+            work_dir: given("SLURM_JOB_WORK_DIR").unwrap_or_default(),
+            comment: given("SLURM_JOB_COMMENT").unwrap_or_default(),
+        })
+    }
+
+    /// The name of its allocation: also the name that `forebay run` and `stage` use inside the job.
+    pub fn allocation(&self) -> String {
+        format!("slurm-{}", self.id)
+    }
+
+    /// Returns what makes two jobs the same job again. A prolog knows neither the script nor its arguments. So jobs of
+    /// one user and one working directory are runs of one job, unless their comments differ in more than numbers: the
+    /// words of the comment are the arguments. The first word stands for the program, and has no slash, since only the
+    /// last component of a program's path counts.
+    pub fn invocation(&self) -> Invocation {
+        let program = format!("slurm{}", self.work_dir.replace('/', ":"));
+        let arguments = self.comment.split_whitespace().map(str::to_owned);
+        Invocation {
+            user: self.uid,
+            account: self.account.clone(),
+            words: std::iter::once(program).chain(arguments).collect(),
+            array_index: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(variables: &[(&str, &str)]) -> Result<SlurmJob, Failure> {
+        SlurmJob::of(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn a_job_is_read_from_the_environment_of_a_prolog() {
+        let variables = [
+            ("SLURM_JOB_ID", "17"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURM_JOB_WORK_DIR", "/home/a/run-3"),
+            ("SLURM_JOB_COMMENT", "train day=4"),
+        ];
+        let job = job(&variables).unwrap();
+        assert_eq!((job.allocation().as_str(), job.uid), ("slurm-17", 1000));
+        assert_eq!(job.invocation().signature().as_str(), "1000 - slurm:home:a:run-# train day=#");
+    }
+
+    #[test]
+    fn what_no_prolog_has_is_refused() {
+        assert!(job(&[("SLURM_JOB_UID", "1")]).is_err());
+        assert!(job(&[("SLURM_JOB_ID", "1")]).is_err());
+        assert!(job(&[("SLURM_JOB_ID", "1 2"), ("SLURM_JOB_UID", "1")]).is_err());
+        assert!(job(&[("SLURM_JOB_ID", ""), ("SLURM_JOB_UID", "1")]).is_err());
+    }
+
+    #[test]
+    fn jobs_of_two_directories_are_two_jobs() {
+        let of = |dir: &str| {
+            let variables = [("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "1"), ("SLURM_JOB_WORK_DIR", dir)];
+            job(&variables).unwrap().invocation().signature()
+        };
+        assert_eq!(of("/a/x").similarity(&of("/a/y")), 0.0);
+        assert_eq!(of("/a/7"), of("/a/8"));
+    }
+}

@@ -1,0 +1,193 @@
+//! What a prolog and an epilog do at one mount, in bounded time.
+//!
+//! A failed prolog or epilog drains the node, so only a broken node may make one fail: a daemon that is dead or does not
+//! answer. A pool that is slow or gone is none: the job starts, the mount serves it as well as it can, and the reason is
+//! told.
+
+use std::time::{Duration, Instant};
+
+use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, AllocationVerb};
+use forebay_api::jobs::Members;
+use forebay_api::{Failure, FailureKind};
+
+use crate::SlurmJob;
+
+/// How long one request waits for the end of staging. A client that waits holds a turn of the daemon.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Stages what the job will read, until it is resident or the time is up, and starts the job. Returns what was not done
+/// as requested.
+///
+/// # Errors
+/// The node is broken.
+pub fn prolog<S>(job: &SlurmJob, until: Instant, send: S) -> Result<Vec<String>, Failure>
+where
+    S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
+{
+    let mut notes = Vec::new();
+    let request =
+        AllocationRequest { uid: Some(job.uid), invocation: Some(job.invocation()), ..AllocationRequest::default() };
+    let staged = note(send(AllocationVerb::Begin(request)), &mut notes)
+        .and_then(|_| note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes))
+        .and_then(|_| {
+            wait_while(AllocationPhase::StagingIn, until, |wait_ms| AllocationVerb::Ready { wait_ms }, &send)
+        });
+    match staged? {
+        Some(Allocation { phase: AllocationPhase::StagingIn, .. }) => {
+            notes.push("the time for staging is up: the job starts, and staging goes on".into());
+        }
+        Some(Allocation { phase: AllocationPhase::Failed, reason, .. }) => notes.extend(reason),
+        _ => {}
+    }
+    let members = Members::SlurmSteps { job: job.id.clone() };
+    note(send(AllocationVerb::Start { members }), &mut notes)?;
+    Ok(notes)
+}
+
+/// Ends the job, and writes back what it wrote, until that is in the pool or the time is up. Returns what was not done
+/// as requested.
+///
+/// # Errors
+/// The node is broken.
+pub fn epilog<S>(until: Instant, send: S) -> Result<Vec<String>, Failure>
+where
+    S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
+{
+    let mut notes = Vec::new();
+    note(send(AllocationVerb::End), &mut notes)?;
+    let out = |wait_ms| AllocationVerb::StageOut { wait_ms };
+    match wait_while(AllocationPhase::StagingOut, until, out, &send)? {
+        Some(Allocation { phase: AllocationPhase::StagingOut, .. }) => {
+            notes.push("the time for the write-back is up: it goes on".into());
+        }
+        Some(Allocation { phase: AllocationPhase::Failed, reason, .. }) => notes.extend(reason),
+        _ => {}
+    }
+    Ok(notes)
+}
+
+/// Repeats a verb that waits, while the allocation is in a phase and the time is not up.
+fn wait_while<S>(
+    phase: AllocationPhase,
+    until: Instant,
+    verb: impl Fn(u64) -> AllocationVerb,
+    send: &S,
+) -> Result<Option<Allocation>, Failure>
+where
+    S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
+{
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let known = match send(verb(left.min(WAIT).as_millis() as u64)) {
+            Err(failure) if !is_broken(&failure) => return Ok(None),
+            answer => answer?,
+        };
+        if left.is_zero() || known.as_ref().is_none_or(|known| known.phase != phase) {
+            return Ok(known);
+        }
+    }
+}
+
+/// Passes on the failure of a broken node. Any other failure becomes a note.
+fn note(answer: Result<Option<Allocation>, Failure>, notes: &mut Vec<String>) -> Result<Option<Allocation>, Failure> {
+    match answer {
+        Err(failure) if is_broken(&failure) => Err(failure),
+        Err(failure) => {
+            notes.push(failure.what);
+            Ok(None)
+        }
+        Ok(known) => Ok(known),
+    }
+}
+
+fn is_broken(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::NoDaemon | FailureKind::Corrupt | FailureKind::Denied)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use forebay_api::allocations::Moved;
+
+    use super::*;
+
+    fn job() -> SlurmJob {
+        SlurmJob { id: "7".into(), uid: 1, account: None, work_dir: "/w".into(), comment: String::new() }
+    }
+
+    fn allocation(phase: AllocationPhase, reason: Option<&str>) -> Allocation {
+        Allocation {
+            id: "slurm-7".into(),
+            uid: 1,
+            phase,
+            reason: reason.map(Into::into),
+            attempt: 1,
+            begun_unix: 1,
+            since_unix: 1,
+            command: String::new(),
+            stage_in: Vec::new(),
+            stage_out: Vec::new(),
+            staged: Moved::default(),
+            flushed: Moved::default(),
+        }
+    }
+
+    fn name(verb: &AllocationVerb) -> &'static str {
+        match verb {
+            AllocationVerb::Begin(_) => "begin",
+            AllocationVerb::StageIn { .. } => "stage-in",
+            AllocationVerb::Ready { .. } => "ready",
+            AllocationVerb::Start { .. } => "start",
+            AllocationVerb::End => "end",
+            AllocationVerb::StageOut { .. } => "stage-out",
+            AllocationVerb::Teardown => "teardown",
+            AllocationVerb::Show => "show",
+        }
+    }
+
+    /// Runs the prolog with a daemon that answers like this. Returns the verbs and the outcome.
+    fn run(
+        answer: impl Fn(&str) -> Result<Option<Allocation>, Failure>,
+    ) -> (Vec<&'static str>, Result<Vec<String>, Failure>) {
+        let verbs = RefCell::new(Vec::new());
+        let outcome = prolog(&job(), Instant::now(), |verb| {
+            verbs.borrow_mut().push(name(&verb));
+            answer(name(&verb))
+        });
+        (verbs.into_inner(), outcome)
+    }
+
+    #[test]
+    fn a_job_starts_although_its_staging_fails_or_takes_too_long() {
+        let failed = run(|_| Ok(Some(allocation(AllocationPhase::Failed, Some("the pool does not answer")))));
+        assert_eq!(failed.0, ["begin", "stage-in", "ready", "start"]);
+        assert_eq!(failed.1.unwrap(), ["the pool does not answer"]);
+        let late = run(|_| Ok(Some(allocation(AllocationPhase::StagingIn, None))));
+        assert_eq!(late.0.last(), Some(&"start"));
+        assert_eq!(late.1.unwrap().len(), 1);
+        let refused = run(|verb| match verb {
+            "begin" | "stage-in" | "ready" => Err(Failure::new(FailureKind::Busy, "too many")),
+            _ => Ok(Some(allocation(AllocationPhase::Running, None))),
+        });
+        assert_eq!(refused.0.last(), Some(&"start"));
+        assert_eq!(refused.1.unwrap()[0], "too many");
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_a_broken_node() {
+        let (verbs, outcome) = run(|_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
+        assert_eq!((verbs.as_slice(), outcome.unwrap_err().what.as_str()), (["begin"].as_slice(), "dead"));
+        let outcome = epilog(Instant::now(), |_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
+        assert_eq!(outcome.unwrap_err().kind, FailureKind::NoDaemon);
+    }
+
+    #[test]
+    fn an_epilog_says_what_is_not_in_the_pool() {
+        let answer = |phase, reason| move |_| Ok(Some(allocation(phase, reason)));
+        let notes = epilog(Instant::now(), answer(AllocationPhase::Failed, Some("out/a: no space"))).unwrap();
+        assert_eq!(notes, ["out/a: no space"]);
+        assert_eq!(epilog(Instant::now(), answer(AllocationPhase::Done, None)).unwrap(), Vec::<String>::new());
+        assert_eq!(epilog(Instant::now(), |_| Ok(None)).unwrap(), Vec::<String>::new(), "it never began here");
+    }
+}
