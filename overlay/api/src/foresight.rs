@@ -1,6 +1,6 @@
 //! The types that describe what jobs will read: profiles, what is staged by them, and why a file is resident.
 
-use forebay_prefetch::profile::Expected;
+use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Signature;
 use serde::{Deserialize, Serialize};
 
@@ -44,8 +44,8 @@ pub struct Wanted {
     pub why: String,
 }
 
-impl From<&Expected> for Wanted {
-    fn from(expected: &Expected) -> Self {
+impl From<&ExpectedRead> for Wanted {
+    fn from(expected: &ExpectedRead) -> Self {
         Self {
             path: expected.path.clone(),
             bytes: expected.bytes,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_api::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
-use forebay_prefetch::plan::Refusal;
+use forebay_prefetch::plan::StagingRefusal;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::clock::unix_now;
 use futures::{Stream, StreamExt, stream};
@@ -201,7 +201,7 @@ impl Overlay {
             return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
         }
         let declared: HashSet<Ino> = files.iter().copied().collect();
-        let left_out = [(Refusal::NoRoom, "room"), (Refusal::NoTime, "time")]
+        let left_out = [(StagingRefusal::NoRoom, "room"), (StagingRefusal::NoTime, "time")]
             .map(|(reason, lacks)| (foreseen.left_out(reason), lacks))
             .into_iter()
             .filter(|(files, _)| *files > 0)

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::FileKind;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Opened, blocking, requests_of};
-use forebay_prefetch::online::{Online, Opens, ReaderId, Sibling, Suggestion, Touch, Who};
-use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
+use forebay_prefetch::online::{Online, OpenEvent, OpenedKind, ReaderId, Sibling, Suggestion, Who};
+use forebay_prefetch::plan::{PROBABILITY_MIN, PlanLimits, StagingCandidate, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
@@ -355,8 +355,8 @@ impl Inner {
                     }
                     let Some(directory) = self.engine.directory_of(ino) else { continue };
                     let at = following.since.elapsed();
-                    let id = ReaderId { who: reader, opens: Opens::Files };
-                    let touch = Touch { reader: id, directory: directory.0, file: ino.0, at };
+                    let id = ReaderId { who: reader, opens: OpenedKind::Files };
+                    let touch = OpenEvent { reader: id, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
                     next.files.extend(self.choose(reader, suggestions, &mut online));
                     self.walk_on(&touch, &mut online, &mut next);
@@ -407,7 +407,7 @@ impl Inner {
             }
             match self.engine.missing_of(wanted.ino, FILE_BYTES_MAX) {
                 None => tell(wanted.ino, false),
-                Some(bytes) => candidates.push(Candidate {
+                Some(bytes) => candidates.push(StagingCandidate {
                     file: at as u64,
                     bytes,
                     missing_bytes: bytes,
@@ -420,7 +420,7 @@ impl Inner {
             * self.engine.policy().space.low_watermark
             * pool_share) as u64;
         let room = self.room_for_followed().min(limit);
-        let of = |candidate: &Candidate| &wanted[candidate.file as usize];
+        let of = |candidate: &StagingCandidate| &wanted[candidate.file as usize];
         following.change(|awaited| {
             if awaited.files.len() + candidates.len() > AWAITED_MAX {
                 candidates.iter().for_each(|candidate| tell(of(candidate).ino, false));
@@ -430,7 +430,7 @@ impl Inner {
             let plan = plan(
                 candidates,
                 &self.engine.pool_rate(None),
-                &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
+                &PlanLimits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
             );
             // A resident file is awaited as well: its open shows where the reader is.
             for candidate in &plan.chosen {

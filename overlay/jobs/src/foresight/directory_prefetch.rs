@@ -13,7 +13,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use forebay_engine::{Ino, blocking};
-use forebay_prefetch::online::{Online, Opens, ReaderId, Touch, Who};
+use forebay_prefetch::online::{Online, OpenEvent, OpenedKind, ReaderId, Who};
 use forebay_prefetch::plan::PROBABILITY_MIN;
 use lru::LruCache;
 use tokio::sync::Semaphore;
@@ -136,7 +136,7 @@ impl Walk {
 
 impl Inner {
     /// Follows a reader after an open, and predicts which directories it enters next.
-    pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
+    pub(super) fn walk_on(&self, touch: &OpenEvent, online: &mut Online, next: &mut Next) {
         let (reader, directory) = (touch.reader.who, Ino(touch.directory));
         // Never locked during a look-up in the engine.
         let walks = &self.foresight.following.walks;
@@ -155,8 +155,8 @@ impl Inner {
             (walk.go(way), walk.share)
         };
         for (above, entered) in entered {
-            let id = ReaderId { who: reader, opens: Opens::Directories };
-            let touch = Touch { reader: id, directory: above.0, file: entered.0, at: touch.at };
+            let id = ReaderId { who: reader, opens: OpenedKind::Directories };
+            let touch = OpenEvent { reader: id, directory: above.0, file: entered.0, at: touch.at };
             let suggestions =
                 online.touched(&touch, &mut |number| self.subdirectories(Ino(number), &mut next.unlisted));
             for suggestion in suggestions {
