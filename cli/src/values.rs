@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
-use forebay_backends::UnderWay;
+use forebay_backends::WorkProgress;
 use forebay_daemon::config::Pace;
 
 /// Parses `100MB/s,2ms`; in mount options, where commas separate the options, `100MB/s:2ms`.
@@ -76,7 +76,7 @@ pub fn counted(count: u64, noun: &str) -> String {
 }
 
 /// A long operation and its progress.
-pub fn under_way(work: &UnderWay) -> String {
+pub fn under_way(work: &WorkProgress) -> String {
     let of = work.of.map_or(String::new(), |of| format!(" of {of}"));
     format!("{}: {}{of}", shown(&work.what), work.done)
 }

@@ -1,6 +1,6 @@
 //! Requests of operators to the engine, and the replies, as the control socket carries them.
 
-use forebay_backends::UnderWay;
+use forebay_backends::WorkProgress;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ pub enum Progress {
     /// With `dry_run`: a file that would be staged for the command.
     Wanted(Wanted),
     /// Slow operations of the pool, reported from time to time.
-    UnderWay(Vec<UnderWay>),
+    UnderWay(Vec<WorkProgress>),
     Failed {
         path: String,
         reason: String,
@@ -109,7 +109,7 @@ pub struct Status {
     pub pool_state: String,
     /// Slow operations that are currently running in the pool.
     #[serde(default)]
-    pub under_way: Vec<UnderWay>,
+    pub under_way: Vec<WorkProgress>,
     pub fast: Vec<DeviceStatus>,
     pub limit_bytes: u64,
     pub used_bytes: u64,

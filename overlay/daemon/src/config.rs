@@ -18,7 +18,7 @@ pub struct Pace {
 /// The options of one mount. Paths are absolute and canonical once they have passed the preflight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountConfig {
-    /// A URL that [`forebay_backends::Location`] knows; for a directory its plain path.
+    /// A URL that [`forebay_backends::PoolLocation`] knows; for a directory its plain path.
     pub pool: String,
     pub mountpoint: PathBuf,
     /// Directories of the fast pool, one for each device.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use bytesize::ByteSize;
-use forebay_backends::Location;
+use forebay_backends::PoolLocation;
 use forebay_cache::guard;
 
 use super::config::MountConfig;
@@ -41,7 +41,7 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
 pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure> {
     let pool = pool_dir(config)?;
     if let Some(pool) = &pool {
-        let url = Location::parse(&config.pool)?;
+        let url = PoolLocation::parse(&config.pool)?;
         config.pool = url.url_of(pool.to_str().ok_or_else(|| not_utf8(pool))?);
         not_ours("the pool", pool)?;
         apart("the mountpoint", &config.mountpoint, "the pool", pool)?;
@@ -143,7 +143,7 @@ pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
 /// Returns the pool's directory. `None`: the pool is no directory, and only its URL is checked. The request is made on
 /// another thread, since a mounted pool that is down may never answer.
 fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
-    let location = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
+    let location = PoolLocation::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
     let Some(dir) = location.directory() else { return Ok(None) };
     let dir = paths::absolute(dir).map_err(|e| Failure::io("pool", &e))?;
     let place = dir.display().to_string();

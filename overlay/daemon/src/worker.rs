@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
+use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
-use forebay_backends::{Location, Pool};
+use forebay_backends::{Pool, PoolLocation};
 use forebay_engine::{Options, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use forebay_jobs::{Collector, Jobs, Observe};
@@ -168,8 +168,8 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
 
 /// Returns what the observer watches for a mount.
 fn observe(config: &MountConfig) -> Result<Observe, Failure> {
-    let pool = match Location::parse(&config.pool)? {
-        Location::Directory(dir) | Location::Striped(_, dir) => Some(dir),
+    let pool = match PoolLocation::parse(&config.pool)? {
+        PoolLocation::Directory(dir) | PoolLocation::Striped(_, dir) => Some(dir),
         _ => None,
     };
     Ok(Observe { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
@@ -185,13 +185,13 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
 }
 
 async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
-    let mut pool = Location::parse(&config.pool)?.open().await?;
+    let mut pool = PoolLocation::parse(&config.pool)?.open().await?;
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
     let copies = if pool.capabilities().renames.copy() { limits::POOL_COPY } else { policy.pool_deadline };
     let counted = Arc::new(Metrics::new(pool));
-    let deadlines = Limits {
+    let deadlines = CallLimits {
         metadata: policy.pool_deadline,
         data: limits::POOL_CALL,
         copies,

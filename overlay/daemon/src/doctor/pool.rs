@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_backends::conformance::{self, Trial, Verdict};
-use forebay_backends::{Capabilities, Location, Pool};
+use forebay_backends::conformance::{self, CaseVerdict, Trial};
+use forebay_backends::{Capabilities, Pool, PoolLocation};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -75,14 +75,14 @@ pub enum Outcome {
 /// A pool to check.
 #[derive(Debug)]
 pub struct Candidate {
-    location: Location,
+    location: PoolLocation,
 }
 
 impl Candidate {
     /// # Errors
     /// `Usage` if it is no URL of a pool. No request is made.
     pub fn parse(url: &str) -> Result<Self, Failure> {
-        let location = Location::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
+        let location = PoolLocation::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
         Ok(Self { location })
     }
 
@@ -92,7 +92,7 @@ impl Candidate {
     /// # Errors
     /// If the pool cannot be attached or written to, or a signal came before anything was done.
     pub fn examine(&self, dry_run: bool, tell: &mut dyn FnMut(&Step)) -> Result<Outcome, Failure> {
-        if let Location::Directory(dir) = &self.location {
+        if let PoolLocation::Directory(dir) = &self.location {
             let check = probes::pool_dir(dir);
             let there = check.verdict == CheckVerdict::Ok;
             tell(&Step::Looked(check));
@@ -178,9 +178,9 @@ async fn examine(
         let Some(verdict) = trial.run(case, limits::POOL_CASE, stop.asked(1)).await else { break };
         summary.not_run -= 1;
         let (result, reason) = match verdict {
-            Verdict::Passed => (CaseEnd::Passed, None),
-            Verdict::NotApplicable => (CaseEnd::NotApplicable, None),
-            Verdict::Failed(why) => (CaseEnd::Failed, Some(why)),
+            CaseVerdict::Passed => (CaseEnd::Passed, None),
+            CaseVerdict::NotApplicable => (CaseEnd::NotApplicable, None),
+            CaseVerdict::Failed(why) => (CaseEnd::Failed, Some(why)),
         };
         match result {
             CaseEnd::Passed => summary.passed += 1,

@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use forebay_backends::{Location, RESERVED_PREFIX};
+use forebay_backends::{PoolLocation, RESERVED_PREFIX};
 use forebay_policy::Policy;
 use serde::Deserialize;
 
@@ -96,11 +96,11 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
         .map_err(|e: toml::de::Error| Failure::usage(e.to_string().trim_end().to_string()).remedy(EXAMPLE))?;
     check_name(&table.name)?;
     let beside = |path: &Path| file.parent().unwrap_or(Path::new("/")).join(path);
-    let pool = match Location::parse(&table.url).map_err(|e| Failure::usage(e.to_string()))? {
-        Location::Directory(_) if table.url.is_empty() => {
+    let pool = match PoolLocation::parse(&table.url).map_err(|e| Failure::usage(e.to_string()))? {
+        PoolLocation::Directory(_) if table.url.is_empty() => {
             return Err(Failure::usage("the url is empty").remedy(EXAMPLE));
         }
-        Location::Directory(dir) if dir.is_relative() => beside(&dir).to_string_lossy().into_owned(),
+        PoolLocation::Directory(dir) if dir.is_relative() => beside(&dir).to_string_lossy().into_owned(),
         _ => table.url.clone(),
     };
     let fast: Vec<PathBuf> = match table.fast.is_empty() {
