@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_api::foresight::Wanted;
+use forebay_api::foresight::PlannedFile;
 use forebay_api::operator::{Progress, Summary};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::Entry;
@@ -44,7 +44,7 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
                 }
             }
             Progress::Wanted(wanted) if !output.json => {
-                let Wanted { path, bytes, probability, why } = wanted;
+                let PlannedFile { path, bytes, probability, why } = wanted;
                 let percent = probability * 100.0;
                 output.line(format!(
                     "{percent:3.0} %  {:>10}  {}  ({why})",

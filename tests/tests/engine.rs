@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_api::operator::{ContentState, Difference, Listed};
+use forebay_api::operator::{ContentState, Difference, ListedPath};
 use forebay_backends::decorators::{CallKind, CallLimits, Deadline, FaultMoment, Odds};
 use forebay_backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
@@ -264,7 +264,7 @@ async fn eviction_respects_leases_and_what_is_not_flushed() {
         assert_eq!(read(&overlay, name).await.unwrap().len(), 1 << 20);
     }
     evict(&overlay, false).await;
-    let state = |listed: &[Listed], name: &str| listed.iter().find(|f| f.path == name).map(|f| f.state).unwrap();
+    let state = |listed: &[ListedPath], name: &str| listed.iter().find(|f| f.path == name).map(|f| f.state).unwrap();
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
     assert_eq!(state(&listed, "/a"), ContentState::Resident);
     assert_eq!(state(&listed, "/b"), ContentState::Absent);

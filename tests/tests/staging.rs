@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_api::operator::{ContentState, FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
+use forebay_api::operator::{ContentState, FlushRequest, ListedPath, ReleaseRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
@@ -253,7 +253,7 @@ async fn what_a_staging_that_ended_early_left_undone_is_read_and_staged_as_ever(
     }
 }
 
-async fn listed(overlay: &Overlay, path: &str) -> Listed {
+async fn listed(overlay: &Overlay, path: &str) -> ListedPath {
     overlay.list_residency(&pool_path(path), false).await.unwrap().remove(0)
 }
 

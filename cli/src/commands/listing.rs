@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_api::operator::{ContentState, Listed, ObjectKind};
+use forebay_api::operator::{ContentState, ListedPath, ObjectKind};
 use forebay_daemon::multi_mount::Place;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::{Failure, client};
@@ -79,7 +79,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, file: &Listed) {
+    fn add(&mut self, file: &ListedPath) {
         self.files += 1;
         self.bytes += file.size;
         self.resident_bytes += file.resident_bytes;
@@ -127,7 +127,7 @@ fn listed(
     places: Vec<Place>,
     recursive: bool,
     output: &Output,
-    mut each: impl FnMut(Vec<Listed>),
+    mut each: impl FnMut(Vec<ListedPath>),
 ) -> Result<Exit, Failure> {
     targets::each(places, output, |Place { entry, inner, prefix }| {
         for reply in client::call(&entry, &Request::Ls { path: inner, recursive })? {

@@ -4,7 +4,7 @@ use forebay_backends::WorkProgress;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use crate::foresight::Wanted;
+use crate::foresight::PlannedFile;
 use crate::jobs::ObserverStatus;
 
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
@@ -75,7 +75,7 @@ pub enum Progress {
         bytes: u64,
     },
     /// With `dry_run`: a file that would be staged for the command.
-    Wanted(Wanted),
+    Wanted(PlannedFile),
     /// Slow operations of the pool, reported from time to time.
     UnderWay(Vec<WorkProgress>),
     Failed {
@@ -244,7 +244,7 @@ pub struct DirtyFile {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedPath {
     pub path: String,
     pub kind: ObjectKind,
     pub size: u64,

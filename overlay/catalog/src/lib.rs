@@ -41,12 +41,12 @@ pub use ino::Ino;
 pub use jobs::{JobHead, JobSerial};
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
-use queue::{IntentRecord, Queue};
-pub use queue::{Lane, Queued, Slot, Wait};
+use queue::{FlushQueue, IntentRecord};
+pub use queue::{Lane, QueueSlot, Queued, Wait};
 use recent::RecentNames;
 pub use records::{
-    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
-    unmatched,
+    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, SentCall, SentWhat, XattrChanges,
+    Xattrs, unmatched,
 };
 pub use records::{append, decode, decode_first, encode};
 pub use state::FileState;
@@ -132,7 +132,7 @@ pub struct Catalog {
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
     recent: RecentNames,
-    queue: Queue,
+    queue: FlushQueue,
 }
 
 impl ContentNumbers for Catalog {
@@ -192,7 +192,7 @@ impl Catalog {
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
             recent: RecentNames::new(),
-            queue: Queue::load(&db)?,
+            queue: FlushQueue::load(&db)?,
             db,
         })
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::{
     Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version, is_file_name,
 };
-use forebay_catalog::{Link, Listing};
+use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
@@ -306,7 +306,7 @@ impl Inner {
     /// directory, its version says nothing about changes by other clients.
     fn lists_all(&self, state: &NodeState, since: Asked, ttl: Duration) -> bool {
         let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && state.record.listing == Listing::Complete(state.record.version.clone())
+        confirmed && state.record.listing == ListingState::Complete(state.record.version.clone())
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -331,7 +331,7 @@ impl Inner {
         let here = || Ok(self.catalog.name(dir.ino, name)?.here_ino());
         let ttl = self.policy_of(dir).metadata_ttl;
         let asked = self.asked(&dir.state.lock());
-        if matches!(dir.state.lock().record.listing, Listing::Complete(_)) {
+        if matches!(dir.state.lock().record.listing, ListingState::Complete(_)) {
             self.revalidate(dir.ino, Age::Metadata).await?;
         }
         let list_whole = {
@@ -342,7 +342,7 @@ impl Inner {
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = !tells
-                && matches!(state.record.listing, Listing::Complete(_))
+                && matches!(state.record.listing, ListingState::Complete(_))
                 && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {
                 return here();
@@ -354,7 +354,8 @@ impl Inner {
             let dear = self.pool.capabilities().listings.ask_each();
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
             // If no version tells whether an old listing still holds, the directory is listed again.
-            let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().versions.of_directories;
+            let partly =
+                state.record.listing == ListingState::Partly || !self.pool.capabilities().versions.of_directories;
             state.names.single_lookups > enough && partly
         };
         if list_whole {
@@ -393,7 +394,7 @@ impl Inner {
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                     // If all names were known once, a name that was not among them counts as absent.
-                    let complete = matches!(dir.state.lock().record.listing, Listing::Complete(_));
+                    let complete = matches!(dir.state.lock().record.listing, ListingState::Complete(_));
                     return if complete { here() } else { Err(e.context(&path)) };
                 }
                 Err(e) => return Err(e.context(&path)),

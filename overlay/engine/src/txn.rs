@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_backends::{FileKind, Result, Stat};
 use forebay_cache::{Content, ContentId};
-use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, Sent};
+use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, SentCall};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -170,7 +170,7 @@ impl<'a> Txn<'a> {
     }
 
     /// Records that a change of a name is about to be sent to the pool. Until the answer arrives, the name is in doubt.
-    pub fn send(&mut self, parent: Ino, name: &[u8], sent: Sent) -> Result<()> {
+    pub fn send(&mut self, parent: Ino, name: &[u8], sent: SentCall) -> Result<()> {
         let mut record = self.name(parent, name)?;
         if record.sent.contains(&sent) {
             return Ok(());

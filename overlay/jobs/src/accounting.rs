@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-use forebay_api::jobs::{JobFile, Parts, Traffic};
+use forebay_api::jobs::{JobFile, Traffic, UsedParts};
 use forebay_api::operator::TypedPath;
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 use forebay_engine::Ino;
@@ -108,8 +108,8 @@ impl PartMap {
         if shift == self.shift { *self } else { Self::new(shift, coarse(&self.read), coarse(&self.written)) }
     }
 
-    pub fn parts(&self) -> Option<Parts> {
-        (self.shift > 0).then(|| Parts {
+    pub fn parts(&self) -> Option<UsedParts> {
+        (self.shift > 0).then(|| UsedParts {
             part_bytes: 1 << self.shift,
             read: ranges(&self.read),
             written: ranges(&self.written),

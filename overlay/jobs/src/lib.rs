@@ -58,9 +58,10 @@ use accounting::{Accounting, PartMap};
 use accounting::{FileId, UsedFile};
 use attribution::Attribution;
 pub use collector::Collector;
-pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
+pub use forebay_api::foresight::{AheadReport, Explanation, PlannedFile, ProfileSummary, ReaderJob};
 pub use forebay_api::jobs::{
-    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Parts, Sample, Traffic, check_id,
+    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
+    check_id,
 };
 use foresight::{Foresight, Invocation};
 pub use watch::Observe;

@@ -21,7 +21,7 @@ use forebay_api::operator::TypedPath;
 use forebay_api::paths;
 use forebay_cache::ContentId;
 use forebay_ebpf::layout::MAX_PLACES;
-use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Way};
+use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, ObserverOptions, Record, WatchedPlace, Way};
 use forebay_engine::Ino;
 use parking_lot::Mutex;
 
@@ -102,11 +102,11 @@ impl Watch {
     /// The reason why this process, or this kernel, cannot observe.
     pub fn start(inner: &Inner, wanted: &Observe) -> Result<Self, String> {
         let mount = device_of(&wanted.mountpoint)?;
-        let mount = Place::file_system(mount, true);
+        let mount = WatchedPlace::file_system(mount, true);
         let mut places = vec![mount];
         for device in inner.engine.fast_pool().devices() {
             let dir = device.path.join("content");
-            places.push(Place::below(&dir, true).map_err(|e| format!("{}: {e}", dir.display()))?);
+            places.push(WatchedPlace::below(&dir, true).map_err(|e| format!("{}: {e}", dir.display()))?);
         }
         if places.len() > MAX_PLACES {
             return Err(format!("{} devices: at most {} can be watched", places.len() - 1, MAX_PLACES - 1));
@@ -114,7 +114,7 @@ impl Watch {
         let contents = places[1..].iter().map(|place| place.device).collect();
         let (mut pool, mut left_out) = (None, None);
         if let Some(dir) = &wanted.pool {
-            match Place::below(dir, false) {
+            match WatchedPlace::below(dir, false) {
                 Ok(_) if places.len() == MAX_PLACES => left_out = Some("there are too many fast devices".into()),
                 Ok(place) => {
                     pool = Some(place.device);
@@ -126,7 +126,7 @@ impl Watch {
         let every_hook = || forebay_ebpf::probe(&[]).into_iter().map(|state| state.hook.name.to_owned()).collect();
         let masked = if wanted.masked == ["all"] { every_hook() } else { wanted.masked.clone() };
         let scratch = inner.engine.fast_pool().devices().first().map(|device| device.path.clone());
-        let options = Options { places, ignored: std::process::id(), scratch, masked };
+        let options = ObserverOptions { places, ignored: std::process::id(), scratch, masked };
         let observer = Observer::start(&options).map_err(|e| e.to_string())?;
         let (mount, known, rest) = (mount.device, Mutex::default(), Mutex::default());
         Ok(Self { observer, mount, contents, pool, left_out, known, rest })

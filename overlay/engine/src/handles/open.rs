@@ -8,7 +8,7 @@ use std::time::Instant;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
-use forebay_policy::{Flush, PathPolicy};
+use forebay_policy::{FlushPolicy, PathPolicy};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
@@ -66,7 +66,7 @@ impl Overlay {
             inner.truncate_to_zero(&node).await?;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
-        let no_flush = !(write || truncates) || policy.flush != Flush::OnClose;
+        let no_flush = !(write || truncates) || policy.flush != FlushPolicy::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();

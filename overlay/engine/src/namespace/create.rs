@@ -3,8 +3,8 @@
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::FileState;
-use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
-use forebay_policy::Flush;
+use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, ListingState, Xattrs};
+use forebay_policy::FlushPolicy;
 use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
@@ -94,7 +94,7 @@ impl Overlay {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let entry = inner.counted_entry(ino)?;
-        let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
+        let no_flush = inner.policy_of(&node).flush != FlushPolicy::OnClose;
         let mut state = node.state.lock();
         let content = match inner.content(ino, &mut state) {
             Ok(content) => content,
@@ -235,7 +235,7 @@ impl Inner {
             sent_to: Default::default(),
             version: None,
             file: FileState::absent(),
-            listing: Listing::Complete(None),
+            listing: ListingState::Complete(None),
             target: new.target.map(Into::into),
             dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
             changed_since_removal: false,

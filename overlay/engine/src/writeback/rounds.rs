@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
-use forebay_catalog::{Intent, Lane, Queued, Slot, Wait};
-use forebay_policy::Flush;
+use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
+use forebay_policy::FlushPolicy;
 use forebay_system::descriptors::for_flush;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -118,7 +118,7 @@ impl Inner {
 
 /// Flushes by policy until the engine stops.
 pub(crate) async fn flush_loop(inner: Arc<Inner>) {
-    if inner.policy.uniform().is_some_and(|policy| policy.flush == Flush::Manual) {
+    if inner.policy.uniform().is_some_and(|policy| policy.flush == FlushPolicy::Manual) {
         return std::future::pending().await;
     }
     let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
@@ -243,7 +243,7 @@ impl Rounds {
 
     /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
     /// moved. Returns whether there are more.
-    async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[Slot]) -> Result<bool> {
+    async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[QueueSlot]) -> Result<bool> {
         let Some(looked) = &mut self.manual else { return Ok(false) };
         if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
             return Ok(true);
@@ -395,7 +395,7 @@ impl Inner {
             state.quiescence.postponed |= lane == Lane::Later;
             user = state.record.uid;
         }
-        txn.batch.requeue(entry, Slot { user, lane, at_us }, next)
+        txn.batch.requeue(entry, QueueSlot { user, lane, at_us }, next)
     }
 
     /// Requeues files whose last writer closed them as if they had just been queued.
@@ -403,7 +403,7 @@ impl Inner {
         let mut places = Vec::new();
         for ino in inos {
             let Ok(node) = self.node(ino) else { continue };
-            let Flush::Idle(idle) = self.policy_of(&node).flush else { continue };
+            let FlushPolicy::Idle(idle) = self.policy_of(&node).flush else { continue };
             let links = node.state.lock().record.links.clone();
             let names = links.into_iter().map(|(parent, name)| Intent::Name(parent, name));
             for intent in names.chain([Intent::Inode(ino)]) {

@@ -1,6 +1,6 @@
 //! Explains why a file is cached, how probable its use is, and what would evict it.
 
-use forebay_api::foresight::{Explanation, Reader};
+use forebay_api::foresight::{Explanation, ReaderJob};
 use forebay_api::operator::{ContentState, TypedPath};
 use forebay_api::paths;
 use forebay_backends::{PoolPath, Result};
@@ -50,7 +50,7 @@ impl Inner {
         Ok(Explanation { file, why, goes, read_by })
     }
 
-    fn readers(&self, path: &TypedPath) -> Result<Vec<Reader>> {
+    fn readers(&self, path: &TypedPath) -> Result<Vec<ReaderJob>> {
         let mut heads = Vec::new();
         self.engine.catalog().profiles(|head| {
             heads.push(head);
@@ -61,7 +61,7 @@ impl Inner {
         for head in heads.into_iter().take(PROFILES_MAX) {
             let Some(profile) = self.engine.catalog().profile(&head.signature)? else { continue };
             let Some(file) = profile.files().find(|file| file.path == path) else { continue };
-            readers.push(Reader {
+            readers.push(ReaderJob {
                 profile: head.signature.id(),
                 signature: head.signature.as_str().to_owned(),
                 used: file.used,
