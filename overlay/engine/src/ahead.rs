@@ -121,7 +121,7 @@ impl Overlay {
     pub fn describe(&self, ino: Ino) -> Result<(ListedPath, Option<&'static str>)> {
         let listed = self.inner.listed(ino)?;
         let kept = self.inner.kept(&self.inner.node(ino)?.state.lock(), unix_now());
-        Ok((listed, kept.map(super::space::eviction::Kept::what_evicts)))
+        Ok((listed, kept.map(super::space::eviction::KeepReason::what_evicts)))
     }
 }
 

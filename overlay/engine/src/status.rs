@@ -19,7 +19,7 @@ use super::{Inner, Ino, Overlay};
 const SHOWN_ERRORS: usize = 20;
 
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct EngineCounters {
     pub pool_read_bytes: AtomicU64,
     pub pool_written_bytes: AtomicU64,
     pub fetches: AtomicU64,
@@ -34,7 +34,7 @@ pub(crate) struct Counts {
     pub ahead_used_files: AtomicU64,
 }
 
-impl Counts {
+impl EngineCounters {
     fn read(&self, pool_retries: u64) -> Counters {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         Counters {

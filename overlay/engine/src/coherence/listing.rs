@@ -13,7 +13,7 @@ use futures::TryStreamExt;
 
 use super::super::namespace::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
-use super::watch::Watched;
+use super::watch::NameQuery;
 use super::{Age, may_enter};
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
@@ -69,12 +69,12 @@ impl Entries {
 /// Names in a listing that are invalid or reserved. They do not enter the catalog, and the directory is shown without
 /// them.
 #[derive(Debug, Default)]
-struct Refused {
+struct InvalidNames {
     names: u64,
     first: String,
 }
 
-impl Refused {
+impl InvalidNames {
     fn lets_in(&mut self, name: &[u8]) -> bool {
         let good = may_enter(name);
         if !good {
@@ -193,7 +193,7 @@ impl Inner {
                     None => self.pool.list(&path).await?,
                 };
                 let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
-                let mut refused = Refused::default();
+                let mut refused = InvalidNames::default();
                 while let Some(page) = listing.try_next().await? {
                     let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
                     if bytes > LISTED_BYTES {
@@ -268,7 +268,7 @@ impl Inner {
         dir: Ino,
         stat: &Stat,
         entries: Entries,
-        watched: &Watched<'_>,
+        watched: &NameQuery<'_>,
         began: Instant,
     ) -> Result<Option<Vec<Child>>> {
         self.note_names_in(dir)?;
@@ -385,7 +385,7 @@ impl Inner {
     }
 
     /// Applies to known files what a listing says of them. `false`: the listing is too old for some of them.
-    async fn children_changed(&self, children: Vec<Child>, watched: &Watched<'_>) -> Result<bool> {
+    async fn children_changed(&self, children: Vec<Child>, watched: &NameQuery<'_>) -> Result<bool> {
         let mut believed = true;
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {

@@ -13,7 +13,7 @@ use forebay_policy::{FlushPolicy, PathPolicy};
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
-use crate::node::{Attachment, Node, NodeState, Opens};
+use crate::node::{Attachment, FileOpens, Node, NodeState};
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
@@ -180,7 +180,7 @@ impl Inner {
     }
 
     /// `end` ends a use of a file, and returns whether it was a writer.
-    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut Opens) -> bool) {
+    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut FileOpens) -> bool) {
         let inner = self;
         let Ok(node) = inner.node(ino) else { return };
         let (last_writer, unlinked, idle) = {

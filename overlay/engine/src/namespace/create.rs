@@ -12,7 +12,7 @@ use super::exists;
 use crate::acl::{self, Acl};
 
 /// The properties of a new inode.
-pub(super) struct New<'a> {
+pub(super) struct NewInode<'a> {
     kind: FileKind,
     mode: u32,
     umask: u32,
@@ -21,7 +21,7 @@ pub(super) struct New<'a> {
     caller: Caller,
 }
 
-impl New<'_> {
+impl NewInode<'_> {
     /// A device 0:0. overlayfs takes it for a removed name, whatever the lower layers have there.
     pub fn whiteout(caller: Caller) -> Self {
         Self { kind: FileKind::CharDevice, mode: 0, umask: 0, rdev: 0, target: None, caller }
@@ -44,12 +44,12 @@ impl Overlay {
         if kind != FileKind::File && !self.inner.pool.capabilities().objects.special_files {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
         }
-        let ino = self.inner.make(parent, name, New { kind, mode, umask, rdev, target: None, caller }).await?;
+        let ino = self.inner.make(parent, name, NewInode { kind, mode, umask, rdev, target: None, caller }).await?;
         self.inner.counted_entry(ino)
     }
 
     pub async fn mkdir(&self, parent: Ino, name: &[u8], mode: u32, umask: u32, caller: Caller) -> Result<Entry> {
-        let new = New { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
+        let new = NewInode { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.counted_entry(ino)
     }
@@ -69,7 +69,7 @@ impl Overlay {
                 "a symlink target of 4096 bytes or more",
             ));
         }
-        let new = New { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
+        let new = NewInode { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.counted_entry(ino)
     }
@@ -84,7 +84,7 @@ impl Overlay {
         flags: i32,
         caller: Caller,
     ) -> Result<(Entry, Opened)> {
-        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
+        let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.learn_storage_pool(&*self.inner.node(ino)?).await;
         self.opened(ino, flags)
@@ -146,7 +146,7 @@ impl Overlay {
 }
 
 impl Inner {
-    async fn make(&self, parent: Ino, name: &[u8], new: New<'_>) -> Result<Ino> {
+    async fn make(&self, parent: Ino, name: &[u8], new: NewInode<'_>) -> Result<Ino> {
         self.check_new_name(parent, name)?;
         if self.find(parent, name).await?.is_some() {
             return Err(exists(name));
@@ -200,7 +200,7 @@ impl Inner {
         &self,
         txn: &mut Txn<'_>,
         parent: Ino,
-        new: &New<'_>,
+        new: &NewInode<'_>,
         default_acl: Option<&[u8]>,
     ) -> Result<InodeRecord> {
         let dir = txn.live_dir(parent)?;

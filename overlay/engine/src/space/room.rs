@@ -22,21 +22,21 @@ const KNOWN_FOR: Duration = Duration::from_millis(500);
 
 /// The writers that wait for room.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct WaitingWriters {
     writers: AtomicU64,
     /// When it was last checked whether the flush can make room, and the result.
     coming: Mutex<Option<(Instant, bool)>>,
 }
 
 /// A writer that waits.
-struct Waiting<'a> {
-    room: &'a Room,
+struct WriterWait<'a> {
+    room: &'a WaitingWriters,
     began: Instant,
     progress: (u64, u64),
     progressed: Instant,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WriterWait<'_> {
     fn drop(&mut self) {
         self.room.writers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -79,10 +79,10 @@ impl Inner {
         self.room.writers.load(Ordering::Relaxed)
     }
 
-    fn wait_for_room(&self) -> Waiting<'_> {
+    fn wait_for_room(&self) -> WriterWait<'_> {
         self.room.writers.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
-        Waiting { room: &self.room, began: now, progress: self.progress(), progressed: now }
+        WriterWait { room: &self.room, began: now, progress: self.progress(), progressed: now }
     }
 
     fn progress(&self) -> (u64, u64) {
