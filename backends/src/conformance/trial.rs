@@ -76,7 +76,9 @@ impl Trial {
         let mut work = tokio::spawn(async move { run_case(&gated, &scratch, case).await });
         let ended = tokio::select! {
             ended = &mut work => Ok(ended),
-            () = tokio::time::sleep(limit) => Err(Some(CaseVerdict::Failed(format!("it had not ended after {limit:?}")))),
+            () = tokio::time::sleep(limit) => {
+                Err(Some(CaseVerdict::Failed(format!("it had not ended after {limit:?}"))))
+            }
             () = stop => Err(None),
         };
         match ended {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub fn run(command: JobCommand, output: &Output) -> Result<Exit, Failure> {
 
 /// A job with its files, as JSON.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct JobOutput<'a> {
     mountpoint: &'a Path,
     #[serde(flatten)]
     job: &'a JobSummary,
@@ -52,7 +52,7 @@ fn show(id: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure
     }
 }
 
-fn ask(entry: &Entry, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
+fn ask(entry: &RegisteredMount, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
     let (mut job, mut all) = (None, Vec::new());
     for reply in client::call(entry, &Request::Job { id: id.to_owned() })? {
         match reply? {
@@ -65,9 +65,9 @@ fn ask(entry: &Entry, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
     Ok((job.ok_or_else(none)?, all))
 }
 
-fn present(entry: &Entry, job: &JobSummary, all: &[JobFile], output: &Output) {
+fn present(entry: &RegisteredMount, job: &JobSummary, all: &[JobFile], output: &Output) {
     if output.json {
-        return output.json(&Shown { mountpoint: entry.mountpoint(), job, files: all });
+        return output.json(&JobOutput { mountpoint: entry.mountpoint(), job, files: all });
     }
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{} at {}", shown(&job.id), entry.mountpoint().display()));

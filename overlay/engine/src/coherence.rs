@@ -1,8 +1,8 @@
 //! Imports what the pool has into the catalog: single names, whole directories, and changes by other clients.
 //!
 //! The pool's answer on an inode counts only if none of the daemon's own calls that change the inode, and no move of a
-//! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change. If a
-//! fetch fails because of such a call, it waits for the end of the call and asks again.
+//! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change.
+//! If a fetch fails because of such a call, it waits for the end of the call and asks again.
 
 mod grown;
 mod import;

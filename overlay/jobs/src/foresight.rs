@@ -32,8 +32,8 @@ use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 use access_predictor::AccessPredictor;
 pub use forebay_prefetch::profile::ProfileDocument;
 pub use forebay_prefetch::signature::Invocation;
@@ -88,7 +88,7 @@ fn summary_of(head: ProfileHead) -> ProfileSummary {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Returns what a command will read, and which of it is worth staging now. Empty if no similar run is known.
     pub(crate) fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
         let (expected, accuracy) = self.expected(invocation)?;

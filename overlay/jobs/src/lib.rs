@@ -64,8 +64,8 @@ pub use forebay_api::jobs::{
     check_id,
 };
 use foresight::{Foresight, Invocation};
-pub use watch::Observe;
-use watch::{Counted, Watch};
+pub use watch::WatchOptions;
+use watch::{TrafficUpdate, Watch};
 
 /// Number of content files, the most recently opened ones, whose inode is remembered: a record may be read after the
 /// content file is gone.
@@ -83,7 +83,7 @@ const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable m
 struct Registry {
     /// The number of running jobs, which a request reads first.
     running: AtomicU32,
-    table: Mutex<Table>,
+    table: Mutex<JobTable>,
     attribution: Attribution,
     contents: Mutex<LruCache<ContentId, Ino>>,
     /// Bytes that a job's opens fetched from the pool, and that the observer has not seen read yet.
@@ -102,7 +102,7 @@ struct Registry {
 }
 
 #[derive(Default)]
-struct Table {
+struct JobTable {
     running: BTreeMap<u32, Running>,
     last_number: u32,
     last_serial: JobSerial,
@@ -245,17 +245,17 @@ impl Registry {
 /// The jobs of a mount. All clones share one state.
 #[derive(Clone)]
 pub struct Jobs {
-    inner: Arc<Inner>,
+    inner: Arc<JobsInner>,
 }
 
-struct Inner {
+struct JobsInner {
     engine: Overlay,
     registry: Registry,
     foresight: Foresight,
 }
 
 /// Answers the engine's questions about jobs. The engine does not keep jobs alive.
-struct Advice(Weak<Inner>);
+struct Advice(Weak<JobsInner>);
 
 impl Advisor for Advice {
     fn report_uses(&self) {
@@ -296,7 +296,7 @@ impl Advisor for Advice {
 impl Jobs {
     /// Begins to track the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
     pub fn start(engine: Overlay) -> Self {
-        let inner = Arc::new(Inner { engine, registry: Registry::default(), foresight: Foresight::new() });
+        let inner = Arc::new(JobsInner { engine, registry: Registry::default(), foresight: Foresight::new() });
         inner.engine.set_advisor(Arc::new(Advice(Arc::downgrade(&inner))));
         if inner.engine.policy().prefetch.online {
             let stop = inner.engine.stop().clone();
@@ -395,7 +395,7 @@ impl Jobs {
 
     fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
         let Some(job) = job else { return };
-        let counted = Counted {
+        let counted = TrafficUpdate {
             job,
             file: FileId::Overlay(ino),
             path: None,
@@ -408,7 +408,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Collects what the observer saw, unless that was done less than `age` ago, into the records of jobs and the order
     /// of eviction.
     fn collect_uses(&self, age: Duration) {
@@ -423,7 +423,7 @@ impl Inner {
         self.engine.note_uses(read);
     }
 
-    fn count_use(&self, Counted { job, file, path, first_ns, old, new, parts }: Counted) {
+    fn count_use(&self, TrafficUpdate { job, file, path, first_ns, old, new, parts }: TrafficUpdate) {
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }

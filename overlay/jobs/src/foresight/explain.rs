@@ -6,8 +6,8 @@ use forebay_api::paths;
 use forebay_backends::{PoolPath, Result};
 use forebay_engine::{Ino, blocking};
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 
 /// Profiles that are searched, the most recent ones first: each must be read from the catalog.
 const PROFILES_MAX: usize = 256;
@@ -25,7 +25,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     fn explain(&self, ino: Ino) -> Result<Explanation> {
         let (file, kept) = self.engine.describe(ino)?;
         let ahead = self.foresight.staged_for(ino);

@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 
 /// If at least this share of a file is wanted, the whole file is fetched: then the kernel can serve it by passthrough.
 const WHOLE_SHARE: f64 = 0.75;
@@ -89,7 +89,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Ends staging for a job. Returns what was staged.
     pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<JobPrefetch>> {
         let ahead = self.foresight.running.lock().remove(&job);

@@ -14,13 +14,13 @@ use forebay_prefetch::profile::{FileUse, Parts, Profile};
 
 use super::AheadReport;
 use super::job_prefetch::JobPrefetch;
-use crate::Inner;
+use crate::JobsInner;
 use crate::{FileId, UsedFile};
 
 /// Weight of each run relative to the run after it.
 const DECAY: f64 = 0.5;
 
-impl Inner {
+impl JobsInner {
     /// Folds what a job used into the profile of its signature, if the whole run was observed.
     pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
         let summary = &head.summary;

@@ -19,7 +19,7 @@ fn common() -> MountConfig {
     }
 }
 
-fn read_text(text: &str) -> Result<Vec<Named>, Failure> {
+fn read_text(text: &str) -> Result<Vec<NamedPool>, Failure> {
     parse(text, Path::new("/etc/forebay.toml"), &common())
 }
 
