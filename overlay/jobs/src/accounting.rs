@@ -155,7 +155,7 @@ fn ranges(words: &[u64; MAP_WORDS]) -> String {
 
 /// A job's use of one file.
 #[derive(Debug)]
-pub struct FileUsage {
+pub struct JobFileUse {
     /// Monotonic clock, ns.
     pub first_ns: u64,
     /// The path of the file at that time.
@@ -167,7 +167,7 @@ pub struct FileUsage {
 /// The uses of one job.
 #[derive(Debug, Default)]
 pub struct Accounting {
-    files: HashMap<FileId, FileUsage>,
+    files: HashMap<FileId, JobFileUse>,
     /// Files beyond `FILES_MAX`, by their hashes.
     omitted: HashSet<u64>,
     sum: Traffic,
@@ -198,7 +198,7 @@ impl Accounting {
             }
             return;
         }
-        let known = self.files.entry(file.clone()).or_insert_with(|| FileUsage {
+        let known = self.files.entry(file.clone()).or_insert_with(|| JobFileUse {
             first_ns,
             path: path.unwrap_or_default(),
             traffic: Traffic::default(),
@@ -222,7 +222,7 @@ impl Accounting {
     }
 
     /// Returns all files, ordered by first use.
-    pub fn ranked(&self) -> Vec<(&FileId, &FileUsage)> {
+    pub fn ranked(&self) -> Vec<(&FileId, &JobFileUse)> {
         let mut all: Vec<_> = self.files.iter().collect();
         all.sort_by(|(_, a), (_, b)| (a.first_ns, &a.path).cmp(&(b.first_ns, &b.path)));
         all

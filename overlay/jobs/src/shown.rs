@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
 use forebay_backends::Result;
 
-use super::accounting::{Accounting, FileId, FileUsage, PartMap, UsedFile};
+use super::accounting::{Accounting, FileId, JobFileUse, PartMap, UsedFile};
 use super::{FRESH, Running};
 use crate::JobsInner;
 
@@ -74,7 +74,7 @@ impl JobsInner {
 
     /// Returns the files of a job, by the names that they had at their first use.
     fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
-        let file = |(at, (file, used)): (usize, (&FileId, &FileUsage))| {
+        let file = |(at, (file, used)): (usize, (&FileId, &JobFileUse))| {
             let shown = JobFile {
                 path: used.path.clone(),
                 first_use_rank: at as u64 + 1,
