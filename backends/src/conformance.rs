@@ -24,8 +24,8 @@ use futures::{StreamExt, stream};
 
 use crate::{Capabilities, Pool, PoolPath};
 
-use context::{Context, Outcome};
-pub use trial::{Trial, Verdict};
+use context::{CaseContext, Outcome};
+pub use trial::{CaseVerdict, Trial};
 
 /// One promise of the [`Pool`] trait and the code that checks it.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub struct Case {
     pub name: &'static str,
     /// The capabilities without which the case asserts only the refusal.
     needs: &'static [fn(&Capabilities) -> bool],
-    check: fn(Context) -> BoxFuture<'static, Outcome>,
+    check: fn(CaseContext) -> BoxFuture<'static, Outcome>,
 }
 
 impl Case {
@@ -103,7 +103,7 @@ pub async fn run(pool: Arc<dyn Pool>, scratch: PoolPath) -> Report {
 
 /// Runs one case.
 pub async fn run_case(pool: &Arc<dyn Pool>, scratch: &PoolPath, case: Case) -> Result<(), String> {
-    let context = Context::new(Arc::clone(pool), scratch, case.name).await?;
+    let context = CaseContext::new(Arc::clone(pool), scratch, case.name).await?;
     let outcome = (case.check)(context.clone()).await;
     let cleaned = context.remove_all().await;
     outcome.and(cleaned).map_err(|failure| failure.to_string())
@@ -124,7 +124,7 @@ macro_rules! case {
 macro_rules! ensure {
     ($condition:expr, $($why:tt)+) => {
         if !$condition {
-            return Err($crate::conformance::context::Failure::new(format!($($why)+)));
+            return Err($crate::conformance::context::CaseFailure::new(format!($($why)+)));
         }
     };
 }
@@ -135,7 +135,7 @@ macro_rules! ensure_eq {
         let (left, right) = (&$left, &$right);
         if left != right {
             let what = format!($($what)+);
-            return Err($crate::conformance::context::Failure::new(format!("{what}: {left:?} is not {right:?}")));
+            return Err($crate::conformance::context::CaseFailure::new(format!("{what}: {left:?} is not {right:?}")));
         }
     }};
 }

@@ -18,19 +18,23 @@ use futures::{FutureExt, StreamExt, future, stream};
 
 use crate::{
     Attrs, Capabilities, Content, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolPath, RenameMode, Result,
-    SetAttrs, Space, Stat, UnderWay, Version,
+    SetAttrs, Space, Stat, Version, WorkProgress,
 };
 
-pub use call::{Answer, Call, CallKind};
-pub use deadline::{Deadline, Limits};
-pub use fault::{Fault, Faults, Moment, Odds};
-pub use metrics::{CallStats, Counters, Metrics, MetricsSnapshot};
+pub use call::{CallKind, PoolAnswer, PoolCall};
+pub use deadline::{CallLimits, Deadline};
+pub use fault::{Fault, FaultMoment, Faults, Odds};
+pub use metrics::{CallCounters, CallStats, Metrics, MetricsSnapshot};
 pub use throttle::{Rate, Throttle};
 
 /// What a decorator does with a call to the wrapped pool.
 pub trait Around: Send + Sync + 'static {
     /// Answers `call`. `inner` is the wrapped pool's own answer; it does nothing before it is awaited.
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>>;
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>>;
 }
 
 /// A pool wrapped in an [`Around`].
@@ -49,14 +53,14 @@ impl<A: Around> Decorated<A> {
         &self.inner
     }
 
-    fn around<'a, T: Answer>(
+    fn around<'a, T: PoolAnswer>(
         &'a self,
         kind: CallKind,
         path: &'a PoolPath,
         bytes: u64,
         inner: BoxFuture<'a, Result<T>>,
     ) -> BoxFuture<'a, Result<T>> {
-        self.around.around(Call { kind, path, bytes }, inner)
+        self.around.around(PoolCall { kind, path, bytes }, inner)
     }
 }
 
@@ -70,7 +74,7 @@ impl<A> fmt::Debug for Decorated<A> {
 fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing {
     stream::try_unfold((around, path, listing), |(around, path, mut listing)| async move {
         let next = async { listing.next().await.transpose() }.boxed();
-        let page = around.around(Call { kind: CallKind::ListPage, path: &path, bytes: 0 }, next).await?;
+        let page = around.around(PoolCall { kind: CallKind::ListPage, path: &path, bytes: 0 }, next).await?;
         Ok(page.map(|page| (page, (around, path, listing))))
     })
     .boxed()
@@ -80,7 +84,7 @@ fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing
 fn parts<A: Around>(around: Arc<A>, path: PoolPath, content: Content) -> Content {
     stream::try_unfold((around, path, content), |(around, path, mut content)| async move {
         let next = async { content.next().await.transpose() }.boxed();
-        let piece = around.around(Call { kind: CallKind::ReadPiece, path: &path, bytes: 0 }, next).await?;
+        let piece = around.around(PoolCall { kind: CallKind::ReadPiece, path: &path, bytes: 0 }, next).await?;
         Ok(piece.map(|piece| (piece, (around, path, content))))
     })
     .boxed()
@@ -91,7 +95,7 @@ fn pieces<'a, A: Around>(around: &'a A, path: &'a PoolPath, content: Pieces<'a>)
     content
         .then(move |piece| async move {
             let piece = piece?;
-            let call = Call { kind: CallKind::PutPiece, path, bytes: piece.data.len() as u64 };
+            let call = PoolCall { kind: CallKind::PutPiece, path, bytes: piece.data.len() as u64 };
             around.around(call, future::ready(Ok(piece)).boxed()).await
         })
         .boxed()
@@ -111,7 +115,7 @@ impl<A: Around> Pool for Decorated<A> {
         self.inner.retried_requests()
     }
 
-    fn under_way(&self) -> Vec<UnderWay> {
+    fn under_way(&self) -> Vec<WorkProgress> {
         self.inner.under_way()
     }
 
@@ -213,7 +217,7 @@ impl<A: Around> Pool for Decorated<A> {
 
     async fn check_xattrs(&self, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let root = PoolPath::root();
-        let call = Call { kind: CallKind::Xattrs, path: &root, bytes: 0 };
+        let call = PoolCall { kind: CallKind::Xattrs, path: &root, bytes: 0 };
         self.around.around(call, self.inner.check_xattrs(kind, xattrs)).await
     }
 
@@ -235,7 +239,7 @@ impl<A: Around> Pool for Decorated<A> {
 
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
-        self.around.around(Call { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await
+        self.around.around(PoolCall { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await
     }
 
     async fn layout(&self, path: &PoolPath) -> Result<Option<Layout>> {

@@ -49,13 +49,13 @@ use crate::{
     Result, SetAttrs, Side, Space, Stat, Version,
 };
 
-use attrs::Target;
+use attrs::AttributeTarget;
 use fds::OpenFiles;
 use listing::OpenListing;
 use probe::Abilities;
 use publish::Publish;
-use root::{Call, Root};
-use staging::Staging;
+use root::{PathCall, RootDirectory};
+use staging::TempFile;
 use stat::{stat_fd, stat_name};
 pub use stripes::Striped;
 use stripes::{Kernel, Stripes, SystemCalls};
@@ -78,7 +78,7 @@ pub struct DirPool {
 }
 
 struct Shared {
-    root: Root,
+    root: RootDirectory,
     abilities: Abilities,
     stripes: Stripes,
     files: Arc<OpenFiles>,
@@ -106,7 +106,7 @@ impl DirPool {
     }
 
     fn with_calls(root: &Path, kind: Option<Striped>, calls: Box<dyn SystemCalls>) -> Result<Self> {
-        let root = Root::open(root)?;
+        let root = RootDirectory::open(root)?;
         let stripes = Stripes::detect(calls, root.fd());
         if let Some(kind) = kind {
             stripes.require(kind, root.fd(), root.path())?;
@@ -212,7 +212,7 @@ impl Shared {
     /// The last step of a `put`, under the lock of the path.
     fn publish(
         &self,
-        staging: Staging,
+        staging: TempFile,
         path: &PoolPath,
         size: u64,
         attrs: &Attrs,
@@ -235,7 +235,7 @@ impl Shared {
         Ok(stat)
     }
 
-    fn set_attrs(&self, call: Call<'_>, changes: &SetAttrs) -> Result<Stat> {
+    fn set_attrs(&self, call: PathCall<'_>, changes: &SetAttrs) -> Result<Stat> {
         if let Some(size) = changes.size {
             let (file, _) = content::open_file(&self.root, call, OFlags::WRONLY)?;
             ftruncate(&file, size).and_then(|()| fsync(&file)).map_err(|errno| call.failed(errno))?;
@@ -249,25 +249,25 @@ impl Shared {
 
     fn with_object<T>(
         &self,
-        call: Call<'_>,
-        work: impl FnOnce(&Target<'_>, std::os::fd::BorrowedFd<'_>) -> rustix::io::Result<T>,
+        call: PathCall<'_>,
+        work: impl FnOnce(&AttributeTarget<'_>, std::os::fd::BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> Result<T> {
         let object = self.root.object(call.path).map_err(|errno| call.failed(errno))?;
         let kind = stat_fd(&object).map_err(|errno| call.failed(errno))?.kind;
-        work(&Target::handle(object.as_fd(), kind), object.as_fd()).map_err(|errno| call.failed(errno))
+        work(&AttributeTarget::handle(object.as_fd(), kind), object.as_fd()).map_err(|errno| call.failed(errno))
     }
 
-    fn require(&self, able: bool, call: Call<'_>, why: &str) -> Result<()> {
+    fn require(&self, able: bool, call: PathCall<'_>, why: &str) -> Result<()> {
         call.check_names()?;
         if able { Ok(()) } else { Err(call.error(ErrorKind::Unsupported, why)) }
     }
 
     /// Whether an object with these attributes may have this name.
-    fn check_new(&self, call: Call<'_>, attrs: &Attrs) -> Result<()> {
+    fn check_new(&self, call: PathCall<'_>, attrs: &Attrs) -> Result<()> {
         if attrs.xattrs.is_empty() { call.check_names() } else { self.require_xattrs(call) }
     }
 
-    fn require_xattrs(&self, call: Call<'_>) -> Result<()> {
+    fn require_xattrs(&self, call: PathCall<'_>) -> Result<()> {
         self.require(self.abilities.public.objects.xattrs, call, "its file system has no extended attributes")
     }
 }
@@ -484,11 +484,12 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("set an extended attribute of", &path);
             pool.require_xattrs(call)?;
-            let set = |target: &Target<'_>, _: std::os::fd::BorrowedFd<'_>| match target.set_xattr(&name, &value) {
-                Ok(()) => target.sync().map(|()| None),
-                Err(errno) if ErrorKind::from_errno(errno.raw_os_error()).refuses_attribute() => Ok(Some(errno)),
-                Err(errno) => Err(errno),
-            };
+            let set =
+                |target: &AttributeTarget<'_>, _: std::os::fd::BorrowedFd<'_>| match target.set_xattr(&name, &value) {
+                    Ok(()) => target.sync().map(|()| None),
+                    Err(errno) if ErrorKind::from_errno(errno.raw_os_error()).refuses_attribute() => Ok(Some(errno)),
+                    Err(errno) => Err(errno),
+                };
             match pool.with_object(call, set)? {
                 Some(errno) => Err(refused(call.failed(errno), &name)),
                 None => Ok(()),

@@ -17,14 +17,14 @@ mod types;
 mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
-pub use open::Location;
+pub use open::PoolLocation;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{
     Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, XATTRS_MAX_BYTES,
     unfinished_mark,
 };
 pub use types::{
-    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, Listings, Objects, RenameMode,
-    Renames, SetAttrs, Space, Stat, Stripe, Time, UnderWay, Version, Versions,
+    Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, ListingSupport, Objects,
+    RenameMode, Renames, SetAttrs, Space, Stat, Stripe, Time, Version, Versions, WorkProgress,
 };
 pub use unfinished::this_writer;

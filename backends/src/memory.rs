@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 use crate::pieces::PieceOrder;
 use crate::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, Layout,
-    Listing, Listings, Objects, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Side, Space, Stat,
+    Listing, ListingSupport, Objects, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Side, Space, Stat,
     Version, Versions,
 };
 
-use content::Content;
+use content::MemoryContent;
 use tree::{Body, Outcome, ROOT, Tree};
 
 /// Entries in one page of a listing.
@@ -92,7 +92,7 @@ impl MemoryPool {
                 sparse: true,
             },
             renames: Renames::Atomic { exchange: true },
-            listings: Listings::Whole,
+            listings: ListingSupport::Whole,
             listed_contents: true,
             versions: Versions { confirmed_by_reads: true, alone: false, of_directories: true },
             streams: false,
@@ -309,7 +309,7 @@ impl Pool for MemoryPool {
             let slot = tree.slot(path)?;
             check_expected(tree, slot.ino, expected)?;
             let together = !matches!(expected, Expected::Name(_));
-            let ino = tree.replace(&slot, Content::from_pieces(size, pieces), attrs, together)?;
+            let ino = tree.replace(&slot, MemoryContent::from_pieces(size, pieces), attrs, together)?;
             tree.stat(ino)
         })
     }
@@ -351,7 +351,7 @@ impl Pool for MemoryPool {
         self.require(self.capabilities.objects.special_files || kind == FileKind::File, "mknod", path)?;
         self.change("mknod", path, |tree| {
             let body = match kind {
-                FileKind::File => Body::File(Content::default()),
+                FileKind::File => Body::File(MemoryContent::default()),
                 FileKind::Fifo | FileKind::Socket => Body::Special(kind, 0),
                 FileKind::CharDevice | FileKind::BlockDevice => Body::Special(kind, rdev),
                 FileKind::Directory | FileKind::Symlink => return Err(ErrorKind::InvalidInput),

@@ -72,14 +72,14 @@ use crate::{
 
 use attributes::length_of;
 use credentials::Owner;
-use failure::Call;
+use failure::NfsCall;
 use listing::Sweep;
-use making::New;
+use making::NewObject;
 use publish::Publication;
 use reading::check_kind;
 use session::Session;
-use staging::Staging;
-use upload::Upload;
+use staging::NfsTempFile;
+use upload::NfsUpload;
 
 pub use limits::MAX_CONNECTIONS;
 
@@ -93,7 +93,7 @@ pub struct NfsPool {
 /// # Errors
 /// `InvalidInput`, with the reason.
 pub fn check(url: &str) -> Result<()> {
-    url::Location::parse(url).map(drop)
+    url::ExportLocation::parse(url).map(drop)
 }
 
 impl fmt::Debug for NfsPool {
@@ -120,19 +120,19 @@ impl NfsPool {
         self.session.sweep(path, &[], Sweep::Old).await
     }
 
-    fn no_xattrs<T>(&self, call: Call<'_>) -> Result<T> {
+    fn no_xattrs<T>(&self, call: NfsCall<'_>) -> Result<T> {
         self.session.check(call)?;
         Err(call.error(ErrorKind::Unsupported, "NFS version 3 has no extended attributes"))
     }
 
     /// Whether an object with these attributes may have this name.
-    fn check_new(&self, call: Call<'_>, attrs: &Attrs) -> Result<()> {
+    fn check_new(&self, call: NfsCall<'_>, attrs: &Attrs) -> Result<()> {
         if attrs.xattrs.is_empty() { self.session.check(call) } else { self.no_xattrs(call) }
     }
 
     /// Makes an object on a separate task, which continues if the caller is dropped.
-    async fn make(&self, what: &'static str, path: &PoolPath, attrs: &Attrs, new: New) -> Result<Stat> {
-        self.check_new(Call::new(what, path), attrs)?;
+    async fn make(&self, what: &'static str, path: &PoolPath, attrs: &Attrs, new: NewObject) -> Result<Stat> {
+        self.check_new(NfsCall::new(what, path), attrs)?;
         let (session, path, attrs) = (Arc::clone(&self.session), path.clone(), attrs.clone());
         let change = async move { session.make(what, &path, &new, &attrs).await };
         self.session.to_the_end(change).await
@@ -154,7 +154,7 @@ impl Pool for NfsPool {
     }
 
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
-        let call = Call::new("stat", path);
+        let call = NfsCall::new("stat", path);
         self.session.check(call)?;
         self.session.object(path).await.map(|found| found.stat).map_err(|failure| call.failed(failure))
     }
@@ -179,7 +179,7 @@ impl Pool for NfsPool {
         attrs: &Attrs,
         expected: &Expected,
     ) -> Result<Stat> {
-        let call = Call::new("put", path);
+        let call = NfsCall::new("put", path);
         self.check_new(call, attrs)?;
         if path.is_root() {
             return Err(call.error(ErrorKind::IsDirectory, "it is the pool's root"));
@@ -189,7 +189,7 @@ impl Pool for NfsPool {
         }
         let mut order = PieceOrder::new(size);
         // On a separate task: if it were cancelled half way, it would leave a file that nothing tracks.
-        let creation = Staging::create(Arc::clone(&self.session), path.clone(), Owner::from(attrs));
+        let creation = NfsTempFile::create(Arc::clone(&self.session), path.clone(), Owner::from(attrs));
         let mut staging = self.session.to_the_end(creation).await?;
         while let Some(piece) = content.next().await {
             let piece = piece?;
@@ -206,7 +206,7 @@ impl Pool for NfsPool {
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {
         let (session, path) = (Arc::clone(&self.session), path.clone());
         let change = async move {
-            let call = Call::new("write", &path);
+            let call = NfsCall::new("write", &path);
             session.check(call)?;
             let found = session.object(&path).await.map_err(|failure| call.failed(failure))?;
             check_kind(call, &found.stat)?;
@@ -214,7 +214,7 @@ impl Pool for NfsPool {
                 return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
             }
             let owners = vec![Owner::from(&found.stat)];
-            let mut upload = Upload::new(Arc::clone(&session), found.handle.clone(), owners.clone());
+            let mut upload = NfsUpload::new(Arc::clone(&session), found.handle.clone(), owners.clone());
             let written = async {
                 upload.push(call, Piece { offset, data }).await?;
                 upload.finish(call).await?;
@@ -226,19 +226,19 @@ impl Pool for NfsPool {
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
-        self.make("mkdir", path, attrs, New::Directory).await
+        self.make("mkdir", path, attrs, NewObject::Directory).await
     }
 
     async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
-        let call = Call::new("symlink", path);
+        let call = NfsCall::new("symlink", path);
         if !self.session.can.objects.symlinks {
             return Err(call.error(ErrorKind::Unsupported, "the server's file system has no symlinks"));
         }
-        self.make("symlink", path, attrs, New::Symlink(target.to_vec())).await
+        self.make("symlink", path, attrs, NewObject::Symlink(target.to_vec())).await
     }
 
     async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
-        let call = Call::new("mknod", path);
+        let call = NfsCall::new("mknod", path);
         match kind {
             FileKind::Directory | FileKind::Symlink => {
                 Err(call.error(ErrorKind::InvalidInput, "this kind is made by other calls"))
@@ -247,8 +247,8 @@ impl Pool for NfsPool {
             FileKind::CharDevice | FileKind::BlockDevice if !self.session.can.objects.special_files => {
                 Err(call.error(ErrorKind::Unsupported, "device files need root's rights on the server"))
             }
-            FileKind::File => self.make("mknod", path, attrs, New::File).await,
-            special => self.make("mknod", path, attrs, New::Special(special, rdev)).await,
+            FileKind::File => self.make("mknod", path, attrs, NewObject::File).await,
+            special => self.make("mknod", path, attrs, NewObject::Special(special, rdev)).await,
         }
     }
 
@@ -278,19 +278,19 @@ impl Pool for NfsPool {
     }
 
     async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.no_xattrs(Call::new("list extended attributes of", path))
+        self.no_xattrs(NfsCall::new("list extended attributes of", path))
     }
 
     async fn set_xattr(&self, path: &PoolPath, _name: &[u8], _value: &[u8]) -> Result<()> {
-        self.no_xattrs(Call::new("set an extended attribute of", path))
+        self.no_xattrs(NfsCall::new("set an extended attribute of", path))
     }
 
     async fn remove_xattr(&self, path: &PoolPath, _name: &[u8]) -> Result<()> {
-        self.no_xattrs(Call::new("remove an extended attribute of", path))
+        self.no_xattrs(NfsCall::new("remove an extended attribute of", path))
     }
 
     async fn sync_dir(&self, path: &PoolPath) -> Result<()> {
-        let call = Call::new("sync", path);
+        let call = NfsCall::new("sync", path);
         self.session.check(call)?;
         // The server made the names durable before it answered. Only check that the directory exists.
         self.session.directory(path).await.map(drop).map_err(|failure| call.failed(failure))
@@ -306,7 +306,7 @@ impl Pool for NfsPool {
 
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
-        let call = Call::new("query the space of", &root);
+        let call = NfsCall::new("query the space of", &root);
         let stat = async {
             let dir = self.session.directory(&root).await?;
             self.session.calls.call(&FSSTAT3args { fsroot: dir.handle.clone() }, &[dir.owner]).await

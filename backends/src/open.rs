@@ -27,7 +27,7 @@ pub(crate) fn shown(url: &str) -> String {
 
 /// The kind and place of a pool, parsed from its URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Location {
+pub enum PoolLocation {
     /// `/path` or `file:///path`: a directory; mounted NFS, BeeGFS and Lustre are used this way.
     Directory(PathBuf),
     /// `beegfs:///path` or `lustre:///path`: a directory that is refused if it is on any other file system.
@@ -41,7 +41,7 @@ pub enum Location {
     Store(String),
 }
 
-impl Location {
+impl PoolLocation {
     /// # Errors
     /// `InvalidInput` if no kind of pool has such a URL, or if a part of it is wrong. No server is contacted.
     pub fn parse(url: &str) -> Result<Self> {
@@ -108,12 +108,12 @@ mod tests {
 
     #[test]
     fn urls_name_pools_or_are_refused() {
-        let parse = |url: &str| Location::parse(url).map_err(|error| error.to_string());
-        assert_eq!(parse("/a b"), Ok(Location::Directory("/a b".into())));
-        assert_eq!(parse("file:///a"), Ok(Location::Directory("/a".into())));
-        assert_eq!(parse("s3://bucket/a"), Ok(Location::S3("s3://bucket/a".into())));
-        assert_eq!(parse("beegfs:///a"), Ok(Location::Striped(Striped::BeeGfs, "/a".into())));
-        assert_eq!(Location::parse("lustre:///a").unwrap().url_of("/b"), "lustre:///b");
+        let parse = |url: &str| PoolLocation::parse(url).map_err(|error| error.to_string());
+        assert_eq!(parse("/a b"), Ok(PoolLocation::Directory("/a b".into())));
+        assert_eq!(parse("file:///a"), Ok(PoolLocation::Directory("/a".into())));
+        assert_eq!(parse("s3://bucket/a"), Ok(PoolLocation::S3("s3://bucket/a".into())));
+        assert_eq!(parse("beegfs:///a"), Ok(PoolLocation::Striped(Striped::BeeGfs, "/a".into())));
+        assert_eq!(PoolLocation::parse("lustre:///a").unwrap().url_of("/b"), "lustre:///b");
         for url in ["file://host/a", "beegfs://host/a", "ftp://host/a"] {
             assert!(parse(url).unwrap_err().contains("no kind of pool is known"), "{url}");
         }
@@ -132,11 +132,11 @@ mod tests {
             let refused = parse(url).unwrap_err();
             assert!(!refused.contains("hush"), "{refused}");
         }
-        assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(Location::Nfs("nfs://host/a?nfsport=7".into())));
+        assert_eq!(parse("nfs://host/a?nfsport=7"), Ok(PoolLocation::Nfs("nfs://host/a?nfsport=7".into())));
         assert!(parse("nfs:///a").unwrap_err().contains("names no server"));
         assert!(parse("s3://bucket?colour=red").unwrap_err().contains("colour"));
         for url in ["gs://bucket/a?anonymous=true", "az://box?account=a&anonymous=true", "http://host/a", "https://h"] {
-            assert_eq!(parse(url), Ok(Location::Store(url.into())));
+            assert_eq!(parse(url), Ok(PoolLocation::Store(url.into())));
         }
     }
 }

@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use crate::Version;
 use crate::{
     Attrs, Capabilities, DirEntry, Expected, FileKind, Layout, PoolPath, RenameMode, Result, SetAttrs, Space, Stat,
-    Time, UnderWay,
+    Time, WorkProgress,
 };
 
 /// A piece of an object's content. The gaps between pieces are holes, which read as zeros.
@@ -69,7 +69,7 @@ pub trait Pool: Send + Sync + 'static {
     }
 
     /// Long operations in progress. Makes no call to the store.
-    fn under_way(&self) -> Vec<UnderWay> {
+    fn under_way(&self) -> Vec<WorkProgress> {
         Vec::new()
     }
 

@@ -22,10 +22,10 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::store::{self, Bucket, Found, Op, client, keys, metadata, requests};
+use crate::store::{self, Bucket, StoreCall, StoredObject, client, keys, metadata, requests};
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Listings, Objects, Pieces,
-    Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Time, UnderWay, Version, Versions,
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, ListingSupport, Objects,
+    Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Time, Version, Versions, WorkProgress,
 };
 
 pub use crate::store::{Environment, environment};
@@ -33,9 +33,9 @@ pub use attach::check;
 pub(crate) use probe::Conditional;
 
 use api::Condition;
-use client::Refusal;
+use client::StoreRefusal;
 use metadata::{Meta, Object};
-use probe::{Heeded, Wanted};
+use probe::{Heeded, TargetCondition};
 
 /// A bucket, or the part of one that begins with a prefix.
 pub struct S3Pool {
@@ -71,7 +71,7 @@ impl S3Pool {
                 sparse: false,
             },
             renames: Renames::ByCopies,
-            listings: Listings::AskEach,
+            listings: ListingSupport::AskEach,
             listed_contents: true,
             versions: Versions { confirmed_by_reads: true, alone: true, of_directories: false },
             streams: true,
@@ -92,22 +92,22 @@ impl S3Pool {
         Ok(pool)
     }
 
-    fn change<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
+    fn change<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<StoreCall<'a>> {
         let op = self.op(what, path)?;
         if self.capabilities.read_only { Err(op.error(ErrorKind::ReadOnly)) } else { Ok(op) }
     }
 
-    fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
-        Op::new(&self.bucket, what, path)
+    fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<StoreCall<'a>> {
+        StoreCall::new(&self.bucket, what, path)
     }
 }
 
-impl Op<'_> {
+impl StoreCall<'_> {
     /// The condition for the request, as far as the server honours conditions.
     fn condition<'c>(&self, expected: &Expected, there: Option<&'c Object>, heeded: Heeded) -> Condition<'c> {
         let wanted = match (expected, there) {
-            (Expected::Absent, None) => Wanted::Absent,
-            (Expected::Version(_) | Expected::Name(_), Some(object)) => Wanted::Same(object),
+            (Expected::Absent, None) => TargetCondition::Absent,
+            (Expected::Version(_) | Expected::Name(_), Some(object)) => TargetCondition::Same(object),
             // Any object may be replaced, but not what another client makes of it after this look.
             _ => return Condition::Seen(there),
         };
@@ -115,10 +115,10 @@ impl Op<'_> {
     }
 
     /// Fails with `Conflict` if the object found is not as expected. A directory never is.
-    fn check(&self, expected: &Expected, found: &Found) -> Result<()> {
+    fn check(&self, expected: &Expected, found: &StoredObject) -> Result<()> {
         let as_expected = match (expected, found) {
-            (Expected::Anything, _) | (Expected::Absent, Found::Nothing) => true,
-            (Expected::Version(version) | Expected::Name(version), Found::Object(object)) => {
+            (Expected::Anything, _) | (Expected::Absent, StoredObject::Nothing) => true,
+            (Expected::Version(version) | Expected::Name(version), StoredObject::Object(object)) => {
                 object.stat(false, &self.bucket.defaults).version.same_content(version)
             }
             _ => false,
@@ -140,7 +140,7 @@ impl Op<'_> {
         }
         self.parent().await?;
         let there = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
-        if !matches!(there, Found::Nothing) {
+        if !matches!(there, StoredObject::Nothing) {
             return Err(self.error(ErrorKind::Exists));
         }
         let size = body.len() as u64;
@@ -161,7 +161,7 @@ impl Op<'_> {
 
 impl Bucket {
     /// Keeps the directory of a key alive when the key is removed, whether it is the directory's only key or not.
-    async fn keep_directory_of(&self, key: &str) -> Result<(), Refusal> {
+    async fn keep_directory_of(&self, key: &str) -> Result<(), StoreRefusal> {
         let Some(directory) = key.trim_end_matches('/').rfind('/').map(|at| &key[..=at]) else { return Ok(()) };
         if directory.len() <= self.root.len() {
             return Ok(());
@@ -179,7 +179,7 @@ impl Bucket {
             xattrs: Vec::new(),
         };
         let meta = directory_meta(&attrs);
-        let condition = Wanted::Absent.heeded(self.conditional.put);
+        let condition = TargetCondition::Absent.heeded(self.conditional.put);
         match self.client.put(directory, Bytes::new(), &meta, condition).await {
             // Another client was faster.
             Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(()),
@@ -216,7 +216,7 @@ impl Pool for S3Pool {
         self.bucket.client.retried.load(Ordering::Relaxed)
     }
 
-    fn under_way(&self) -> Vec<UnderWay> {
+    fn under_way(&self) -> Vec<WorkProgress> {
         self.bucket.moves.under_way()
     }
 
@@ -327,7 +327,7 @@ impl Pool for S3Pool {
             Err(error) if error.is(ErrorKind::NotFound) && *expected == Expected::Absent => return Ok(()),
             answer => answer?,
         };
-        let Found::Object(object) = &found else { return Err(op.error(ErrorKind::IsDirectory)) };
+        let StoredObject::Object(object) = &found else { return Err(op.error(ErrorKind::IsDirectory)) };
         op.check(expected, &found)?;
         let condition = op.condition(expected, Some(object), self.bucket.conditional.delete);
         self.bucket.client.delete(&op.place.key, condition).await.map_err(refused)
@@ -338,7 +338,7 @@ impl Pool for S3Pool {
         if path.is_root() {
             return Err(op.error(ErrorKind::Busy));
         }
-        let Found::Directory(marker) = op.find().await? else { return Err(op.error(ErrorKind::NotDirectory)) };
+        let StoredObject::Directory(marker) = op.find().await? else { return Err(op.error(ErrorKind::NotDirectory)) };
         let (directory, refused) = (op.place.directory(), |refusal| op.refused(refusal));
         let below = self.bucket.client.list(&directory, false, None, 2).await.map_err(refused)?.objects;
         if below.iter().any(|listed| listed.key != directory || listed.size > 0) {

@@ -33,8 +33,8 @@ use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, 
 pub use attach::{Environment, environment};
 pub use read_only::{StorePool, check};
 
-use client::{Client, Refusal};
-use keys::Place;
+use client::{Client, StoreRefusal};
+use keys::ObjectPlace;
 use listing::Remembered;
 use metadata::{Defaults, Object, implied_directory};
 use web::Web;
@@ -65,7 +65,7 @@ pub(crate) struct Bucket {
 }
 
 /// What is stored at a place.
-pub(crate) enum Found {
+pub(crate) enum StoredObject {
     Nothing,
     /// Anything but a directory.
     Object(Object),
@@ -74,14 +74,14 @@ pub(crate) enum Found {
 }
 
 /// One call of the pool: its object, and the context of its errors.
-pub(crate) struct Op<'a> {
+pub(crate) struct StoreCall<'a> {
     pub(crate) bucket: &'a Arc<Bucket>,
     pub(crate) what: &'a str,
     pub(crate) path: &'a PoolPath,
-    pub(crate) place: Place,
+    pub(crate) place: ObjectPlace,
 }
 
-impl<'a> Op<'a> {
+impl<'a> StoreCall<'a> {
     /// # Errors
     /// `InvalidInput` and `NameTooLong` for paths at which the store can have nothing.
     pub(crate) fn new(bucket: &'a Arc<Bucket>, what: &'a str, path: &'a PoolPath) -> Result<Self> {
@@ -91,7 +91,7 @@ impl<'a> Op<'a> {
     }
 }
 
-impl Op<'_> {
+impl StoreCall<'_> {
     pub(crate) fn error(&self, kind: ErrorKind) -> Error {
         Error::new(kind, Side::Pool, self.context())
     }
@@ -100,14 +100,14 @@ impl Op<'_> {
         format!("{} {} in {}", self.what, self.path, self.bucket.name)
     }
 
-    pub(crate) fn refused(&self, refusal: Refusal) -> Error {
+    pub(crate) fn refused(&self, refusal: StoreRefusal) -> Error {
         refusal.into_error(self.context())
     }
 
     /// Finds the object or directory at the place; fails if there is nothing.
-    pub(crate) async fn find(&self) -> Result<Found> {
+    pub(crate) async fn find(&self) -> Result<StoredObject> {
         match self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))? {
-            Found::Nothing => Err(self.missing().await),
+            StoredObject::Nothing => Err(self.missing().await),
             found => Ok(found),
         }
     }
@@ -135,20 +135,20 @@ impl Op<'_> {
         if absent.is_empty() { Ok(()) } else { Err(self.error(ErrorKind::NotFound)) }
     }
 
-    pub(crate) fn stat(&self, found: &Found) -> Option<Stat> {
+    pub(crate) fn stat(&self, found: &StoredObject) -> Option<Stat> {
         let defaults = &self.bucket.defaults;
         match found {
-            Found::Nothing => None,
-            Found::Object(object) => Some(object.stat(false, defaults)),
-            Found::Directory(Some(marker)) => Some(marker.stat(true, defaults)),
-            Found::Directory(None) => Some(implied_directory(defaults)),
+            StoredObject::Nothing => None,
+            StoredObject::Object(object) => Some(object.stat(false, defaults)),
+            StoredObject::Directory(Some(marker)) => Some(marker.stat(true, defaults)),
+            StoredObject::Directory(None) => Some(implied_directory(defaults)),
         }
     }
 
     /// The result of `stat`.
     pub(crate) async fn look(&self) -> Result<Stat> {
         match self.bucket.find(&self.place).await {
-            Ok(Found::Nothing) => Err(self.missing().await),
+            Ok(StoredObject::Nothing) => Err(self.missing().await),
             Ok(found) => self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound)),
             // An object that may not be read is shown with the attributes from its directory's listing.
             Err(refusal) if self.bucket.web.is_none() && listing::is_of_one_object(&refusal) => {
@@ -164,7 +164,7 @@ impl Op<'_> {
     /// Whether the object is still of that version, in one request. A listing would also tell whether keys begin with
     /// its key and a slash, but costs twelve times as much.
     pub(crate) async fn still_is(&self, version: &Version) -> Result<bool> {
-        let Place { key, shadowed, is_root } = &self.place;
+        let ObjectPlace { key, shadowed, is_root } = &self.place;
         if self.bucket.web.is_some() || *shadowed || *is_root || key.ends_with('/') {
             return Ok(false);
         }
@@ -175,7 +175,7 @@ impl Op<'_> {
 
     /// The entries of a directory, with the contents of small files, of at most `contents_bytes` in all.
     pub(crate) async fn entries(&self, contents_bytes: u64) -> Result<Listing> {
-        let Found::Directory(_) = self.find().await? else { return Err(self.error(ErrorKind::NotDirectory)) };
+        let StoredObject::Directory(_) = self.find().await? else { return Err(self.error(ErrorKind::NotDirectory)) };
         let (bucket, directory, context) = (Arc::clone(self.bucket), self.place.directory(), self.context());
         match &self.bucket.web {
             Some(_) => web::list(bucket, directory, context).await,
@@ -186,7 +186,7 @@ impl Op<'_> {
     /// The target of a symlink.
     pub(crate) async fn target(&self) -> Result<Vec<u8>> {
         match self.find().await? {
-            Found::Object(object) if object.stat(false, &self.bucket.defaults).kind == FileKind::Symlink => {
+            StoredObject::Object(object) if object.stat(false, &self.bucket.defaults).kind == FileKind::Symlink => {
                 self.content(&object).await.map(Vec::from)
             }
             _ => Err(self.error(ErrorKind::InvalidInput)),
@@ -218,20 +218,20 @@ impl Bucket {
         }
     }
 
-    fn place_of(&self, path: &PoolPath) -> Result<Place, ErrorKind> {
+    fn place_of(&self, path: &PoolPath) -> Result<ObjectPlace, ErrorKind> {
         match &self.web {
             Some(_) => web::place_of(path),
             None => keys::place_of(&self.root, path),
         }
     }
 
-    pub(crate) async fn find(&self, place: &Place) -> Result<Found, Refusal> {
+    pub(crate) async fn find(&self, place: &ObjectPlace) -> Result<StoredObject, StoreRefusal> {
         if let Some(web) = &self.web {
             return web.find(&self.client, place).await;
         }
         let directory = place.directory();
         if place.is_root {
-            return Ok(Found::Directory(self.client.head(&place.marker()).await?));
+            return Ok(StoredObject::Directory(self.client.head(&place.marker()).await?));
         }
         let unspeakable = keys::is_unspeakable(&place.key);
         let (object, below) = if unspeakable {
@@ -245,24 +245,24 @@ impl Bucket {
             tokio::try_join!(self.client.head(&place.key), self.client.list(&directory, false, None, 1))?
         };
         if object.as_ref().is_some_and(|object| object.meta.folder) && below.objects.is_empty() {
-            return Ok(Found::Directory(None));
+            return Ok(StoredObject::Directory(None));
         }
         // An object whose key ends with a slash is a file only if it has content.
         let object = object.filter(|object| !object.meta.folder && (!place.key.ends_with('/') || object.size > 0));
         let is_directory = !below.objects.is_empty();
         Ok(match (is_directory, place.shadowed, object) {
-            (true, true, Some(object)) | (false, false, Some(object)) => Found::Object(object),
+            (true, true, Some(object)) | (false, false, Some(object)) => StoredObject::Object(object),
             (true, false, _) => {
                 let marked = below.objects.first().is_some_and(|first| first.key == directory);
                 self.saw_directory(place);
-                Found::Directory(if marked && !unspeakable { self.client.head(&directory).await? } else { None })
+                StoredObject::Directory(if marked && !unspeakable { self.client.head(&directory).await? } else { None })
             }
-            _ => Found::Nothing,
+            _ => StoredObject::Nothing,
         })
     }
 
     /// `None` if there is nothing.
-    pub(crate) async fn is_directory(&self, place: &Place) -> Result<Option<bool>, Refusal> {
+    pub(crate) async fn is_directory(&self, place: &ObjectPlace) -> Result<Option<bool>, StoreRefusal> {
         let directory = place.directory();
         if place.is_root {
             return Ok(Some(true));
@@ -271,13 +271,13 @@ impl Bucket {
             return Ok(Some(true));
         }
         Ok(match self.find(place).await? {
-            Found::Nothing => None,
-            Found::Object(_) => Some(false),
-            Found::Directory(_) => Some(true),
+            StoredObject::Nothing => None,
+            StoredObject::Object(_) => Some(false),
+            StoredObject::Directory(_) => Some(true),
         })
     }
 
-    pub(crate) fn saw_directory(&self, place: &Place) {
+    pub(crate) fn saw_directory(&self, place: &ObjectPlace) {
         self.directories.lock().put(place.directory(), Instant::now());
     }
 

@@ -259,7 +259,7 @@ pub struct Capabilities {
     pub read_only: bool,
     pub objects: Objects,
     pub renames: Renames,
-    pub listings: Listings,
+    pub listings: ListingSupport,
     /// A listing can include small files at the cost of their attributes alone.
     pub listed_contents: bool,
     pub versions: Versions,
@@ -309,7 +309,7 @@ pub enum Renames {
 
 /// How a pool tells the names in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Listings {
+pub enum ListingSupport {
     /// Not at all: a program must know the path of an object.
     Unable,
     /// With one request for each name: it pays off only for a caller that needs many of them.
@@ -343,7 +343,7 @@ impl Renames {
     }
 }
 
-impl Listings {
+impl ListingSupport {
     pub fn exist(self) -> bool {
         self != Self::Unable
     }
@@ -389,7 +389,7 @@ impl Capabilities {
 
 /// The progress of work that takes many requests, for people who wait for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnderWay {
+pub struct WorkProgress {
     /// The operation, and the unit of its steps.
     pub what: String,
     /// Completed steps.

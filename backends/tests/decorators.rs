@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_backends::decorators::{CallKind, Deadline, Fault, Limits, Metrics, Moment, Odds, Throttle};
+use forebay_backends::decorators::{CallKind, CallLimits, Deadline, Fault, FaultMoment, Metrics, Odds, Throttle};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{ErrorKind, Expected, Piece, Pool, PoolPath, Result, Side, Stat};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use common::{assert_conforms, attrs, path, pieces};
 
-const PATIENT: Limits = Limits {
+const PATIENT: CallLimits = CallLimits {
     metadata: Duration::from_secs(600),
     data: Duration::from_secs(600),
     copies: Duration::from_secs(600),
@@ -114,7 +114,7 @@ mod throttle {
 mod deadline {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: CallLimits = CallLimits {
         metadata: Duration::from_secs(2),
         data: Duration::from_secs(5),
         copies: Duration::from_secs(2),
@@ -185,7 +185,7 @@ mod fault {
 
     #[tokio::test]
     async fn a_failure_before_changes_nothing_and_one_after_loses_the_answer() {
-        for (moment, objects) in [(Moment::Before, 0), (Moment::After, 1)] {
+        for (moment, objects) in [(FaultMoment::Before, 0), (FaultMoment::After, 1)] {
             let inner = memory();
             let pool = Fault::new(Arc::clone(&inner) as Arc<dyn Pool>, 1);
             pool.fail_call(1, moment);
@@ -201,7 +201,7 @@ mod fault {
         let inner = memory();
         let pool = Fault::new(Arc::clone(&inner) as Arc<dyn Pool>, 1);
         pool.mkdir(&path("a"), &attrs()).await.unwrap();
-        pool.crash_at(2, Moment::After);
+        pool.crash_at(2, FaultMoment::After);
         pool.mkdir(&path("b"), &attrs()).await.unwrap();
         pool.mkdir(&path("c"), &attrs()).await.unwrap_err();
         pool.mkdir(&path("d"), &attrs()).await.unwrap_err();
@@ -217,7 +217,7 @@ mod fault {
         let inner = memory();
         let pool = Fault::new(Arc::clone(&inner) as Arc<dyn Pool>, 1);
         // The call itself, then its pieces.
-        pool.fail_call(3, Moment::Before);
+        pool.fail_call(3, FaultMoment::Before);
         let content = pieces(&[(0, "one"), (3, "two"), (6, "three")]);
         pool.put(&path("f"), 11, content, &attrs(), &Expected::Absent).await.unwrap_err();
         assert!(inner.snapshot().is_empty());

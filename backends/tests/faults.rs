@@ -31,7 +31,7 @@ mod stores;
 
 use std::sync::Arc;
 
-use forebay_backends::conformance::troubled::{self, Setting, Trouble};
+use forebay_backends::conformance::troubled::{self, Trouble, TroubledPool};
 use forebay_backends::{Attrs, Pool};
 
 use common::{attrs, path};
@@ -51,7 +51,7 @@ async fn assert_endures(troubled: Arc<dyn Pool>, sound: Arc<dyn Pool>, trouble: 
     sound.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
     let (sound_too, trouble_too) = (Arc::clone(&sound), Arc::clone(&trouble));
     let setting =
-        Setting { troubled, sound: sound_too, trouble: trouble_too, seed: seed(), rounds, faults: FAULTS_EACH };
+        TroubledPool { troubled, sound: sound_too, trouble: trouble_too, seed: seed(), rounds, faults: FAULTS_EACH };
     let report = troubled::run(setting, scratch.clone()).await;
     assert!(report.passed(), "{report}");
     assert!(trouble.happened() > 0, "nothing went wrong on the way");

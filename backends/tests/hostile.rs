@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_backends::decorators::{Deadline, Limits};
+use forebay_backends::decorators::{CallLimits, Deadline};
 use forebay_backends::store::{Environment, StorePool};
 use forebay_backends::{ErrorKind, FileKind, Pool, Result};
 use futures::TryStreamExt;
@@ -29,7 +29,7 @@ const LATE_NAMES: usize = 960;
 const TAKEN_BYTES_MAX: u64 = 64 << 20;
 
 /// The answer to a request, by its first line.
-enum Answer {
+enum HttpReply {
     Whole(&'static str, String),
     /// A page that begins with the first string and then repeats the second without end.
     Endless(&'static str, &'static str),
@@ -47,7 +47,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    async fn start(script: fn(&str) -> Answer) -> Self {
+    async fn start(script: fn(&str) -> HttpReply) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (sent, open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -85,7 +85,7 @@ impl Hostile {
 
 async fn serve(
     mut client: TcpStream,
-    script: fn(&str) -> Answer,
+    script: fn(&str) -> HttpReply,
     sent: &AtomicU64,
     open: &AtomicU64,
 ) -> std::io::Result<()> {
@@ -100,11 +100,11 @@ async fn serve(
     let request = String::from_utf8_lossy(&request).into_owned();
     let line = request.lines().next().unwrap_or_default();
     let answer = script(line);
-    if matches!(answer, Answer::Late(..)) {
+    if matches!(answer, HttpReply::Late(..)) {
         tokio::time::sleep(LATE).await;
     }
     match answer {
-        Answer::Whole(head, body) | Answer::Late(head, body) => {
+        HttpReply::Whole(head, body) | HttpReply::Late(head, body) => {
             let length = if head.contains("Content-Length") {
                 String::new()
             } else {
@@ -114,7 +114,7 @@ async fn serve(
             let answer = format!("HTTP/1.1 {head}\r\n{length}Connection: close\r\n\r\n{body}");
             client.write_all(answer.as_bytes()).await
         }
-        Answer::Endless(begin, rest) => {
+        HttpReply::Endless(begin, rest) => {
             open.fetch_add(1, Ordering::SeqCst);
             let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n";
             let rest = rest.repeat(1 + (64 << 10) / rest.len());
@@ -130,13 +130,13 @@ async fn serve(
 }
 
 /// A well-behaved root with one directory, `d`, whose page is `page`.
-fn site(line: &str, page: Answer) -> Answer {
+fn site(line: &str, page: HttpReply) -> HttpReply {
     let root = "<html><head><title>Index of /</title></head><body><a href=\"d/\">d/</a></body></html>";
     match line.split(' ').collect::<Vec<_>>()[..] {
-        ["GET", "/", _] => Answer::Whole("200 OK\r\nContent-Type: text/html", root.to_owned()),
-        ["HEAD", "/d", _] => Answer::Whole("301 Moved Permanently\r\nLocation: /d/", String::new()),
+        ["GET", "/", _] => HttpReply::Whole("200 OK\r\nContent-Type: text/html", root.to_owned()),
+        ["HEAD", "/d", _] => HttpReply::Whole("301 Moved Permanently\r\nLocation: /d/", String::new()),
         ["GET", "/d/", _] => page,
-        _ => Answer::Whole("405 Method Not Allowed", String::new()),
+        _ => HttpReply::Whole("405 Method Not Allowed", String::new()),
     }
 }
 
@@ -152,7 +152,7 @@ async fn listed(pool: &dyn Pool) -> Result<Vec<String>> {
     Ok(names)
 }
 
-async fn assert_refused_in_time(script: fn(&str) -> Answer) {
+async fn assert_refused_in_time(script: fn(&str) -> HttpReply) {
     let server = Hostile::start(script).await;
     let error = listed(&server.web().await).await.unwrap_err();
     assert!(error.is(ErrorKind::Corrupt), "{error}");
@@ -163,19 +163,19 @@ async fn assert_refused_in_time(script: fn(&str) -> Answer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_title_without_an_end_is_not_read_on() {
-    assert_refused_in_time(|line| site(line, Answer::Endless("<html><title>Index of ", "endless "))).await;
+    assert_refused_in_time(|line| site(line, HttpReply::Endless("<html><title>Index of ", "endless "))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_without_an_end_is_not_read_on() {
-    assert_refused_in_time(|line| site(line, Answer::Endless("<html><a href=\"", "endless"))).await;
+    assert_refused_in_time(|line| site(line, HttpReply::Endless("<html><a href=\"", "endless"))).await;
 }
 
 /// All links lead elsewhere, so the listing never returns a name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_that_was_given_up_takes_its_request_with_it() {
     let script =
-        |line: &str| site(line, Answer::Endless("<html><title>Index of /d</title>", "<a href=\"/x/y\">y</a>\n"));
+        |line: &str| site(line, HttpReply::Endless("<html><title>Index of /d</title>", "<a href=\"/x/y\">y</a>\n"));
     let server = Hostile::start(script).await;
     let pool = server.web().await;
     let mut listing = pool.list(&path("d")).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_listing_that_was_given_up_takes_its_request_with_it() {
 }
 
 /// A bucket with a directory `d` whose listing has `objects` and `prefixes`. The server refuses HEAD for `bad` objects.
-fn bucket(line: &str, keys: &str) -> Answer {
+fn bucket(line: &str, keys: &str) -> HttpReply {
     let contents = |key: &str| {
         format!(
             "<Contents><Key>{key}</Key><Size>3</Size><LastModified>2020-01-01T00:00:00Z</LastModified><ETag>\"e\"</ETag></Contents>"
@@ -194,7 +194,7 @@ fn bucket(line: &str, keys: &str) -> Answer {
     };
     let list = |inner: String| {
         let body = format!("<?xml version=\"1.0\"?><ListBucketResult>{inner}</ListBucketResult>");
-        Answer::Whole("200 OK\r\nContent-Type: application/xml", body)
+        HttpReply::Whole("200 OK\r\nContent-Type: application/xml", body)
     };
     if line.starts_with("GET") && line.contains("list-type=2") {
         let prefix = line.split("prefix=").nth(1).unwrap_or_default().split(['&', ' ']).next().unwrap_or_default();
@@ -212,10 +212,10 @@ fn bucket(line: &str, keys: &str) -> Answer {
     }
     let found = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 3";
     match line {
-        _ if line.contains("refused") => Answer::Whole("403 Forbidden", String::new()),
-        _ if line.contains("wrong") => Answer::Whole("400 Bad Request", String::new()),
-        _ if line.contains("/d/good") => Answer::Whole(found, "abc".into()),
-        _ => Answer::Whole("404 Not Found", String::new()),
+        _ if line.contains("refused") => HttpReply::Whole("403 Forbidden", String::new()),
+        _ if line.contains("wrong") => HttpReply::Whole("400 Bad Request", String::new()),
+        _ if line.contains("/d/good") => HttpReply::Whole(found, "abc".into()),
+        _ => HttpReply::Whole("404 Not Found", String::new()),
     }
 }
 
@@ -240,7 +240,7 @@ async fn a_listing_that_goes_in_a_circle_is_refused() {
         let page = "<ListBucketResult><NextContinuationToken>again</NextContinuationToken></ListBucketResult>";
         match line {
             _ if line.contains("delimiter") => {
-                Answer::Whole("200 OK\r\nContent-Type: application/xml", page.to_owned())
+                HttpReply::Whole("200 OK\r\nContent-Type: application/xml", page.to_owned())
             }
             _ => bucket(line, ""),
         }
@@ -257,23 +257,26 @@ async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
     fn names() -> impl Iterator<Item = String> {
         (0..LATE_NAMES).map(|n| format!("{n:04}"))
     }
-    fn web(line: &str) -> Answer {
+    fn web(line: &str) -> HttpReply {
         match line.split(' ').collect::<Vec<_>>()[..] {
-            ["HEAD", name, _] if name.len() == "/d/0000".len() => Answer::Late(HEAD, String::new()),
+            ["HEAD", name, _] if name.len() == "/d/0000".len() => HttpReply::Late(HEAD, String::new()),
             _ => {
                 let links = names().map(|name| format!("<a href=\"{name}\">{name}</a>")).collect::<String>();
                 let title = "<html><head><title>Index of /d/</title></head><body>";
-                site(line, Answer::Whole("200 OK\r\nContent-Type: text/html", format!("{title}{links}</body></html>")))
+                site(
+                    line,
+                    HttpReply::Whole("200 OK\r\nContent-Type: text/html", format!("{title}{links}</body></html>")),
+                )
             }
         }
     }
-    fn google(line: &str) -> Answer {
+    fn google(line: &str) -> HttpReply {
         match line.starts_with("HEAD") && line.contains("/d/0") {
-            true => Answer::Late(HEAD, String::new()),
+            true => HttpReply::Late(HEAD, String::new()),
             false => bucket(line, &names().map(|name| format!("d/{name}")).collect::<Vec<_>>().join(" ")),
         }
     }
-    let limits = Limits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
+    let limits = CallLimits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
     let (site, store) = (Hostile::start(web).await, Hostile::start(google).await);
     let pools: [Arc<dyn Pool>; 2] = [Arc::new(site.web().await), Arc::new(store.bucket().await)];
     for pool in pools {
@@ -288,7 +291,7 @@ async fn a_directory_of_a_slow_server_is_listed_though_its_names_take_long() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
     const PAGES: u64 = 20;
-    fn pages(line: &str) -> Answer {
+    fn pages(line: &str) -> HttpReply {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         if !line.contains("delimiter") {
             return bucket(line, "");
@@ -300,9 +303,12 @@ async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
         } else {
             "<Contents><Key>d/good</Key><Size>3</Size><LastModified>2020-01-01T00:00:00Z</LastModified><ETag>\"e\"</ETag></Contents>".to_owned()
         };
-        Answer::Late("200 OK\r\nContent-Type: application/xml", format!("<ListBucketResult>{next}</ListBucketResult>"))
+        HttpReply::Late(
+            "200 OK\r\nContent-Type: application/xml",
+            format!("<ListBucketResult>{next}</ListBucketResult>"),
+        )
     }
-    let limits = Limits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
+    let limits = CallLimits { metadata: PART, data: PART, copies: PART, min_bytes_per_second: 0 };
     let server = Hostile::start(pages).await;
     let pool = Deadline::new(Arc::new(server.bucket().await), limits);
     assert_eq!(listed(&pool).await.unwrap(), ["good"]);

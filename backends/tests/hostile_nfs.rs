@@ -21,8 +21,8 @@ use futures::TryStreamExt;
 use common::{attrs, path, pieces};
 use memory::assert_bounded;
 use server::{
-    Answer, Attributes, DIR, GOOD, GOOD_BYTES, LINK, MOUNT, NFS, ROOT, Request, Server, Xdr, accepted, good,
-    good_content, handle, procedure, status,
+    DIR, GOOD, GOOD_BYTES, HostileServer, LINK, MOUNT, NFS, NfsAttributes, ROOT, RpcCall, RpcReply, Xdr, accepted,
+    good, good_content, handle, procedure, status,
 };
 
 /// Longer than the time for retries, and shorter than a hang.
@@ -70,8 +70,8 @@ fn assert_told(error: &Error, pool: &NfsPool) {
 
 /// Checks that all kinds of calls fail within `limit` while `script` answers them, and that everything works
 /// afterwards.
-async fn assert_refused(limit: Duration, script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
-    let server = Server::start().await;
+async fn assert_refused(limit: Duration, script: impl Fn(&RpcCall) -> Option<RpcReply> + Send + Sync + 'static) {
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     let version = version_of_good(&pool).await;
     server.misbehave(script);
@@ -95,25 +95,25 @@ async fn assert_refused(limit: Duration, script: impl Fn(&Request) -> Option<Ans
 }
 
 /// Like [`assert_refused`], with answers that are parsed and found malformed.
-async fn assert_nonsense(script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
+async fn assert_nonsense(script: impl Fn(&RpcCall) -> Option<RpcReply> + Send + Sync + 'static) {
     assert_refused(SOON, script).await;
 }
 
-fn raw(bytes: Vec<u8>) -> Option<Answer> {
-    Some(Answer::Raw(bytes))
+fn raw(bytes: Vec<u8>) -> Option<RpcReply> {
+    Some(RpcReply::Raw(bytes))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_of_two_gibibytes_is_refused_by_its_length() {
-    assert_nonsense(|_| Some(Answer::Endless(vec![0xff; 64 << 10]))).await;
+    assert_nonsense(|_| Some(RpcReply::Endless(vec![0xff; 64 << 10]))).await;
     assert_nonsense(|_| raw(0xffff_fffc_u32.to_be_bytes().to_vec())).await;
     assert_nonsense(|_| raw(0x8040_0000_u32.to_be_bytes().to_vec())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fragments_without_an_end_are_refused() {
-    assert_nonsense(|_| Some(Answer::Endless(vec![0; 64 << 10]))).await;
-    assert_nonsense(|_| Some(Answer::Endless([vec![0, 0, 16, 0], vec![0; 4096]].concat()))).await;
+    assert_nonsense(|_| Some(RpcReply::Endless(vec![0; 64 << 10]))).await;
+    assert_nonsense(|_| Some(RpcReply::Endless([vec![0, 0, 16, 0], vec![0; 4096]].concat()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,7 +140,7 @@ async fn answers_that_are_too_short_or_too_long_are_refused() {
         })
         .await;
     }
-    assert_nonsense(|request| Some(Answer::Results(Xdr([good(request).0, vec![0; 4096]].concat())))).await;
+    assert_nonsense(|request| Some(RpcReply::Results(Xdr([good(request).0, vec![0; 4096]].concat())))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,7 +148,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_until_time_is_up() {
     assert_refused(PATIENCE, |request| {
         let mut whole = Xdr([accepted(request.number).0, good(request).0].concat()).record();
         whole.truncate(whole.len() / 2);
-        Some(Answer::Last(whole))
+        Some(RpcReply::Last(whole))
     })
     .await;
 }
@@ -159,7 +159,7 @@ async fn lengths_that_an_answer_claims_take_no_memory() {
     const FAR: u32 = 0xffff_fff0;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 1, 0, 0, FAR, 0, 0]).record())).await;
     assert_nonsense(|request| raw(Xdr::default().words(&[request.number, 0, 2, NFS, 3, 1, 0, FAR, 0]).record())).await;
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     let version = version_of_good(&pool).await;
     server.misbehave(|request| {
@@ -172,7 +172,7 @@ async fn lengths_that_an_answer_claims_take_no_memory() {
             procedure::MKDIR => Xdr::default().words(&[0, 1, FAR]),
             _ => return None,
         };
-        Some(Answer::Results(results))
+        Some(RpcReply::Results(results))
     });
     let answers = [
         in_time(SOON, pool.stat(&path("good"))).await.map(drop),
@@ -188,7 +188,7 @@ async fn lengths_that_an_answer_claims_take_no_memory() {
     // The flavours of credentials that a server accepts.
     server.misbehave(|request| {
         let mounts = request.program == MOUNT && request.procedure == procedure::MNT;
-        mounts.then(|| Answer::Results(Xdr::default().word(0).bytes(&handle(&ROOT)).word(FAR)))
+        mounts.then(|| RpcReply::Results(Xdr::default().word(0).bytes(&handle(&ROOT)).word(FAR)))
     });
     let error = in_time(SOON, NfsPool::open(&server.url())).await.unwrap_err();
     assert_told(&error, &pool);
@@ -199,17 +199,17 @@ async fn lengths_that_an_answer_claims_take_no_memory() {
 async fn names_that_lead_elsewhere_are_left_out() {
     let bad: [&[u8]; 8] = [b".", b"..", b"", b"a/b", b"/etc/passwd", b"nul\0nul", b"../../x", &[b'n'; 64 << 10]];
     for plus in [true, false] {
-        let server = Server::start().await;
+        let server = HostileServer::start().await;
         let pool = server.open().await;
         server.misbehave(move |request| {
             let names = bad.iter().copied().chain([&b"good"[..]]).zip(1..);
             if request.is(procedure::READDIRPLUS) {
                 let entries = names.fold(Xdr::page(), |xdr, (name, cookie)| xdr.entry(name, cookie, &GOOD));
                 let refused = Xdr::default().words(&[status::NOT_SUPPORTED, 0]);
-                return Some(Answer::Results(if plus { entries.end(true) } else { refused }));
+                return Some(RpcReply::Results(if plus { entries.end(true) } else { refused }));
             }
             let entries = |xdr: Xdr, (name, cookie)| xdr.word(1).long(3).bytes(name).long(cookie);
-            request.is(procedure::READDIR).then(|| Answer::Results(names.fold(Xdr::page(), entries).end(true)))
+            request.is(procedure::READDIR).then(|| RpcReply::Results(names.fold(Xdr::page(), entries).end(true)))
         });
         let entries = in_time(SOON, listed(&pool, &PoolPath::root())).await.unwrap();
         assert_eq!(names(&entries), BTreeSet::from([b"good".to_vec()]));
@@ -221,10 +221,10 @@ async fn names_that_lead_elsewhere_are_left_out() {
 
 /// Checks that a listing ends with an error. `page` makes each page of READDIRPLUS from the requested cookie.
 async fn assert_listing_ends(page: fn(u64) -> Xdr) {
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     server.misbehave(move |request| {
-        request.is(procedure::READDIRPLUS).then(|| Answer::Results(page(request.cookie()).end(false)))
+        request.is(procedure::READDIRPLUS).then(|| RpcReply::Results(page(request.cookie()).end(false)))
     });
     let error = in_time(PATIENCE, listed(&pool, &PoolPath::root())).await.unwrap_err();
     assert!(error.to_string().contains("pages"), "{error}");
@@ -254,11 +254,11 @@ async fn a_listing_that_says_the_same_for_ever_is_refused() {
     assert_listing_ends(|cookie| Xdr::page().entry(b"..", cookie + 1, &GOOD)).await;
 }
 
-async fn read_error(read: fn(&Request) -> Xdr) -> Error {
-    let server = Server::start().await;
+async fn read_error(read: fn(&RpcCall) -> Xdr) -> Error {
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     let version = version_of_good(&pool).await;
-    server.misbehave(move |request| request.is(procedure::READ).then(|| Answer::Results(read(request))));
+    server.misbehave(move |request| request.is(procedure::READ).then(|| RpcReply::Results(read(request))));
     let error = in_time(SOON, pool.read(&path("good"), &version, 0..u64::MAX)).await.unwrap_err();
     // Only that call fails, and the error names its file.
     assert!(error.to_string().contains("/good"), "{error}");
@@ -284,7 +284,7 @@ async fn reads_that_give_too_much_or_next_to_nothing_are_refused() {
     let error = read_error(|_| read_results(b"x", false)).await;
     assert!(error.to_string().contains("few bytes"), "{error}");
     // No bytes, though the file has more: it counts as a truncated file.
-    let nothing: [fn(&Request) -> Xdr; 2] = [|_| read_results(b"", false), |_| read_results(b"", true)];
+    let nothing: [fn(&RpcCall) -> Xdr; 2] = [|_| read_results(b"", false), |_| read_results(b"", true)];
     for nothing in nothing {
         let error = read_error(nothing).await;
         assert!(error.is(ErrorKind::Stale), "{error}");
@@ -292,11 +292,11 @@ async fn reads_that_give_too_much_or_next_to_nothing_are_refused() {
 }
 
 async fn write_error(taken: fn(u32) -> u32) -> Error {
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     server.misbehave(move |request| {
         let results = || Xdr::default().words(&[0, 0, 0, taken(request.write_bytes()), 2]).long(0);
-        request.is(procedure::WRITE).then(|| Answer::Results(results()))
+        request.is(procedure::WRITE).then(|| RpcReply::Results(results()))
     });
     let data = vec![7; GOOD_BYTES].into();
     let error = in_time(SOON, pool.write_at(&path("good"), 0, data)).await.unwrap_err();
@@ -319,22 +319,22 @@ async fn writes_that_take_too_much_or_next_to_nothing_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn file_handles_of_lengths_that_no_handle_has_are_refused() {
     for length in [0, 65, 1 << 20] {
-        let server = Server::start().await;
+        let server = HostileServer::start().await;
         let pool = server.open().await;
         let looked_up =
-            move |of: &Attributes| Xdr::default().word(0).bytes(&vec![1; length]).some_attributes(of).word(0);
-        server.misbehave(move |request| request.is(procedure::LOOKUP).then(|| Answer::Results(looked_up(&DIR))));
+            move |of: &NfsAttributes| Xdr::default().word(0).bytes(&vec![1; length]).some_attributes(of).word(0);
+        server.misbehave(move |request| request.is(procedure::LOOKUP).then(|| RpcReply::Results(looked_up(&DIR))));
         assert_told(&in_time(SOON, pool.stat(&path("dir"))).await.unwrap_err(), &pool);
         assert_told(&in_time(SOON, listed(&pool, &path("dir"))).await.unwrap_err(), &pool);
         server.misbehave(move |request| {
             request
                 .is(procedure::MKDIR)
-                .then(|| Answer::Results(Xdr::default().words(&[0, 1]).bytes(&vec![1; length]).words(&[0; 3])))
+                .then(|| RpcReply::Results(Xdr::default().words(&[0, 1]).bytes(&vec![1; length]).words(&[0; 3])))
         });
         assert_told(&in_time(PATIENCE, pool.mkdir(&path("new"), &attrs())).await.unwrap_err(), &pool);
         server.misbehave(move |request| {
             let mounts = request.program == MOUNT && request.procedure == procedure::MNT;
-            mounts.then(|| Answer::Results(Xdr::default().word(0).bytes(&vec![1; length]).words(&[1, 1])))
+            mounts.then(|| RpcReply::Results(Xdr::default().word(0).bytes(&vec![1; length]).words(&[1, 1])))
         });
         assert_told(&in_time(SOON, NfsPool::open(&server.url())).await.unwrap_err(), &pool);
         server.behave();
@@ -344,8 +344,8 @@ async fn file_handles_of_lengths_that_no_handle_has_are_refused() {
 }
 
 /// The attributes that the pool returns for such an object, from a lookup and from a listing.
-async fn shown(attributes: Attributes) -> (Result<forebay_backends::Stat>, Result<Vec<DirEntry>>) {
-    let server = Server::start().await;
+async fn shown(attributes: NfsAttributes) -> (Result<forebay_backends::Stat>, Result<Vec<DirEntry>>) {
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     server.misbehave(move |request| {
         let results = match request.procedure {
@@ -353,7 +353,7 @@ async fn shown(attributes: Attributes) -> (Result<forebay_backends::Stat>, Resul
             procedure::READDIRPLUS => Xdr::page().entry(b"odd", 1, &attributes).entry(b"good", 2, &GOOD).end(true),
             _ => return None,
         };
-        (request.program == NFS).then_some(Answer::Results(results))
+        (request.program == NFS).then_some(RpcReply::Results(results))
     });
     let stat = in_time(SOON, pool.stat(&path("odd"))).await;
     let list = in_time(SOON, listed(&pool, &PoolPath::root())).await;
@@ -371,7 +371,7 @@ async fn shown(attributes: Attributes) -> (Result<forebay_backends::Stat>, Resul
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attributes_that_no_object_has_are_bounded() {
-    let most = Attributes { mode: u32::MAX, owner: u32::MAX, size: u64::MAX, id: u64::MAX, nanos: u32::MAX, ..GOOD };
+    let most = NfsAttributes { mode: u32::MAX, owner: u32::MAX, size: u64::MAX, id: u64::MAX, nanos: u32::MAX, ..GOOD };
     let (stat, list) = shown(most).await;
     let listed = list.unwrap().into_iter().find(|entry| entry.name == b"odd").unwrap().stat;
     for stat in [stat.unwrap(), listed] {
@@ -380,14 +380,14 @@ async fn attributes_that_no_object_has_are_bounded() {
         assert!(stat.mtime.nanos < 1_000_000_000 && stat.ctime.nanos < 1_000_000_000);
     }
     // Root's set-id bits are accepted: the mount's `nosuid` makes them harmless.
-    let (stat, _) = shown(Attributes { mode: 0o106_755, ..GOOD }).await;
+    let (stat, _) = shown(NfsAttributes { mode: 0o106_755, ..GOOD }).await;
     assert_eq!(stat.unwrap().mode, 0o6755);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_of_an_unknown_kind_fails_alone() {
     for kind in [0, 8, u32::MAX] {
-        let (stat, list) = shown(Attributes { kind, ..GOOD }).await;
+        let (stat, list) = shown(NfsAttributes { kind, ..GOOD }).await;
         for error in [stat.map(drop).unwrap_err(), list.map(drop).unwrap_err()] {
             assert!(error.is(ErrorKind::Os(libc::EIO)) && error.to_string().contains("makes no sense"), "{error}");
         }
@@ -396,7 +396,7 @@ async fn an_object_of_an_unknown_kind_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_that_no_file_system_has_are_bounded() {
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     for (word, long) in [(0, 0), (u32::MAX, u64::MAX)] {
         server.misbehave(move |request| {
             let results = match request.procedure {
@@ -405,7 +405,7 @@ async fn limits_that_no_file_system_has_are_bounded() {
                 procedure::FSSTAT => (0..6).fold(Xdr::default().words(&[0, 0]), |xdr, _| xdr.long(long)).word(word),
                 _ => return None,
             };
-            (request.program == NFS).then_some(Answer::Results(results))
+            (request.program == NFS).then_some(RpcReply::Results(results))
         });
         let pool = server.open().await;
         let space = pool.space().await.unwrap();
@@ -419,10 +419,10 @@ async fn limits_that_no_file_system_has_are_bounded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_of_symlinks_that_no_system_takes_are_refused() {
     for target in [vec![], b"a\0b".to_vec(), vec![b'x'; 4096], vec![b'x'; 1 << 20]] {
-        let server = Server::start().await;
+        let server = HostileServer::start().await;
         let pool = server.open().await;
         server.misbehave(move |request| {
-            request.is(procedure::READLINK).then(|| Answer::Results(Xdr::default().words(&[0, 0]).bytes(&target)))
+            request.is(procedure::READLINK).then(|| RpcReply::Results(Xdr::default().words(&[0, 0]).bytes(&target)))
         });
         let error = in_time(SOON, pool.readlink(&path("link"))).await.unwrap_err();
         assert!(error.to_string().contains("target"), "{error}");
@@ -437,10 +437,10 @@ async fn targets_of_symlinks_that_no_system_takes_are_refused() {
 /// The clock is paused, so it advances as soon as all tasks wait.
 #[tokio::test]
 async fn calls_that_are_never_answered_are_given_up() {
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     assert_sound(&pool).await;
-    server.misbehave(|_| Some(Answer::Silence));
+    server.misbehave(|_| Some(RpcReply::Silence));
     tokio::time::pause();
     let begun = tokio::time::Instant::now();
     let error = pool.stat(&path("good")).await.unwrap_err();
@@ -459,7 +459,7 @@ async fn calls_that_are_never_answered_are_given_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbled_answers_break_nothing() {
     let mut mutations = mutations::Mutations::seeded();
-    let server = Server::start().await;
+    let server = HostileServer::start().await;
     let pool = server.open().await;
     let version = version_of_good(&pool).await;
     let begun = Instant::now();

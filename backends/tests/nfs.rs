@@ -37,7 +37,7 @@ use tokio::time::timeout;
 
 use common::{attrs, path, pieces};
 use server::{NfsServer, Squash};
-use unreliable::{Loss, Unreliable, procedure};
+use unreliable::{Loss, NfsFaultProxy, procedure};
 
 /// The time limit of a single step: servers restart in a second or two.
 const LIMIT: Duration = Duration::from_secs(60);

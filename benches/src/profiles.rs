@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, PoolRate, plan};
-use forebay_prefetch::profile::{Profile, Use};
+use forebay_prefetch::plan::{PROBABILITY_MIN, PlanLimits, PoolRate, StagingCandidate, plan};
+use forebay_prefetch::profile::{FileUse, Profile};
 use forebay_prefetch::signature::Invocation;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -57,13 +57,13 @@ const KINDS: [Kind; 9] = [
     ("hashes, new each run", true, hashed),
 ];
 
-fn uses(run: usize, paths: Vec<String>, shuffled: bool, size: fn(&mut ChaCha8Rng) -> u64) -> Vec<Use> {
+fn uses(run: usize, paths: Vec<String>, shuffled: bool, size: fn(&mut ChaCha8Rng) -> u64) -> Vec<FileUse> {
     let mut random = ChaCha8Rng::seed_from_u64(1000 + run as u64);
     let mut ranks: Vec<u32> = (1..=paths.len() as u32).collect();
     if shuffled {
         ranks.shuffle(&mut random);
     }
-    let of = |(path, rank): (String, u32)| Use { path, size_bytes: size(&mut random), rank, parts: None };
+    let of = |(path, rank): (String, u32)| FileUse { path, size_bytes: size(&mut random), rank, parts: None };
     paths.into_iter().zip(ranks).map(of).collect()
 }
 
@@ -78,11 +78,11 @@ fn plans() {
     const FILES: u64 = 1_000_000;
     const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
     let mut random = ChaCha8Rng::seed_from_u64(5);
-    let candidates: Vec<Candidate> = (0..FILES)
+    let candidates: Vec<StagingCandidate> = (0..FILES)
         .map(|file| {
             let bytes = random.random_range(0..1 << 20);
             let missing_bytes = if random.random() { bytes } else { 0 };
-            Candidate { file, bytes, missing_bytes, probability: random.random(), rank: random.random() }
+            StagingCandidate { file, bytes, missing_bytes, probability: random.random(), rank: random.random() }
         })
         .collect();
     println!("\nplan of {FILES} files; milliseconds, the slowest of five");
@@ -93,7 +93,7 @@ fn plans() {
         ("an hour for it", u64::MAX, hour),
         ("both are short", FILES << 16, hour),
     ] {
-        let limits = Limits { room_bytes, time, probability_min: PROBABILITY_MIN };
+        let limits = PlanLimits { room_bytes, time, probability_min: PROBABILITY_MIN };
         let once = || {
             let candidates = candidates.clone();
             milliseconds(|| plan(candidates, &POOL, &limits))

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
-use forebay_daemon::config::Pace;
+use forebay_daemon::config::ThrottleConfig;
 
-pub use batch::{AllocationCommand, Begin, JobCommand, Named, SlurmCommand, Start, Waiting};
+pub use batch::{AllocationCommand, BeginArgs, JobCommand, JobNameArgs, SlurmCommand, StartArgs, WaitArgs};
 
 use crate::values;
 
@@ -27,22 +27,22 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Mount a pool, and return when the mount serves.
-    Mount(Mount),
+    Mount(MountArgs),
     /// Unmount. Changes that are not in the pool yet stay in the fast pool until the next mount.
-    Umount(Umount),
+    Umount(UmountArgs),
     /// Show the mounts: pool, space, dirty and resident files.
     Status {
         /// Show only the mount that this path lies in.
         path: Option<PathBuf>,
     },
     /// Fetch files into the fast pool, and keep them there under a lease. Fails if a byte is missing.
-    Stage(Stage),
+    Stage(StageArgs),
     /// Write dirty files back to the pool.
-    Flush(Flush),
+    Flush(FlushArgs),
     /// Remove clean content from the fast pool. Dirty content stays.
-    Evict(Evict),
+    Evict(EvictArgs),
     /// End the leases of one owner. The files stay until their space is needed.
-    Release(Release),
+    Release(ReleaseArgs),
     /// List changes that are not in the pool yet.
     Dirty {
         /// A path under the mount. Not needed if there is only one mount.
@@ -70,9 +70,9 @@ pub enum Command {
         path: PathBuf,
     },
     /// Run a command as a job, and record what it reads and writes under the mounts. Exits as the command does.
-    Run(Run),
+    Run(RunArgs),
     /// Record what running processes use, until they end or Ctrl-C is pressed.
-    Observe(Observe),
+    Observe(ObserveArgs),
     /// Show jobs and what they used; stage for batch jobs before they start, and write back after their end.
     Job {
         #[command(subcommand)]
@@ -122,7 +122,7 @@ pub enum Command {
     },
     /// Replay a trace of requests, and show the miss ratio of each eviction policy beside LRU and Belady, which knows
     /// the future.
-    Simulate(Simulate),
+    Simulate(SimulateArgs),
     /// Supervise a mount that is described on standard input.
     #[command(hide = true, name = forebay_daemon::SUPERVISE_COMMAND)]
     Supervise,
@@ -138,7 +138,7 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-pub struct Mount {
+pub struct MountArgs {
     /// The pool: `/path`, `file:///path`, `beegfs:///path`, `lustre:///path`, `nfs://server/export` or
     /// `s3://bucket/prefix`; read-only: `gs://bucket/prefix`, `az://container/prefix`, `http://host/path`,
     /// `https://host/path`. Not given with --config.
@@ -170,7 +170,7 @@ pub struct Mount {
     pub read_only: bool,
     /// Limit rate and latency of the pool, such as 100MB/s,2ms, for demonstrations and tests.
     #[arg(long, value_name = "RATE,LATENCY", value_parser = values::pace)]
-    pub throttle: Option<Pace>,
+    pub throttle: Option<ThrottleConfig>,
     /// The most memory that all buffers may use together.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
@@ -189,7 +189,7 @@ pub struct Mount {
 }
 
 #[derive(Debug, Args)]
-pub struct Umount {
+pub struct UmountArgs {
     /// The mountpoint. If several pools are mounted there, all of them are unmounted, or none.
     pub mountpoint: PathBuf,
     /// Detach at once. Programs that use the mount may finish.
@@ -205,7 +205,7 @@ pub struct Umount {
 
 /// Paths, as all commands take them.
 #[derive(Debug, Args)]
-pub struct Paths {
+pub struct PathArgs {
     /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input.
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<std::ffi::OsString>,
@@ -215,7 +215,7 @@ pub struct Paths {
 }
 
 #[derive(Debug, Args)]
-pub struct Stage {
+pub struct StageArgs {
     /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input.
     #[arg(required_unless_present = "command", value_name = "PATH")]
     pub paths: Vec<std::ffi::OsString>,
@@ -247,9 +247,9 @@ pub struct Stage {
 }
 
 #[derive(Debug, Args)]
-pub struct Flush {
+pub struct FlushArgs {
     #[command(flatten)]
-    pub paths: Paths,
+    pub paths: PathArgs,
     /// Return when everything is in the pool.
     #[arg(long)]
     pub wait: bool,
@@ -259,9 +259,9 @@ pub struct Flush {
 }
 
 #[derive(Debug, Args)]
-pub struct Evict {
+pub struct EvictArgs {
     #[command(flatten)]
-    pub paths: Paths,
+    pub paths: PathArgs,
     /// Also evict staged files: end their leases, of all owners.
     #[arg(long)]
     pub release_leases: bool,
@@ -271,7 +271,7 @@ pub struct Evict {
 }
 
 #[derive(Debug, Args)]
-pub struct Release {
+pub struct ReleaseArgs {
     /// Paths or globs under a mount; @FILE reads a list, and - reads one from standard input. Default: all files that
     /// the owner has leased, at every mount.
     #[arg(value_name = "PATH")]
@@ -288,7 +288,7 @@ pub struct Release {
 }
 
 #[derive(Debug, Args)]
-pub struct Run {
+pub struct RunArgs {
     /// The name of the job. If a job of this name runs, the command joins it, and the job stays a run of its first
     /// command. Default: the Slurm job, else a new name.
     #[arg(long, value_name = "NAME", value_parser = values::job_id)]
@@ -306,7 +306,7 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("whom").required(true).args(["pid", "cgroup", "slurm_job"]))]
-pub struct Observe {
+pub struct ObserveArgs {
     /// A process with its descendants. Repeat it for more.
     #[arg(long, value_name = "PID")]
     pub pid: Vec<u32>,
@@ -332,7 +332,7 @@ pub struct Observe {
 }
 
 #[derive(Debug, Args)]
-pub struct Simulate {
+pub struct SimulateArgs {
     /// The trace, in the oracleGeneral format of libCacheSim, or the output of `forebay --json job show`, one job on
     /// each line in the order in which they ran. Either may be compressed with zstd.
     pub trace: PathBuf,
@@ -421,6 +421,9 @@ mod tests {
         let Command::Mount(mount) = Cli::parse_from(line.split(' ')).command else { panic!("not a mount") };
         assert_eq!(mount.fast.len(), 2);
         assert_eq!(mount.limit, Some(ByteSize::gb(500)));
-        assert_eq!(mount.throttle, Some(Pace { bytes_per_sec: 100_000_000, latency: Duration::from_millis(2) }));
+        assert_eq!(
+            mount.throttle,
+            Some(ThrottleConfig { bytes_per_sec: 100_000_000, latency: Duration::from_millis(2) })
+        );
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use forebay_api::foresight::Wanted;
+use forebay_api::foresight::PlannedFile;
 use forebay_api::operator::{Progress, Summary};
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -24,7 +24,7 @@ pub struct Verb {
 }
 
 /// Requests the operation and follows it to its end.
-pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> Result<Summary, Failure> {
+pub fn follow(entry: &RegisteredMount, request: &Request, verb: Verb, output: &Output) -> Result<Summary, Failure> {
     let bar = bar(verb, output);
     let mut summary = None;
     for reply in client::call(entry, request)? {
@@ -44,7 +44,7 @@ pub fn follow(entry: &Entry, request: &Request, verb: Verb, output: &Output) -> 
                 }
             }
             Progress::Wanted(wanted) if !output.json => {
-                let Wanted { path, bytes, probability, why } = wanted;
+                let PlannedFile { path, bytes, probability, why } = wanted;
                 let percent = probability * 100.0;
                 output.line(format!(
                     "{percent:3.0} %  {:>10}  {}  ({why})",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use forebay_api::jobs::{JobRequest, JobSummary, ObserverKind};
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client, paths};
 use forebay_prefetch::signature::Invocation;
 
@@ -18,12 +18,12 @@ use crate::values::{bytes, counted, files, shown};
 #[derive(Debug)]
 pub struct Registration {
     id: String,
-    entries: Vec<Entry>,
+    entries: Vec<RegisteredMount>,
 }
 
 /// The mounts that jobs are registered with: the given one, or all that this user has access to.
-pub fn mounts(mount: Option<&Path>) -> Result<Vec<Entry>, Failure> {
-    let entries: Vec<Entry> = match mount {
+pub fn mounts(mount: Option<&Path>) -> Result<Vec<RegisteredMount>, Failure> {
+    let entries: Vec<RegisteredMount> = match mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
         None => registry::entries().into_iter().filter(|e| e.supervisor_alive() || e.worker_alive()).collect(),
     };
@@ -39,7 +39,7 @@ impl Registration {
     ///
     /// # Errors
     /// If all daemons refused, the last refusal. If some did, their refusals are printed as notes.
-    pub fn new(entries: Vec<Entry>, request: &JobRequest, output: &Output) -> Result<Self, Failure> {
+    pub fn new(entries: Vec<RegisteredMount>, request: &JobRequest, output: &Output) -> Result<Self, Failure> {
         let mut registered = Self { id: request.id.clone(), entries: Vec::new() };
         let mut refused: Vec<Failure> = Vec::new();
         for entry in entries {
@@ -73,7 +73,7 @@ impl Registration {
     }
 }
 
-fn joined(entry: &Entry, job: &JobSummary) -> String {
+fn joined(entry: &RegisteredMount, job: &JobSummary) -> String {
     format!(
         "forebay: a job {} at {} runs already: {}. This command joins it, and nothing is staged ahead for it. To start \
          another job, give another --job",
@@ -83,7 +83,7 @@ fn joined(entry: &Entry, job: &JobSummary) -> String {
     )
 }
 
-fn told(entry: &Entry, job: &JobSummary, output: &Output) -> String {
+fn told(entry: &RegisteredMount, job: &JobSummary, output: &Output) -> String {
     let mountpoint = entry.mountpoint();
     if output.json {
         return serde_json::json!({ "mountpoint": mountpoint, "job": job }).to_string();
@@ -126,7 +126,7 @@ pub fn invocation(command: &[OsString]) -> Invocation {
 }
 
 /// The jobs in a daemon's answer.
-pub fn jobs(entry: &Entry, request: &Request) -> Result<Vec<JobSummary>, Failure> {
+pub fn jobs(entry: &RegisteredMount, request: &Request) -> Result<Vec<JobSummary>, Failure> {
     let mut all = Vec::new();
     for reply in client::call(entry, request)? {
         if let Reply::Jobs(jobs) = reply? {

@@ -5,29 +5,29 @@ use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use forebay_daemon::multi_mount::{self, Place};
-use forebay_daemon::registry::{self, Entry, Located};
+use forebay_daemon::multi_mount::{self, MountPath};
+use forebay_daemon::registry::{self, Located, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind};
 
-use crate::args::Paths;
+use crate::args::PathArgs;
 use crate::exit::Exit;
 use crate::output::Output;
 
 /// A mount and paths in it, in the form that the daemon takes.
 #[derive(Debug)]
-pub struct Target {
-    pub entry: Entry,
+pub struct MountTarget {
+    pub entry: RegisteredMount,
     pub paths: Vec<String>,
 }
 
 /// Finds the mounts of all paths. Fails before anything is started if a path lies in no mount.
-pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
-    let mut targets: Vec<Target> = Vec::new();
+pub fn of(paths: &PathArgs) -> Result<Vec<MountTarget>, Failure> {
+    let mut targets: Vec<MountTarget> = Vec::new();
     for path in expand(paths)? {
         for place in multi_mount::places(Path::new(&path))? {
             match targets.iter_mut().find(|t| t.entry.mountpoint() == place.entry.mountpoint()) {
                 Some(target) => target.paths.push(place.inner),
-                None => targets.push(Target { entry: place.entry, paths: vec![place.inner] }),
+                None => targets.push(MountTarget { entry: place.entry, paths: vec![place.inner] }),
             }
         }
     }
@@ -38,7 +38,7 @@ pub fn of(paths: &Paths) -> Result<Vec<Target>, Failure> {
 }
 
 /// The mounts of a path or, without a path, those of the only root, mixed or not.
-pub fn meant(path: Option<&Path>) -> Result<Vec<Place>, Failure> {
+pub fn meant(path: Option<&Path>) -> Result<Vec<MountPath>, Failure> {
     if let Some(path) = path {
         return multi_mount::places(path);
     }
@@ -78,7 +78,7 @@ pub fn each<T>(all: Vec<T>, output: &Output, mut act: impl FnMut(T) -> Result<Ex
 }
 
 /// Replaces lists among the paths by their content.
-fn expand(paths: &Paths) -> Result<Vec<OsString>, Failure> {
+fn expand(paths: &PathArgs) -> Result<Vec<OsString>, Failure> {
     let mut all = Vec::new();
     for path in &paths.paths {
         let bytes = path.as_bytes();
@@ -118,7 +118,7 @@ mod tests {
         std::fs::write(file.path(), "/x\n/y\n").unwrap();
         let mut list = OsString::from("@");
         list.push(file.path());
-        let paths = Paths { paths: vec!["/w".into(), list], null: false };
+        let paths = PathArgs { paths: vec!["/w".into(), list], null: false };
         assert_eq!(expand(&paths).unwrap(), ["/w", "/x", "/y"]);
     }
 }

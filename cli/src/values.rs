@@ -3,16 +3,16 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
-use forebay_backends::UnderWay;
-use forebay_daemon::config::Pace;
+use forebay_backends::WorkProgress;
+use forebay_daemon::config::ThrottleConfig;
 
 /// Parses `100MB/s,2ms`; in mount options, where commas separate the options, `100MB/s:2ms`.
-pub fn pace(text: &str) -> Result<Pace, String> {
+pub fn pace(text: &str) -> Result<ThrottleConfig, String> {
     let (rate, latency) = text.split_once([',', ':']).unwrap_or((text, "0s"));
     let bytes_per_sec = self::rate(rate)?;
     let latency =
         humantime::parse_duration(latency.trim()).map_err(|e| format!("latency `{latency}`, such as 2ms: {e}"))?;
-    Ok(Pace { bytes_per_sec, latency })
+    Ok(ThrottleConfig { bytes_per_sec, latency })
 }
 
 /// Parses `100MB/s`, as bytes in a second.
@@ -76,7 +76,7 @@ pub fn counted(count: u64, noun: &str) -> String {
 }
 
 /// A long operation and its progress.
-pub fn under_way(work: &UnderWay) -> String {
+pub fn under_way(work: &WorkProgress) -> String {
     let of = work.of.map_or(String::new(), |of| format!(" of {of}"));
     format!("{}: {}{of}", shown(&work.what), work.done)
 }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_pace_is_a_rate_and_a_latency() {
-        let expected = Pace { bytes_per_sec: 100_000_000, latency: Duration::from_millis(2) };
+        let expected = ThrottleConfig { bytes_per_sec: 100_000_000, latency: Duration::from_millis(2) };
         assert_eq!(pace("100MB/s,2ms"), Ok(expected));
         assert_eq!(pace("100MB/s:2ms"), Ok(expected));
         assert_eq!(pace("1MiB").unwrap().bytes_per_sec, 1 << 20);

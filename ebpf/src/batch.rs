@@ -14,7 +14,7 @@ const ATTEMPTS: u32 = 64;
 
 /// `union bpf_attr`, for this command.
 #[repr(C)]
-struct Attributes {
+struct BatchAttributes {
     in_batch: u64,
     out_batch: u64,
     keys: u64,
@@ -26,14 +26,14 @@ struct Attributes {
 }
 
 /// Iterates over a map once. Entries that are added meanwhile may be left out.
-pub struct Batches<'a> {
+pub struct MapBatches<'a> {
     map: BorrowedFd<'a>,
     /// The start of the next batch; `None` before the first.
     at: Option<u32>,
     is_over: bool,
 }
 
-impl<'a> Batches<'a> {
+impl<'a> MapBatches<'a> {
     pub fn of(map: BorrowedFd<'a>) -> Self {
         Self { map, at: None, is_over: false }
     }
@@ -53,7 +53,7 @@ impl<'a> Batches<'a> {
         let mut values = vec![MaybeUninit::<V>::uninit(); at_most];
         let asked = u32::try_from(at_most).map_err(io::Error::other)?;
         let mut next = 0u32;
-        let mut attributes = Attributes {
+        let mut attributes = BatchAttributes {
             in_batch: self.at.as_ref().map_or(0, |at| std::ptr::from_ref(at) as u64),
             out_batch: &raw mut next as u64,
             keys: keys.as_mut_ptr() as u64,
@@ -66,8 +66,9 @@ impl<'a> Batches<'a> {
         for attempt in 0.. {
             // SAFETY: all pointers are to writable memory of sufficient length, by the caller's promise about the
             // map.
-            let done =
-                unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<Attributes>()) };
+            let done = unsafe {
+                libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attributes, size_of::<BatchAttributes>())
+            };
             if done == 0 {
                 break;
             }

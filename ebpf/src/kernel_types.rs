@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::Error;
+use crate::ObserverError;
 
 const MAGIC: u16 = 0xeb9f;
 const KIND_STRUCT: u32 = 4;
@@ -31,14 +31,14 @@ impl KernelTypes {
     ///
     /// # Errors
     /// The kernel has no BTF, or it cannot be parsed.
-    pub fn running() -> Result<Self, Error> {
+    pub fn running() -> Result<Self, ObserverError> {
         const PATH: &str = "/sys/kernel/btf/vmlinux";
-        let data = std::fs::read(PATH).map_err(|e| Error::Kernel(format!("{PATH}: {e}")))?;
+        let data = std::fs::read(PATH).map_err(|e| ObserverError::Kernel(format!("{PATH}: {e}")))?;
         Self::parse(data)
     }
 
-    fn parse(data: Vec<u8>) -> Result<Self, Error> {
-        let broken = || Error::Kernel("the kernel's BTF cannot be read".into());
+    fn parse(data: Vec<u8>) -> Result<Self, ObserverError> {
+        let broken = || ObserverError::Kernel("the kernel's BTF cannot be read".into());
         let word = |at: usize| -> Option<u32> { Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?)) };
         let magic = data.get(..2).and_then(|b| b.try_into().ok()).map(u16::from_ne_bytes);
         if magic != Some(MAGIC) {
@@ -83,7 +83,7 @@ impl KernelTypes {
     ///
     /// # Errors
     /// The kernel has no enumerator of this name.
-    pub fn enumerator(&self, name: &str) -> Result<u32, Error> {
+    pub fn enumerator(&self, name: &str) -> Result<u32, ObserverError> {
         for &at in &self.types {
             let Some(info) = self.word(at + 4).filter(|info| info >> 24 & 0x1f == KIND_ENUM) else { continue };
             for member in 0..(info & 0xffff) as usize {
@@ -94,7 +94,7 @@ impl KernelTypes {
                 }
             }
         }
-        Err(Error::Kernel(format!("this kernel has no {name}")))
+        Err(ObserverError::Kernel(format!("this kernel has no {name}")))
     }
 
     /// The offset of `path` in `structure`, in bytes. `path` descends into structures with `.`, and into unnamed ones
@@ -102,8 +102,8 @@ impl KernelTypes {
     ///
     /// # Errors
     /// The kernel has no such field.
-    pub fn offset(&self, structure: &str, path: &str) -> Result<u32, Error> {
-        let missing = || Error::Kernel(format!("this kernel has no {structure}.{path}"));
+    pub fn offset(&self, structure: &str, path: &str) -> Result<u32, ObserverError> {
+        let missing = || ObserverError::Kernel(format!("this kernel has no {structure}.{path}"));
         let mut id = *self.structs.get(structure.as_bytes()).ok_or_else(missing)?;
         let mut bits = 0;
         for name in path.split('.') {

@@ -28,7 +28,7 @@ pub const NO_JOB: u32 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     pub job: u32,
-    /// In the format of [`crate::Place::device`].
+    /// In the format of [`crate::WatchedPlace::device`].
     pub device: u32,
     pub ino: u64,
     pub generation: u32,

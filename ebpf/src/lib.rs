@@ -65,13 +65,13 @@ mod touches;
 
 pub use hooks::{Hook, HookState, probe};
 pub use layout::{Count, Key, NO_JOB, Record, Way};
-pub use observer::{Dropped, Observer, Options, Ring};
-pub use places::Place;
+pub use observer::{Dropped, Observer, ObserverOptions, Ring};
+pub use places::WatchedPlace;
 pub use touches::FirstTouch;
 
 /// Why no observer could be started.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ObserverError {
     /// The kernel lacks a feature that the observer needs.
     #[error("{0}")]
     Kernel(String),

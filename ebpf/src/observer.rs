@@ -15,12 +15,12 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use crate::batch::Batches;
+use crate::batch::MapBatches;
 use crate::hooks::HookState;
 use crate::kernel_types::KernelTypes;
 use crate::layout::{DROPS, EPOCH, Key, MAX_PLACES, MEASURED, Offsets, Record, Rule, SLOTS, Setting, Slot};
 use crate::programs::Programs;
-use crate::{Error, FirstTouch, Place};
+use crate::{FirstTouch, ObserverError, WatchedPlace};
 
 /// How often the slots are read again while the CPUs continue to count.
 const ATTEMPTS: u32 = 8;
@@ -52,9 +52,9 @@ unsafe impl Pod for Slots {}
 
 /// The settings of an observer.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct ObserverOptions {
     /// At most [`MAX_PLACES`].
-    pub places: Vec<Place>,
+    pub places: Vec<WatchedPlace>,
     /// The process whose own touches do not count.
     pub ignored: u32,
     /// A directory for a file of one page, used if the program's own file is in no page cache that the hooks report.
@@ -97,11 +97,11 @@ impl Observer {
     ///
     /// # Errors
     /// `Denied` without the capabilities; `Kernel` if there is no BTF, or no hook that shows reads.
-    pub fn start(options: &Options) -> Result<Self, Error> {
+    pub fn start(options: &ObserverOptions) -> Result<Self, ObserverError> {
         let mut hooks = crate::probe(&options.masked);
         let mut setting = setting(options, &KernelTypes::running()?)?;
         // Tens of megabytes while it is parsed: not at the same time as the types above.
-        let btf = Btf::from_sys_fs().map_err(|e| Error::Kernel(format!("the kernel's BTF: {e}")))?;
+        let btf = Btf::from_sys_fs().map_err(|e| ObserverError::Kernel(format!("the kernel's BTF: {e}")))?;
         match hooks.iter().any(|state| state.hook.program == "get_pages" && state.lacking.is_none()) {
             true => setting.last_is_beyond = u32::from(measure(&btf, &setting, options.scratch.as_deref())? > 0),
             false => setting.fills_are_reads = 1,
@@ -109,7 +109,7 @@ impl Observer {
         let mut programs = Programs::load(&btf, &setting)?;
         for state in hooks.iter_mut().filter(|state| state.lacking.is_none()) {
             match programs.begin(&btf, state.hook.program, state.hook.name) {
-                Err(Error::Denied) => return Err(Error::Denied),
+                Err(ObserverError::Denied) => return Err(ObserverError::Denied),
                 Err(error) => state.lacking = Some(error.to_string()),
                 Ok(()) => {}
             }
@@ -117,11 +117,11 @@ impl Observer {
         if !hooks.iter().any(|state| state.hook.reads && state.lacking.is_none()) {
             let why = hooks.iter().filter(|state| state.hook.reads);
             let why = why.map(|state| format!("{}: {}", state.hook.name, state.lacking.as_deref().unwrap_or_default()));
-            return Err(Error::Kernel(format!("no hook shows reads ({})", why.collect::<Vec<_>>().join("; "))));
+            return Err(ObserverError::Kernel(format!("no hook shows reads ({})", why.collect::<Vec<_>>().join("; "))));
         }
         let records = programs.take_map("RECORDS")?;
         let aya::maps::Map::HashMap(data) = &records else {
-            return Err(Error::Kernel("the map RECORDS is of another type".into()));
+            return Err(ObserverError::Kernel("the map RECORDS is of another type".into()));
         };
         let records_fd = data.fd().as_fd().try_clone_to_owned().map_err(|e| bpf("RECORDS", e))?;
         Ok(Self {
@@ -156,7 +156,7 @@ impl Observer {
     ///
     /// # Errors
     /// The kernel refuses. The observer then stays at rest.
-    pub fn work(&self) -> Result<(), Error> {
+    pub fn work(&self) -> Result<(), ObserverError> {
         let mut programs = self.programs.lock();
         programs.attach_all()?;
         self.is_at_work.store(true, Ordering::Release);
@@ -168,7 +168,7 @@ impl Observer {
     ///
     /// # Errors
     /// The reason why not. The hook with which it was tried is not used from then on.
-    pub fn try_again(&mut self) -> Result<(), Error> {
+    pub fn try_again(&mut self) -> Result<(), ObserverError> {
         let (program, tried) = self.programs.get_mut().try_again();
         if let Err(error) = &tried
             && let Some(state) = self.hooks.iter_mut().find(|state| Some(state.hook.program) == program)
@@ -189,20 +189,20 @@ impl Observer {
     }
 
     /// Adds a process, and all processes that it forks from now on, to a job.
-    pub fn add_process(&self, pid: u32, job: u32) -> Result<(), Error> {
+    pub fn add_process(&self, pid: u32, job: u32) -> Result<(), ObserverError> {
         self.tasks.lock().insert(pid, job, 0).map_err(|e| bpf("add a process", e))?;
         self.new_rules()
     }
 
     /// Adds the processes in a cgroup, and below it, to a job. `cgroup` is the inode number of its directory in the
     /// hierarchy of version 2.
-    pub fn add_cgroup(&self, cgroup: u64, job: u32) -> Result<(), Error> {
+    pub fn add_cgroup(&self, cgroup: u64, job: u32) -> Result<(), ObserverError> {
         self.cgroups.lock().insert(cgroup, job, 0).map_err(|e| bpf("add a cgroup", e))?;
         self.new_rules()
     }
 
     /// Removes all processes and cgroups from the job.
-    pub fn end(&self, job: u32) -> Result<(), Error> {
+    pub fn end(&self, job: u32) -> Result<(), ObserverError> {
         remove_where(&mut self.tasks.lock(), |of| of == job)?;
         remove_where(&mut self.cgroups.lock(), |of| of == job)?;
         self.new_rules()
@@ -214,14 +214,14 @@ impl Observer {
     }
 
     /// Invalidates the jobs of tasks that the CPUs remember.
-    fn new_rules(&self) -> Result<(), Error> {
+    fn new_rules(&self) -> Result<(), ObserverError> {
         let mut numbers = self.numbers.lock();
         let epoch = numbers.get(&EPOCH, 0).map_err(|e| bpf("rules", e))?;
         numbers.set(EPOCH, epoch + 1, 0).map_err(|e| bpf("rules", e))
     }
 
     /// The ring of first touches, for waiting.
-    pub fn ring(&self) -> Result<Ring, Error> {
+    pub fn ring(&self) -> Result<Ring, ObserverError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(ring_failed)?;
         // Edge-triggered: entries that are in the ring before a program wakes the waiting thread do not wake it.
         let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -249,9 +249,9 @@ impl Observer {
     /// Calls `each` for every record, with totals since the start. On a very busy machine, counts that a CPU is just
     /// adding to a record may be missing; the next call includes them. `each` must neither read records nor forget
     /// them.
-    pub fn records(&self, mut each: impl FnMut(&Key, &Record)) -> Result<(), Error> {
+    pub fn records(&self, mut each: impl FnMut(&Key, &Record)) -> Result<(), ObserverError> {
         let records = self.records.lock();
-        let mut batches = Batches::of(self.records_fd.as_fd());
+        let mut batches = MapBatches::of(self.records_fd.as_fd());
         loop {
             let slots = self.slots()?;
             // SAFETY: it is the map of the records.
@@ -270,7 +270,7 @@ impl Observer {
         records: &HashMap<MapData, Key, Record>,
         mut all: StdMap<Key, Record>,
         mut slots: Vec<Slot>,
-    ) -> Result<StdMap<Key, Record>, Error> {
+    ) -> Result<StdMap<Key, Record>, ObserverError> {
         for _ in 0..ATTEMPTS {
             let later = self.slots()?;
             // Counts that were being added to their record may be in neither.
@@ -295,7 +295,7 @@ impl Observer {
     }
 
     /// The slots of all CPUs, in the same order each time.
-    fn slots(&self) -> Result<Vec<Slot>, Error> {
+    fn slots(&self) -> Result<Vec<Slot>, ObserverError> {
         let cpus = self.cpus.get(&0, 0).map_err(|e| bpf("records", e))?;
         Ok(cpus.iter().flat_map(|slots| slots.0).collect())
     }
@@ -331,7 +331,7 @@ impl Ring {
     }
 }
 
-fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, holds: impl Fn(u32) -> bool) -> Result<(), Error> {
+fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, holds: impl Fn(u32) -> bool) -> Result<(), ObserverError> {
     let found: Vec<K> = map.iter().flatten().filter(|(_, job)| holds(*job)).map(|(key, _)| key).collect();
     for key in found {
         // The entry may be gone meanwhile.
@@ -340,15 +340,15 @@ fn remove_where<K: Pod>(map: &mut HashMap<MapData, K, u32>, holds: impl Fn(u32) 
     Ok(())
 }
 
-fn ring_failed(source: Errno) -> Error {
-    Error::Io { what: "the ring of first touches".into(), source: source.into() }
+fn ring_failed(source: Errno) -> ObserverError {
+    ObserverError::Io { what: "the ring of first touches".into(), source: source.into() }
 }
 
 /// The third argument of `mm_filemap_get_pages` for one page: 0 if it is that page, 1 if it is the one after it.
 /// Kernels differ, and fixed kernels cannot be recognised by their version.
 ///
 /// Reads of a program that runs from a tmpfs, as on nodes without a disk, do not pass that hook.
-fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, Error> {
+fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, ObserverError> {
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let mut programs = Programs::load(btf, &Setting { ignored: thread, ..*setting })?;
     programs.begin(btf, "measure", "mm_filemap_get_pages")?;
@@ -371,16 +371,16 @@ fn measure(btf: &Btf, setting: &Setting, scratch: Option<&Path>) -> Result<u64, 
     Ok(u64::from(version().is_none_or(|version| version < (7, 0))))
 }
 
-pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+pub(crate) fn bpf(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> ObserverError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&source);
     while let Some(error) = cause {
         let denied = |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES));
         if error.downcast_ref::<std::io::Error>().is_some_and(denied) && !holds_capabilities() {
-            return Error::Denied;
+            return ObserverError::Denied;
         }
         cause = error.source();
     }
-    Error::Bpf { what: what.into(), source: Box::new(source) }
+    ObserverError::Bpf { what: what.into(), source: Box::new(source) }
 }
 
 /// Whether this process has CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which includes both.
@@ -391,9 +391,9 @@ fn holds_capabilities() -> bool {
         || sets.effective.contains(CapabilitySet::BPF | CapabilitySet::PERFMON)
 }
 
-fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
+fn setting(options: &ObserverOptions, types: &KernelTypes) -> Result<Setting, ObserverError> {
     if options.places.len() > MAX_PLACES {
-        return Err(Error::Kernel(format!("at most {MAX_PLACES} places can be watched")));
+        return Err(ObserverError::Kernel(format!("at most {MAX_PLACES} places can be watched")));
     }
     let mut setting = Setting { ignored: options.ignored, offsets: offsets(types)?, ..Setting::default() };
     // Kernels before 6.18 map exactly the pages that they report; kernels with unknown fields are treated alike.
@@ -409,7 +409,7 @@ fn setting(options: &Options, types: &KernelTypes) -> Result<Setting, Error> {
     Ok(setting)
 }
 
-fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
+fn offsets(types: &KernelTypes) -> Result<Offsets, ObserverError> {
     // Before 5.16 there were only pages.
     let folio = if types.has("folio") { "folio" } else { "page" };
     // A field of its own in Linux 6.1 to 6.5; since then in the lowest byte of the second page's flags.
@@ -460,9 +460,9 @@ fn offsets(types: &KernelTypes) -> Result<Offsets, Error> {
 }
 
 /// The offsets of the fields that lead to the folios of mapped pages.
-fn folio_offsets(types: &KernelTypes, known: Offsets) -> Result<Offsets, Error> {
+fn folio_offsets(types: &KernelTypes, known: Offsets) -> Result<Offsets, ObserverError> {
     if known.folio_order == 0 {
-        return Err(Error::Kernel("this kernel has no folios".into()));
+        return Err(ObserverError::Kernel("this kernel has no folios".into()));
     }
     Ok(Offsets {
         mapping_pages: types.offset("address_space", "i_pages.xa_head")?,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// A file system, or a directory of one, whose files are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct WatchedPlace {
     /// In the format of the kernel's superblock: major in the upper 12 bits, minor in the lower 20.
     pub device: u32,
     /// The inode of the directory below which files are watched; `None`: all of the file system.
@@ -15,7 +15,7 @@ pub struct Place {
     pub everybody: bool,
 }
 
-impl Place {
+impl WatchedPlace {
     /// Everything below a directory.
     ///
     /// # Errors

@@ -35,10 +35,10 @@ use lru::LruCache;
 pub use predictor::{Predictor, Why};
 
 use accuracy::Accuracy;
-use asked::{Asked, AskedFor, State};
+use asked::{AskedFor, SuggestionState, TrackedSuggestion};
 use association::Association;
-use candidates::{Candidate, Sources};
-use listing::{Listing, Listings};
+use candidates::{Sources, SuggestionCandidate};
+use listing::{DirectoryListing, ListingCache};
 use reader::Reader;
 use track::Track;
 
@@ -60,7 +60,7 @@ pub enum Who {
 
 /// The kind of opened objects. Entering a directory counts as opening it, in its parent directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Opens {
+pub enum OpenedKind {
     Files,
     Directories,
 }
@@ -69,12 +69,12 @@ pub enum Opens {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReaderId {
     pub who: Who,
-    pub opens: Opens,
+    pub opens: OpenedKind,
 }
 
 /// A file that was opened for reading, or a directory that was entered.
 #[derive(Debug, Clone, Copy)]
-pub struct Touch {
+pub struct OpenEvent {
     pub reader: ReaderId,
     /// The inode number of the directory that it was opened in.
     pub directory: u64,
@@ -117,7 +117,7 @@ pub struct Online {
     tracks: LruCache<(ReaderId, u64), Track>,
     /// Files that all tracks together remember.
     touched: usize,
-    listings: Listings,
+    listings: ListingCache,
     association: Association,
     asked: AskedFor,
     /// By predictor, over all readers.
@@ -125,8 +125,8 @@ pub struct Online {
 }
 
 /// The context of an open.
-struct Opened {
-    listing: Option<Arc<Listing>>,
+struct OpenContext {
+    listing: Option<Arc<DirectoryListing>>,
     follows: bool,
 }
 
@@ -144,7 +144,7 @@ impl Online {
             logged: 0,
             tracks: LruCache::unbounded(),
             touched: 0,
-            listings: Listings::new(),
+            listings: ListingCache::new(),
             association: Association::new(),
             asked: AskedFor::default(),
             accuracy: [Accuracy::of_mount(); 5],
@@ -161,7 +161,11 @@ impl Online {
     /// made.
     ///
     /// Answer each suggestion with [`Online::staged`] or [`Online::not_staged`].
-    pub fn touched(&mut self, touch: &Touch, listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Vec<Suggestion> {
+    pub fn touched(
+        &mut self,
+        touch: &OpenEvent,
+        listing: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>,
+    ) -> Vec<Suggestion> {
         self.settle(touch.file, true);
         let Some(opened) = self.open(touch, listing) else { return Vec::new() };
         let candidates = self.candidates(touch, &opened);
@@ -174,18 +178,20 @@ impl Online {
 
     /// The file was fetched, or was resident.
     pub fn staged(&mut self, file: u64) {
-        if let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state == State::Said) {
-            asked.state = State::Staged;
+        if let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state == SuggestionState::Said) {
+            asked.state = SuggestionState::Staged;
         }
     }
 
     /// The file will not be fetched: there is no room, or other files go first. This does not count as waste.
     pub fn not_staged(&mut self, file: u64) {
-        let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state != State::Refused) else { return };
+        let Some(asked) = self.asked.get_mut(file).filter(|asked| asked.state != SuggestionState::Refused) else {
+            return;
+        };
         let (reader, directory, predictor) = (asked.reader, asked.directory, asked.predictor);
         if predictor.is_ordered() {
             // The suggestion stays, since it costs nothing to see whether the file is opened when it was expected.
-            asked.state = State::Refused;
+            asked.state = SuggestionState::Refused;
         } else {
             self.asked.remove(file);
         }
@@ -204,7 +210,7 @@ impl Online {
 
     /// The job or session will open nothing more. Files that were fetched for it and not used were wasted.
     pub fn ended(&mut self, who: Who) {
-        for opens in [Opens::Files, Opens::Directories] {
+        for opens in [OpenedKind::Files, OpenedKind::Directories] {
             let reader = ReaderId { who, opens };
             if let Some(known) = self.readers.pop(&reader) {
                 self.forget(reader, known, true);
@@ -216,7 +222,7 @@ impl Online {
     fn settle(&mut self, file: u64, used: bool) {
         let Some(asked) = self.asked.remove(file) else { return };
         if let Some(reader) = self.readers.peek_mut(&asked.reader) {
-            reader.settled(asked.predictor, used, asked.state == State::Refused);
+            reader.settled(asked.predictor, used, asked.state == SuggestionState::Refused);
         }
         let mut outcomes = Some((usize::from(used), usize::from(!used)));
         if let Some(track) = self.tracks.peek_mut(&(asked.reader, asked.directory)) {
@@ -247,7 +253,9 @@ impl Online {
             if !self.asked.is(file, suggestion) {
                 continue;
             }
-            if let Some(asked) = self.asked.remove(file).filter(|asked| has_ended && asked.state == State::Staged) {
+            if let Some(asked) =
+                self.asked.remove(file).filter(|asked| has_ended && asked.state == SuggestionState::Staged)
+            {
                 wasted[asked.predictor.index()] += 1;
             }
         }
@@ -274,7 +282,7 @@ impl Online {
     }
 
     /// Notes an open. `None` if it counts as the same as a previous one.
-    fn open(&mut self, touch: &Touch, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<Opened> {
+    fn open(&mut self, touch: &OpenEvent, ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>) -> Option<OpenContext> {
         let (readers_made, file) = (&mut self.readers_made, touch.file);
         let reader = self.readers.get_or_insert_mut(touch.reader, || {
             *readers_made += 1;
@@ -309,7 +317,7 @@ impl Online {
         if !follows {
             self.association.record(file, now);
         }
-        Some(Opened { listing, follows })
+        Some(OpenContext { listing, follows })
     }
 
     fn forget_tracks(&mut self) {
@@ -319,7 +327,7 @@ impl Online {
         }
     }
 
-    fn candidates(&mut self, touch: &Touch, opened: &Opened) -> Vec<Candidate> {
+    fn candidates(&mut self, touch: &OpenEvent, opened: &OpenContext) -> Vec<SuggestionCandidate> {
         let Some(reader) = self.readers.peek_mut(&touch.reader) else { return Vec::new() };
         let Some(track) = self.tracks.peek_mut(&(touch.reader, touch.directory)) else { return Vec::new() };
         let (association, asked, accuracy) = (&mut self.association, &self.asked, &self.accuracy);
@@ -328,8 +336,8 @@ impl Online {
     }
 
     /// Turns the best candidates into suggestions.
-    fn suggest(&mut self, touch: &Touch, mut candidates: Vec<Candidate>) -> Vec<Suggestion> {
-        let probability = |candidate: &Candidate| candidate.suggestion.probability;
+    fn suggest(&mut self, touch: &OpenEvent, mut candidates: Vec<SuggestionCandidate>) -> Vec<Suggestion> {
+        let probability = |candidate: &SuggestionCandidate| candidate.suggestion.probability;
         candidates.sort_by(|a, b| probability(b).total_cmp(&probability(a)));
         while self.asked.len() + SUGGESTIONS_MAX > asked::ASKED_MAX && self.forget_oldest_reader() {}
         let room = (asked::ASKED_MAX - self.asked.len()).min(SUGGESTIONS_MAX);
@@ -343,10 +351,17 @@ impl Online {
         suggestions
     }
 
-    fn ask(&mut self, touch: &Touch, candidate: &Candidate) {
+    fn ask(&mut self, touch: &OpenEvent, candidate: &SuggestionCandidate) {
         let (file, predictor) = (candidate.suggestion.file, candidate.suggestion.why.predictor());
         let (directory, stream) = (touch.directory, candidate.stream);
-        let asked = Asked { reader: touch.reader, directory, predictor, stream, number: 0, state: State::Said };
+        let asked = TrackedSuggestion {
+            reader: touch.reader,
+            directory,
+            predictor,
+            stream,
+            number: 0,
+            state: SuggestionState::Said,
+        };
         let number = self.asked.insert(file, asked);
         if let Some(reader) = self.readers.peek_mut(&touch.reader) {
             reader.asked(predictor, file, number, candidate.awaited_touches, &self.asked);

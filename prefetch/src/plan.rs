@@ -15,7 +15,7 @@ pub const PROBABILITY_MIN: f64 = 0.25;
 
 /// A file that may be staged.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
+pub struct StagingCandidate {
     /// The caller's identifier of the file.
     pub file: u64,
     /// The room that it will occupy, or already occupies.
@@ -57,7 +57,7 @@ impl PoolRate {
 
 /// The limits of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
+pub struct PlanLimits {
     /// The room of the fast pool without giving up anything that is dirty or leased.
     pub room_bytes: u64,
     /// Time until the job begins; `None`: the job waits.
@@ -68,7 +68,7 @@ pub struct Limits {
 
 /// The reason why a file is not staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum StagingRefusal {
     Improbable,
     /// Other files save more for their room.
     NoRoom,
@@ -76,7 +76,7 @@ pub enum Refusal {
     NoTime,
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for StagingRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Improbable => "its use is not probable enough",
@@ -88,10 +88,10 @@ impl std::fmt::Display for Refusal {
 
 /// What to stage, and what not.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Plan {
+pub struct StagingPlan {
     /// In the order of staging, which is that of first uses, so that the job finds first what it needs first.
-    pub chosen: Vec<Candidate>,
-    pub refused: Vec<(Candidate, Refusal)>,
+    pub chosen: Vec<StagingCandidate>,
+    pub refused: Vec<(StagingCandidate, StagingRefusal)>,
     pub bytes: u64,
     /// How long the pool will be busy.
     pub pool_seconds: f64,
@@ -100,13 +100,13 @@ pub struct Plan {
 }
 
 /// Chooses among files, each of which is listed once.
-pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(candidates: Vec<StagingCandidate>, pool: &PoolRate, limits: &PlanLimits) -> StagingPlan {
+    let mut plan = StagingPlan::default();
     let mut wanted = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         match () {
             () if candidate.probability.is_nan() || candidate.probability < limits.probability_min => {
-                plan.refused.push((candidate, Refusal::Improbable));
+                plan.refused.push((candidate, StagingRefusal::Improbable));
             }
             () => wanted.push((density(&candidate, pool, limits), candidate)),
         }
@@ -117,9 +117,9 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
     for (_, candidate) in wanted {
         let busy = pool.busy_seconds(candidate.missing_bytes);
         if candidate.bytes > limits.room_bytes - plan.bytes {
-            plan.refused.push((candidate, Refusal::NoRoom));
+            plan.refused.push((candidate, StagingRefusal::NoRoom));
         } else if plan.pool_seconds + busy > time {
-            plan.refused.push((candidate, Refusal::NoTime));
+            plan.refused.push((candidate, StagingRefusal::NoTime));
         } else {
             plan.bytes += candidate.bytes;
             plan.pool_seconds += busy;
@@ -132,7 +132,7 @@ pub fn plan(candidates: Vec<Candidate>, pool: &PoolRate, limits: &Limits) -> Pla
 }
 
 /// Returns the expected seconds saved, per share of room and time spent.
-fn density(candidate: &Candidate, pool: &PoolRate, limits: &Limits) -> f64 {
+fn density(candidate: &StagingCandidate, pool: &PoolRate, limits: &PlanLimits) -> f64 {
     let room = candidate.bytes as f64 / limits.room_bytes.max(1) as f64;
     let busy = pool.busy_seconds(candidate.missing_bytes);
     let time = limits.time.map_or(0.0, |time| busy / time.as_secs_f64().max(f64::MIN_POSITIVE));
@@ -154,15 +154,15 @@ mod tests {
 
     const POOL: PoolRate = PoolRate { bytes_per_second: 100e6, latency: Duration::from_millis(2), concurrency: 16 };
 
-    fn candidate(file: u64, bytes: u64, probability: f64) -> Candidate {
-        Candidate { file, bytes, missing_bytes: bytes, probability, rank: file as u32 }
+    fn candidate(file: u64, bytes: u64, probability: f64) -> StagingCandidate {
+        StagingCandidate { file, bytes, missing_bytes: bytes, probability, rank: file as u32 }
     }
 
-    fn limits(room_bytes: u64, time: Option<Duration>) -> Limits {
-        Limits { room_bytes, time, probability_min: PROBABILITY_MIN }
+    fn limits(room_bytes: u64, time: Option<Duration>) -> PlanLimits {
+        PlanLimits { room_bytes, time, probability_min: PROBABILITY_MIN }
     }
 
-    fn files(plan: &Plan) -> Vec<u64> {
+    fn files(plan: &StagingPlan) -> Vec<u64> {
         plan.chosen.iter().map(|chosen| chosen.file).collect()
     }
 
@@ -181,7 +181,7 @@ mod tests {
         candidates.push(candidate(200, 1_000_000, 1.0));
         let short = plan(candidates.clone(), &POOL, &limits(1_000_000, None));
         assert_eq!(files(&short), (1..=100).collect::<Vec<u64>>());
-        assert_eq!(short.refused, [(candidate(200, 1_000_000, 1.0), Refusal::NoRoom)]);
+        assert_eq!(short.refused, [(candidate(200, 1_000_000, 1.0), StagingRefusal::NoRoom)]);
         assert_eq!(files(&plan(candidates, &POOL, &limits(2_000_000, None))).len(), 101);
     }
 
@@ -191,7 +191,7 @@ mod tests {
         // 100 ms each.
         let plan = plan(candidates, &POOL, &limits(u64::MAX, Some(Duration::from_millis(1050))));
         assert_eq!(files(&plan), (1..=10).collect::<Vec<u64>>(), "those that are used first");
-        assert!(plan.refused.iter().all(|(_, why)| *why == Refusal::NoTime));
+        assert!(plan.refused.iter().all(|(_, why)| *why == StagingRefusal::NoTime));
         assert!((plan.pool_seconds - 1.0).abs() < 1e-9);
     }
 
@@ -199,13 +199,13 @@ mod tests {
     fn nothing_improbable_is_staged() {
         let candidates = vec![candidate(1, 10, 0.24), candidate(2, 0, 1.0), candidate(3, 10, f64::NAN)];
         let plan = plan(candidates, &POOL, &limits(100, None));
-        assert!(plan.refused.iter().all(|(_, why)| *why == Refusal::Improbable));
+        assert!(plan.refused.iter().all(|(_, why)| *why == StagingRefusal::Improbable));
         assert_eq!(files(&plan), [2]);
     }
 
     #[test]
     fn what_is_here_takes_room_but_no_time() {
-        let here = |file| Candidate { missing_bytes: 0, ..candidate(file, 10_000_000, 1.0) };
+        let here = |file| StagingCandidate { missing_bytes: 0, ..candidate(file, 10_000_000, 1.0) };
         let candidates = || (1..=50).map(here).chain((51..=100).map(|file| candidate(file, 10_000_000, 1.0))).collect();
         let in_time = plan(candidates(), &POOL, &limits(u64::MAX, Some(Duration::from_millis(1050))));
         assert_eq!(files(&in_time), (1..=60).collect::<Vec<u64>>());
@@ -221,9 +221,9 @@ mod tests {
     }
 
     /// The most that any choice saves, by trying all of them.
-    fn best(candidates: &[Candidate], room: u64) -> f64 {
+    fn best(candidates: &[StagingCandidate], room: u64) -> f64 {
         let value = |chosen: u32| {
-            let of = |field: fn(&Candidate) -> f64| -> f64 {
+            let of = |field: fn(&StagingCandidate) -> f64| -> f64 {
                 (0..candidates.len()).filter(|at| chosen >> at & 1 == 1).map(|at| field(&candidates[at])).sum()
             };
             let fits = of(|c| c.bytes as f64) <= room as f64;

@@ -22,7 +22,7 @@ use crate::signature::{Invocation, Parameters, Signature};
 
 pub use codec::DecodeError;
 pub use document::{DocumentError, FileDocument, ParameterDocument, ProfileDocument, RunDocument};
-pub use expected::{Expected, Reason};
+pub use expected::{ExpectedRead, Reason};
 
 /// Runs that a profile remembers. One byte stores in which of them a file was used.
 pub const RUNS_MAX: usize = 8;
@@ -85,7 +85,7 @@ impl Parts {
 
 /// One run's use of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Use {
+pub struct FileUse {
     /// Relative to the mount, components separated by `/`; any text. A path longer than [`PATH_BYTES_MAX`] is not
     /// remembered.
     pub path: String,
@@ -98,14 +98,14 @@ pub struct Use {
 
 /// One remembered run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Run {
+struct RememberedRun {
     ended_unix: u64,
     parameters: Parameters,
 }
 
 /// One remembered file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct File {
+struct RememberedFile {
     path: Box<str>,
     size_bytes: u64,
     rank: u32,
@@ -139,9 +139,9 @@ pub struct Profile {
     /// One of the runs, for reports and for the signature.
     example: Invocation,
     /// The newest first, at most [`RUNS_MAX`].
-    runs: Vec<Run>,
+    runs: Vec<RememberedRun>,
     /// Sorted by path, each path once; at most [`FILES_MAX`].
-    files: Vec<File>,
+    files: Vec<RememberedFile>,
 }
 
 impl Profile {
@@ -151,8 +151,8 @@ impl Profile {
     }
 
     /// Adds one run. If a path occurs twice, its first use counts.
-    pub fn fold(&mut self, invocation: &Invocation, ended_unix: u64, mut uses: Vec<Use>) {
-        self.runs.insert(0, Run { ended_unix, parameters: invocation.parameters() });
+    pub fn fold(&mut self, invocation: &Invocation, ended_unix: u64, mut uses: Vec<FileUse>) {
+        self.runs.insert(0, RememberedRun { ended_unix, parameters: invocation.parameters() });
         self.runs.truncate(RUNS_MAX);
         uses.retain(|u| u.path.len() <= PATH_BYTES_MAX && !u.path.is_empty());
         uses.sort_unstable_by(|a, b| a.path.cmp(&b.path).then(a.rank.cmp(&b.rank)));
@@ -165,28 +165,28 @@ impl Profile {
             }
             files.push(match known.next_if(|file| *file.path == *used.path) {
                 Some(file) => file.used_again(used),
-                None => File::new(used),
+                None => RememberedFile::new(used),
             });
         }
-        files.extend(known.filter_map(File::unused));
+        files.extend(known.filter_map(RememberedFile::unused));
         self.files = bounded(files);
     }
 
     /// Predicts what a job with this invocation will read, in the order of reading, each path once. Paths that were
     /// moved may not exist.
-    pub fn predict(&self, invocation: &Invocation) -> Vec<Expected> {
+    pub fn predict(&self, invocation: &Invocation) -> Vec<ExpectedRead> {
         predict::predict(self, invocation, None)
     }
 
     /// Like [`Self::predict`], with the time in seconds since 1970. With it, paths that move with the day of the run
     /// are predicted after weekends and breaks, and after one run.
-    pub fn predict_at(&self, invocation: &Invocation, now_unix: u64) -> Vec<Expected> {
+    pub fn predict_at(&self, invocation: &Invocation, now_unix: u64) -> Vec<ExpectedRead> {
         predict::predict(self, invocation, Some(now_unix))
     }
 
     /// Predicts for a job without a profile of its own, from this profile of a similar job. Every probability is
     /// multiplied by `similarity`, the similarity of the signatures, 0 to 1.
-    pub fn predict_similar(&self, invocation: &Invocation, similarity: f64) -> Vec<Expected> {
+    pub fn predict_similar(&self, invocation: &Invocation, similarity: f64) -> Vec<ExpectedRead> {
         let signature = self.signature().as_str().to_owned();
         let mut expected = self.predict(invocation);
         for file in &mut expected {
@@ -241,13 +241,13 @@ impl Profile {
     }
 }
 
-impl File {
-    fn new(used: Use) -> Self {
+impl RememberedFile {
+    fn new(used: FileUse) -> Self {
         let parts = used.parts.map(Box::new);
         Self { path: used.path.into(), size_bytes: used.size_bytes, rank: used.rank, used: 1, parts }
     }
 
-    fn used_again(mut self, new: Use) -> Self {
+    fn used_again(mut self, new: FileUse) -> Self {
         self.used = self.used << 1 | 1;
         self.rank = new.rank;
         self.size_bytes = new.size_bytes;
@@ -275,7 +275,7 @@ fn rounded_up(bytes: u64) -> u64 {
 }
 
 /// Returns the most probable files, within the limits, sorted by path.
-fn bounded(mut files: Vec<File>) -> Vec<File> {
+fn bounded(mut files: Vec<RememberedFile>) -> Vec<RememberedFile> {
     let bytes: usize = files.iter().map(|file| file.path.len()).sum();
     if files.len() <= FILES_MAX && bytes <= PATHS_BYTES_MAX {
         return files;

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 pub use calendar::Unit;
-pub use parameters::{PARAMETERS_MAX, Parameter, Parameters, Place};
+pub use parameters::{PARAMETERS_MAX, Parameter, ParameterPlace, Parameters};
 
 /// The most bytes of a signature: the rest is replaced by a checksum.
 pub const SIGNATURE_BYTES_MAX: usize = 256;
@@ -45,7 +45,7 @@ impl Invocation {
     /// Returns what this job has in common with its other runs.
     pub fn signature(&self) -> Signature {
         let bounded = self.bounded();
-        let command = command::Command::of(&bounded.words);
+        let command = command::CommandLine::of(&bounded.words);
         let mut text = format!("{} {}", self.user, shape::name(bounded.account.as_deref().unwrap_or("-")));
         for word in command.shape() {
             text.push(' ');
@@ -57,7 +57,7 @@ impl Invocation {
     /// Returns what distinguishes this run from other runs: the numbers and dates among its arguments, and the array
     /// index.
     pub fn parameters(&self) -> Parameters {
-        Parameters::of(command::Command::of(&self.bounded().words).words, self.array_index)
+        Parameters::of(command::CommandLine::of(&self.bounded().words).words, self.array_index)
     }
 
     /// Cuts the invocation to the used part: two invocations with the same used part have the same signature.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::operator::Status;
 use forebay_daemon::mounts;
-use forebay_daemon::registry::{self, Phase, Process, Runtime, State};
+use forebay_daemon::registry::{self, MountState, Phase, Process, Runtime};
 use tempfile::TempDir;
 
 use crate::process::{self, Answer};
@@ -301,7 +301,7 @@ impl Mount {
 
     /// Returns the state that the supervisor stored last.
     #[track_caller]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> MountState {
         self.runtime().load().expect("the mount has a state file")
     }
 

@@ -5,15 +5,20 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use forebay_ebpf::{Key, Observer, Options, Place, Record};
+use forebay_ebpf::{Key, Observer, ObserverOptions, Record, WatchedPlace};
 
 pub const FILE_BYTES: u64 = 1 << 20;
 const JOB: u32 = 7;
 
 /// Returns the options to observe the files of a directory, without the hooks in `masked`.
-pub fn options(dir: &Path, masked: &[&str]) -> Options {
+pub fn options(dir: &Path, masked: &[&str]) -> ObserverOptions {
     let masked = masked.iter().map(|name| (*name).to_owned()).collect();
-    Options { places: vec![Place::below(dir, false).unwrap()], ignored: 0, scratch: Some(dir.to_owned()), masked }
+    ObserverOptions {
+        places: vec![WatchedPlace::below(dir, false).unwrap()],
+        ignored: 0,
+        scratch: Some(dir.to_owned()),
+        masked,
+    }
 }
 
 /// Reads a file that is not in the page cache, and returns the observer's record of that.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_backends::decorators::Moment;
+use forebay_backends::decorators::FaultMoment;
 use forebay_backends::{ErrorKind, Pool};
 use forebay_tests::engine::{Fixture, RDONLY, find, pool_path, read};
 use forebay_tests::mount::{Mount, Options, Place, content};
@@ -459,7 +459,7 @@ async fn what_was_appended_in_part_is_taken_back() {
         let more = content(2, 3 * MIB);
         fixture.memory.write_at(&pool_path("log"), old.len() as u64, more.clone().into()).await.unwrap();
         fixture.fault.set_error(ErrorKind::Os(libc::EIO));
-        fixture.fault.fail_call(call, Moment::Before);
+        fixture.fault.fail_call(call, FaultMoment::Before);
         let looked = overlay.getattr(ino).await;
         fixture.fault.heal();
         let here = opened.file.metadata().unwrap().len() as usize;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_api::operator::{ContentState, Difference, Listed};
-use forebay_backends::decorators::{CallKind, Deadline, Limits, Moment, Odds};
+use forebay_api::operator::{ContentState, Difference, ListedPath};
+use forebay_backends::decorators::{CallKind, CallLimits, Deadline, FaultMoment, Odds};
 use forebay_backends::{ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
@@ -67,7 +67,7 @@ async fn an_answer_that_was_lost_makes_no_conflict() {
         write(&overlay, "a", "new").await.unwrap();
         write(&overlay, "d/b", "made").await.unwrap();
         rename(&overlay, "d", "e").await.unwrap();
-        fixture.fault.fail_call(call, Moment::After);
+        fixture.fault.fail_call(call, FaultMoment::After);
         flush(&overlay).await;
         fixture.fault.heal();
         flushed(&overlay).await;
@@ -79,7 +79,7 @@ async fn an_answer_that_was_lost_makes_no_conflict() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_during_a_flush_makes_no_conflict() {
     for call in 1..12 {
-        for moment in [Moment::Before, Moment::After] {
+        for moment in [FaultMoment::Before, FaultMoment::After] {
             let mut fixture = Fixture::new();
             fixture.put("a", b"old").await;
             fixture.put("b", b"moved").await;
@@ -234,7 +234,7 @@ async fn a_pool_that_hangs_does_not_hang_what_is_local() {
     fixture.put("a", b"here").await;
     fixture.put("b", b"not here").await;
     let brief = Duration::from_millis(50);
-    let limits = Limits { metadata: brief, data: brief, copies: brief, min_bytes_per_second: 1 << 30 };
+    let limits = CallLimits { metadata: brief, data: brief, copies: brief, min_bytes_per_second: 1 << 30 };
     let pool = Arc::new(Deadline::new(fixture.fault.clone(), limits));
     let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
     overlay.read_dir(Ino::ROOT).await.unwrap();
@@ -264,7 +264,7 @@ async fn eviction_respects_leases_and_what_is_not_flushed() {
         assert_eq!(read(&overlay, name).await.unwrap().len(), 1 << 20);
     }
     evict(&overlay, false).await;
-    let state = |listed: &[Listed], name: &str| listed.iter().find(|f| f.path == name).map(|f| f.state).unwrap();
+    let state = |listed: &[ListedPath], name: &str| listed.iter().find(|f| f.path == name).map(|f| f.state).unwrap();
     let listed = overlay.list_residency(&PoolPath::root(), true).await.unwrap();
     assert_eq!(state(&listed, "/a"), ContentState::Resident);
     assert_eq!(state(&listed, "/b"), ContentState::Absent);
@@ -547,7 +547,7 @@ async fn what_was_there_before_is_not_taken_for_what_was_sent() {
         }
         write_as_of_old(&overlay, "a", "two").await;
         // In each run, another call of the flush does not arrive.
-        fixture.fault.fail_call(call, Moment::Before);
+        fixture.fault.fail_call(call, FaultMoment::Before);
         flush(&overlay).await;
         fixture.fault.heal();
         flushed(&overlay).await;

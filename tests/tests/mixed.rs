@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_daemon::registry::{self, Entry, Phase, Process};
+use forebay_daemon::registry::{self, Phase, Process, RegisteredMount};
 use forebay_daemon::{client, mounts, multi_mount};
 use forebay_tests::mount::{COMMAND, Place, content, kill, program_as};
 use forebay_tests::process::{self, Answer, run, sh, wait_until};
@@ -63,12 +63,12 @@ impl Mixed {
     }
 
     /// Returns the registry's entries of the pools.
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<RegisteredMount> {
         registry::entries().into_iter().filter(|e| e.mountpoint().starts_with(self.place.mnt())).collect()
     }
 
     #[track_caller]
-    fn entry(&self, pool: &str) -> Entry {
+    fn entry(&self, pool: &str) -> RegisteredMount {
         self.entries().into_iter().find(|e| e.mountpoint() == self.path(pool)).expect("the pool is registered")
     }
 
@@ -87,7 +87,7 @@ impl Mixed {
         let left: Vec<_> = left.into_iter().filter(|m| m.mountpoint.starts_with(self.place.mnt())).collect();
         assert!(left.is_empty(), "{left:?}");
         assert!(self.entries().is_empty(), "{:?}", self.entries());
-        assert!(multi_mount::Root::at(&self.place.mnt()).is_none());
+        assert!(multi_mount::MixedRoot::at(&self.place.mnt()).is_none());
         assert!(!registry::Runtime::of(&self.place.mnt()).dir().exists());
         assert_eq!(fs::read_dir(self.place.mnt()).unwrap().count(), 0);
     }

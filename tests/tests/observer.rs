@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_ebpf::{FirstTouch, Key, Observer, Options, Place, Record, Way};
+use forebay_ebpf::{FirstTouch, Key, Observer, ObserverOptions, Record, WatchedPlace, Way};
 use forebay_tests::observed::records;
 use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
 use forebay_tests::truth::{Set, files, plans, seed, truth};
@@ -108,8 +108,9 @@ fn check(run: &Run, job: u32, dir: &Path, plan: &[Step], sizes: &HashMap<PathBuf
     assert!(!cached || compared > 0, "the page cache keeps no file of job {job}");
 }
 
-fn observe(place: Place) -> Observer {
-    let options = Options { places: vec![place], ignored: std::process::id(), scratch: None, masked: Vec::new() };
+fn observe(place: WatchedPlace) -> Observer {
+    let options =
+        ObserverOptions { places: vec![place], ignored: std::process::id(), scratch: None, masked: Vec::new() };
     let observer = Observer::start(&options).unwrap();
     let lacking: Vec<_> = observer.hooks().iter().filter(|state| state.lacking.is_some()).collect();
     assert!(lacking.is_empty(), "{lacking:?}");
@@ -129,7 +130,7 @@ fn set_cached(path: &Path, cached: bool) {
 /// Runs the plans as parallel jobs, on files that are in the page cache or are not, and checks their records.
 fn observe_jobs(dir: &Path, plans: &[Vec<Step>], files: &[(PathBuf, u64)], cached: bool) {
     files.iter().for_each(|(path, _)| set_cached(path, cached));
-    let observer = observe(Place::below(dir, false).unwrap());
+    let observer = observe(WatchedPlace::below(dir, false).unwrap());
     let run = run(&observer, plans);
     assert!(run.records.keys().all(|key| (1..=4).contains(&key.job)), "nothing else is watched");
     let sizes = files.iter().cloned().collect();
@@ -183,7 +184,7 @@ fn no_first_touch_of_a_flood_is_dropped() {
     let files = files(dir.path(), &mut rng, &[1; FILES]);
     let read = |(file, _): &(PathBuf, u64)| Step { file: file.clone(), how: How::Pread, from: 0, len: 1 };
     let plan: Vec<Step> = files.iter().map(read).collect();
-    let observer = observe(Place::below(dir.path(), false).unwrap());
+    let observer = observe(WatchedPlace::below(dir.path(), false).unwrap());
     let run = run(&observer, &vec![plan; JOBS]);
     assert_eq!(observer.dropped(), Default::default());
     assert_eq!(run.records.len(), FILES * JOBS);
@@ -211,7 +212,8 @@ fn what_other_threads_read_meanwhile_does_not_mislead() {
             }
         });
         let told = std::panic::catch_unwind(|| {
-            let of_one = |_| run(&observe(Place::below(dir.path(), false).unwrap()), &[plan.to_vec()]).records.len();
+            let of_one =
+                |_| run(&observe(WatchedPlace::below(dir.path(), false).unwrap()), &[plan.to_vec()]).records.len();
             (0..10).map(of_one).collect::<Vec<_>>()
         });
         done.store(true, Ordering::Relaxed);

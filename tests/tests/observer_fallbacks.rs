@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use forebay_ebpf::{Error, Observer, Way};
+use forebay_ebpf::{Observer, ObserverError, Way};
 use forebay_tests::observed::{FILE_BYTES, options, reads};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -50,7 +50,7 @@ fn without_any_hook_that_shows_reads_there_is_no_observer() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let masked = ["mm_filemap_get_pages", "mm_filemap_add_to_page_cache"];
     match Observer::start(&options(dir.path(), &masked)) {
-        Err(Error::Kernel(why)) => assert!(why.contains("no hook shows reads"), "{why}"),
+        Err(ObserverError::Kernel(why)) => assert!(why.contains("no hook shows reads"), "{why}"),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("an observer that sees nothing"),
     }

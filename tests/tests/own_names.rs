@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_backends::Listings;
+use forebay_backends::ListingSupport;
 use forebay_backends::decorators::{CallKind, Metrics, Throttle};
 use forebay_backends::memory::MemoryPool;
 use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
@@ -19,7 +19,7 @@ fn policy(ttl: &str) -> Policy {
 fn store() -> Fixture {
     let mut capabilities = MemoryPool::all_capabilities();
     capabilities.versions.of_directories = false;
-    capabilities.listings = Listings::AskEach;
+    capabilities.listings = ListingSupport::AskEach;
     Fixture::over(MemoryPool::with_capabilities(capabilities))
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_api::operator::{ContentState, FlushRequest, Listed, ReleaseRequest, StageRequest, Summary};
-use forebay_backends::decorators::{Answer, Around, Call, CallKind, Decorated};
+use forebay_api::operator::{ContentState, FlushRequest, ListedPath, ReleaseRequest, StageRequest, Summary};
+use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
 use forebay_engine::{Ino, Lookup, Options, Overlay, Policy, summary};
@@ -73,7 +73,11 @@ async fn staging_does_not_ask_again_for_what_it_has_just_listed() {
 struct Archived(&'static [u8]);
 
 impl Around for Archived {
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
         if call.kind == CallKind::Read && call.path.name() == Some(self.0) {
             let refused = Error::new(ErrorKind::PermissionDenied, Side::Pool, format!("{}: it is archived", call.path));
             return Box::pin(async { Err(refused) });
@@ -249,7 +253,7 @@ async fn what_a_staging_that_ended_early_left_undone_is_read_and_staged_as_ever(
     }
 }
 
-async fn listed(overlay: &Overlay, path: &str) -> Listed {
+async fn listed(overlay: &Overlay, path: &str) -> ListedPath {
     overlay.list_residency(&pool_path(path), false).await.unwrap().remove(0)
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use forebay_backends::{Layout, Location, Pool, PoolPath, Stripe};
+use forebay_backends::{Layout, Pool, PoolLocation, PoolPath, Stripe};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, IoctlFlags,
     ReplyAttr, ReplyEntry, ReplyIoctl, Request, Session, SessionACL,
@@ -127,7 +127,7 @@ impl Drop for Mounted {
 async fn layouts(recent: bool) -> [Option<Layout>; 2] {
     let mounted = Mounted::new(StandIn { recent });
     let url = format!("beegfs://{}", mounted.dir.path().display());
-    let pool: Arc<dyn Pool> = Location::parse(&url).unwrap().open().await.unwrap();
+    let pool: Arc<dyn Pool> = PoolLocation::parse(&url).unwrap().open().await.unwrap();
     assert!(pool.capabilities().layouts && pool.capabilities().read_only);
     let of = async |path: &str| pool.layout(&PoolPath::parse(path).unwrap()).await.unwrap();
     [of("d").await, of("d/f").await]

@@ -36,6 +36,9 @@ const OWNED: [(&str, &[&str]); 4] = [
     ("aya", &["ebpf"]),
 ];
 
+/// The folders in which the name of a type stands for one type.
+const ONE_NAME_EACH: [&str; 5] = ["backends/", "cli/", "ebpf/", "overlay/", "prefetch/"];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -93,6 +96,39 @@ fn files_fit_in_the_head() {
         let lines = text.lines().count();
         assert!(lines <= LINES_MAX, "{name} has {lines} lines: look for the second idea in it");
     }
+}
+
+/// Returns the name of the type that a line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let item = match line.strip_prefix("pub") {
+        Some(rest) => rest.strip_prefix('(').map_or(rest, |rest| rest.split_once(") ").map_or("", |(_, item)| item)),
+        None => line,
+    };
+    let item = item.trim_start().trim_start_matches("unsafe ");
+    let rest = ["struct ", "enum ", "trait ", "union "].iter().find_map(|keyword| item.strip_prefix(keyword))?;
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
+}
+
+/// Types of unit tests are left out: they are read only beside what they test.
+#[test]
+fn a_type_has_a_name_of_its_own() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in sources() {
+        let is_unit_test = file.contains("/src/") && is_test_code(&file);
+        if is_unit_test || !ONE_NAME_EACH.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        for (number, line) in shipped(&text).lines().enumerate() {
+            if let Some(name) = declared_type(line) {
+                places.entry(name.to_owned()).or_default().push(format!("{file}:{}", number + 1));
+            }
+        }
+    }
+    assert!(places.len() > 700, "only {} types were found", places.len());
+    let shared: Vec<_> = places.iter().filter(|(_, places)| places.len() > 1).collect();
+    let list: Vec<_> = shared.iter().map(|(name, places)| format!("{name}: {}", places.join(", "))).collect();
+    assert!(list.is_empty(), "these names stand for several types each:\n{}", list.join("\n"));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use futures::{StreamExt, stream};
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, SetAttrs, Stat, Time};
 
-use super::context::{Context, Failure, Outcome, refused};
+use super::context::{CaseContext, CaseFailure, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -21,7 +21,7 @@ pub(super) const CASES: &[Case] = &[
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-async fn new_objects_have_the_attributes_they_are_given(t: Context) -> Outcome {
+async fn new_objects_have_the_attributes_they_are_given(t: CaseContext) -> Outcome {
     let attrs = t.attrs(0o751);
     let check = |what: &str, stat: &Stat| {
         if t.can().objects.symlink_times || stat.kind != FileKind::Symlink {
@@ -47,7 +47,7 @@ async fn new_objects_have_the_attributes_they_are_given(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn modes_are_set_with_all_their_bits(t: Context) -> Outcome {
+async fn modes_are_set_with_all_their_bits(t: CaseContext) -> Outcome {
     t.put("file", "x").await?;
     t.mkdir("dir").await?;
     if !t.can().objects.owners {
@@ -68,7 +68,7 @@ async fn modes_are_set_with_all_their_bits(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn owners_are_set(t: Context) -> Outcome {
+async fn owners_are_set(t: CaseContext) -> Outcome {
     let before = t.put("f", "x").await?;
     let changes = SetAttrs { uid: Some(12_345), gid: Some(54_321), ..SetAttrs::default() };
     let after = t.pool.set_attrs(&t.path("f"), &changes).await?;
@@ -92,7 +92,7 @@ async fn owners_are_set(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn times_are_set_to_the_nanosecond(t: Context) -> Outcome {
+async fn times_are_set_to_the_nanosecond(t: CaseContext) -> Outcome {
     t.put("file", "x").await?;
     t.mkdir("dir").await?;
     let mut names = vec!["file", "dir"];
@@ -112,7 +112,7 @@ async fn times_are_set_to_the_nanosecond(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn unchanged_attributes_stay(t: Context) -> Outcome {
+async fn unchanged_attributes_stay(t: CaseContext) -> Outcome {
     let before = t.put("f", "content").await?;
     let mtime = Time { secs: 1_111_111_111, nanos: 0 };
     let after = t.pool.set_attrs(&t.path("f"), &SetAttrs { mtime: Some(mtime), ..SetAttrs::default() }).await?;
@@ -125,7 +125,7 @@ async fn unchanged_attributes_stay(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn put_replaces_attributes_too(t: Context) -> Outcome {
+async fn put_replaces_attributes_too(t: CaseContext) -> Outcome {
     t.put("f", "one").await?;
     if t.can().objects.xattrs {
         t.pool.set_xattr(&t.path("f"), b"user.old", b"1").await?;
@@ -143,14 +143,14 @@ async fn put_replaces_attributes_too(t: Context) -> Outcome {
 }
 
 /// The user attributes: a file system may add other attributes, such as security labels.
-async fn user_xattrs(t: &Context, name: &str) -> Outcome<Xattrs> {
+async fn user_xattrs(t: &CaseContext, name: &str) -> Outcome<Xattrs> {
     let mut xattrs = t.pool.xattrs(&t.path(name)).await?;
     xattrs.retain(|(name, _)| name.starts_with(b"user."));
     xattrs.sort();
     Ok(xattrs)
 }
 
-async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
+async fn extended_attributes_are_set_listed_and_removed(t: CaseContext) -> Outcome {
     t.put("f", "x").await?;
     t.mkdir("d").await?;
     for name in ["f", "d"] {
@@ -193,7 +193,7 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
                 t.pool.mkdir(&t.path("new"), &attrs).await.map(drop),
             ];
             for answer in answers {
-                let Err(error) = answer else { return Err(Failure::new("it succeeded")) };
+                let Err(error) = answer else { return Err(CaseFailure::new("it succeeded")) };
                 ensure_eq!((error.kind(), error.attribute()), (kind, Some(name)), "what is refused");
             }
             refused("what was not made", t.pool.stat(&t.path("new")).await, ErrorKind::NotFound)?;
@@ -203,7 +203,7 @@ async fn extended_attributes_are_set_listed_and_removed(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn put_and_mkdir_set_extended_attributes(t: Context) -> Outcome {
+async fn put_and_mkdir_set_extended_attributes(t: CaseContext) -> Outcome {
     let xattrs: Xattrs = vec![(b"user.a".to_vec(), b"1".to_vec()), (b"user.b".to_vec(), b"2".to_vec())];
     let attrs = Attrs { xattrs: xattrs.clone(), ..t.attrs(0o755) };
     let put = t.pool.put(&t.path("f"), 0, stream::empty().boxed(), &attrs, &Expected::Absent).await;
@@ -233,7 +233,7 @@ fn small_acl() -> Vec<u8> {
     acl
 }
 
-async fn access_control_lists_are_extended_attributes(t: Context) -> Outcome {
+async fn access_control_lists_are_extended_attributes(t: CaseContext) -> Outcome {
     let name = b"system.posix_acl_access".to_vec();
     t.put("f", "x").await?;
     match t.pool.set_xattr(&t.path("f"), &name, &small_acl()).await {

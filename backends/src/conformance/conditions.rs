@@ -4,7 +4,7 @@ use futures::future::join_all;
 
 use crate::{ConditionalPut, ErrorKind, Expected, Stat, Version};
 
-use super::context::{Context, Failure, Outcome, refused};
+use super::context::{CaseContext, CaseFailure, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -21,7 +21,7 @@ pub(super) const CASES: &[Case] = &[
 const WRITERS: usize = 16;
 const ROUNDS: usize = 60;
 
-async fn put_if_absent_creates_once(t: Context) -> Outcome {
+async fn put_if_absent_creates_once(t: CaseContext) -> Outcome {
     let first = t.put_if("f", "first", &Expected::Absent).await?;
     refused("put", t.put_if("f", "second", &Expected::Absent).await, ErrorKind::Conflict)?;
     ensure_eq!(t.content("f").await?, "first", "content");
@@ -35,7 +35,7 @@ async fn put_if_absent_creates_once(t: Context) -> Outcome {
     only_names(&t, if t.can().objects.symlinks { &["d", "f", "l"] } else { &["d", "f"] }).await
 }
 
-async fn put_if_version_replaces_that_version_only(t: Context) -> Outcome {
+async fn put_if_version_replaces_that_version_only(t: CaseContext) -> Outcome {
     let first = t.put("f", "first").await?.version;
     let second = t.put_if("f", "second", &Expected::Version(first.clone())).await?.version;
     refused("old version", t.put_if("f", "x", &Expected::Version(first)).await, ErrorKind::Conflict)?;
@@ -51,7 +51,7 @@ async fn put_if_version_replaces_that_version_only(t: Context) -> Outcome {
     only_names(&t, &["f"]).await
 }
 
-async fn put_of_anything_always_wins(t: Context) -> Outcome {
+async fn put_of_anything_always_wins(t: CaseContext) -> Outcome {
     t.put_if("f", "one", &Expected::Anything).await?;
     t.put_if("f", "two", &Expected::Anything).await?;
     ensure_eq!(t.content("f").await?, "two", "content");
@@ -67,7 +67,7 @@ async fn put_of_anything_always_wins(t: Context) -> Outcome {
     only_names(&t, &["d", "f"]).await
 }
 
-async fn remove_if_version_removes_that_version_only(t: Context) -> Outcome {
+async fn remove_if_version_removes_that_version_only(t: CaseContext) -> Outcome {
     let path = t.path("f");
     let first = t.put("f", "first").await?.version;
     let second = t.put("f", "second").await?.version;
@@ -81,7 +81,7 @@ async fn remove_if_version_removes_that_version_only(t: Context) -> Outcome {
     refused("remove anything", t.pool.remove(&path, &Expected::Anything).await, ErrorKind::NotFound)
 }
 
-async fn what_is_known_is_known_to_be_there_only_while_it_is(t: Context) -> Outcome {
+async fn what_is_known_is_known_to_be_there_only_while_it_is(t: CaseContext) -> Outcome {
     let path = t.path("f");
     let first = t.put("f", "first").await?.version;
     ensure_eq!(t.pool.still_has(&path, &first).await?, t.can().versions.alone, "what is there");
@@ -94,14 +94,14 @@ async fn what_is_known_is_known_to_be_there_only_while_it_is(t: Context) -> Outc
     Ok(())
 }
 
-async fn of_sixteen_writers_if_absent_one_wins(t: Context) -> Outcome {
+async fn of_sixteen_writers_if_absent_one_wins(t: CaseContext) -> Outcome {
     for round in 0..4 {
         race(&t, &format!("f{round}"), &Expected::Absent).await?;
     }
     Ok(())
 }
 
-async fn of_sixteen_writers_if_version_one_wins(t: Context) -> Outcome {
+async fn of_sixteen_writers_if_version_one_wins(t: CaseContext) -> Outcome {
     for round in 0..4 {
         let name = format!("f{round}");
         let version = t.put(&name, "before").await?.version;
@@ -110,7 +110,7 @@ async fn of_sixteen_writers_if_version_one_wins(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn race(t: &Context, name: &str, expected: &Expected) -> Outcome {
+async fn race(t: &CaseContext, name: &str, expected: &Expected) -> Outcome {
     let writers = (0..WRITERS).map(|n| {
         let (t, name, expected) = (t.clone(), name.to_owned(), expected.clone());
         tokio::spawn(async move { t.put_if(name, format!("writer {n}"), &expected).await })
@@ -137,7 +137,7 @@ async fn race(t: &Context, name: &str, expected: &Expected) -> Outcome {
 }
 
 /// Each version is one repeated byte whose value depends on the size, so that every mixture is visible.
-async fn racing_puts_and_reads_are_never_torn(t: Context) -> Outcome {
+async fn racing_puts_and_reads_are_never_torn(t: CaseContext) -> Outcome {
     let content = |n: usize| vec![n as u8; 20_000 + n * 1_000];
     t.put("f", content(1)).await?;
     let writer = {
@@ -146,7 +146,7 @@ async fn racing_puts_and_reads_are_never_torn(t: Context) -> Outcome {
             for round in 0..ROUNDS {
                 t.put("f", content(1 + round % 7)).await?;
             }
-            Ok::<_, Failure>(())
+            Ok::<_, CaseFailure>(())
         })
     };
     let readers = (0..3).map(|_| {
@@ -157,7 +157,7 @@ async fn racing_puts_and_reads_are_never_torn(t: Context) -> Outcome {
                 let stat = t.stat("f").await?;
                 reads += usize::from(check_read(&t, &stat.version).await?);
             }
-            Ok::<_, Failure>(reads)
+            Ok::<_, CaseFailure>(reads)
         })
     });
     let readers: Vec<_> = readers.collect();
@@ -170,7 +170,7 @@ async fn racing_puts_and_reads_are_never_torn(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn check_read(t: &Context, version: &Version) -> Outcome<bool> {
+async fn check_read(t: &CaseContext, version: &Version) -> Outcome<bool> {
     let data = match t.pool.read(&t.path("f"), version, 0..u64::MAX).await {
         Ok(data) => data,
         Err(error) if error.is(ErrorKind::Stale) => return Ok(false),
@@ -183,7 +183,7 @@ async fn check_read(t: &Context, version: &Version) -> Outcome<bool> {
     Ok(true)
 }
 
-async fn only_names(t: &Context, names: &[&str]) -> Outcome {
+async fn only_names(t: &CaseContext, names: &[&str]) -> Outcome {
     let found: Vec<_> = t.list(&t.dir).await?.into_iter().map(|entry| entry.name).collect();
     ensure_eq!(found, names.iter().map(|name| name.as_bytes().to_vec()).collect::<Vec<_>>(), "names");
     Ok(())

@@ -5,7 +5,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{Error, ErrorKind, Expected, FileKind, Piece, Pool, PoolPath, SetAttrs, Side, Version};
 
-use super::context::{Context, Failure, Outcome, pattern, refused, refused_as_one_of};
+use super::context::{CaseContext, CaseFailure, Outcome, pattern, refused, refused_as_one_of};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case] = &[
 const BIG_BYTES: usize = 64 << 20;
 const BIG_PIECE_BYTES: usize = 4 << 20;
 
-async fn put_makes_a_file_with_content_and_attributes(t: Context) -> Outcome {
+async fn put_makes_a_file_with_content_and_attributes(t: CaseContext) -> Outcome {
     let put = t.put("f", "hello").await?;
     ensure_eq!(put.kind, FileKind::File, "kind");
     ensure_eq!(put.size, 5, "size");
@@ -38,7 +38,7 @@ async fn put_makes_a_file_with_content_and_attributes(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn empty_files_are_files(t: Context) -> Outcome {
+async fn empty_files_are_files(t: CaseContext) -> Outcome {
     let made = t.mkfile("made").await?;
     ensure_eq!((made.kind, made.size), (FileKind::File, 0), "mknod");
     let none = t.put_pieces("put", 0, Vec::new(), &Expected::Absent).await?;
@@ -53,7 +53,7 @@ async fn empty_files_are_files(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn ranges_end_at_the_end_of_the_file(t: Context) -> Outcome {
+async fn ranges_end_at_the_end_of_the_file(t: CaseContext) -> Outcome {
     let data = pattern(1, 10_000);
     let version = t.put("f", data.clone()).await?.version;
     ranges_end_at_the_end_of(t.pool.as_ref(), &t.path("f"), &version, &data).await
@@ -83,7 +83,7 @@ pub(super) async fn ranges_end_at_the_end_of(
     refused("a range that ends before it starts", pool.read(path, version, backwards).await, ErrorKind::InvalidInput)
 }
 
-async fn files_of_64_mib_come_back(t: Context) -> Outcome {
+async fn files_of_64_mib_come_back(t: CaseContext) -> Outcome {
     let data = pattern(64, BIG_BYTES);
     let piece = |n: usize| Piece {
         offset: (n * BIG_PIECE_BYTES) as u64,
@@ -100,13 +100,13 @@ async fn files_of_64_mib_come_back(t: Context) -> Outcome {
         async move {
             let got = t.pool.read(&path, &version, range.start as u64..range.end as u64).await?;
             ensure!(got == data[range.clone()], "{range:?} differs from what was put");
-            Ok::<_, Failure>(())
+            Ok::<_, CaseFailure>(())
         }
     });
     reading.buffer_unordered(4).try_collect::<()>().await
 }
 
-async fn holes_read_as_zeros(t: Context) -> Outcome {
+async fn holes_read_as_zeros(t: CaseContext) -> Outcome {
     let piece = |offset, data: &'static str| Piece { offset, data: data.into() };
     let size = 3 << 20;
     let put = t.put_pieces("f", size, vec![piece(1_000, "abc"), piece(2 << 20, "xyz")], &Expected::Absent).await?;
@@ -121,7 +121,7 @@ async fn holes_read_as_zeros(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn pieces_must_ascend_and_fit(t: Context) -> Outcome {
+async fn pieces_must_ascend_and_fit(t: CaseContext) -> Outcome {
     let piece = |offset, length| Piece { offset, data: vec![1; length].into() };
     let wrong = [
         vec![piece(0, 11)],
@@ -143,7 +143,7 @@ async fn pieces_must_ascend_and_fit(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn a_broken_content_stream_changes_nothing(t: Context) -> Outcome {
+async fn a_broken_content_stream_changes_nothing(t: CaseContext) -> Outcome {
     let old = t.put("old", "kept").await?;
     for name in ["new", "old"] {
         // The first piece is large enough to reach the pool before the stream fails.
@@ -161,7 +161,7 @@ async fn a_broken_content_stream_changes_nothing(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn a_dropped_put_leaves_nothing_behind(t: Context) -> Outcome {
+async fn a_dropped_put_leaves_nothing_behind(t: CaseContext) -> Outcome {
     let first = Piece { offset: 0, data: pattern(1, 3 << 20) };
     let (reached, waits) = tokio::sync::oneshot::channel::<()>();
     let content = stream::iter([Ok(first)]).chain(stream::once(async move {
@@ -171,14 +171,14 @@ async fn a_dropped_put_leaves_nothing_behind(t: Context) -> Outcome {
     let (path, attrs) = (t.path("new"), t.attrs(0o644));
     let put = t.pool.put(&path, 4 << 20, content.boxed(), &attrs, &Expected::Anything);
     tokio::select! {
-        answer = put => return Err(Failure::new(format!("put ended before its content: {answer:?}"))),
+        answer = put => return Err(CaseFailure::new(format!("put ended before its content: {answer:?}"))),
         _ = waits => {}
     }
     ensure_eq!(t.names_here().await?, Vec::<Vec<u8>>::new(), "names");
     Ok(())
 }
 
-async fn every_change_makes_another_version(t: Context) -> Outcome {
+async fn every_change_makes_another_version(t: CaseContext) -> Outcome {
     let mut versions = vec![t.put("f", "one").await?.version, t.put("f", "two").await?.version];
     versions.push(t.put("f", "two").await?.version);
     if t.can().ranged_write {
@@ -193,7 +193,7 @@ async fn every_change_makes_another_version(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn reading_a_replaced_version_never_gives_the_new_bytes(t: Context) -> Outcome {
+async fn reading_a_replaced_version_never_gives_the_new_bytes(t: CaseContext) -> Outcome {
     let path = t.path("f");
     let old = t.put("f", "old content").await?.version;
     // A pool may keep the file open, and may then continue to return the old bytes.
@@ -217,7 +217,7 @@ async fn reading_a_replaced_version_never_gives_the_new_bytes(t: Context) -> Out
     )
 }
 
-async fn reading_a_version_changed_in_place_is_stale(t: Context) -> Outcome {
+async fn reading_a_version_changed_in_place_is_stale(t: CaseContext) -> Outcome {
     let path = t.path("f");
     let first = t.put("f", "0123456789").await?.version;
     t.pool.read(&path, &first, 0..3).await?;
@@ -232,7 +232,7 @@ async fn reading_a_version_changed_in_place_is_stale(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn write_at_overwrites_and_grows(t: Context) -> Outcome {
+async fn write_at_overwrites_and_grows(t: CaseContext) -> Outcome {
     let path = t.path("f");
     t.put("f", "0123456789").await?;
     if !t.can().ranged_write {
@@ -252,7 +252,7 @@ async fn write_at_overwrites_and_grows(t: Context) -> Outcome {
     refused("write_at at the end of time", t.pool.write_at(&path, u64::MAX, "xx".into()).await, ErrorKind::TooLarge)
 }
 
-async fn size_changes_cut_and_grow(t: Context) -> Outcome {
+async fn size_changes_cut_and_grow(t: CaseContext) -> Outcome {
     let path = t.path("f");
     t.put("f", "0123456789").await?;
     let resize = |size| SetAttrs { size: Some(size), ..SetAttrs::default() };
@@ -264,7 +264,7 @@ async fn size_changes_cut_and_grow(t: Context) -> Outcome {
     refused("the size of a directory", t.pool.set_attrs(&t.path("d"), &resize(4)).await, ErrorKind::IsDirectory)
 }
 
-impl Context {
+impl CaseContext {
     async fn names_here(&self) -> Outcome<Vec<Vec<u8>>> {
         Ok(self.list(&self.dir).await?.into_iter().map(|entry| entry.name).collect())
     }

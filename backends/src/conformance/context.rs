@@ -16,35 +16,35 @@ const REMOVED_AT_ONCE: usize = 16;
 
 /// Why a case failed.
 #[derive(Debug)]
-pub(super) struct Failure(String);
+pub(super) struct CaseFailure(String);
 
-pub(super) type Outcome<T = ()> = Result<T, Failure>;
+pub(super) type Outcome<T = ()> = Result<T, CaseFailure>;
 
-impl Failure {
+impl CaseFailure {
     pub(super) fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CaseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl From<Failure> for String {
-    fn from(failure: Failure) -> Self {
+impl From<CaseFailure> for String {
+    fn from(failure: CaseFailure) -> Self {
         failure.0
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CaseFailure {
     fn from(error: Error) -> Self {
         Self(format!("unexpected error: {error} ({:?})", error.kind()))
     }
 }
 
-impl From<tokio::task::JoinError> for Failure {
+impl From<tokio::task::JoinError> for CaseFailure {
     fn from(error: tokio::task::JoinError) -> Self {
         Self(format!("a task of the case ended: {error}"))
     }
@@ -52,14 +52,14 @@ impl From<tokio::task::JoinError> for Failure {
 
 /// A pool and a directory in it that belongs to one case.
 #[derive(Clone)]
-pub(super) struct Context {
+pub(super) struct CaseContext {
     pub(super) pool: Arc<dyn Pool>,
     pub(super) dir: PoolPath,
     uid: u32,
     gid: u32,
 }
 
-impl Context {
+impl CaseContext {
     pub(super) async fn new(pool: Arc<dyn Pool>, scratch: &PoolPath, case: &str) -> Outcome<Self> {
         let owner = pool.stat(scratch).await?;
         let context = Self { pool, dir: scratch.join(case.as_bytes()), uid: owner.uid, gid: owner.gid };
@@ -152,7 +152,7 @@ impl Context {
 
     /// Removes the case's directory and everything in it.
     pub(super) async fn remove_all(&self) -> Outcome {
-        remove_tree(&self.pool, &self.dir).await.map_err(Failure::from)
+        remove_tree(&self.pool, &self.dir).await.map_err(CaseFailure::from)
     }
 }
 
@@ -204,8 +204,8 @@ pub(super) fn refused<T: fmt::Debug>(what: &str, answer: crate::Result<T>, kind:
 pub(super) fn refused_as_one_of<T: fmt::Debug>(what: &str, answer: crate::Result<T>, kinds: &[ErrorKind]) -> Outcome {
     match answer {
         Err(error) if kinds.contains(&error.kind()) => Ok(()),
-        Err(error) => Err(Failure::new(format!("{what}: {:?} instead of {kinds:?}: {error}", error.kind()))),
-        Ok(answer) => Err(Failure::new(format!("{what}: no error, but {answer:?} instead of {kinds:?}"))),
+        Err(error) => Err(CaseFailure::new(format!("{what}: {:?} instead of {kinds:?}: {error}", error.kind()))),
+        Ok(answer) => Err(CaseFailure::new(format!("{what}: no error, but {answer:?} instead of {kinds:?}"))),
     }
 }
 

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, PoolPath, RESERVED_PREFIX};
 
-use super::context::{Context, Failure, Outcome, refused};
+use super::context::{CaseContext, CaseFailure, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case] = &[
 const MANY: usize = 3_000;
 const AT_ONCE: usize = 32;
 
-async fn mkdir_makes_an_empty_directory(t: Context) -> Outcome {
+async fn mkdir_makes_an_empty_directory(t: CaseContext) -> Outcome {
     let made = t.mkdir("d").await?;
     ensure_eq!(made.kind, FileKind::Directory, "kind");
     ensure_eq!(t.stat("d").await?, made, "attributes returned and found");
@@ -37,7 +37,7 @@ async fn mkdir_makes_an_empty_directory(t: Context) -> Outcome {
     refused("mkdir over a file", t.pool.mkdir(&t.path("f"), &t.attrs(0o755)).await, ErrorKind::Exists)
 }
 
-async fn root_is_a_directory(t: Context) -> Outcome {
+async fn root_is_a_directory(t: CaseContext) -> Outcome {
     let root = PoolPath::root();
     ensure_eq!(t.pool.stat(&root).await?.kind, FileKind::Directory, "kind of the root");
     // The root of a pool in use may have any number of entries.
@@ -47,7 +47,7 @@ async fn root_is_a_directory(t: Context) -> Outcome {
     refused("remove_dir of the root", t.pool.remove_dir(&root).await, ErrorKind::Busy)
 }
 
-async fn only_empty_directories_are_removed(t: Context) -> Outcome {
+async fn only_empty_directories_are_removed(t: CaseContext) -> Outcome {
     t.mkdir("d").await?;
     t.mkdir("d/sub").await?;
     refused("remove_dir", t.pool.remove_dir(&t.path("d")).await, ErrorKind::NotEmpty)?;
@@ -57,7 +57,7 @@ async fn only_empty_directories_are_removed(t: Context) -> Outcome {
     refused("stat", t.pool.stat(&t.path("d")).await, ErrorKind::NotFound)
 }
 
-async fn listing_has_every_entry_with_its_attributes(t: Context) -> Outcome {
+async fn listing_has_every_entry_with_its_attributes(t: CaseContext) -> Outcome {
     t.put("file", "content").await?;
     t.mkdir("dir").await?;
     t.put("dir/below", "not listed above").await?;
@@ -72,7 +72,7 @@ async fn listing_has_every_entry_with_its_attributes(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn contents_that_come_along_are_those_of_their_versions(t: Context) -> Outcome {
+async fn contents_that_come_along_are_those_of_their_versions(t: CaseContext) -> Outcome {
     let most = LISTED_CONTENT_BYTES as usize;
     let sizes = [0, 1, 100, most - 1, most, most + 1];
     for size in sizes {
@@ -105,7 +105,7 @@ async fn contents_that_come_along_are_those_of_their_versions(t: Context) -> Out
     Ok(())
 }
 
-async fn three_thousand_entries_are_listed_once_each(t: Context) -> Outcome {
+async fn three_thousand_entries_are_listed_once_each(t: CaseContext) -> Outcome {
     let wanted: Vec<_> = (0..MANY).map(|n| format!("entry-{n:05}").into_bytes()).collect();
     let making = stream::iter(wanted.clone()).map(|name| {
         let t = t.clone();
@@ -118,7 +118,7 @@ async fn three_thousand_entries_are_listed_once_each(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn entries_that_vanish_while_listing_are_left_out(t: Context) -> Outcome {
+async fn entries_that_vanish_while_listing_are_left_out(t: CaseContext) -> Outcome {
     for n in 0..100 {
         t.mkfile(format!("{n}")).await?;
     }
@@ -134,7 +134,7 @@ async fn entries_that_vanish_while_listing_are_left_out(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn odd_names_are_kept_byte_for_byte(t: Context) -> Outcome {
+async fn odd_names_are_kept_byte_for_byte(t: CaseContext) -> Outcome {
     let longest = vec![b'n'; t.can().name_max as usize];
     let mut names: Vec<Vec<u8>> = vec![
         b" ".to_vec(),
@@ -171,7 +171,7 @@ async fn odd_names_are_kept_byte_for_byte(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn too_long_names_are_refused(t: Context) -> Outcome {
+async fn too_long_names_are_refused(t: CaseContext) -> Outcome {
     let name = vec![b'n'; t.can().name_max as usize + 1];
     let path = t.path(&name);
     refused("stat", t.pool.stat(&path).await, ErrorKind::NameTooLong)?;
@@ -179,7 +179,7 @@ async fn too_long_names_are_refused(t: Context) -> Outcome {
     refused("mkdir", t.pool.mkdir(&path, &t.attrs(0o755)).await, ErrorKind::NameTooLong)
 }
 
-async fn too_long_paths_are_known_before(t: Context) -> Outcome {
+async fn too_long_paths_are_known_before(t: CaseContext) -> Outcome {
     let Some(max) = t.can().path_max else { return Ok(()) };
     let mut long = t.dir.clone();
     let bytes = |path: &PoolPath| path.components().map(|name| name.len() + 1).sum::<usize>() - 1;
@@ -197,7 +197,7 @@ async fn too_long_paths_are_known_before(t: Context) -> Outcome {
     refused("mkdir", t.pool.mkdir(&longer, &t.attrs(0o755)).await, ErrorKind::NameTooLong)
 }
 
-async fn reserved_names_are_refused(t: Context) -> Outcome {
+async fn reserved_names_are_refused(t: CaseContext) -> Outcome {
     let name = [RESERVED_PREFIX, b"x"].concat();
     let path = t.path(&name);
     refused("stat", t.pool.stat(&path).await, ErrorKind::InvalidInput)?;
@@ -208,14 +208,14 @@ async fn reserved_names_are_refused(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn sync_dir_and_space_answer(t: Context) -> Outcome {
+async fn sync_dir_and_space_answer(t: CaseContext) -> Outcome {
     t.mkfile("f").await?;
     t.pool.sync_dir(&t.dir).await?;
     refused("sync_dir of a file", t.pool.sync_dir(&t.path("f")).await, ErrorKind::NotDirectory)?;
     refused("sync_dir of nothing", t.pool.sync_dir(&t.path("g")).await, ErrorKind::NotFound)?;
     let space = t.pool.space().await?;
     if space.free_bytes > space.total_bytes || space.available_bytes > space.total_bytes {
-        return Err(Failure::new(format!("more is free than there is: {space:?}")));
+        return Err(CaseFailure::new(format!("more is free than there is: {space:?}")));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::{Error, ErrorKind, Expected, FileKind, SetAttrs, Side};
 
-use super::context::{Context, Failure, Outcome, refused};
+use super::context::{CaseContext, CaseFailure, Outcome, refused};
 use super::{Case, case, ensure};
 
 pub(super) const CASES: &[Case] = &[
@@ -12,7 +12,7 @@ pub(super) const CASES: &[Case] = &[
     case!(errors_name_the_path_and_are_on_the_pools_side),
 ];
 
-async fn what_is_missing_is_not_found(t: Context) -> Outcome {
+async fn what_is_missing_is_not_found(t: CaseContext) -> Outcome {
     let version = t.put("f", "x").await?.version;
     let attrs = t.attrs(0o755);
     for name in ["none", "none/below"] {
@@ -37,7 +37,7 @@ async fn what_is_missing_is_not_found(t: Context) -> Outcome {
     refused("put if absent", t.put_if("none/below", "x", &Expected::Absent).await, ErrorKind::NotFound)
 }
 
-async fn what_is_below_a_file_is_not_a_directory(t: Context) -> Outcome {
+async fn what_is_below_a_file_is_not_a_directory(t: CaseContext) -> Outcome {
     let kind = ErrorKind::NotDirectory;
     t.put("f", "x").await?;
     let below = t.path("f/below");
@@ -53,17 +53,17 @@ async fn what_is_below_a_file_is_not_a_directory(t: Context) -> Outcome {
     refused("remove_dir", t.pool.remove_dir(&below).await, kind)
 }
 
-async fn directories_have_no_content(t: Context) -> Outcome {
+async fn directories_have_no_content(t: CaseContext) -> Outcome {
     let version = t.mkdir("d").await?.version;
     refused("read", t.pool.read(&t.path("d"), &version, 0..1).await, ErrorKind::IsDirectory)?;
     refused("readlink", t.pool.readlink(&t.path("d")).await, ErrorKind::InvalidInput)
 }
 
-async fn errors_name_the_path_and_are_on_the_pools_side(t: Context) -> Outcome {
+async fn errors_name_the_path_and_are_on_the_pools_side(t: CaseContext) -> Outcome {
     t.mkdir("d").await?;
     t.put("d/f", "x").await?;
     let check = |error: Option<Error>, name: &str| {
-        let Some(error) = error else { return Err(Failure::new("no error")) };
+        let Some(error) = error else { return Err(CaseFailure::new("no error")) };
         ensure!(error.to_string().contains(name), "the error does not name {name}: {error}");
         ensure!(error.side() == Side::Pool, "the error is on the side {:?}: {error}", error.side());
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::{ErrorKind, Expected, FileKind, SetAttrs};
 
-use super::context::{Context, Outcome, refused};
+use super::context::{CaseContext, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -15,7 +15,7 @@ pub(super) const CASES: &[Case] = &[
     case!(special_files_are_made, needs | can | can.objects.special_files),
 ];
 
-async fn hard_links_name_one_file(t: Context) -> Outcome {
+async fn hard_links_name_one_file(t: CaseContext) -> Outcome {
     let (a, b) = (t.path("a"), t.path("b"));
     t.put("a", "content").await?;
     let linked = t.pool.link(&a, &b).await;
@@ -34,7 +34,7 @@ async fn hard_links_name_one_file(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn put_keeps_hard_links_together(t: Context) -> Outcome {
+async fn put_keeps_hard_links_together(t: CaseContext) -> Outcome {
     if !t.can().objects.hard_links {
         return Ok(());
     }
@@ -51,7 +51,7 @@ async fn put_keeps_hard_links_together(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn put_over_a_name_leaves_the_other_names_alone(t: Context) -> Outcome {
+async fn put_over_a_name_leaves_the_other_names_alone(t: CaseContext) -> Outcome {
     t.put("a", "a rather long first content").await?;
     let mut version = t.stat("a").await?.version;
     if t.can().objects.hard_links {
@@ -69,7 +69,7 @@ async fn put_over_a_name_leaves_the_other_names_alone(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn links_are_refused_where_they_cannot_be(t: Context) -> Outcome {
+async fn links_are_refused_where_they_cannot_be(t: CaseContext) -> Outcome {
     if !t.can().objects.hard_links {
         return Ok(());
     }
@@ -84,7 +84,7 @@ async fn links_are_refused_where_they_cannot_be(t: Context) -> Outcome {
     refused("link of a directory", link("d", "h").await, ErrorKind::NotPermitted)
 }
 
-async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
+async fn symlinks_are_objects_of_their_own(t: CaseContext) -> Outcome {
     let path = t.path("l");
     let made = t.pool.symlink(&path, b"some/where \xff", &t.attrs(0o777)).await;
     if !t.can().objects.symlinks {
@@ -108,7 +108,7 @@ async fn symlinks_are_objects_of_their_own(t: Context) -> Outcome {
     refused("readlink of nothing", t.pool.readlink(&path).await, ErrorKind::NotFound)
 }
 
-async fn no_path_goes_through_a_symlink(t: Context) -> Outcome {
+async fn no_path_goes_through_a_symlink(t: CaseContext) -> Outcome {
     if !t.can().objects.symlinks {
         return Ok(());
     }
@@ -126,7 +126,7 @@ async fn no_path_goes_through_a_symlink(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn special_files_are_made(t: Context) -> Outcome {
+async fn special_files_are_made(t: CaseContext) -> Outcome {
     let attrs = t.attrs(0o644);
     let device = libc::makedev(1, 3);
     let made = t.pool.mknod(&t.path("char"), FileKind::CharDevice, device, &attrs).await;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::content::ranges_end_at_the_end_of;
-use super::context::{Failure, Outcome, pattern, refused, refused_as_one_of};
+use super::context::{CaseFailure, Outcome, pattern, refused, refused_as_one_of};
 use super::{CaseResult, Report, ensure, ensure_eq};
 
 /// Creates the files that the pool reads.
@@ -97,12 +97,12 @@ pub async fn run(pool: Arc<dyn Pool>, origin: Arc<dyn Origin>) -> Report {
 
 impl Reads {
     fn path(path: &str) -> Outcome<PoolPath> {
-        PoolPath::parse(path).ok_or_else(|| Failure::new(format!("{path} is no path")))
+        PoolPath::parse(path).ok_or_else(|| CaseFailure::new(format!("{path} is no path")))
     }
 
     async fn put(&self, path: &str, content: impl Into<Bytes>) -> Outcome {
         let put = self.origin.put(path, content.into()).await;
-        put.map_err(|why| Failure::new(format!("{path} was not put there: {why}")))
+        put.map_err(|why| CaseFailure::new(format!("{path} was not put there: {why}")))
     }
 
     async fn put_all(&self, files: Vec<(String, Bytes)>) -> Outcome {
@@ -112,7 +112,7 @@ impl Reads {
 
     async fn stat(&self, path: &str) -> Outcome<Stat> {
         let path = Self::path(path)?;
-        self.pool.stat(&path).await.map_err(|error| Failure::new(format!("stat {path}: {error}")))
+        self.pool.stat(&path).await.map_err(|error| CaseFailure::new(format!("stat {path}: {error}")))
     }
 
     async fn content(&self, path: &str) -> Outcome<Bytes> {

@@ -2,7 +2,7 @@
 
 use crate::{ErrorKind, Expected, FileKind, RenameMode, Result, SetAttrs, Stat};
 
-use super::context::{Context, Outcome, refused};
+use super::context::{CaseContext, Outcome, refused};
 use super::{Case, case, ensure, ensure_eq};
 
 pub(super) const CASES: &[Case] = &[
@@ -17,14 +17,14 @@ pub(super) const CASES: &[Case] = &[
     case!(another_object_under_the_name_is_refused, needs | can | can.renames.exist()),
 ];
 
-impl Context {
+impl CaseContext {
     async fn rename(&self, from: &str, to: &str, mode: RenameMode) -> Result<Stat> {
         self.pool.rename(&self.path(from), &self.path(to), mode).await
     }
 }
 
 /// If the pool cannot rename, checks that renames are refused and returns `false`.
-async fn can_rename(t: &Context) -> Outcome<bool> {
+async fn can_rename(t: &CaseContext) -> Outcome<bool> {
     if t.can().renames.exist() {
         return Ok(true);
     }
@@ -34,7 +34,7 @@ async fn can_rename(t: &Context) -> Outcome<bool> {
     Ok(false)
 }
 
-async fn rename_moves_files_and_trees(t: Context) -> Outcome {
+async fn rename_moves_files_and_trees(t: CaseContext) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());
     }
@@ -59,7 +59,7 @@ async fn rename_moves_files_and_trees(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn rename_replaces_files_and_empty_directories(t: Context) -> Outcome {
+async fn rename_replaces_files_and_empty_directories(t: CaseContext) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());
     }
@@ -77,7 +77,7 @@ async fn rename_replaces_files_and_empty_directories(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn rename_without_replacing_refuses_what_exists(t: Context) -> Outcome {
+async fn rename_without_replacing_refuses_what_exists(t: CaseContext) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());
     }
@@ -93,7 +93,7 @@ async fn rename_without_replacing_refuses_what_exists(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn exchange_swaps_two_objects(t: Context) -> Outcome {
+async fn exchange_swaps_two_objects(t: CaseContext) -> Outcome {
     t.put("f", "file").await?;
     t.mkdir("d").await?;
     t.put("d/below", "x").await?;
@@ -112,7 +112,7 @@ async fn exchange_swaps_two_objects(t: Context) -> Outcome {
     refused("with what is below", t.rename("f", "f/below", RenameMode::Exchange).await, ErrorKind::InvalidInput)
 }
 
-async fn impossible_renames_are_refused(t: Context) -> Outcome {
+async fn impossible_renames_are_refused(t: CaseContext) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());
     }
@@ -133,7 +133,7 @@ async fn impossible_renames_are_refused(t: Context) -> Outcome {
     Ok(())
 }
 
-async fn renaming_a_link_onto_its_file_changes_nothing(t: Context) -> Outcome {
+async fn renaming_a_link_onto_its_file_changes_nothing(t: CaseContext) -> Outcome {
     if !t.can().objects.hard_links || !can_rename(&t).await? {
         return Ok(());
     }
@@ -147,7 +147,7 @@ async fn renaming_a_link_onto_its_file_changes_nothing(t: Context) -> Outcome {
 
 /// A path with the identity of one object does not reach another object that was moved to its name. Pools without
 /// identities know an object only by its name.
-async fn another_object_under_the_name_is_refused(t: Context) -> Outcome {
+async fn another_object_under_the_name_is_refused(t: CaseContext) -> Outcome {
     if !can_rename(&t).await? {
         return Ok(());
     }

@@ -17,7 +17,7 @@ const STOP_PAUSE: Duration = Duration::from_millis(10);
 
 /// The result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CaseVerdict {
     Passed,
     /// The case needs a capability that the pool lacks, and the pool refused the calls as it must.
     NotApplicable,
@@ -67,7 +67,7 @@ impl Trial {
     ///
     /// After this returns, no call of a stopped case reaches the pool, unless the pool leaves a call unanswered for
     /// longer than the wait for calls in progress.
-    pub async fn run(&self, case: Case, limit: Duration, stop: impl Future<Output = ()>) -> Option<Verdict> {
+    pub async fn run(&self, case: Case, limit: Duration, stop: impl Future<Output = ()>) -> Option<CaseVerdict> {
         let calls = Arc::new(Metrics::new(Arc::clone(&self.pool)));
         let gate = Arc::new(Fault::new(Arc::clone(&calls) as Arc<dyn Pool>, 0));
         let gated = Arc::clone(&gate) as Arc<dyn Pool>;
@@ -76,14 +76,16 @@ impl Trial {
         let mut work = tokio::spawn(async move { run_case(&gated, &scratch, case).await });
         let ended = tokio::select! {
             ended = &mut work => Ok(ended),
-            () = tokio::time::sleep(limit) => Err(Some(Verdict::Failed(format!("it had not ended after {limit:?}")))),
+            () = tokio::time::sleep(limit) => {
+                Err(Some(CaseVerdict::Failed(format!("it had not ended after {limit:?}"))))
+            }
             () = stop => Err(None),
         };
         match ended {
-            Ok(Ok(Ok(()))) if case.applies_to(self.pool.capabilities()) => Some(Verdict::Passed),
-            Ok(Ok(Ok(()))) => Some(Verdict::NotApplicable),
-            Ok(Ok(Err(why))) => Some(Verdict::Failed(why)),
-            Ok(Err(error)) => Some(Verdict::Failed(format!("it broke off: {error}"))),
+            Ok(Ok(Ok(()))) if case.applies_to(self.pool.capabilities()) => Some(CaseVerdict::Passed),
+            Ok(Ok(Ok(()))) => Some(CaseVerdict::NotApplicable),
+            Ok(Ok(Err(why))) => Some(CaseVerdict::Failed(why)),
+            Ok(Err(error)) => Some(CaseVerdict::Failed(format!("it broke off: {error}"))),
             Err(verdict) => {
                 // The case may have spawned tasks: their calls fail from now on.
                 gate.set_down(true);

@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Attrs, DirEntry, Error, ErrorKind, Expected, Piece, Pool, PoolPath, Result, Retry, Side, Stat, Time};
 
-use super::context::{Failure, Outcome, pattern, remove_tree};
+use super::context::{CaseFailure, Outcome, pattern, remove_tree};
 use super::{CaseResult, Report, ensure};
 
 /// The time limit of a call, including all its retries.
@@ -53,7 +53,7 @@ pub trait Trouble: Send + Sync {
 
 /// A pool and its faults.
 #[derive(Clone)]
-pub struct Setting {
+pub struct TroubledPool {
     /// The pool over the connection that fails.
     pub troubled: Arc<dyn Pool>,
     /// The same pool over a sound connection.
@@ -68,15 +68,15 @@ pub struct Setting {
 
 /// One case and its directory.
 #[derive(Clone)]
-struct Stage {
-    setting: Setting,
+struct TroubledCase {
+    setting: TroubledPool,
     dir: PoolPath,
     owner: (u32, u32),
     /// The number of faults before the case.
     before: u64,
 }
 
-type Work = fn(Stage) -> BoxFuture<'static, Outcome>;
+type Work = fn(TroubledCase) -> BoxFuture<'static, Outcome>;
 
 const CASES: [(&str, Work); 5] = [
     ("what_was_answered_is_there_and_nothing_else", |stage| Box::pin(files::work(stage))),
@@ -88,7 +88,7 @@ const CASES: [(&str, Work); 5] = [
 
 /// Runs every case in its own directory beneath `scratch`, which exists, and prints its name and result, with the
 /// seed, to standard output.
-pub async fn run(setting: Setting, scratch: PoolPath) -> Report {
+pub async fn run(setting: TroubledPool, scratch: PoolPath) -> Report {
     let pool = setting.troubled.url();
     let mut results = Vec::new();
     for (name, work) in CASES {
@@ -102,9 +102,9 @@ pub async fn run(setting: Setting, scratch: PoolPath) -> Report {
     Report { pool: format!("{pool} in trouble, seed {}", setting.seed), results }
 }
 
-async fn run_case(setting: &Setting, scratch: &PoolPath, name: &str, work: Work) -> Outcome {
+async fn run_case(setting: &TroubledPool, scratch: &PoolPath, name: &str, work: Work) -> Outcome {
     let owner = setting.sound.stat(scratch).await?;
-    let stage = Stage {
+    let stage = TroubledCase {
         setting: setting.clone(),
         dir: scratch.join(name.as_bytes()),
         owner: (owner.uid, owner.gid),
@@ -119,7 +119,7 @@ async fn run_case(setting: &Setting, scratch: &PoolPath, name: &str, work: Work)
     Ok(())
 }
 
-impl Stage {
+impl TroubledCase {
     fn path(&self, name: &str) -> PoolPath {
         self.dir.join(name.as_bytes())
     }
@@ -148,7 +148,7 @@ impl Stage {
     /// Makes a call over the connection that fails; fails if the call does not end.
     async fn call<T>(&self, what: &str, call: impl Future<Output = Result<T>>) -> Outcome<Result<T>> {
         let ended = tokio::time::timeout(CALL_LIMIT, call).await;
-        ended.map_err(|_| Failure::new(format!("{what} had not ended after {CALL_LIMIT:?}")))
+        ended.map_err(|_| CaseFailure::new(format!("{what} had not ended after {CALL_LIMIT:?}")))
     }
 
     async fn put(&self, path: &PoolPath, content: u64, expected: &Expected) -> Outcome<Result<Stat>> {

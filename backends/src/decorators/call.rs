@@ -132,7 +132,7 @@ impl fmt::Display for CallKind {
 
 /// One call on its way to a pool.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
+pub struct PoolCall<'a> {
     pub kind: CallKind,
     /// The object; for a link the new name, for a rename the old one.
     pub path: &'a PoolPath,
@@ -141,46 +141,46 @@ pub struct Call<'a> {
     pub bytes: u64,
 }
 
-impl fmt::Display for Call<'_> {
+impl fmt::Display for PoolCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.path)
     }
 }
 
 /// An answer of a pool.
-pub trait Answer: Send + 'static {
+pub trait PoolAnswer: Send + 'static {
     /// Content bytes in the answer.
     fn content_bytes(&self) -> u64 {
         0
     }
 }
 
-impl Answer for Bytes {
+impl PoolAnswer for Bytes {
     fn content_bytes(&self) -> u64 {
         self.len() as u64
     }
 }
 
-impl Answer for Option<Bytes> {
+impl PoolAnswer for Option<Bytes> {
     fn content_bytes(&self) -> u64 {
-        self.as_ref().map_or(0, Answer::content_bytes)
+        self.as_ref().map_or(0, PoolAnswer::content_bytes)
     }
 }
 
-impl Answer for Option<Vec<DirEntry>> {
+impl PoolAnswer for Option<Vec<DirEntry>> {
     fn content_bytes(&self) -> u64 {
-        self.iter().flatten().filter_map(|entry| entry.content.as_ref()).map(Answer::content_bytes).sum()
+        self.iter().flatten().filter_map(|entry| entry.content.as_ref()).map(PoolAnswer::content_bytes).sum()
     }
 }
 
-impl Answer for Content {}
-impl Answer for Stat {}
-impl Answer for bool {}
-impl Answer for u64 {}
-impl Answer for Listing {}
-impl Answer for Vec<u8> {}
-impl Answer for Vec<(Vec<u8>, Vec<u8>)> {}
-impl Answer for Piece {}
-impl Answer for Space {}
-impl Answer for Option<Layout> {}
-impl Answer for () {}
+impl PoolAnswer for Content {}
+impl PoolAnswer for Stat {}
+impl PoolAnswer for bool {}
+impl PoolAnswer for u64 {}
+impl PoolAnswer for Listing {}
+impl PoolAnswer for Vec<u8> {}
+impl PoolAnswer for Vec<(Vec<u8>, Vec<u8>)> {}
+impl PoolAnswer for Piece {}
+impl PoolAnswer for Space {}
+impl PoolAnswer for Option<Layout> {}
+impl PoolAnswer for () {}

@@ -9,15 +9,15 @@ use tokio::time::timeout;
 
 use crate::{Error, ErrorKind, Pool, Result, Side};
 
-use super::{Answer, Around, Call, CallKind, Decorated};
+use super::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 
 /// A pool whose calls fail with `Timeout` at their limit. A change that timed out may have been done, may still be
 /// done later, or never.
-pub type Deadline = Decorated<Limits>;
+pub type Deadline = Decorated<CallLimits>;
 
 /// How long calls may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct CallLimits {
     /// For calls that move no content, and for each page of a listing.
     pub metadata: Duration,
     /// For calls that transfer content, for each piece of a stream, and for syncs, in addition to the time for their
@@ -30,13 +30,13 @@ pub struct Limits {
 }
 
 impl Deadline {
-    pub fn new(inner: Arc<dyn Pool>, limits: Limits) -> Self {
+    pub fn new(inner: Arc<dyn Pool>, limits: CallLimits) -> Self {
         Self::with(inner, limits)
     }
 }
 
-impl Limits {
-    fn limit(&self, call: &Call<'_>) -> Duration {
+impl CallLimits {
+    fn limit(&self, call: &PoolCall<'_>) -> Duration {
         if !call.kind.moves_data() {
             return match call.kind {
                 CallKind::SyncDir => self.data,
@@ -53,8 +53,12 @@ impl Limits {
     }
 }
 
-impl Around for Limits {
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+impl Around for CallLimits {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
         if call.kind == CallKind::PutPiece {
             return inner;
         }

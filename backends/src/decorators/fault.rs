@@ -12,14 +12,14 @@ use tokio::sync::watch;
 
 use crate::{Error, ErrorKind, Pool, Result, Side};
 
-use super::{Answer, Around, Call, CallKind, Decorated};
+use super::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 
 /// A pool that fails as configured. Without configuration it never fails.
 pub type Fault = Decorated<Faults>;
 
 /// When a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum FaultMoment {
     /// Before the pool sees the call.
     Before,
     /// After the call took effect; its answer is lost.
@@ -37,7 +37,7 @@ pub struct Odds {
 #[derive(Debug, Clone, Copy)]
 struct Appointed {
     number: u64,
-    moment: Moment,
+    moment: FaultMoment,
     /// All later calls fail, too, before they reach the pool, as if the caller had crashed.
     and_all_later: bool,
 }
@@ -50,7 +50,7 @@ enum Outage {
 }
 
 #[derive(Debug)]
-struct Plan {
+struct FaultPlan {
     random: ChaCha8Rng,
     odds: BTreeMap<CallKind, Odds>,
     error: ErrorKind,
@@ -61,7 +61,7 @@ struct Plan {
 /// The failures that [`Fault`] injects.
 #[derive(Debug)]
 pub struct Faults {
-    plan: Mutex<Plan>,
+    plan: Mutex<FaultPlan>,
     outage: watch::Sender<Outage>,
 }
 
@@ -69,7 +69,8 @@ impl Fault {
     /// The same `seed` gives the same failures to the same sequence of calls.
     pub fn new(inner: Arc<dyn Pool>, seed: u64) -> Self {
         let random = ChaCha8Rng::seed_from_u64(seed);
-        let plan = Plan { random, odds: BTreeMap::new(), error: ErrorKind::Unavailable, calls: 0, appointed: None };
+        let plan =
+            FaultPlan { random, odds: BTreeMap::new(), error: ErrorKind::Unavailable, calls: 0, appointed: None };
         Self::with(inner, Faults { plan: Mutex::new(plan), outage: watch::Sender::new(Outage::None) })
     }
 
@@ -105,12 +106,12 @@ impl Fault {
     }
 
     /// Lets the `number`-th call from now on, counted from 1, fail, and no other.
-    pub fn fail_call(&self, number: u64, moment: Moment) {
+    pub fn fail_call(&self, number: u64, moment: FaultMoment) {
         self.appoint(number, moment, false);
     }
 
     /// Lets the `number`-th call from now on and all later ones fail, until [`heal`](Self::heal).
-    pub fn crash_at(&self, number: u64, moment: Moment) {
+    pub fn crash_at(&self, number: u64, moment: FaultMoment) {
         self.appoint(number, moment, true);
     }
 
@@ -123,32 +124,32 @@ impl Fault {
         self.around.outage.send_replace(Outage::None);
     }
 
-    fn appoint(&self, number: u64, moment: Moment, and_all_later: bool) {
+    fn appoint(&self, number: u64, moment: FaultMoment, and_all_later: bool) {
         let mut plan = self.around.plan.lock();
         let number = plan.calls.saturating_add(number);
         plan.appointed = Some(Appointed { number, moment, and_all_later });
     }
 }
 
-impl Plan {
+impl FaultPlan {
     /// Counts a call and decides whether and when it fails.
-    fn decide(&mut self, kind: CallKind) -> Option<Moment> {
+    fn decide(&mut self, kind: CallKind) -> Option<FaultMoment> {
         self.calls += 1;
         if let Some(appointed) = self.appointed {
             if self.calls == appointed.number {
                 return Some(appointed.moment);
             }
             if appointed.and_all_later && self.calls > appointed.number {
-                return Some(Moment::Before);
+                return Some(FaultMoment::Before);
             }
         }
         // One draw for each call, so that the odds of one kind do not shift the failures of another.
         let drawn: f64 = self.random.random();
         let odds = self.odds.get(&kind)?;
         if drawn < odds.before {
-            Some(Moment::Before)
+            Some(FaultMoment::Before)
         } else if drawn < odds.before + odds.after {
-            Some(Moment::After)
+            Some(FaultMoment::After)
         } else {
             None
         }
@@ -157,7 +158,7 @@ impl Plan {
 
 impl Faults {
     /// Waits while the pool hangs; fails while it is down.
-    async fn reach(&self, call: &Call<'_>) -> Result<()> {
+    async fn reach(&self, call: &PoolCall<'_>) -> Result<()> {
         let mut outage = self.outage.subscribe();
         loop {
             match *outage.borrow_and_update() {
@@ -175,19 +176,23 @@ impl Faults {
 }
 
 impl Around for Faults {
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
         async move {
             self.reach(&call).await?;
             let (moment, kind) = {
                 let mut plan = self.plan.lock();
                 (plan.decide(call.kind), plan.error)
             };
-            if moment == Some(Moment::Before) {
+            if moment == Some(FaultMoment::Before) {
                 return Err(Error::new(kind, Side::Pool, format!("{call}: made to fail before it reached the pool")));
             }
             let answer = inner.await?;
             self.reach(&call).await?;
-            if moment == Some(Moment::After) {
+            if moment == Some(FaultMoment::After) {
                 return Err(Error::new(kind, Side::Pool, format!("{call}: made to lose its answer")));
             }
             Ok(answer)

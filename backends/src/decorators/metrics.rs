@@ -12,10 +12,10 @@ use tokio::time::Instant;
 
 use crate::{Pool, Result};
 
-use super::{Answer, Around, Call, CallKind, Decorated};
+use super::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 
 /// A pool that counts its calls.
-pub type Metrics = Decorated<Counters>;
+pub type Metrics = Decorated<CallCounters>;
 
 /// The counts of one kind of call since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ impl MetricsSnapshot {
 }
 
 #[derive(Debug, Default)]
-struct Counter {
+struct CallCounter {
     started: AtomicU64,
     count: AtomicU64,
     errors: AtomicU64,
@@ -77,14 +77,14 @@ struct Counter {
 
 /// The counters behind [`Metrics`].
 #[derive(Debug, Default)]
-pub struct Counters {
-    counters: [Counter; CallKind::ALL.len()],
+pub struct CallCounters {
+    counters: [CallCounter; CallKind::ALL.len()],
     in_flight: AtomicU64,
 }
 
 impl Metrics {
     pub fn new(inner: Arc<dyn Pool>) -> Self {
-        Self::with(inner, Counters::default())
+        Self::with(inner, CallCounters::default())
     }
 
     pub fn snapshot(&self) -> MetricsSnapshot {
@@ -97,8 +97,8 @@ impl Metrics {
     }
 }
 
-impl Counters {
-    fn of(&self, kind: CallKind) -> &Counter {
+impl CallCounters {
+    fn of(&self, kind: CallKind) -> &CallCounter {
         &self.counters[kind as usize]
     }
 
@@ -126,15 +126,15 @@ impl Counters {
 }
 
 /// Counts a call as abandoned unless it was answered.
-struct InFlight<'a> {
-    counters: &'a Counters,
+struct CallInFlight<'a> {
+    counters: &'a CallCounters,
     kind: CallKind,
     started: Instant,
     answered: bool,
 }
 
-impl<'a> InFlight<'a> {
-    fn new(counters: &'a Counters, kind: CallKind) -> Self {
+impl<'a> CallInFlight<'a> {
+    fn new(counters: &'a CallCounters, kind: CallKind) -> Self {
         counters.in_flight.fetch_add(1, Ordering::Relaxed);
         counters.of(kind).started.fetch_add(1, Ordering::Relaxed);
         Self { counters, kind, started: Instant::now(), answered: false }
@@ -151,7 +151,7 @@ impl<'a> InFlight<'a> {
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         self.counters.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
@@ -160,8 +160,12 @@ impl Drop for InFlight<'_> {
     }
 }
 
-impl Around for Counters {
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+impl Around for CallCounters {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
         if call.kind == CallKind::PutPiece {
             self.of(CallKind::Put).bytes_written.fetch_add(call.bytes, Ordering::Relaxed);
             return inner;
@@ -179,7 +183,7 @@ impl Around for Counters {
             .boxed();
         }
         async move {
-            let in_flight = InFlight::new(self, call.kind);
+            let in_flight = CallInFlight::new(self, call.kind);
             let answer = inner.await;
             in_flight.answered(answer.is_err());
             let counter = self.of(call.kind);

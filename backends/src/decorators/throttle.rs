@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{Pool, Result};
 
-use super::{Answer, Around, Call, CallKind, Decorated};
+use super::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 
 /// Content is sent in slices, so that concurrent calls share the bandwidth instead of queueing for it.
 const SLICE_BYTES: u64 = 256 << 10;
@@ -77,7 +77,11 @@ impl Rate {
 }
 
 impl Around for Rate {
-    fn around<'a, T: Answer>(&'a self, call: Call<'a>, inner: BoxFuture<'a, Result<T>>) -> BoxFuture<'a, Result<T>> {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
         async move {
             if !call.kind.is_step() && !self.latency.is_zero() {
                 sleep(self.latency).await;

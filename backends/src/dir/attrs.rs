@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::{Attrs, Error, FileKind, SetAttrs, Time, XATTRS_MAX_BYTES};
 
-use super::root::Call;
+use super::root::PathCall;
 use super::trial::refused;
 
 /// The kernel's limit for a list of names and for a value.
@@ -49,7 +49,7 @@ impl From<Errno> for Undressed {
 }
 
 impl Undressed {
-    pub(super) fn of(self, call: Call<'_>) -> Error {
+    pub(super) fn of(self, call: PathCall<'_>) -> Error {
         let error = call.failed(self.errno).context("set the attributes");
         match self.attribute {
             Some(name) => refused(error, &name),
@@ -60,13 +60,13 @@ impl Undressed {
 
 /// An object by a handle. A handle without access to the content (`O_PATH`) is used through `/proc/self/fd`, which
 /// names the object itself, even a symlink.
-pub(super) struct Target<'a> {
+pub(super) struct AttributeTarget<'a> {
     fd: BorrowedFd<'a>,
     by_proc: Option<String>,
     kind: FileKind,
 }
 
-impl<'a> Target<'a> {
+impl<'a> AttributeTarget<'a> {
     pub(super) fn opened(fd: BorrowedFd<'a>, kind: FileKind) -> Self {
         Self { fd, by_proc: None, kind }
     }
@@ -246,7 +246,7 @@ fn timespec(time: Option<Time>) -> Timespec {
 
 /// Applies attributes to a new object; the caller must have created the object behind `fd`.
 pub(super) fn dress<Fd: AsFd>(fd: Fd, kind: FileKind, attrs: &Attrs, may_chown: bool) -> Result<(), Undressed> {
-    let target = Target::handle(fd.as_fd(), kind);
+    let target = AttributeTarget::handle(fd.as_fd(), kind);
     target.apply(attrs, may_chown)?;
     Ok(target.sync()?)
 }

@@ -12,12 +12,12 @@ use rustix::io::{Errno, pread};
 use crate::{ErrorKind, FileKind, Result, Stat, Version};
 
 use super::fds::OpenFiles;
-use super::root::{Call, Root};
+use super::root::{PathCall, RootDirectory};
 use super::staging::write_all;
 use super::stat::{stat_fd, stat_fd_cached, stat_name};
 
 /// Opens a regular file. Any other kind is refused before it is opened, because opening a device acts on it.
-pub(super) fn open_file(root: &Root, call: Call<'_>, flags: OFlags) -> Result<(OwnedFd, Stat)> {
+pub(super) fn open_file(root: &RootDirectory, call: PathCall<'_>, flags: OFlags) -> Result<(OwnedFd, Stat)> {
     let slot = root.slot(call.path);
     let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
     check_kind(call, &stat_name(&dir, name).map_err(|errno| call.failed(errno))?)?;
@@ -35,7 +35,7 @@ pub(super) fn open_file(root: &Root, call: Call<'_>, flags: OFlags) -> Result<(O
     Ok((file, stat))
 }
 
-fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
+fn check_kind(call: PathCall<'_>, stat: &Stat) -> Result<()> {
     match stat.kind {
         FileKind::File => Ok(()),
         FileKind::Directory => Err(call.failed(Errno::ISDIR)),
@@ -52,9 +52,9 @@ fn is_still(stat: &Stat, version: &Version) -> bool {
 /// Reads `range` of `version`, through a file that an earlier read kept open if there is one. If this call opened the
 /// file, it returns the file for keeping.
 pub(super) fn read(
-    root: &Root,
+    root: &RootDirectory,
     files: &OpenFiles,
-    call: Call<'_>,
+    call: PathCall<'_>,
     version: &Version,
     range: Range<u64>,
 ) -> Result<(Bytes, Option<Arc<OwnedFd>>)> {
@@ -76,7 +76,7 @@ pub(super) fn read(
     Ok((data, Some(file)))
 }
 
-fn read_open(call: Call<'_>, file: &OwnedFd, version: &Version, range: Range<u64>) -> Result<Bytes> {
+fn read_open(call: PathCall<'_>, file: &OwnedFd, version: &Version, range: Range<u64>) -> Result<Bytes> {
     let length = range.end.min(version.size()).saturating_sub(range.start);
     let length = usize::try_from(length).map_err(|_| call.error(ErrorKind::TooLarge, "the range is too long"))?;
     let mut buffer = Vec::new();
@@ -114,7 +114,7 @@ fn read_exactly_missing(file: &OwnedFd, buffer: &mut Vec<u8>, missing: usize, at
 }
 
 /// Overwrites a range in place and makes it durable.
-pub(super) fn write_at(root: &Root, call: Call<'_>, offset: u64, data: &[u8]) -> Result<Stat> {
+pub(super) fn write_at(root: &RootDirectory, call: PathCall<'_>, offset: u64, data: &[u8]) -> Result<Stat> {
     let (file, _) = open_file(root, call, OFlags::WRONLY)?;
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
         return Err(call.error(ErrorKind::TooLarge, "no file reaches that far"));

@@ -20,7 +20,7 @@ const MAX_IDLE: Duration = Duration::from_secs(10);
 const REAP_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-struct Kept {
+struct KeptFile {
     file: Arc<OwnedFd>,
     last_use: Instant,
 }
@@ -28,19 +28,19 @@ struct Kept {
 /// Open files by the version that they had when they were opened.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
-    state: Mutex<State>,
+    state: Mutex<OpenFilesState>,
 }
 
 #[derive(Debug)]
-struct State {
-    files: LruCache<Version, Kept>,
+struct OpenFilesState {
+    files: LruCache<Version, KeptFile>,
     /// Whether the task that closes idle files runs; it ends when no file is left.
     reaping: bool,
 }
 
 impl OpenFiles {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { files: LruCache::new(MAX_OPEN_FILES), reaping: false }) }
+        Self { state: Mutex::new(OpenFilesState { files: LruCache::new(MAX_OPEN_FILES), reaping: false }) }
     }
 
     pub(super) fn get(&self, version: &Version) -> Option<Arc<OwnedFd>> {
@@ -53,7 +53,7 @@ impl OpenFiles {
     /// Must be called within a tokio runtime.
     pub(super) fn keep(self: &Arc<Self>, version: Version, file: Arc<OwnedFd>) {
         let mut state = self.state.lock();
-        let evicted = state.files.push(version, Kept { file, last_use: Instant::now() });
+        let evicted = state.files.push(version, KeptFile { file, last_use: Instant::now() });
         let start = !std::mem::replace(&mut state.reaping, true);
         drop(state);
         drop(evicted);
@@ -81,7 +81,7 @@ impl OpenFiles {
     }
 
     /// Takes out the idle files; returns `false` if no file is left to watch.
-    fn take_idle(&self, idle: &mut Vec<Kept>) -> bool {
+    fn take_idle(&self, idle: &mut Vec<KeptFile>) -> bool {
         let mut state = self.state.lock();
         while state.files.peek_lru().is_some_and(|(_, kept)| kept.last_use.elapsed() >= MAX_IDLE) {
             idle.extend(state.files.pop_lru().map(|(_, kept)| kept));

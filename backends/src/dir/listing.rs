@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::unfinished::{boot_id, is_alive, is_of, writer};
 use crate::{DirEntry, RESERVED_PREFIX, Result};
 
-use super::root::{Call, Root};
+use super::root::{PathCall, RootDirectory};
 use super::stat::{stat_name, stat_name_cached};
 
 /// Entries in one page.
@@ -22,13 +22,13 @@ pub(super) struct OpenListing {
 }
 
 impl OpenListing {
-    pub(super) fn open(root: &Root, call: Call<'_>) -> Result<Self> {
+    pub(super) fn open(root: &RootDirectory, call: PathCall<'_>) -> Result<Self> {
         let opened = root.open_directory(call.path).and_then(Entries::new);
         Ok(Self { entries: opened.map_err(|errno| call.failed(errno))?, any: false })
     }
 
     /// The next entries; `None` at the end.
-    pub(super) fn next_page(&mut self, root: &Root, call: Call<'_>) -> Result<Option<Vec<DirEntry>>> {
+    pub(super) fn next_page(&mut self, root: &RootDirectory, call: PathCall<'_>) -> Result<Option<Vec<DirEntry>>> {
         let mut page = Vec::new();
         while page.len() < PAGE_ENTRIES {
             let Some(entry) = self.entries.read() else { break };
@@ -58,23 +58,28 @@ impl OpenListing {
 
 /// Removes the unfinished files of dead writers that are at least `age` old from one directory, or only counts them.
 /// Returns their number.
-pub(super) fn sweep(root: &Root, call: Call<'_>, age: Duration, remove: bool) -> Result<u64> {
+pub(super) fn sweep(root: &RootDirectory, call: PathCall<'_>, age: Duration, remove: bool) -> Result<u64> {
     sweep_where(root, call, remove, |dir, name| is_abandoned(name) && is_old(dir, name, age))
 }
 
 /// Like [`sweep`], for a directory that is to be removed. Files of this machine's writers need not be old: if such a
 /// writer still lives, in a container, its file loses its directory anyway.
-pub(super) fn sweep_before_removal(root: &Root, call: Call<'_>, age: Duration) -> Result<u64> {
+pub(super) fn sweep_before_removal(root: &RootDirectory, call: PathCall<'_>, age: Duration) -> Result<u64> {
     let own = |name: &[u8]| writer(name).is_some_and(|(boot, _)| boot == boot_id());
     sweep_where(root, call, true, |dir, name| is_abandoned(name) && (own(name) || is_old(dir, name, age)))
 }
 
 /// Like [`sweep`], for these writers, regardless of age.
-pub(super) fn sweep_of(root: &Root, call: Call<'_>, writers: &[String]) -> Result<u64> {
+pub(super) fn sweep_of(root: &RootDirectory, call: PathCall<'_>, writers: &[String]) -> Result<u64> {
     sweep_where(root, call, true, |_, name| is_of(name, writers))
 }
 
-fn sweep_where(root: &Root, call: Call<'_>, remove: bool, abandoned: impl Fn(&OwnedFd, &[u8]) -> bool) -> Result<u64> {
+fn sweep_where(
+    root: &RootDirectory,
+    call: PathCall<'_>,
+    remove: bool,
+    abandoned: impl Fn(&OwnedFd, &[u8]) -> bool,
+) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
     let mut removed = 0;

@@ -13,19 +13,19 @@ use crate::{Attrs, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, 
 
 use super::attrs::dress;
 use super::probe::Abilities;
-use super::root::{Call, Dir, Root};
+use super::root::{Dir, PathCall, RootDirectory};
 use super::stat::{stat_fd, stat_name};
 
 /// The slot for a new name. Fails with `EXIST` for the root.
-fn new_slot<'a>(root: &'a Root, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
+fn new_slot<'a>(root: &'a RootDirectory, path: &'a PoolPath) -> rustix::io::Result<(Dir<'a>, &'a [u8])> {
     root.slot(path).map_err(|errno| if errno == Errno::BUSY { Errno::EXIST } else { errno })
 }
 
 /// Makes an object of any kind except a file with content. If its attributes cannot be set, the object is removed
 /// again.
 pub(super) fn make(
-    root: &Root,
-    call: Call<'_>,
+    root: &RootDirectory,
+    call: PathCall<'_>,
     abilities: &Abilities,
     make: impl FnOnce(&Dir<'_>, &[u8]) -> rustix::io::Result<()>,
     kind: FileKind,
@@ -95,7 +95,12 @@ pub(super) fn mknod(kind: FileKind, rdev: u64, dir: &Dir<'_>, name: &[u8]) -> ru
     mknodat(dir, name, file_type, mode, rdev)
 }
 
-pub(super) fn link(root: &Root, call: Call<'_>, existing: &PoolPath, abilities: &Abilities) -> Result<Stat> {
+pub(super) fn link(
+    root: &RootDirectory,
+    call: PathCall<'_>,
+    existing: &PoolPath,
+    abilities: &Abilities,
+) -> Result<Stat> {
     let from = root.slot(existing).map_err(|errno| if errno == Errno::BUSY { Errno::PERM } else { errno });
     let (from_dir, from_name) = from.map_err(|errno| call.failed(errno))?;
     let (dir, name) = new_slot(root, call.path).map_err(|errno| call.failed(errno))?;
@@ -109,7 +114,7 @@ pub(super) fn link(root: &Root, call: Call<'_>, existing: &PoolPath, abilities: 
 
 /// Returns the removed object's attributes, for readers that keep it open; `None` if nothing was there and nothing
 /// was expected.
-pub(super) fn remove(root: &Root, call: Call<'_>, expected: &Expected) -> Result<Option<Stat>> {
+pub(super) fn remove(root: &RootDirectory, call: PathCall<'_>, expected: &Expected) -> Result<Option<Stat>> {
     let slot = root.slot(call.path);
     let (dir, name) = slot.map_err(|errno| call.failed(if errno == Errno::BUSY { Errno::ISDIR } else { errno }))?;
     let target = match (stat_name(&dir, name), expected) {
@@ -132,7 +137,7 @@ pub(super) fn remove(root: &Root, call: Call<'_>, expected: &Expected) -> Result
     Ok(Some(target))
 }
 
-pub(super) fn remove_dir(root: &Root, call: Call<'_>) -> Result<()> {
+pub(super) fn remove_dir(root: &RootDirectory, call: PathCall<'_>) -> Result<()> {
     let (dir, name) = root.slot(call.path).map_err(|errno| call.failed(errno))?;
     unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(|errno| match errno {
         Errno::EXIST | Errno::NOTEMPTY => call.error(
@@ -144,8 +149,8 @@ pub(super) fn remove_dir(root: &Root, call: Call<'_>) -> Result<()> {
 }
 
 pub(super) fn rename(
-    root: &Root,
-    call: Call<'_>,
+    root: &RootDirectory,
+    call: PathCall<'_>,
     to: &PoolPath,
     mode: RenameMode,
     abilities: &Abilities,

@@ -11,9 +11,9 @@ use rustix::io::{Errno, pwrite};
 use rustix::process::geteuid;
 
 use crate::unfinished::unique_name;
-use crate::{Capabilities, ConditionalPut, FileKind, Listings, Objects, Renames, Versions};
+use crate::{Capabilities, ConditionalPut, FileKind, ListingSupport, Objects, Renames, Versions};
 
-use super::attrs::Target;
+use super::attrs::AttributeTarget;
 use super::stat::{stat_fd, stat_name};
 use super::stripes::Striped;
 
@@ -67,7 +67,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
                 sparse: true,
             },
             renames: Renames::Atomic { exchange: local },
-            listings: Listings::Whole,
+            listings: ListingSupport::Whole,
             listed_contents: false,
             versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
             streams: false,
@@ -89,7 +89,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             let ran = probe.run(&mut abilities);
             drop(probe);
             // If another client makes a name within these milliseconds, the change time still shows it.
-            let _ = Target::handle(root, FileKind::Directory).set_times(None, Some(before.mtime));
+            let _ = AttributeTarget::handle(root, FileKind::Directory).set_times(None, Some(before.mtime));
             ran?;
         }
         Err(Errno::ROFS) => abilities.public.read_only = true,

@@ -16,9 +16,9 @@ use rustix::io::{Errno, pread};
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, Result, Stat, UNFINISHED_XATTR, Version, unfinished_mark};
 
-use super::attrs::Target;
-use super::root::Call;
-use super::staging::{Staging, write_all};
+use super::attrs::AttributeTarget;
+use super::root::PathCall;
+use super::staging::{TempFile, write_all};
 use super::stat::{stat_fd, stat_name};
 
 const UNDO_ATTEMPTS: u32 = 256;
@@ -29,7 +29,7 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// The publication of one staged file.
 pub(super) struct Publish<'a> {
-    pub(super) call: Call<'a>,
+    pub(super) call: PathCall<'a>,
     /// The last component of the path.
     pub(super) name: &'a [u8],
     pub(super) attrs: &'a Attrs,
@@ -48,7 +48,7 @@ enum Exchanged {
 }
 
 impl Publish<'_> {
-    pub(super) fn run(&self, mut staging: Staging, expected: &Expected) -> Result<Stat> {
+    pub(super) fn run(&self, mut staging: TempFile, expected: &Expected) -> Result<Stat> {
         match expected {
             Expected::Absent => self.create(&mut staging)?,
             Expected::Version(version) | Expected::Name(version) => {
@@ -73,7 +73,7 @@ impl Publish<'_> {
         self.call.error(ErrorKind::Conflict, why)
     }
 
-    fn create(&self, staging: &mut Staging) -> Result<()> {
+    fn create(&self, staging: &mut TempFile) -> Result<()> {
         if self.rename_noreplace {
             let flags = RenameFlags::NOREPLACE;
             match renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, flags) {
@@ -90,7 +90,7 @@ impl Publish<'_> {
     }
 
     /// `link` refuses to replace on every file system that has hard links, over NFS too.
-    fn create_by_link(&self, staging: &mut Staging) -> Result<()> {
+    fn create_by_link(&self, staging: &mut TempFile) -> Result<()> {
         let linked = linkat(&staging.dir, &staging.temp[..], &staging.dir, self.name, AtFlags::empty());
         match linked {
             Ok(()) => {}
@@ -109,14 +109,14 @@ impl Publish<'_> {
         staging.unlink_temp().map_err(|errno| self.call.failed(errno).context("remove the temporary name"))
     }
 
-    fn is_ours(&self, staging: &Staging) -> bool {
+    fn is_ours(&self, staging: &TempFile) -> bool {
         match (stat_name(&staging.dir, self.name), staging.stat()) {
             (Ok(target), Ok(ours)) => target.version.same_object(&ours.version),
             _ => false,
         }
     }
 
-    fn rename(&self, staging: &mut Staging) -> Result<()> {
+    fn rename(&self, staging: &mut TempFile) -> Result<()> {
         renameat(&staging.dir, &staging.temp[..], &staging.dir, self.name).map_err(|errno| self.call.failed(errno))?;
         staging.owned = false;
         Ok(())
@@ -124,7 +124,7 @@ impl Publish<'_> {
 
     /// Replaces `version`. Returns the attributes if the file was rewritten in place because it has other names that
     /// must stay `together` with this one.
-    fn replace_version(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Option<Stat>> {
+    fn replace_version(&self, staging: &mut TempFile, version: &Version, together: bool) -> Result<Option<Stat>> {
         let target = self.expect(staging, version)?;
         if target.kind == FileKind::Directory {
             return Err(self.call.failed(Errno::ISDIR));
@@ -145,7 +145,7 @@ impl Publish<'_> {
     }
 
     /// Returns the target if it is the expected version.
-    fn expect(&self, staging: &Staging, version: &Version) -> Result<Stat> {
+    fn expect(&self, staging: &TempFile, version: &Version) -> Result<Stat> {
         match stat_name(&staging.dir, self.name) {
             Ok(target) if target.version.same_content(version) => Ok(target),
             Ok(_) => Err(self.conflict("it was changed by another writer")),
@@ -162,11 +162,11 @@ impl Publish<'_> {
         }
     }
 
-    fn swap(&self, staging: &Staging) -> rustix::io::Result<()> {
+    fn swap(&self, staging: &TempFile) -> rustix::io::Result<()> {
         renameat_with(&staging.dir, &staging.temp[..], &staging.dir, self.name, RenameFlags::EXCHANGE)
     }
 
-    fn exchange(&self, staging: &mut Staging, version: &Version, together: bool) -> Result<Exchanged> {
+    fn exchange(&self, staging: &mut TempFile, version: &Version, together: bool) -> Result<Exchanged> {
         staging.claim();
         match self.swap(staging) {
             Ok(()) => staging.owned = false,
@@ -193,7 +193,7 @@ impl Publish<'_> {
     /// the target meanwhile, so each exchange may displace a file newer than the one that it puts there, and that
     /// file must go back in turn. It ends when our own file is displaced. If our file was replaced for good, it ends
     /// when an exchange displaces the file that the previous exchange put there: then the newest is at the target.
-    fn undo(&self, staging: &mut Staging, taken: &Stat) -> Result<()> {
+    fn undo(&self, staging: &mut TempFile, taken: &Stat) -> Result<()> {
         let mut held = taken.version.clone();
         let mut placed = None;
         for attempt in 0..UNDO_ATTEMPTS {
@@ -229,14 +229,14 @@ impl Publish<'_> {
         Err(self.left_behind(staging, Errno::BUSY))
     }
 
-    fn left_behind(&self, staging: &Staging, errno: Errno) -> crate::Error {
+    fn left_behind(&self, staging: &TempFile, errno: Errno) -> crate::Error {
         let why = format!("another writer's version may be at {}", staging.temp.escape_ascii());
         self.call.failed(errno).context(why)
     }
 
     /// The mode of a file while new content is written into it in place: a user who may not read the new content must
     /// not be able to read it meanwhile. With an old or a new ACL, the group bits are the ACL's mask.
-    fn narrowed(&self, opened: &Target<'_>, target: &Stat) -> rustix::io::Result<u32> {
+    fn narrowed(&self, opened: &AttributeTarget<'_>, target: &Stat) -> rustix::io::Result<u32> {
         let is_acl = |(name, _): &(Vec<u8>, Vec<u8>)| name == b"system.posix_acl_access";
         let old = match opened.xattrs() {
             Err(Errno::OPNOTSUPP) => Vec::new(),
@@ -259,14 +259,14 @@ impl Publish<'_> {
     /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers
     /// by version get `Stale`, never a mixture. The space is reserved before anything is changed. A crash in the
     /// middle leaves a torn file with a mark, which any client with the content can rewrite.
-    fn rewrite(&self, staging: &mut Staging, target: &Stat) -> Result<Stat> {
+    fn rewrite(&self, staging: &mut TempFile, target: &Stat) -> Result<Stat> {
         let fail = |errno| self.call.failed(errno).context("rewrite a file with several names in place");
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(&staging.dir, self.name, flags, Mode::empty()).map_err(fail)?;
         if !stat_fd(&file).map_err(fail)?.version.same_content(&target.version) {
             return Err(self.conflict("it was changed by another writer"));
         }
-        let opened = Target::opened(file.as_fd(), FileKind::File);
+        let opened = AttributeTarget::opened(file.as_fd(), FileKind::File);
         let narrowed = self.narrowed(&opened, target).map_err(fail)?;
         if narrowed != target.mode {
             opened.chmod(narrowed).map_err(fail)?;

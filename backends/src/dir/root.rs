@@ -18,7 +18,7 @@ const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
 /// The directory of a pool.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(super) struct RootDirectory {
     fd: OwnedFd,
     path: PathBuf,
     /// The root's attributes when it was opened.
@@ -52,7 +52,7 @@ impl Dir<'_> {
     }
 }
 
-impl Root {
+impl RootDirectory {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let fail = |errno: Errno, remedy: &str| {
             let what = format!("open the pool directory {}: {remedy}", path.display());
@@ -170,8 +170,8 @@ impl Root {
     }
 
     /// The call that errors name.
-    pub(super) fn call<'a>(&'a self, what: &'static str, path: &'a PoolPath) -> Call<'a> {
-        Call { root: self, what, path }
+    pub(super) fn call<'a>(&'a self, what: &'static str, path: &'a PoolPath) -> PathCall<'a> {
+        PathCall { root: self, what, path }
     }
 
     /// Fails with `Unavailable` if the root is gone, unmounted, or covered by another mount. A name missing beneath
@@ -207,13 +207,13 @@ fn beneath() -> ResolveFlags {
 
 /// One call on one path, as the context of its errors.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
-    root: &'a Root,
+pub(super) struct PathCall<'a> {
+    root: &'a RootDirectory,
     what: &'static str,
     pub(super) path: &'a PoolPath,
 }
 
-impl Call<'_> {
+impl PathCall<'_> {
     fn context(&self) -> String {
         format!("{} {} in {}", self.what, self.path, self.root.path.display())
     }

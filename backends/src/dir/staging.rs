@@ -8,8 +8,8 @@ use rustix::io::{Errno, pwrite};
 use crate::unfinished::unique_name;
 use crate::{Attrs, FileKind, Piece, Result, Stat};
 
-use super::attrs::Target;
-use super::root::{Call, Root};
+use super::attrs::AttributeTarget;
+use super::root::{PathCall, RootDirectory};
 use super::stat::{stat_fd, stat_name};
 
 const NAME_ATTEMPTS: u32 = 1_000;
@@ -58,7 +58,7 @@ fn is_claimed(file: &OwnedFd) -> bool {
 
 /// A file without a public name. It is removed when this is dropped, unless its content was published.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(super) struct TempFile {
     pub(super) file: OwnedFd,
     pub(super) dir: OwnedFd,
     pub(super) temp: Vec<u8>,
@@ -73,7 +73,7 @@ fn discard(dir: &OwnedFd, temp: &[u8]) {
     let _ = unlinkat(dir, temp, AtFlags::empty());
 }
 
-impl Drop for Staging {
+impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.owned {
             return;
@@ -89,9 +89,9 @@ impl Drop for Staging {
     }
 }
 
-impl Staging {
+impl TempFile {
     /// Creates an empty temporary file in the directory that will hold `call`'s path.
-    pub(super) fn create(root: &Root, call: Call<'_>, remote: bool) -> Result<Self> {
+    pub(super) fn create(root: &RootDirectory, call: PathCall<'_>, remote: bool) -> Result<Self> {
         let opened = root.slot(call.path).and_then(|(dir, name)| {
             // Checked before the content is written, not after.
             if name.len() > 255 {
@@ -113,7 +113,7 @@ impl Staging {
         Err(call.failed(Errno::EXIST))
     }
 
-    pub(super) fn write(&self, call: Call<'_>, pieces: &[Piece]) -> Result<()> {
+    pub(super) fn write(&self, call: PathCall<'_>, pieces: &[Piece]) -> Result<()> {
         for piece in pieces {
             write_all(&self.file, &piece.data, piece.offset).map_err(|errno| {
                 call.failed(errno).context(format!("write {} bytes at {}", piece.data.len(), piece.offset))
@@ -123,9 +123,9 @@ impl Staging {
     }
 
     /// Sets size and attributes and makes the content durable. Afterwards only the name is missing.
-    pub(super) fn finish(&self, call: Call<'_>, size: u64, attrs: &Attrs, may_chown: bool) -> Result<()> {
+    pub(super) fn finish(&self, call: PathCall<'_>, size: u64, attrs: &Attrs, may_chown: bool) -> Result<()> {
         ftruncate(&self.file, size).map_err(|errno| call.failed(errno))?;
-        let target = Target::opened(self.file.as_fd(), FileKind::File);
+        let target = AttributeTarget::opened(self.file.as_fd(), FileKind::File);
         target.apply(attrs, may_chown).map_err(|why| why.of(call))?;
         fsync(&self.file).map_err(|errno| call.failed(errno).context("make the content durable"))
     }

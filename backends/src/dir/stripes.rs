@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use crate::{Error, ErrorKind, FileKind, Layout, PoolPath, Result, Side, Stripe};
 
 use super::content;
-use super::root::{Call, Root};
+use super::root::{PathCall, RootDirectory};
 use super::stat::stat_fd;
 pub(super) use calls::{Kernel, SystemCalls};
 
@@ -97,7 +97,7 @@ impl Stripes {
     }
 
     /// The layout of a file, or of new files in a directory. `None` if unknown.
-    pub(super) fn layout(&self, root: &Root, call: Call<'_>) -> Result<Option<Layout>> {
+    pub(super) fn layout(&self, root: &RootDirectory, call: PathCall<'_>) -> Result<Option<Layout>> {
         let Some(kind) = self.kind else { return Ok(None) };
         let object = root.object(call.path).map_err(|errno| call.failed(errno))?;
         let is_dir = match stat_fd(&object).map_err(|errno| call.failed(errno))?.kind {
@@ -142,7 +142,7 @@ impl Stripes {
 
     /// Asks BeeGFS' metadata server about an entry: the only call that returns the storage pool. It is made on an
     /// open directory, about the directory itself or about a name in it.
-    fn entry_info(&self, root: &Root, path: &PoolPath, is_dir: bool) -> Option<Layout> {
+    fn entry_info(&self, root: &RootDirectory, path: &PoolPath, is_dir: bool) -> Option<Layout> {
         if self.lacks_entry_info.load(Ordering::Relaxed) {
             return None;
         }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::unfinished::unique_name;
 use crate::{Error, ErrorKind, Result};
 
-use super::root::{Call, Root};
+use super::root::{PathCall, RootDirectory};
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
@@ -26,7 +26,7 @@ pub(super) struct Trials {
 
 impl Trials {
     /// Fails with the first attribute that one object cannot have together with those before it.
-    pub(super) fn check(&self, root: &Root, call: Call<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+    pub(super) fn check(&self, root: &RootDirectory, call: PathCall<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let of_users = xattrs.iter().all(|(name, _)| name.len() > 5 && name.starts_with(b"user."));
         let bytes: usize = xattrs.iter().map(|(name, value)| name.len() + value.len() + RECORD_BYTES).sum();
         if xattrs.is_empty() || (of_users && bytes <= self.proven_bytes.load(Ordering::Relaxed)) {
@@ -55,7 +55,7 @@ pub(super) fn refused(error: Error, name: &[u8]) -> Error {
     error.context(format!("extended attribute {}", name.escape_ascii())).of_attribute(name)
 }
 
-fn unnamed(root: &Root) -> rustix::io::Result<OwnedFd> {
+fn unnamed(root: &RootDirectory) -> rustix::io::Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     match openat(root.fd(), c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
         Ok(file) => return Ok(file),

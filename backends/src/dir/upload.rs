@@ -11,7 +11,7 @@ use crate::pieces::PieceOrder;
 use crate::{Attrs, Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Result, Side, Stat, Stripe};
 
 use super::DirPool;
-use super::staging::Staging;
+use super::staging::TempFile;
 
 /// Content is written in batches of about this size.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const BATCH_BYTES: u64 = 1 << 20;
 const MAX_WRITES: usize = 4;
 
 /// Pieces, a batch at a time.
-struct Batches<'c> {
+struct PieceBatches<'c> {
     content: Pieces<'c>,
     order: PieceOrder,
     /// The part that was cut off the last piece.
@@ -29,7 +29,7 @@ struct Batches<'c> {
     ended: bool,
 }
 
-impl Batches<'_> {
+impl PieceBatches<'_> {
     async fn piece(&mut self) -> Result<Option<Piece>> {
         if let Some(rest) = self.rest.take() {
             return Ok(Some(rest));
@@ -86,14 +86,14 @@ impl DirPool {
     ) -> Result<Stat> {
         let expected = self.shared.inward_expected(expected);
         let order = PieceOrder::new(size);
-        let mut batches = Batches { content, order, rest: None, unit_bytes: None, ended: false };
+        let mut batches = PieceBatches { content, order, rest: None, unit_bytes: None, ended: false };
         let first = batches.next().await?;
         let (at, attributes, wanted, last) = (path.clone(), attrs.clone(), expected.clone(), batches.ended);
         // A small object needs only one trip to a blocking thread.
         let begun = self.blocking(move |pool| {
             let call = pool.root.call("put", &at);
             pool.check_new(call, &attributes)?;
-            let staging = Staging::create(&pool.root, call, !pool.abilities.public.local)?;
+            let staging = TempFile::create(&pool.root, call, !pool.abilities.public.local)?;
             staging.write(call, &first)?;
             if last {
                 let stat = pool.publish(staging, &at, size, &attributes, &wanted)?;
@@ -122,8 +122,8 @@ impl DirPool {
     async fn write_rest(
         &self,
         path: &PoolPath,
-        staging: &Arc<Staging>,
-        mut batches: Batches<'_>,
+        staging: &Arc<TempFile>,
+        mut batches: PieceBatches<'_>,
         width: usize,
     ) -> Result<()> {
         let mut writes = JoinSet::new();
@@ -168,7 +168,7 @@ mod tests {
             .map(|(offset, length)| Ok(Piece { offset: *offset, data: Bytes::from(vec![7; *length]) }))
             .collect();
         let content = stream::iter(content).boxed();
-        let mut batches = Batches { content, order: PieceOrder::new(size), rest: None, unit_bytes, ended: false };
+        let mut batches = PieceBatches { content, order: PieceOrder::new(size), rest: None, unit_bytes, ended: false };
         let mut all = Vec::new();
         while !batches.ended {
             let batch = batches.next().await.unwrap();

@@ -9,13 +9,13 @@ use crate::Piece;
 
 /// Bytes by offset. Holes take no memory, whatever the size.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Content {
+pub(super) struct MemoryContent {
     size: u64,
     /// Neither empty nor overlapping, all below `size`.
     extents: BTreeMap<u64, Bytes>,
 }
 
-impl Content {
+impl MemoryContent {
     /// `pieces` must not overlap and must end within `size`.
     pub(super) fn from_pieces(size: u64, pieces: Vec<Piece>) -> Self {
         let extents = pieces.into_iter().filter(|p| !p.data.is_empty()).map(|p| (p.offset, p.data)).collect();
@@ -115,7 +115,7 @@ mod tests {
     proptest! {
         #[test]
         fn content_equals_a_plain_vector(ops in prop::collection::vec(op(), 0..40), at in 0..300_u64, len in 0..300_u64) {
-            let mut content = Content::default();
+            let mut content = MemoryContent::default();
             let mut model = Vec::new();
             for op in ops {
                 match op {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{Attrs, ErrorKind, FileKind, PoolPath, RenameMode, SetAttrs, Stat, Time, Version};
 
-use super::content::Content;
+use super::content::MemoryContent;
 
 pub(super) type Ino = u64;
 pub(super) type Outcome<T> = std::result::Result<T, ErrorKind>;
@@ -19,14 +19,14 @@ const MAX_LINKS: u32 = 65_000;
 
 #[derive(Debug)]
 pub(super) enum Body {
-    File(Content),
+    File(MemoryContent),
     Directory(BTreeMap<Vec<u8>, Ino>),
     Symlink(Vec<u8>),
     Special(FileKind, u64),
 }
 
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     pub(super) body: Body,
     pub(super) mode: u32,
     uid: u32,
@@ -38,7 +38,7 @@ pub(super) struct Node {
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Node {
+impl TreeNode {
     pub(super) fn kind(&self) -> FileKind {
         match self.body {
             Body::File(_) => FileKind::File,
@@ -60,7 +60,7 @@ impl Node {
 
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: HashMap<Ino, Node>,
+    nodes: HashMap<Ino, TreeNode>,
     next_ino: Ino,
     ticks: u64,
     /// Bytes that the files hold; holes and names cost nothing.
@@ -89,7 +89,7 @@ impl Tree {
         self.next_ino += 1;
         let ctime = self.tick();
         let nlink = if matches!(body, Body::Directory(_)) { 2 } else { 1 };
-        let node = Node {
+        let node = TreeNode {
             body,
             mode: attrs.mode & 0o7777,
             uid: attrs.uid,
@@ -104,11 +104,11 @@ impl Tree {
         ino
     }
 
-    pub(super) fn node(&self, ino: Ino) -> Outcome<&Node> {
+    pub(super) fn node(&self, ino: Ino) -> Outcome<&TreeNode> {
         self.nodes.get(&ino).ok_or(ErrorKind::Corrupt)
     }
 
-    pub(super) fn node_mut(&mut self, ino: Ino) -> Outcome<&mut Node> {
+    pub(super) fn node_mut(&mut self, ino: Ino) -> Outcome<&mut TreeNode> {
         self.nodes.get_mut(&ino).ok_or(ErrorKind::Corrupt)
     }
 
@@ -140,7 +140,7 @@ impl Tree {
     }
 
     /// The directory that holds `path`, its last name, and the object at that name.
-    pub(super) fn slot(&self, path: &PoolPath) -> Outcome<Slot> {
+    pub(super) fn slot(&self, path: &PoolPath) -> Outcome<TreeName> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(ErrorKind::Busy);
         };
@@ -149,7 +149,7 @@ impl Tree {
             dir = self.entry(dir, name)?.ok_or(ErrorKind::NotFound)?;
         }
         check_object(&parent, dir)?;
-        Ok(Slot { parent: dir, name: name.to_vec(), ino: self.entry(dir, name)? })
+        Ok(TreeName { parent: dir, name: name.to_vec(), ino: self.entry(dir, name)? })
     }
 
     fn entry(&self, dir: Ino, name: &[u8]) -> Outcome<Option<Ino>> {
@@ -203,13 +203,19 @@ impl Tree {
 
     /// Puts `content` at `slot` under a new inode. If the file has other names that must stay `together` with this
     /// one, puts it into the existing inode.
-    pub(super) fn replace(&mut self, slot: &Slot, content: Content, attrs: &Attrs, together: bool) -> Outcome<Ino> {
+    pub(super) fn replace(
+        &mut self,
+        slot: &TreeName,
+        content: MemoryContent,
+        attrs: &Attrs,
+        together: bool,
+    ) -> Outcome<Ino> {
         let old = slot.ino.map(|ino| self.node(ino)).transpose()?;
         let (old_bytes, linked) = match old {
-            Some(Node { body: Body::Directory(_), .. }) => return Err(ErrorKind::IsDirectory),
+            Some(TreeNode { body: Body::Directory(_), .. }) => return Err(ErrorKind::IsDirectory),
             // The other names keep the old content.
-            Some(Node { body: Body::File(_), nlink, .. }) if *nlink > 1 && !together => (0, false),
-            Some(Node { body: Body::File(content), nlink, .. }) => (content.held_bytes(), *nlink > 1),
+            Some(TreeNode { body: Body::File(_), nlink, .. }) if *nlink > 1 && !together => (0, false),
+            Some(TreeNode { body: Body::File(content), nlink, .. }) => (content.held_bytes(), *nlink > 1),
             _ => (0, false),
         };
         self.charge(old_bytes, content.held_bytes())?;
@@ -233,7 +239,7 @@ impl Tree {
     }
 
     /// Changes the content of a file and its times.
-    pub(super) fn rewrite(&mut self, ino: Ino, change: impl FnOnce(&mut Content)) -> Outcome<()> {
+    pub(super) fn rewrite(&mut self, ino: Ino, change: impl FnOnce(&mut MemoryContent)) -> Outcome<()> {
         let mut content = match &self.node(ino)?.body {
             Body::File(content) => content.clone(),
             Body::Directory(_) => return Err(ErrorKind::IsDirectory),
@@ -291,7 +297,7 @@ impl Tree {
     }
 
     /// Removes the name at `slot` from `ino`, and the object if this was its last name.
-    pub(super) fn detach(&mut self, slot: &Slot, ino: Ino) -> Outcome<()> {
+    pub(super) fn detach(&mut self, slot: &TreeName, ino: Ino) -> Outcome<()> {
         self.entries_mut(slot.parent)?.remove(&slot.name);
         let now = self.tick();
         self.touch(slot.parent, now)?;
@@ -304,14 +310,14 @@ impl Tree {
         node.nlink -= 1;
         node.ctime = now;
         if node.nlink == 0
-            && let Some(Node { body: Body::File(content), .. }) = self.nodes.remove(&ino)
+            && let Some(TreeNode { body: Body::File(content), .. }) = self.nodes.remove(&ino)
         {
             self.used_bytes -= content.held_bytes();
         }
         Ok(())
     }
 
-    fn insert(&mut self, slot: &Slot, ino: Ino) -> Outcome<()> {
+    fn insert(&mut self, slot: &TreeName, ino: Ino) -> Outcome<()> {
         let is_dir = matches!(self.node(ino)?.body, Body::Directory(_));
         self.entries_mut(slot.parent)?.insert(slot.name.clone(), ino);
         let now = self.tick();
@@ -373,7 +379,7 @@ impl Tree {
         }
     }
 
-    fn unhook(&mut self, slot: &Slot, ino: Ino) -> Outcome<()> {
+    fn unhook(&mut self, slot: &TreeName, ino: Ino) -> Outcome<()> {
         self.entries_mut(slot.parent)?.remove(&slot.name);
         let now = self.tick();
         self.touch(slot.parent, now)?;
@@ -383,7 +389,7 @@ impl Tree {
         Ok(())
     }
 
-    fn hook(&mut self, slot: &Slot, ino: Ino) -> Outcome<()> {
+    fn hook(&mut self, slot: &TreeName, ino: Ino) -> Outcome<()> {
         self.insert(slot, ino)?;
         let now = self.tick();
         self.node_mut(ino)?.ctime = now;
@@ -431,7 +437,7 @@ fn check_object(path: &PoolPath, found: Ino) -> Outcome<()> {
 
 /// A name in a directory and the object at it.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct TreeName {
     pub(super) parent: Ino,
     pub(super) name: Vec<u8>,
     pub(super) ino: Option<Ino>,

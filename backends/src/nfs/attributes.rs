@@ -12,7 +12,7 @@ const ROOT_DEVICE: u64 = 0;
 
 /// An object that the server has returned.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct FoundObject {
     pub(super) handle: nfs_fh3,
     pub(super) stat: Stat,
 }
@@ -86,7 +86,7 @@ fn raw_time(time: Time) -> nfstime3 {
 
 /// The attributes that an object must get; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct AttributeChange {
     mode: Option<u32>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -95,7 +95,7 @@ pub(super) struct Wanted {
     mtime: Option<Time>,
 }
 
-impl Wanted {
+impl AttributeChange {
     /// For a new object: an owner only if it can be set, a mode for all but symlinks, which have none.
     pub(super) fn of_new(attrs: &Attrs, kind: FileKind, owners: bool) -> Self {
         Self {
@@ -150,7 +150,7 @@ impl Wanted {
     }
 }
 
-impl From<&SetAttrs> for Wanted {
+impl From<&SetAttrs> for AttributeChange {
     fn from(changes: &SetAttrs) -> Self {
         Self {
             mode: changes.mode.map(|mode| mode & 0o7777),

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connections::Connections;
 use super::credentials::{Credentials, Owner};
-use super::failure::{Cause, Failure, Outcome};
+use super::failure::{Cause, NfsFailure, Outcome};
 use super::limits::{NONSENSE_ATTEMPTS, RESEND_AFTER, RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
 use super::wire::Wire;
 
@@ -90,7 +90,7 @@ impl Procedure for nfs3::RENAME3args<'_, '_> {
 
 /// The connections and the identity for calls to the server.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct RpcClient {
     /// The pool's URL, for errors.
     pool: String,
     connections: Connections,
@@ -100,7 +100,7 @@ pub(super) struct Calls {
     retries: AtomicU64,
 }
 
-impl Calls {
+impl RpcClient {
     pub(super) fn new(pool: String, connections: Connections, credentials: Credentials) -> Self {
         Self { pool, connections, credentials, squashed: AtomicBool::new(false), retries: AtomicU64::new(0) }
     }
@@ -137,7 +137,7 @@ impl Calls {
                 answer => return answer,
             }
         }
-        Err(denied.unwrap_or(Failure::Status(nfsstat3::NFS3ERR_ACCES)))
+        Err(denied.unwrap_or(NfsFailure::Status(nfsstat3::NFS3ERR_ACCES)))
     }
 
     /// Makes a call with one identity.
@@ -149,20 +149,20 @@ impl Calls {
         let mut nonsense = 0;
         loop {
             let again = match self.attempt(args, identity, limit).await {
-                Err(Failure::Lost(cause)) if cause.is_silence() && limit < RPC_TIMEOUT => {
+                Err(NfsFailure::Lost(cause)) if cause.is_silence() && limit < RPC_TIMEOUT => {
                     limit = (limit * 2).min(RPC_TIMEOUT);
                     self.retries.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 // The server is busy with a long operation and requests a retry; nothing was done.
-                Err(Failure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => Failure::Status(nfsstat3::NFS3ERR_JUKEBOX),
-                Err(Failure::Unsent(cause)) if cause.is_passing() => Failure::Unsent(cause),
-                Err(Failure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => {
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_JUKEBOX)) => NfsFailure::Status(nfsstat3::NFS3ERR_JUKEBOX),
+                Err(NfsFailure::Unsent(cause)) if cause.is_passing() => NfsFailure::Unsent(cause),
+                Err(NfsFailure::Lost(cause)) if cause.is_passing() && P::RESEND != Resend::Never => {
                     nonsense += u32::from(cause.is_nonsense());
                     if nonsense == NONSENSE_ATTEMPTS {
-                        return Err(Failure::Lost(cause));
+                        return Err(NfsFailure::Lost(cause));
                     }
-                    Failure::Lost(cause)
+                    NfsFailure::Lost(cause)
                 }
                 answer => return answer,
             };
@@ -179,7 +179,7 @@ impl Calls {
         identity: &opaque_auth<'static>,
         limit: Duration,
     ) -> Outcome<P::Answer> {
-        let mut lease = self.connections.lease().await.map_err(|cause| Failure::Unsent(cause.at(&self.pool)))?;
+        let mut lease = self.connections.lease().await.map_err(|cause| NfsFailure::Unsent(cause.at(&self.pool)))?;
         lease.wire.begin();
         let mut client = Nfs3Client::new_with_auth(&mut lease.wire, identity.clone(), opaque_auth::default());
         let answer = timeout(limit, args.send(&mut client)).await;
@@ -187,7 +187,7 @@ impl Calls {
         let cause = match answer {
             Ok(Ok(answer)) => {
                 lease.keep();
-                return answer.map_err(Failure::Status);
+                return answer.map_err(NfsFailure::Status);
             }
             // After a malformed answer the next one may be malformed too, so the connection is closed.
             Ok(Err(error)) => Cause::from(&error),
@@ -196,7 +196,7 @@ impl Calls {
         let cause = cause.at(&self.pool);
         let sent = lease.wire.was_sent();
         lease.broken();
-        Err(if sent { Failure::Lost(cause) } else { Failure::Unsent(cause) })
+        Err(if sent { NfsFailure::Lost(cause) } else { NfsFailure::Unsent(cause) })
     }
 }
 

@@ -9,10 +9,10 @@ use nfs3_client::nfs3_types::rpc::auth_stat;
 use crate::{Error, ErrorKind, PoolPath, Result, Side};
 
 /// The result of one or several calls.
-pub(super) type Outcome<T> = std::result::Result<T, Failure>;
+pub(super) type Outcome<T> = std::result::Result<T, NfsFailure>;
 
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum NfsFailure {
     /// The server refused the call.
     Status(nfsstat3),
     /// No answer came: the call may have been carried out or not.
@@ -103,7 +103,7 @@ impl From<&RpcError> for Cause {
     }
 }
 
-impl Failure {
+impl NfsFailure {
     /// The server no longer knows a handle that it issued.
     pub(super) fn is_stale(&self) -> bool {
         matches!(self, Self::Status(nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE))
@@ -150,12 +150,12 @@ pub(super) fn kind_of(status: nfsstat3) -> ErrorKind {
 
 /// One call of the pool, as the context of its errors.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct NfsCall<'a> {
     pub(super) what: &'static str,
     pub(super) path: &'a PoolPath,
 }
 
-impl<'a> Call<'a> {
+impl<'a> NfsCall<'a> {
     pub(super) fn new(what: &'static str, path: &'a PoolPath) -> Self {
         Self { what, path }
     }
@@ -164,17 +164,17 @@ impl<'a> Call<'a> {
         Error::new(kind, Side::Pool, format!("{} {}: {why}", self.what, self.path))
     }
 
-    pub(super) fn failed(self, failure: Failure) -> Error {
+    pub(super) fn failed(self, failure: NfsFailure) -> Error {
         let Self { what, path } = self;
         match failure {
-            Failure::Status(status) => Error::new(kind_of(status), Side::Pool, format!("{what} {path}")),
-            Failure::Lost(cause) | Failure::Unsent(cause) => cause.told(format_args!("{what} {path}")),
-            Failure::Told(error) => error,
+            NfsFailure::Status(status) => Error::new(kind_of(status), Side::Pool, format!("{what} {path}")),
+            NfsFailure::Lost(cause) | NfsFailure::Unsent(cause) => cause.told(format_args!("{what} {path}")),
+            NfsFailure::Told(error) => error,
         }
     }
 
-    pub(super) fn refused(self, kind: ErrorKind, why: &str) -> Failure {
-        Failure::Told(self.error(kind, why))
+    pub(super) fn refused(self, kind: ErrorKind, why: &str) -> NfsFailure {
+        NfsFailure::Told(self.error(kind, why))
     }
 
     /// Refuses names that this pool reserves, and names that no server accepts.

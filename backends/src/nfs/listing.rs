@@ -12,17 +12,17 @@ use nfs3_client::nfs3_types::nfs3::{READDIR3args, READDIRPLUS3args, cookieverf3,
 use crate::unfinished::{boot_id, is_alive, is_of, writer};
 use crate::{DirEntry, Listing, PoolPath, RESERVED_PREFIX, Result, Stat, is_file_name};
 
-use super::attributes::{Found, option};
-use super::failure::{Call, Failure, Outcome};
+use super::attributes::{FoundObject, option};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::handles::Directory;
 use super::limits::{BARREN_PAGES, LISTING_RESTARTS, MAX_PARALLEL_TRANSFERS, PAGE_BYTES, PAGE_NAME_BYTES, SWEEP_AGE};
-use super::session::{Session, Slot};
+use super::session::{DirectoryName, Session};
 
 /// A name in a page, with its attributes if the server sent them.
 type RawEntry = (Vec<u8>, Option<fattr3>);
 
 /// A directory that is being listed.
-struct Pages {
+struct ListingPages {
     session: Arc<Session>,
     dir: Arc<Directory>,
     cookie: u64,
@@ -41,7 +41,7 @@ struct Pages {
     hashing: RandomState,
 }
 
-impl Pages {
+impl ListingPages {
     fn new(session: Arc<Session>, dir: Arc<Directory>) -> Self {
         Self {
             session,
@@ -59,7 +59,7 @@ impl Pages {
     }
 
     /// The next entries, including those with reserved names; `None` at the end.
-    async fn next(&mut self, call: Call<'_>) -> Outcome<Option<Vec<DirEntry>>> {
+    async fn next(&mut self, call: NfsCall<'_>) -> Outcome<Option<Vec<DirEntry>>> {
         while !self.ended {
             self.barren += 1;
             if self.barren > BARREN_PAGES {
@@ -67,7 +67,7 @@ impl Pages {
             }
             let page = match self.ask().await {
                 // The server has forgotten our position.
-                Err(Failure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_BAD_COOKIE)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     (self.cookie, self.verifier) = (0, cookieverf3::default());
                     self.ends = HashSet::from([0]);
@@ -75,12 +75,12 @@ impl Pages {
                 }
                 // An entry vanished while the server read it. For a removed directory, the error would be a stale
                 // handle.
-                Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if self.restarts < LISTING_RESTARTS => {
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) if self.restarts < LISTING_RESTARTS => {
                     self.restarts += 1;
                     continue;
                 }
                 // Some servers support no listings with attributes, or their configuration disables them.
-                Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOTSUPP)) if !self.names_only => {
                     self.names_only = true;
                     continue;
                 }
@@ -92,7 +92,7 @@ impl Pages {
             let fresh = self.fresh(page);
             let session = &self.session;
             let completing = fresh.into_iter().map(|(name, raw)| {
-                let slot = Slot { dir: Arc::clone(&self.dir), name };
+                let slot = DirectoryName { dir: Arc::clone(&self.dir), name };
                 async move {
                     let stat = match raw {
                         Some(raw) => Some(session.stat_of(&raw)),
@@ -165,7 +165,7 @@ pub(super) enum Sweep {
 
 impl Session {
     /// The attributes of an entry that came without them; `None` if the entry has vanished.
-    async fn look_if_there(&self, slot: &Slot) -> Outcome<Option<Stat>> {
+    async fn look_if_there(&self, slot: &DirectoryName) -> Outcome<Option<Stat>> {
         match self.look(slot).await {
             Ok(found) => Ok(Some(found.stat)),
             Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) || failure.is_stale() => Ok(None),
@@ -174,20 +174,20 @@ impl Session {
     }
 
     pub(super) async fn list(self: &Arc<Self>, path: &PoolPath) -> Result<Listing> {
-        let call = Call::new("list", path);
+        let call = NfsCall::new("list", path);
         self.check(call)?;
         // The first page is requested at once: it shows whether the directory exists.
         let first = |dir: Arc<Directory>| {
             Box::pin(async move {
-                let mut pages = Pages::new(Arc::clone(self), dir);
+                let mut pages = ListingPages::new(Arc::clone(self), dir);
                 let page = pages.next(call).await?;
                 Ok((pages, page))
-            }) as BoxFuture<'_, Outcome<(Pages, Option<Vec<DirEntry>>)>>
+            }) as BoxFuture<'_, Outcome<(ListingPages, Option<Vec<DirEntry>>)>>
         };
         let (pages, page) = self.in_directory(path, first).await.map_err(|failure| call.failed(failure))?;
         let Some(page) = page else { return Ok(stream::empty().boxed()) };
         let rest = stream::try_unfold((pages, path.clone()), |(mut pages, path)| async move {
-            let call = Call::new("list", &path);
+            let call = NfsCall::new("list", &path);
             let page = pages.next(call).await.map_err(|failure| call.failed(failure))?;
             Ok(page.map(|page| (shown(page), (pages, path))))
         });
@@ -198,11 +198,11 @@ impl Session {
     /// number. If the directory is to be removed, files of this machine's writers need not be old: they lose their
     /// directory anyway. Files of `ended` need not be old either: these writers are known to have ended.
     pub(super) async fn sweep(self: &Arc<Self>, path: &PoolPath, ended: &[String], what: Sweep) -> Result<u64> {
-        let call = Call::new("sweep", path);
+        let call = NfsCall::new("sweep", path);
         self.check(call)?;
         let fail = |failure| call.failed(failure);
         let dir = self.directory(path).await.map_err(fail)?;
-        let mut pages = Pages::new(Arc::clone(self), Arc::clone(&dir));
+        let mut pages = ListingPages::new(Arc::clone(self), Arc::clone(&dir));
         let mut removed = 0;
         while let Some(page) = pages.next(call).await.map_err(fail)? {
             for DirEntry { name, .. } in page {
@@ -212,8 +212,8 @@ impl Session {
                 if own && is_alive(process) && !has_ended {
                     continue;
                 }
-                let slot = Slot { dir: Arc::clone(&dir), name };
-                let found: Found = match self.look(&slot).await {
+                let slot = DirectoryName { dir: Arc::clone(&dir), name };
+                let found: FoundObject = match self.look(&slot).await {
                     Ok(found) => found,
                     Err(failure) if failure.is(nfsstat3::NFS3ERR_NOENT) => continue,
                     Err(failure) => return Err(fail(failure)),

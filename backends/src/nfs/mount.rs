@@ -14,21 +14,21 @@ use super::connections::unreachable;
 use super::credentials::Credentials;
 use super::failure::Cause;
 use super::limits::RPC_TIMEOUT;
-use super::url::Location;
+use super::url::ExportLocation;
 use super::wire::Wire;
 
 /// The most exports that an error message lists.
 const SHOWN_EXPORTS: usize = 20;
 
 /// The result of a mount.
-pub(super) struct Mounted {
+pub(super) struct MountedExport {
     pub(super) handle: nfs_fh3,
     /// The names that lead from the mounted directory to the pool's root.
     pub(super) below: Vec<Vec<u8>>,
 }
 
 /// Mounts the longest part of the path that the server allows.
-pub(super) async fn mount(location: &Location, credentials: &Credentials) -> Result<Mounted> {
+pub(super) async fn mount(location: &ExportLocation, credentials: &Credentials) -> Result<MountedExport> {
     let mut wire = connect(location, mount_port(location).await?, credentials).await?;
     let names: Vec<_> = location.path.split(|b| *b == b'/').filter(|name| !name.is_empty()).collect();
     let mut denied = None;
@@ -37,7 +37,7 @@ pub(super) async fn mount(location: &Location, credentials: &Credentials) -> Res
         match mount_one(&mut wire, location, credentials, &path).await? {
             Ok(handle) => {
                 let below = names[length..].iter().map(|name| name.to_vec()).collect();
-                return Ok(Mounted { handle, below });
+                return Ok(MountedExport { handle, below });
             }
             Err(status) => drop(denied.get_or_insert(status)),
         }
@@ -47,7 +47,7 @@ pub(super) async fn mount(location: &Location, credentials: &Credentials) -> Res
 
 async fn mount_one(
     wire: &mut Wire,
-    location: &Location,
+    location: &ExportLocation,
     credentials: &Credentials,
     path: &[u8],
 ) -> Result<std::result::Result<nfs_fh3, mountstat3>> {
@@ -61,12 +61,12 @@ async fn mount_one(
     }
 }
 
-async fn connect(location: &Location, port: u16, credentials: &Credentials) -> Result<Wire> {
+async fn connect(location: &ExportLocation, port: u16, credentials: &Credentials) -> Result<Wire> {
     let connected = Wire::connect(&location.host, port, credentials.is_root()).await;
     connected.map_err(|error| unreachable(&location.host, port, &error).told(format!("mount {}", location.url())))
 }
 
-async fn mount_port(location: &Location) -> Result<u16> {
+async fn mount_port(location: &ExportLocation) -> Result<u16> {
     if let Some(port) = location.mount_port {
         return Ok(port);
     }
@@ -89,7 +89,7 @@ async fn mount_port(location: &Location) -> Result<u16> {
 }
 
 /// Why nothing could be mounted, and which exports could be.
-async fn refused(wire: &mut Wire, location: &Location, status: mountstat3) -> Error {
+async fn refused(wire: &mut Wire, location: &ExportLocation, status: mountstat3) -> Error {
     let (kind, remedy) = match status {
         mountstat3::MNT3ERR_PERM | mountstat3::MNT3ERR_ACCES => (
             ErrorKind::PermissionDenied,

@@ -7,28 +7,28 @@ use nfs3_client::nfs3_types::nfs3::nfsstat3;
 
 use crate::{ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, SetAttrs, Stat};
 
-use super::attributes::{Found, Wanted};
+use super::attributes::{AttributeChange, FoundObject};
 use super::credentials::Owner;
-use super::failure::{Call, Failure, Outcome};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::listing::Sweep;
 use super::reading::check_kind;
-use super::session::{Session, Slot};
+use super::session::{DirectoryName, Session};
 
 impl Session {
     /// A name in its directory, and the object at that name.
-    async fn object_in_slot(&self, path: &PoolPath) -> Outcome<(Slot, Found)> {
-        let found = |slot: Slot| {
+    async fn object_in_slot(&self, path: &PoolPath) -> Outcome<(DirectoryName, FoundObject)> {
+        let found = |slot: DirectoryName| {
             Box::pin(async move {
                 let found = self.look(&slot).await?;
                 Ok((slot, found))
-            }) as BoxFuture<'_, Outcome<(Slot, Found)>>
+            }) as BoxFuture<'_, Outcome<(DirectoryName, FoundObject)>>
         };
         self.in_slot(path, found).await
     }
 
     pub(super) async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
-        self.check(Call::new("link", existing))?;
-        let call = Call::new("link", new);
+        self.check(NfsCall::new("link", existing))?;
+        let call = NfsCall::new("link", new);
         self.check(call)?;
         if !self.can.objects.hard_links {
             return Err(call.error(ErrorKind::Unsupported, "the server's file system has no hard links"));
@@ -48,7 +48,7 @@ impl Session {
     }
 
     pub(super) async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
-        let call = Call::new("remove", path);
+        let call = NfsCall::new("remove", path);
         self.check(call)?;
         if path.is_root() {
             return Err(call.error(ErrorKind::IsDirectory, "it is the pool's root"));
@@ -56,7 +56,7 @@ impl Session {
         let (slot, found) = match (self.object_in_slot(path).await, expected) {
             (Ok(found), _) => found,
             // Only a missing name was expected, not a missing directory on the way to it.
-            (Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)), Expected::Absent) => return Ok(()),
+            (Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)), Expected::Absent) => return Ok(()),
             (Err(failure), _) => return Err(call.failed(failure)),
         };
         let as_expected = match expected {
@@ -75,14 +75,14 @@ impl Session {
     }
 
     pub(super) async fn remove_dir(self: &Arc<Self>, path: &PoolPath) -> Result<()> {
-        let call = Call::new("rmdir", path);
+        let call = NfsCall::new("rmdir", path);
         self.check(call)?;
         if path.is_root() {
             return Err(call.error(ErrorKind::Busy, "it is the pool's root"));
         }
         let (slot, found) = self.object_in_slot(path).await.map_err(|failure| call.failed(failure))?;
         if found.stat.kind != FileKind::Directory {
-            return Err(call.failed(Failure::Status(nfsstat3::NFS3ERR_NOTDIR)));
+            return Err(call.failed(NfsFailure::Status(nfsstat3::NFS3ERR_NOTDIR)));
         }
         let mut answer = self.remove_slot(&slot, &found).await;
         // A killed writer may have left an unfinished file, which listings do not show.
@@ -93,7 +93,7 @@ impl Session {
         }
         self.handles.forget_tree(path);
         answer.map_err(|failure| match failure {
-            Failure::Status(nfsstat3::NFS3ERR_NOTEMPTY) => call.error(
+            NfsFailure::Status(nfsstat3::NFS3ERR_NOTEMPTY) => call.error(
                 ErrorKind::NotEmpty,
                 "it has entries; a listing leaves out unfinished .forebay~put- files, which a sweep removes",
             ),
@@ -102,8 +102,8 @@ impl Session {
     }
 
     pub(super) async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
-        let call = Call::new("rename", from);
-        let there = Call::new("rename to", to);
+        let call = NfsCall::new("rename", from);
+        let there = NfsCall::new("rename to", to);
         self.check(call)?;
         self.check(there)?;
         let refuse = |kind, why| call.error(kind, why).context(format!("rename to {to}"));
@@ -119,14 +119,14 @@ impl Session {
         if is_dir && to != from && to.starts_with(from) {
             return Err(refuse(ErrorKind::InvalidInput, "a directory cannot be moved into itself"));
         }
-        let target = |slot: Slot| {
+        let target = |slot: DirectoryName| {
             Box::pin(async move {
                 match self.look(&slot).await {
                     Ok(found) => Ok((slot, Some(found))),
-                    Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => Ok((slot, None)),
+                    Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) => Ok((slot, None)),
                     Err(failure) => Err(failure),
                 }
-            }) as BoxFuture<'_, Outcome<(Slot, Option<Found>)>>
+            }) as BoxFuture<'_, Outcome<(DirectoryName, Option<FoundObject>)>>
         };
         let (to_slot, target) = self.in_slot(to, target).await.map_err(fail)?;
         if let Some(target) = &target {
@@ -156,7 +156,7 @@ impl Session {
             }
             renamed.map_err(|failure| match failure {
                 // POSIX allows both errors for a directory that is not empty.
-                Failure::Status(nfsstat3::NFS3ERR_EXIST) => fail(Failure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
+                NfsFailure::Status(nfsstat3::NFS3ERR_EXIST) => fail(NfsFailure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
                 other => fail(other),
             })?;
         }
@@ -164,7 +164,7 @@ impl Session {
     }
 
     pub(super) async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
-        let call = Call::new("set attributes of", path);
+        let call = NfsCall::new("set attributes of", path);
         self.check(call)?;
         let fail = |failure| call.failed(failure);
         let found = self.object(path).await.map_err(fail)?;
@@ -177,12 +177,12 @@ impl Session {
                 return Err(call.error(ErrorKind::TooLarge, "the server has no files of that size"));
             }
         }
-        let mut wanted = Wanted::from(changes);
+        let mut wanted = AttributeChange::from(changes);
         let owners = [Owner::from(&found.stat)];
         if !self.can.objects.owners && (wanted.uid.is_some() || wanted.gid.is_some()) {
             // A user other than root may give a file of theirs to a group of theirs. Otherwise the owner stays.
             let owner = SetAttrs { uid: changes.uid, gid: changes.gid, ..SetAttrs::default() };
-            match self.settle(&found.handle, &owners, &Wanted::from(&owner), None).await {
+            match self.settle(&found.handle, &owners, &AttributeChange::from(&owner), None).await {
                 Err(failure) if !failure.is_denied() => return Err(fail(failure)),
                 _ => wanted = wanted.without_owner(),
             }

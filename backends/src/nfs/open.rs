@@ -8,19 +8,19 @@ use nfs3_client::nfs3_types::nfs3::{
 
 use crate::unfinished::unique_name;
 use crate::{
-    Capabilities, ConditionalPut, Error, ErrorKind, Listings, Objects, PoolPath, Renames, Result, Side, Versions,
+    Capabilities, ConditionalPut, Error, ErrorKind, ListingSupport, Objects, PoolPath, Renames, Result, Side, Versions,
 };
 
 use super::attributes::{option, stat_of};
-use super::calls::Calls;
+use super::calls::RpcClient;
 use super::connections::Connections;
 use super::credentials::{Credentials, Owner};
-use super::failure::{Call, Failure, Outcome};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::handles::Directory;
 use super::limits::MAX_TRANSFER_BYTES;
 use super::mount::mount;
 use super::session::{Session, Sizes};
-use super::url::Location;
+use super::url::ExportLocation;
 
 /// The limit that is assumed for a server that reports none.
 const USUAL_NAME_MAX: u32 = 255;
@@ -29,21 +29,23 @@ const MIN_TRANSFER_BYTES: u32 = 4_096;
 
 impl Session {
     pub(super) async fn open(url: &str) -> Result<Self> {
-        let location = Location::parse(url)?;
+        let location = ExportLocation::parse(url)?;
         let credentials = Credentials::of_process();
         let mounted = mount(&location, &credentials).await?;
         let connections = Connections::new(location.host.clone(), location.nfs_port, credentials.is_root());
-        let calls = Calls::new(location.url(), connections, credentials);
+        let calls = RpcClient::new(location.url(), connections, credentials);
         let path = PoolPath::root();
-        let call = Call::new("open", &path);
-        let told = |failure: Failure| call.failed(failure).context(location.url());
+        let call = NfsCall::new("open", &path);
+        let told = |failure: NfsFailure| call.failed(failure).context(location.url());
         let mut handle = mounted.handle;
         let mut raw = attributes(&calls, &handle, &[]).await.map_err(told)?;
         for name in mounted.below {
             let owner = Owner { uid: raw.uid, gid: raw.gid };
             let what = diropargs3 { dir: handle, name: name[..].into() };
             let found = calls.call(&LOOKUP3args { what }, &[owner]).await.map_err(|failure| match failure {
-                Failure::Status(nfsstat3::NFS3ERR_NOENT) => missing(&location, &name, "it does not exist; create it"),
+                NfsFailure::Status(nfsstat3::NFS3ERR_NOENT) => {
+                    missing(&location, &name, "it does not exist; create it")
+                }
                 other => told(other),
             })?;
             handle = found.object;
@@ -58,7 +60,7 @@ impl Session {
         let info = calls.call(&FSINFO3args { fsroot: handle.clone() }, &[owner]).await.map_err(told)?;
         let name_max = match calls.call(&PATHCONF3args { object: handle.clone() }, &[owner]).await {
             Ok(conf) => conf.name_max.min(USUAL_NAME_MAX),
-            Err(Failure::Status(_)) => USUAL_NAME_MAX,
+            Err(NfsFailure::Status(_)) => USUAL_NAME_MAX,
             Err(failure) => return Err(told(failure)),
         };
         let directory = Directory::new(handle, &stat);
@@ -74,11 +76,11 @@ impl Session {
     }
 }
 
-async fn attributes(calls: &Calls, object: &nfs_fh3, owners: &[Owner]) -> Outcome<fattr3> {
+async fn attributes(calls: &RpcClient, object: &nfs_fh3, owners: &[Owner]) -> Outcome<fattr3> {
     calls.call(&GETATTR3args { object: object.clone() }, owners).await.map(|found| found.obj_attributes)
 }
 
-fn missing(location: &Location, name: &[u8], why: &str) -> Error {
+fn missing(location: &ExportLocation, name: &[u8], why: &str) -> Error {
     let what = format!("open {}: {}: {why}", location.url(), name.escape_ascii());
     Error::new(ErrorKind::NotFound, Side::Pool, what)
 }
@@ -97,7 +99,7 @@ enum Rights {
 }
 
 /// Determines the rights by means of a temporary file.
-async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
+async fn probe(calls: &RpcClient, root: &Directory) -> Outcome<Rights> {
     let name = unique_name();
     let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
     let attributes = sattr3 { mode: Nfs3Option::Some(0o600), ..sattr3::default() };
@@ -105,10 +107,10 @@ async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
     // With the identity of this process alone, because the server's treatment of it is to be found out.
     let made = match calls.call(&CREATE3args { where_: place(), how: createhow3::GUARDED(attributes) }, &[]).await {
         Ok(made) => made,
-        Err(Failure::Status(nfsstat3::NFS3ERR_ROFS)) => return Ok(Rights::ReadOnly),
+        Err(NfsFailure::Status(nfsstat3::NFS3ERR_ROFS)) => return Ok(Rights::ReadOnly),
         Err(failure) if failure.is_denied() => return Ok(if is_root { Rights::Squashed } else { Rights::User }),
         // The server is full or has another temporary problem: each call will find out for itself.
-        Err(Failure::Status(_)) => return Ok(if is_root { Rights::Root } else { Rights::User }),
+        Err(NfsFailure::Status(_)) => return Ok(if is_root { Rights::Root } else { Rights::User }),
         Err(failure) => return Err(failure),
     };
     let made = match option(made.obj_attributes) {
@@ -120,7 +122,7 @@ async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
     };
     match calls.call(&REMOVE3args { object: place() }, &[]).await {
         // A file that cannot be removed does no harm.
-        Ok(_) | Err(Failure::Lost(_) | Failure::Status(_)) => {}
+        Ok(_) | Err(NfsFailure::Lost(_) | NfsFailure::Status(_)) => {}
         Err(failure) => return Err(failure),
     }
     Ok(match (is_root, made?) {
@@ -131,14 +133,14 @@ async fn probe(calls: &Calls, root: &Directory) -> Outcome<Rights> {
 }
 
 /// Determines by means of a temporary symlink whether the server sets the times of symlinks.
-async fn symlink_times(calls: &Calls, root: &Directory) -> Outcome<bool> {
+async fn symlink_times(calls: &RpcClient, root: &Directory) -> Outcome<bool> {
     let name = unique_name();
     let place = || diropargs3 { dir: root.handle.clone(), name: name[..].into() };
     let owners = [root.owner];
     let symlink = symlinkdata3 { symlink_attributes: sattr3::default(), symlink_data: b"nowhere"[..].into() };
     let made = match calls.call(&SYMLINK3args { where_: place(), symlink }, &owners).await {
         Ok(made) => option(made.obj),
-        Err(Failure::Status(_)) => return Ok(false),
+        Err(NfsFailure::Status(_)) => return Ok(false),
         Err(failure) => return Err(failure),
     };
     let mut kept = false;
@@ -149,12 +151,12 @@ async fn symlink_times(calls: &Calls, root: &Directory) -> Outcome<bool> {
         let args = SETATTR3args { object: object.clone(), new_attributes, guard: Nfs3Option::None };
         kept = match calls.call(&args, &owners).await {
             Ok(_) => attributes(calls, &object, &owners).await?.mtime.seconds == 1_000_000_000,
-            Err(Failure::Status(_)) => false,
+            Err(NfsFailure::Status(_)) => false,
             Err(failure) => return Err(failure),
         };
     }
     match calls.call(&REMOVE3args { object: place() }, &owners).await {
-        Ok(_) | Err(Failure::Lost(_) | Failure::Status(_)) => Ok(kept),
+        Ok(_) | Err(NfsFailure::Lost(_) | NfsFailure::Status(_)) => Ok(kept),
         Err(failure) => Err(failure),
     }
 }
@@ -183,7 +185,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
             sparse: true,
         },
         renames: Renames::Atomic { exchange: false },
-        listings: Listings::Whole,
+        listings: ListingSupport::Whole,
         listed_contents: false,
         versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
         streams: false,

@@ -12,12 +12,12 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::{Attrs, ErrorKind, Expected, FileKind, Piece, PoolPath, Result, Stat, Version};
 
-use super::attributes::{Found, Wanted};
+use super::attributes::{AttributeChange, FoundObject};
 use super::credentials::Owner;
-use super::failure::{Call, Failure, Outcome};
-use super::session::Slot;
-use super::staging::Staging;
-use super::upload::Upload;
+use super::failure::{NfsCall, NfsFailure, Outcome};
+use super::session::DirectoryName;
+use super::staging::NfsTempFile;
+use super::upload::NfsUpload;
 
 /// The publication of one staged file.
 pub(super) struct Publication {
@@ -32,8 +32,8 @@ pub(super) struct Publication {
 impl Publication {
     /// Gives the completed file its name. `turn` is the lock of the path: a later `put` of this process waits for it,
     /// even if the caller of this one is gone.
-    pub(super) async fn run(self, mut staging: Staging, turn: OwnedMutexGuard<()>) -> Result<Stat> {
-        let call = Call::new("put", &self.path);
+    pub(super) async fn run(self, mut staging: NfsTempFile, turn: OwnedMutexGuard<()>) -> Result<Stat> {
+        let call = NfsCall::new("put", &self.path);
         let answer = async {
             let target = self.publish(call, &mut staging).await?;
             if let Some(target) = target {
@@ -62,15 +62,15 @@ impl Publication {
 
     /// Gives the file its name. If the object at that name has other names that must keep its content, it is returned
     /// instead, to be rewritten.
-    async fn publish(&self, call: Call<'_>, staging: &mut Staging) -> Outcome<Option<Found>> {
+    async fn publish(&self, call: NfsCall<'_>, staging: &mut NfsTempFile) -> Outcome<Option<FoundObject>> {
         let name = self.path.name().unwrap_or_default().to_vec();
-        let target = Slot { dir: Arc::clone(&staging.temp.dir), name };
+        let target = DirectoryName { dir: Arc::clone(&staging.temp.dir), name };
         if self.expected == Expected::Absent && self.create(call, staging, &target).await? {
             return Ok(None);
         }
         let found = match staging.session.look(&target).await {
             Ok(found) => Some(found),
-            Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
+            Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
             Err(failure) => return Err(failure),
         };
         self.check(call, found.as_ref().map(|found| &found.stat))?;
@@ -84,7 +84,7 @@ impl Publication {
     }
 
     /// Checks that the object that has the name now may be replaced.
-    fn check(&self, call: Call<'_>, target: Option<&Stat>) -> Outcome<()> {
+    fn check(&self, call: NfsCall<'_>, target: Option<&Stat>) -> Outcome<()> {
         let conflict = |why| Err(call.refused(ErrorKind::Conflict, why));
         let same = |version: &Version| target.is_some_and(|target| target.version.same_content(version));
         match (&self.expected, target) {
@@ -101,16 +101,16 @@ impl Publication {
     }
 
     /// Takes a free name by a link; returns `false` if the file system has no links.
-    async fn create(&self, call: Call<'_>, staging: &mut Staging, target: &Slot) -> Outcome<bool> {
+    async fn create(&self, call: NfsCall<'_>, staging: &mut NfsTempFile, target: &DirectoryName) -> Outcome<bool> {
         if !staging.session.can.objects.hard_links {
             return Ok(false);
         }
         match staging.session.link_slot(&staging.file, target, &[staging.owner]).await {
             Ok(()) => {}
-            Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)) => {
+            Err(NfsFailure::Status(nfsstat3::NFS3ERR_EXIST)) => {
                 return Err(call.refused(ErrorKind::Conflict, "it exists already"));
             }
-            Err(Failure::Status(nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_PERM | nfsstat3::NFS3ERR_MLINK)) => {
+            Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOTSUPP | nfsstat3::NFS3ERR_PERM | nfsstat3::NFS3ERR_MLINK)) => {
                 return Ok(false);
             }
             Err(failure) => return Err(failure),
@@ -122,17 +122,18 @@ impl Publication {
     /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers
     /// by version get `Stale`, never a mixture. A crash in the middle leaves a torn file; this protocol has no way to
     /// mark it.
-    async fn rewrite(&self, call: Call<'_>, staging: &Staging, target: &Found) -> Outcome<Stat> {
-        let told = |failure| Failure::Told(call.failed(failure).context("rewrite a file with several names in place"));
+    async fn rewrite(&self, call: NfsCall<'_>, staging: &NfsTempFile, target: &FoundObject) -> Outcome<Stat> {
+        let told =
+            |failure| NfsFailure::Told(call.failed(failure).context("rewrite a file with several names in place"));
         let session = Arc::clone(&staging.session);
         let owners = vec![Owner::from(&target.stat)];
         // Checks for the space by which the file grows, before anything is changed.
         let root = FSSTAT3args { fsroot: target.handle.clone() };
         let available = session.calls.call(&root, &owners).await.map_err(told)?.abytes;
         if self.size.saturating_sub(target.stat.size) > available {
-            return Err(told(Failure::Status(nfsstat3::NFS3ERR_NOSPC)));
+            return Err(told(NfsFailure::Status(nfsstat3::NFS3ERR_NOSPC)));
         }
-        let mut upload = Upload::new(Arc::clone(&session), target.handle.clone(), owners.clone());
+        let mut upload = NfsUpload::new(Arc::clone(&session), target.handle.clone(), owners.clone());
         let mut at = 0;
         while at < self.size {
             let length = session.sizes.read_bytes.min(u32::try_from(self.size - at).unwrap_or(u32::MAX));
@@ -148,7 +149,7 @@ impl Publication {
             at = next;
         }
         upload.finish(call).await?;
-        let mut wanted = Wanted::of_new(&self.attrs, FileKind::File, session.can.objects.owners);
+        let mut wanted = AttributeChange::of_new(&self.attrs, FileKind::File, session.can.objects.owners);
         wanted.size = Some(self.size);
         session.settle(&target.handle, &owners, &wanted, None).await.map_err(told)
     }

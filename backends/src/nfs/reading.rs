@@ -13,13 +13,13 @@ use crate::{ErrorKind, FileKind, PoolPath, Result, Stat, Version};
 
 use super::attributes::option;
 use super::credentials::Owner;
-use super::failure::{Call, Failure, Outcome};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::handles::File;
 use super::limits::{MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_TARGET_BYTES};
 use super::session::Session;
 
 /// Fails if the object has no content.
-pub(super) fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
+pub(super) fn check_kind(call: NfsCall<'_>, stat: &Stat) -> Result<()> {
     match stat.kind {
         FileKind::File => Ok(()),
         FileKind::Directory => Err(call.error(ErrorKind::IsDirectory, "it has no content")),
@@ -29,7 +29,7 @@ pub(super) fn check_kind(call: Call<'_>, stat: &Stat) -> Result<()> {
 
 impl Session {
     pub(super) async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
-        let call = Call::new("read", path);
+        let call = NfsCall::new("read", path);
         self.check(call)?;
         if range.start > range.end {
             return Err(call.error(ErrorKind::InvalidInput, "the range ends before it starts"));
@@ -62,7 +62,7 @@ impl Session {
     /// The bytes of `range`, which ends within the file; `None` if the file is of another version by now.
     async fn read_version(
         &self,
-        call: Call<'_>,
+        call: NfsCall<'_>,
         file: &File,
         version: &Version,
         range: Range<u64>,
@@ -99,7 +99,7 @@ impl Session {
     /// answer.
     async fn read_chunk(
         &self,
-        call: Call<'_>,
+        call: NfsCall<'_>,
         (handle, owner): &File,
         version: &Version,
         range: Range<u64>,
@@ -139,7 +139,7 @@ impl Session {
     /// Reads a range of the file, whichever version it is; returns less at its end.
     pub(super) async fn read_any(
         &self,
-        call: Call<'_>,
+        call: NfsCall<'_>,
         handle: &nfs_fh3,
         owners: &[Owner],
         offset: u64,
@@ -153,7 +153,7 @@ impl Session {
     }
 
     pub(super) async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
-        let call = Call::new("readlink", path);
+        let call = NfsCall::new("readlink", path);
         self.check(call)?;
         let found = self.object(path).await.map_err(|failure| call.failed(failure))?;
         if found.stat.kind != FileKind::Symlink {
@@ -161,7 +161,7 @@ impl Session {
         }
         let args = READLINK3args { symlink: found.handle };
         let target = self.calls.call(&args, &[Owner::from(&found.stat)]).await.map_err(|failure| match failure {
-            Failure::Status(nfsstat3::NFS3ERR_STALE) => call.error(ErrorKind::NotFound, "it was removed meanwhile"),
+            NfsFailure::Status(nfsstat3::NFS3ERR_STALE) => call.error(ErrorKind::NotFound, "it was removed meanwhile"),
             other => call.failed(other),
         })?;
         let target = target.data.0.into_owned();

@@ -9,12 +9,12 @@ use nfs3_client::nfs3_types::nfs3::{self, NFS3_FHSIZE};
 
 /// The program and procedure of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RpcProcedure {
     program: u32,
     procedure: u32,
 }
 
-impl Asked {
+impl RpcProcedure {
     /// Parses a whole request, including the length of the record in front.
     pub(super) fn of(request: &[u8]) -> Self {
         let word = |at: usize| request.get(at..at + 4).map_or(0, word_of);
@@ -22,10 +22,10 @@ impl Asked {
     }
 
     /// The structure after the status of a call that was carried out; empty if it contains no lengths.
-    fn shape(self) -> &'static [Part] {
-        use Part::{Bytes, Handle, Numbers, Optional, Repeated, Words};
-        const ATTRIBUTES: Part = Optional(&[Words(21)]);
-        const MADE: &[Part] = &[Optional(&[Handle])];
+    fn shape(self) -> &'static [XdrItem] {
+        use XdrItem::{Bytes, Handle, Numbers, Optional, Repeated, Words};
+        const ATTRIBUTES: XdrItem = Optional(&[Words(21)]);
+        const MADE: &[XdrItem] = &[Optional(&[Handle])];
         match (self.program, self.procedure) {
             (nfs3::PROGRAM, 3) => &[Handle],
             (nfs3::PROGRAM, 5) => &[ATTRIBUTES, Bytes],
@@ -43,7 +43,7 @@ impl Asked {
 
 /// One item in an answer.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum XdrItem {
     /// So many four-byte numbers.
     Words(usize),
     /// A length, and so many bytes.
@@ -53,16 +53,16 @@ enum Part {
     /// A length, and so many four-byte numbers.
     Numbers,
     /// 1 and the items, or 0.
-    Optional(&'static [Part]),
+    Optional(&'static [XdrItem]),
     /// 1 and the items, any number of times, and then 0.
-    Repeated(&'static [Part]),
+    Repeated(&'static [XdrItem]),
 }
 
 /// Checks that the lengths in an answer fit the answer. The library checks the rest.
 ///
 /// # Errors
 /// A description of the mistake.
-pub(super) fn check(asked: Asked, answer: &[u8]) -> Result<(), String> {
+pub(super) fn check(asked: RpcProcedure, answer: &[u8]) -> Result<(), String> {
     let mut rest = answer;
     let _number = take_word(&mut rest)?;
     if take_word(&mut rest)? != 1 {
@@ -72,14 +72,14 @@ pub(super) fn check(asked: Asked, answer: &[u8]) -> Result<(), String> {
     if !accepted {
         return Ok(());
     }
-    look_at(&[Part::Words(1), Part::Bytes], &mut rest)?;
+    look_at(&[XdrItem::Words(1), XdrItem::Bytes], &mut rest)?;
     let carried_out = take_word(&mut rest)? == 0;
     if !carried_out || rest.is_empty() {
         return Ok(());
     }
     // A list of exports has no status in front.
     if (asked.program, asked.procedure) == (mount::PROGRAM, 5) {
-        return look_at(&[Part::Repeated(&[Part::Bytes, Part::Repeated(&[Part::Bytes])])], &mut rest);
+        return look_at(&[XdrItem::Repeated(&[XdrItem::Bytes, XdrItem::Repeated(&[XdrItem::Bytes])])], &mut rest);
     }
     let shape = asked.shape();
     if shape.is_empty() || take_word(&mut rest)? != 0 {
@@ -88,27 +88,27 @@ pub(super) fn check(asked: Asked, answer: &[u8]) -> Result<(), String> {
     look_at(shape, &mut rest)
 }
 
-fn look_at(parts: &[Part], rest: &mut &[u8]) -> Result<(), String> {
+fn look_at(parts: &[XdrItem], rest: &mut &[u8]) -> Result<(), String> {
     for part in parts {
         match *part {
-            Part::Words(count) => drop(take(rest, 4 * count)?),
-            Part::Bytes => drop(take_bytes(rest)?),
-            Part::Handle => {
+            XdrItem::Words(count) => drop(take(rest, 4 * count)?),
+            XdrItem::Bytes => drop(take_bytes(rest)?),
+            XdrItem::Handle => {
                 let length = take_bytes(rest)?;
                 if !(1..=NFS3_FHSIZE).contains(&length) {
                     return Err(format!("a file handle has 1 to {NFS3_FHSIZE} bytes, not {length}"));
                 }
             }
-            Part::Numbers => {
+            XdrItem::Numbers => {
                 let count = take_word(rest)? as usize;
                 take(rest, count.saturating_mul(4))?;
             }
-            Part::Optional(parts) => {
+            XdrItem::Optional(parts) => {
                 if is_more(rest)? {
                     look_at(parts, rest)?;
                 }
             }
-            Part::Repeated(parts) => {
+            XdrItem::Repeated(parts) => {
                 while is_more(rest)? {
                     look_at(parts, rest)?;
                 }
@@ -154,10 +154,10 @@ fn word_of(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    const LOOKUP: Asked = Asked { program: nfs3::PROGRAM, procedure: 3 };
-    const READDIR: Asked = Asked { program: nfs3::PROGRAM, procedure: 16 };
-    const MNT: Asked = Asked { program: mount::PROGRAM, procedure: 1 };
-    const EXPORT: Asked = Asked { program: mount::PROGRAM, procedure: 5 };
+    const LOOKUP: RpcProcedure = RpcProcedure { program: nfs3::PROGRAM, procedure: 3 };
+    const READDIR: RpcProcedure = RpcProcedure { program: nfs3::PROGRAM, procedure: 16 };
+    const MNT: RpcProcedure = RpcProcedure { program: mount::PROGRAM, procedure: 1 };
+    const EXPORT: RpcProcedure = RpcProcedure { program: mount::PROGRAM, procedure: 5 };
     /// The head of an answer to a call that was accepted and carried out.
     const HEAD: [u32; 6] = [7, 1, 0, 0, 0, 0];
 
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(check(MNT, &answer(&[0, 4, 1, 1, 1])), Ok(()));
         assert_eq!(check(EXPORT, &answer(&[1, 4, 0, 1, 3, 0, 0, 0])), Ok(()));
         assert_eq!(check(EXPORT, &answer(&[0])), Ok(()));
-        assert_eq!(check(Asked { program: nfs3::PROGRAM, procedure: 1 }, &answer(&[0, u32::MAX])), Ok(()));
+        assert_eq!(check(RpcProcedure { program: nfs3::PROGRAM, procedure: 1 }, &answer(&[0, u32::MAX])), Ok(()));
     }
 
     #[test]

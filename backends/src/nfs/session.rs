@@ -13,18 +13,18 @@ use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use crate::{Capabilities, Error, ErrorKind, FileKind, Identity, PoolPath, Result, Side, Stat};
 
-use super::attributes::{Found, Wanted, option, stat_of};
-use super::calls::Calls;
+use super::attributes::{AttributeChange, FoundObject, option, stat_of};
+use super::calls::RpcClient;
 use super::credentials::Owner;
-use super::failure::{Call, Failure, Outcome};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::handles::{Directory, Handles};
 use super::limits::{MAX_CHANGES, PUBLISH_LOCKS};
-use super::url::Location;
+use super::url::ExportLocation;
 
 pub(super) struct Session {
-    pub(super) calls: Calls,
+    pub(super) calls: RpcClient,
     pub(super) handles: Handles,
-    pub(super) location: Location,
+    pub(super) location: ExportLocation,
     pub(super) sizes: Sizes,
     pub(super) can: Capabilities,
     /// The pool's root directory.
@@ -45,12 +45,12 @@ pub(super) struct Sizes {
 
 /// A name in a directory.
 #[derive(Debug, Clone)]
-pub(super) struct Slot {
+pub(super) struct DirectoryName {
     pub(super) dir: Arc<Directory>,
     pub(super) name: Vec<u8>,
 }
 
-impl Slot {
+impl DirectoryName {
     pub(super) fn args(&self) -> diropargs3<'_> {
         diropargs3 { dir: self.dir.handle.clone(), name: self.name[..].into() }
     }
@@ -60,7 +60,7 @@ impl Slot {
 /// operations that follow use the handle of the checked object.
 fn check_identity(path: &PoolPath, found: Option<Identity>) -> Outcome<()> {
     match (path.object(), found) {
-        (Some(meant), Some(found)) if !found.is_same(meant) => Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)),
+        (Some(meant), Some(found)) if !found.is_same(meant) => Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)),
         _ => Ok(()),
     }
 }
@@ -73,8 +73,8 @@ struct Reached {
 
 impl Session {
     pub(super) fn new(
-        calls: Calls,
-        location: Location,
+        calls: RpcClient,
+        location: ExportLocation,
         (root, root_fsid): (Directory, u64),
         sizes: Sizes,
         can: Capabilities,
@@ -92,12 +92,12 @@ impl Session {
         }
     }
 
-    pub(super) fn check(&self, call: Call<'_>) -> Result<()> {
+    pub(super) fn check(&self, call: NfsCall<'_>) -> Result<()> {
         call.check_names(self.can.name_max)
     }
 
     /// A valid answer that no server should give to this call.
-    pub(super) fn wrong(&self, call: Call<'_>, why: &str) -> Failure {
+    pub(super) fn wrong(&self, call: NfsCall<'_>, why: &str) -> NfsFailure {
         call.refused(ErrorKind::Os(libc::EIO), &format!("{}: {why}", self.location.url()))
     }
 
@@ -147,9 +147,9 @@ impl Session {
         let cached = found.is_some();
         let mut dir = found.unwrap_or_else(|| self.root());
         for name in path.components().skip(known.components().count()) {
-            let object = self.look(&Slot { dir, name: name.to_vec() }).await?;
+            let object = self.look(&DirectoryName { dir, name: name.to_vec() }).await?;
             if object.stat.kind != FileKind::Directory {
-                return Err(Failure::Status(nfsstat3::NFS3ERR_NOTDIR));
+                return Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOTDIR));
             }
             known = known.join(name);
             dir = Arc::new(Directory::new(object.handle, &object.stat));
@@ -206,16 +206,16 @@ impl Session {
     pub(super) async fn in_slot<'s, T>(
         &'s self,
         path: &PoolPath,
-        work: impl Fn(Slot) -> BoxFuture<'s, Outcome<T>> + Send + Sync,
+        work: impl Fn(DirectoryName) -> BoxFuture<'s, Outcome<T>> + Send + Sync,
     ) -> Outcome<T> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
-            return Err(Failure::Status(nfsstat3::NFS3ERR_INVAL));
+            return Err(NfsFailure::Status(nfsstat3::NFS3ERR_INVAL));
         };
-        self.in_directory(&parent, |dir| work(Slot { dir, name: name.to_vec() })).await
+        self.in_directory(&parent, |dir| work(DirectoryName { dir, name: name.to_vec() })).await
     }
 
     /// The object at `path`; a symlink is not followed.
-    pub(super) async fn object(&self, path: &PoolPath) -> Outcome<Found> {
+    pub(super) async fn object(&self, path: &PoolPath) -> Outcome<FoundObject> {
         if !path.is_root() {
             let found = self.in_slot(path, |slot| Box::pin(async move { self.look(&slot).await })).await?;
             check_identity(path, found.stat.version.identity())?;
@@ -228,7 +228,7 @@ impl Session {
                 if dir.owner != Owner::from(&stat) {
                     *self.root.lock() = Arc::new(Directory::new(handle.clone(), &stat));
                 }
-                Ok(Found { handle, stat })
+                Ok(FoundObject { handle, stat })
             }) as BoxFuture<'_, _>
         };
         self.in_directory(path, found).await
@@ -246,13 +246,13 @@ impl Session {
         self.in_directory(path, checked).await
     }
 
-    pub(super) async fn look(&self, slot: &Slot) -> Outcome<Found> {
+    pub(super) async fn look(&self, slot: &DirectoryName) -> Outcome<FoundObject> {
         let found = self.calls.call(&LOOKUP3args { what: slot.args() }, &[slot.dir.owner]).await?;
         let stat = match option(found.obj_attributes) {
             Some(raw) => self.stat_of(&raw),
             None => self.attributes(&found.object, &[slot.dir.owner]).await?,
         };
-        Ok(Found { handle: found.object, stat })
+        Ok(FoundObject { handle: found.object, stat })
     }
 
     pub(super) async fn attributes(&self, object: &nfs_fh3, owners: &[Owner]) -> Outcome<Stat> {
@@ -266,7 +266,7 @@ impl Session {
         &self,
         object: &nfs_fh3,
         owners: &[Owner],
-        wanted: &Wanted,
+        wanted: &AttributeChange,
         now: Option<Stat>,
     ) -> Outcome<Stat> {
         let mut missing = now.as_ref().map_or_else(|| wanted.clone(), |now| wanted.missing_in(now));
@@ -285,7 +285,7 @@ impl Session {
         }
     }
 
-    async fn change(&self, object: &nfs_fh3, owners: &[Owner], wanted: &Wanted) -> Outcome<Stat> {
+    async fn change(&self, object: &nfs_fh3, owners: &[Owner], wanted: &AttributeChange) -> Outcome<Stat> {
         let args = SETATTR3args { object: object.clone(), new_attributes: wanted.raw(), guard: Nfs3Option::None };
         let changed = self.calls.call(&args, owners).await?;
         match option(changed.obj_wcc.after) {
@@ -304,7 +304,7 @@ impl Session {
                     "{}: its root was removed, or is exported in another way; open it anew",
                     self.location.url()
                 );
-                Err(Failure::Told(Error::new(ErrorKind::Unavailable, Side::Pool, why)))
+                Err(NfsFailure::Told(Error::new(ErrorKind::Unavailable, Side::Pool, why)))
             }
             answer => answer.map(drop),
         }

@@ -5,12 +5,12 @@ use nfs3_client::nfs3_types::nfs3::{LINK3args, REMOVE3args, RENAME3args, RMDIR3a
 
 use crate::FileKind;
 
-use super::attributes::Found;
+use super::attributes::FoundObject;
 use super::calls::Patience;
 use super::credentials::Owner;
-use super::failure::{Failure, Outcome};
+use super::failure::{NfsFailure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
-use super::session::{Session, Slot};
+use super::session::{DirectoryName, Session};
 
 /// The result of a look after a lost answer.
 enum Became {
@@ -31,7 +31,7 @@ impl Attempts {
 
     /// Whether the answer was lost in a way that allows a look at the names and another attempt.
     async fn lost<T>(&mut self, answer: &Outcome<T>) -> bool {
-        let passing = matches!(answer, Err(Failure::Lost(cause)) if cause.is_passing());
+        let passing = matches!(answer, Err(NfsFailure::Lost(cause)) if cause.is_passing());
         self.made += 1;
         passing && self.made < CHANGE_ATTEMPTS && self.patience.pause().await
     }
@@ -45,7 +45,7 @@ impl Attempts {
 
 impl Session {
     /// Removes the name of `object`, which was found there.
-    pub(super) async fn remove_slot(&self, slot: &Slot, object: &Found) -> Outcome<()> {
+    pub(super) async fn remove_slot(&self, slot: &DirectoryName, object: &FoundObject) -> Outcome<()> {
         let owners = [slot.dir.owner, Owner::from(&object.stat)];
         let mut attempts = Attempts::new();
         loop {
@@ -61,26 +61,32 @@ impl Session {
                 }
             }
             return match answer {
-                Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if attempts.are_several() => Ok(()),
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) if attempts.are_several() => Ok(()),
                 // POSIX allows both errors for a directory that is not empty.
-                Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)) => Err(Failure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_EXIST)) => Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOTEMPTY)),
                 answer => answer,
             };
         }
     }
 
-    async fn after_removal(&self, slot: &Slot, object: &Found) -> Outcome<Became> {
+    async fn after_removal(&self, slot: &DirectoryName, object: &FoundObject) -> Outcome<Became> {
         match self.look(slot).await {
             Ok(found) if found.stat.version.same_object(&object.stat.version) => Ok(Became::NotDone),
             // The present object was made since.
-            Ok(_) | Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => Ok(Became::Done),
+            Ok(_) | Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) => Ok(Became::Done),
             Err(failure) => Err(failure),
         }
     }
 
     /// Moves `object` from one name to another and replaces the object at the new name. `owners` are tried in
     /// addition to those of the directories.
-    pub(super) async fn rename_slot(&self, from: &Slot, to: &Slot, object: &nfs_fh3, owners: &[Owner]) -> Outcome<()> {
+    pub(super) async fn rename_slot(
+        &self,
+        from: &DirectoryName,
+        to: &DirectoryName,
+        object: &nfs_fh3,
+        owners: &[Owner],
+    ) -> Outcome<()> {
         let owners = [owners, &[from.dir.owner, to.dir.owner]].concat();
         let mut attempts = Attempts::new();
         loop {
@@ -92,7 +98,7 @@ impl Session {
                 }
             }
             return match answer {
-                Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if attempts.are_several() => {
+                Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) if attempts.are_several() => {
                     match self.after_rename(from, object).await? {
                         Became::Done => Ok(()),
                         Became::NotDone => answer,
@@ -104,10 +110,10 @@ impl Session {
     }
 
     /// The object was renamed if it still exists, but no longer at its old name.
-    async fn after_rename(&self, from: &Slot, object: &nfs_fh3) -> Outcome<Became> {
+    async fn after_rename(&self, from: &DirectoryName, object: &nfs_fh3) -> Outcome<Became> {
         let there = match self.look(from).await {
             Ok(found) => Some(found),
-            Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
+            Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) => None,
             Err(failure) => return Err(failure),
         };
         let ours = self.attributes(object, &[from.dir.owner]).await?;
@@ -118,7 +124,7 @@ impl Session {
     }
 
     /// Gives `object` another name, which must be free.
-    pub(super) async fn link_slot(&self, object: &nfs_fh3, new: &Slot, owners: &[Owner]) -> Outcome<()> {
+    pub(super) async fn link_slot(&self, object: &nfs_fh3, new: &DirectoryName, owners: &[Owner]) -> Outcome<()> {
         let owners = [owners, &[new.dir.owner]].concat();
         let mut attempts = Attempts::new();
         loop {
@@ -130,9 +136,9 @@ impl Session {
                 let ours = self.attributes(object, &owners).await?;
                 match self.look(new).await {
                     Ok(found) if found.stat.version.same_object(&ours.version) => return Ok(()),
-                    Err(Failure::Status(nfsstat3::NFS3ERR_NOENT)) if lost => continue,
+                    Err(NfsFailure::Status(nfsstat3::NFS3ERR_NOENT)) if lost => continue,
                     Err(failure) => return Err(failure),
-                    Ok(_) => return Err(Failure::Status(nfsstat3::NFS3ERR_EXIST)),
+                    Ok(_) => return Err(NfsFailure::Status(nfsstat3::NFS3ERR_EXIST)),
                 }
             }
             return answer;

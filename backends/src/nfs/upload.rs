@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::{ErrorKind, Piece};
 
 use super::credentials::Owner;
-use super::failure::{Call, Outcome};
+use super::failure::{NfsCall, Outcome};
 use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_UNCOMMITTED_BYTES};
 use super::session::Session;
 
@@ -35,7 +35,7 @@ struct Written {
 }
 
 /// An upload of content into one file. Dropping it ends the calls in progress.
-pub(super) struct Upload {
+pub(super) struct NfsUpload {
     session: Arc<Session>,
     file: nfs_fh3,
     owners: Vec<Owner>,
@@ -49,7 +49,7 @@ pub(super) struct Upload {
     uncommitted: Vec<Written>,
 }
 
-impl Upload {
+impl NfsUpload {
     pub(super) fn new(session: Arc<Session>, file: nfs_fh3, owners: Vec<Owner>) -> Self {
         Self {
             session,
@@ -65,7 +65,7 @@ impl Upload {
     }
 
     /// Takes the next piece. Waits if many writes are in progress.
-    pub(super) async fn push(&mut self, call: Call<'_>, piece: Piece) -> Outcome<()> {
+    pub(super) async fn push(&mut self, call: NfsCall<'_>, piece: Piece) -> Outcome<()> {
         let Piece { mut offset, mut data } = piece;
         if offset != self.gathered_at + self.gathered_bytes as u64 {
             self.send_gathered(call).await?;
@@ -87,7 +87,7 @@ impl Upload {
     }
 
     /// Writes the rest. When it returns, all bytes are on the server's disk.
-    pub(super) async fn finish(&mut self, call: Call<'_>) -> Outcome<()> {
+    pub(super) async fn finish(&mut self, call: NfsCall<'_>) -> Outcome<()> {
         if self.uncommitted_bytes == 0 && self.gathered_bytes > 0 {
             // Content that fits into one WRITE is made stable by that WRITE.
             let data = self.take_gathered();
@@ -115,7 +115,7 @@ impl Upload {
         joined.freeze()
     }
 
-    async fn send_gathered(&mut self, call: Call<'_>) -> Outcome<()> {
+    async fn send_gathered(&mut self, call: NfsCall<'_>) -> Outcome<()> {
         if self.gathered_bytes == 0 {
             return Ok(());
         }
@@ -136,7 +136,7 @@ impl Upload {
         self.under_way.spawn(async move { write(&session, &file, &owners, offset, data, stable_how::UNSTABLE).await });
     }
 
-    async fn await_one(&mut self, call: Call<'_>) -> Outcome<()> {
+    async fn await_one(&mut self, call: NfsCall<'_>) -> Outcome<()> {
         if let Some(ended) = self.under_way.join_next().await {
             let written = ended.map_err(|_| call.refused(ErrorKind::Unavailable, "the task of a write ended"))?;
             self.uncommitted.extend(written.map_err(told(call))?);
@@ -145,7 +145,7 @@ impl Upload {
     }
 
     /// Waits until all bytes sent are on the server's disk.
-    async fn commit(&mut self, call: Call<'_>) -> Outcome<()> {
+    async fn commit(&mut self, call: NfsCall<'_>) -> Outcome<()> {
         for round in 0..COMMIT_ATTEMPTS {
             while !self.under_way.is_empty() {
                 self.await_one(call).await?;
@@ -175,8 +175,8 @@ impl Upload {
     }
 }
 
-fn told(call: Call<'_>) -> impl Fn(super::failure::Failure) -> super::failure::Failure {
-    move |failure| super::failure::Failure::Told(call.failed(failure).context("write the content"))
+fn told(call: NfsCall<'_>) -> impl Fn(super::failure::NfsFailure) -> super::failure::NfsFailure {
+    move |failure| super::failure::NfsFailure::Told(call.failed(failure).context("write the content"))
 }
 
 /// Writes all of `data`; continues after a short write.
@@ -203,7 +203,7 @@ async fn write(
             };
             let why = format!("{}: {why}", session.location.url());
             let error = crate::Error::new(ErrorKind::Os(libc::EIO), crate::Side::Pool, why);
-            return Err(super::failure::Failure::Told(error));
+            return Err(super::failure::NfsFailure::Told(error));
         }
         let part = data.split_to(taken.count as usize);
         let verifier = (taken.committed == stable_how::UNSTABLE).then_some(taken.verf);

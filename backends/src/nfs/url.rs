@@ -6,7 +6,7 @@ const NFS_PORT: u16 = 2049;
 
 /// The location of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Location {
+pub(super) struct ExportLocation {
     /// A name or an address; IPv6 addresses without brackets.
     pub(super) host: String,
     /// 2049 unless the URL gives one.
@@ -17,7 +17,7 @@ pub(super) struct Location {
     pub(super) path: Vec<u8>,
 }
 
-impl Location {
+impl ExportLocation {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let refused = |why: &str| {
             let shape = "write nfs://SERVER/EXPORT?nfsport=N&mountport=N, the ports where they are not the usual ones";
@@ -112,17 +112,17 @@ mod tests {
 
     #[test]
     fn a_url_says_where() {
-        let location = Location::parse("nfs://server/a/b%20c/?mountport=7&nfsport=8").unwrap();
+        let location = ExportLocation::parse("nfs://server/a/b%20c/?mountport=7&nfsport=8").unwrap();
         assert_eq!((&location.host[..], location.nfs_port, location.mount_port), ("server", 8, Some(7)));
         assert_eq!(location.path, b"/a/b c");
         assert_eq!(location.url(), "nfs://server/a/b%20c?nfsport=8&mountport=7");
-        let plain = Location::parse("nfs://[::1]").unwrap();
+        let plain = ExportLocation::parse("nfs://[::1]").unwrap();
         assert_eq!(
             (&plain.host[..], plain.nfs_port, plain.mount_port, &plain.path[..]),
             ("::1", 2049, None, &b"/"[..])
         );
         assert_eq!(plain.url(), "nfs://[::1]/");
-        assert_eq!(Location::parse("nfs://s/%ff").unwrap().path, b"/\xff");
+        assert_eq!(ExportLocation::parse("nfs://s/%ff").unwrap().path, b"/\xff");
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
             "nfs://server/a%2F%2Fb",
         ];
         for text in wrong {
-            let error = Location::parse(text).unwrap_err();
+            let error = ExportLocation::parse(text).unwrap_err();
             assert_eq!((error.kind(), error.side()), (ErrorKind::InvalidInput, Side::Application), "{text}");
             let (told, shown) = (error.to_string(), crate::open::shown(text));
             assert!(told.contains("nfs://SERVER/EXPORT") && told.contains(&shown), "{error}");

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::limits::{CONNECT_TIMEOUT, MAX_REPLY_BYTES};
-use super::reply::{self, Asked};
+use super::reply::{self, RpcProcedure};
 
 /// Many servers accept calls only from these ports, as a sign that the caller is root.
 const PRIVILEGED_PORTS: std::ops::Range<u16> = 512..1024;
@@ -26,7 +26,7 @@ pub(super) struct Wire {
     /// A whole request has been sent since [`Wire::begin`]: the server may act on it.
     sent: bool,
     /// The last request.
-    asked: Asked,
+    asked: RpcProcedure,
     /// The length of the answer has been read, and the answer follows.
     announced: bool,
 }
@@ -40,7 +40,7 @@ impl Wire {
                 match connect_to(address, privileged).await {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;
-                        return Ok(Self { stream, sent: false, asked: Asked::default(), announced: false });
+                        return Ok(Self { stream, sent: false, asked: RpcProcedure::default(), announced: false });
                     }
                     Err(error) => failure = error,
                 }
@@ -136,7 +136,7 @@ impl AsyncWrite for &mut Wire {
     /// The library sends a request by one call of this. No server acts on a request that the kernel did not take
     /// completely.
     async fn async_write_all(&mut self, buf: &[u8]) -> Result<()> {
-        (self.asked, self.announced) = (Asked::of(buf), false);
+        (self.asked, self.announced) = (RpcProcedure::of(buf), false);
         self.stream.write_all(buf).await?;
         self.sent = true;
         Ok(())

@@ -6,7 +6,7 @@ use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::client::HttpRequestBody;
 
 use crate::ErrorKind;
-use crate::store::client::Refusal;
+use crate::store::client::StoreRefusal;
 use crate::store::dialect::Dialect;
 
 /// Signatures by AWS's rules.
@@ -20,10 +20,10 @@ pub(super) struct Access {
 
 #[async_trait]
 impl Dialect for Access {
-    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
         let denied = |error: object_store::Error| {
-            Refusal::local(ErrorKind::PermissionDenied, format!("no credentials: {error}"))
+            StoreRefusal::local(ErrorKind::PermissionDenied, format!("no credentials: {error}"))
         };
         let credential = credentials.get_credential().await.map_err(denied)?;
         AwsAuthorizer::new(&credential, "s3", &self.region)

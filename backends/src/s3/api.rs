@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ErrorKind;
 
-use super::client::{Answer, Call, Client, PLAIN_IN_PATH, Refusal};
+use super::client::{Client, PLAIN_IN_PATH, StoreAnswer, StoreRefusal, StoreRequest};
 use super::metadata::{Meta, Object};
 use super::requests::{etag_of, parse};
 
@@ -49,7 +49,7 @@ impl Condition<'_> {
 
 /// A part of an upload that the server has received.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct UploadedPart {
     pub(super) number: u32,
     pub(super) etag: String,
     pub(super) checksum: Option<String>,
@@ -98,9 +98,9 @@ impl Client {
         body: Bytes,
         meta: &Meta,
         condition: Condition<'_>,
-    ) -> Result<String, Refusal> {
+    ) -> Result<String, StoreRefusal> {
         let checksum = checksum_of(&body);
-        let mut call = Call::new(Method::PUT, key).body(body).header(CHECKSUM, &checksum)?;
+        let mut call = StoreRequest::new(Method::PUT, key).body(body).header(CHECKSUM, &checksum)?;
         meta.write(&mut call.headers);
         let answer = self.send(on(call, condition)?).await;
         self.or_arrived(key, meta, answer.and_then(|answer| Ok((answer.retries, etag_of(&answer.headers)?)))).await
@@ -113,8 +113,8 @@ impl Client {
         to: &str,
         meta: &Meta,
         condition: Condition<'_>,
-    ) -> Result<String, Refusal> {
-        let mut call = self.copying(Call::new(Method::PUT, to), from)?.header(METADATA_DIRECTIVE, "REPLACE")?;
+    ) -> Result<String, StoreRefusal> {
+        let mut call = self.copying(StoreRequest::new(Method::PUT, to), from)?.header(METADATA_DIRECTIVE, "REPLACE")?;
         meta.write(&mut call.headers);
         let answer = self.send(on(call, condition)?).await;
         self.or_arrived(to, meta, answer.and_then(|answer| tagged(&answer).map(|tagged| (answer.retries, tagged.0))))
@@ -123,8 +123,8 @@ impl Client {
 
     /// Removes a key, if it exists. With `Condition::Seen`, a retry after a lost answer does not remove another
     /// object. With a condition that is sent, no other object is ever removed: the call fails with `Conflict`.
-    pub(super) async fn delete(&self, key: &str, condition: Condition<'_>) -> Result<(), Refusal> {
-        match self.send(on(Call::new(Method::DELETE, key), condition)?).await {
+    pub(super) async fn delete(&self, key: &str, condition: Condition<'_>) -> Result<(), StoreRefusal> {
+        match self.send(on(StoreRequest::new(Method::DELETE, key), condition)?).await {
             Ok(_) => Ok(()),
             // The object that was to be removed is gone.
             Err(refusal) if refusal.is_moved_on() => Ok(()),
@@ -135,23 +135,30 @@ impl Client {
     }
 
     /// Begins an upload in parts. Returns its id.
-    pub(super) async fn begin_upload(&self, key: &str, meta: &Meta) -> Result<String, Refusal> {
-        let mut call = Call::new(Method::POST, key).query("uploads", "").header(CHECKSUM_ALGORITHM, "CRC32C")?;
+    pub(super) async fn begin_upload(&self, key: &str, meta: &Meta) -> Result<String, StoreRefusal> {
+        let mut call =
+            StoreRequest::new(Method::POST, key).query("uploads", "").header(CHECKSUM_ALGORITHM, "CRC32C")?;
         meta.write(&mut call.headers);
         let answer = self.send(call).await?;
         Ok(parse::<Begun>(&answer)?.upload_id)
     }
 
-    pub(super) async fn put_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<Part, Refusal> {
+    pub(super) async fn put_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        body: Bytes,
+    ) -> Result<UploadedPart, StoreRefusal> {
         let checksum = checksum_of(&body);
-        let call = Call::new(Method::PUT, key)
+        let call = StoreRequest::new(Method::PUT, key)
             .query("partNumber", number.to_string())
             .query("uploadId", upload)
             .header(CHECKSUM, &checksum)?
             .body(body);
         let answer = self.send(call).await?;
         let checksum = answer.headers.contains_key(&CHECKSUM).then_some(checksum);
-        Ok(Part { number, etag: etag_of(&answer.headers)?, checksum })
+        Ok(UploadedPart { number, etag: etag_of(&answer.headers)?, checksum })
     }
 
     /// Copies a part from an object with that ETag, on the server.
@@ -162,12 +169,12 @@ impl Client {
         to: &str,
         upload: &str,
         number: u32,
-    ) -> Result<Part, Refusal> {
-        let call = Call::new(Method::PUT, to).query("partNumber", number.to_string()).query("uploadId", upload);
+    ) -> Result<UploadedPart, StoreRefusal> {
+        let call = StoreRequest::new(Method::PUT, to).query("partNumber", number.to_string()).query("uploadId", upload);
         let call =
             self.copying(call, from)?.header(COPY_SOURCE_RANGE, &format!("bytes={}-{}", range.start, range.end - 1))?;
         let (etag, checksum) = tagged(&self.send(call).await?)?;
-        Ok(Part { number, etag, checksum })
+        Ok(UploadedPart { number, etag, checksum })
     }
 
     /// Makes an object from the parts. Returns its ETag.
@@ -175,26 +182,26 @@ impl Client {
         &self,
         key: &str,
         upload: &str,
-        parts: &[Part],
+        parts: &[UploadedPart],
         meta: &Meta,
         condition: Condition<'_>,
-    ) -> Result<String, Refusal> {
-        let completed = parts.iter().map(|Part { number, etag, checksum }| CompletedPart {
+    ) -> Result<String, StoreRefusal> {
+        let completed = parts.iter().map(|UploadedPart { number, etag, checksum }| CompletedPart {
             part_number: *number,
             etag,
             checksum: checksum.as_deref(),
         });
         let list = CompleteMultipartUpload { part: completed.collect() };
         let body = quick_xml::se::to_string(&list)
-            .map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
-        let call = Call::new(Method::POST, key).query("uploadId", upload).body(body.into());
+            .map_err(|error| StoreRefusal::local(ErrorKind::InvalidInput, error.to_string()))?;
+        let call = StoreRequest::new(Method::POST, key).query("uploadId", upload).body(body.into());
         let answer = self.send(on(call, condition)?).await;
         match answer.and_then(|answer| tagged(&answer).map(|tagged| (answer.retries, tagged.0))) {
             // If a completion was interrupted, for example by the death of the server, versitygw reports the upload
             // as complete. Only the object itself tells whether it is.
             Ok((retries, _)) if retries > 0 => match self.head(key).await? {
                 Some(found) if found.meta.write.is_some() && found.meta.write == meta.write => Ok(found.etag),
-                _ => Err(Refusal::local(
+                _ => Err(StoreRefusal::local(
                     ErrorKind::Unavailable,
                     "the server says that the upload is complete, and it is not there".to_owned(),
                 )),
@@ -203,8 +210,8 @@ impl Client {
         }
     }
 
-    pub(super) async fn abort_upload(&self, key: &str, upload: &str) -> Result<(), Refusal> {
-        self.send(Call::new(Method::DELETE, key).query("uploadId", upload)).await.map(drop)
+    pub(super) async fn abort_upload(&self, key: &str, upload: &str) -> Result<(), StoreRefusal> {
+        self.send(StoreRequest::new(Method::DELETE, key).query("uploadId", upload)).await.map(drop)
     }
 
     /// If a change was sent again and refused, the first request may have made it and only its answer was lost. The
@@ -213,8 +220,8 @@ impl Client {
         &self,
         key: &str,
         meta: &Meta,
-        answer: Result<(u64, String), Refusal>,
-    ) -> Result<String, Refusal> {
+        answer: Result<(u64, String), StoreRefusal>,
+    ) -> Result<String, StoreRefusal> {
         match answer {
             Ok((_, etag)) => Ok(etag),
             Err(refusal) if refusal.retries > 0 => match self.head(key).await? {
@@ -226,17 +233,17 @@ impl Client {
     }
 
     /// Adds the headers that copy the object with that key and ETag.
-    fn copying<'a>(&self, call: Call<'a>, (key, etag): (&str, &str)) -> Result<Call<'a>, Refusal> {
+    fn copying<'a>(&self, call: StoreRequest<'a>, (key, etag): (&str, &str)) -> Result<StoreRequest<'a>, StoreRefusal> {
         let source = format!("{}/{}", self.bucket, utf8_percent_encode(key, PLAIN_IN_PATH));
         let call = call.header(COPY_SOURCE, &source)?;
         if etag.is_empty() { Ok(call) } else { call.header(COPY_SOURCE_IF_MATCH, etag) }
     }
 }
 
-fn on<'a>(call: Call<'a>, condition: Condition<'a>) -> Result<Call<'a>, Refusal> {
+fn on<'a>(call: StoreRequest<'a>, condition: Condition<'a>) -> Result<StoreRequest<'a>, StoreRefusal> {
     match condition {
         Condition::None => Ok(call),
-        Condition::Seen(seen) => Ok(Call { over: Some(seen), ..call }),
+        Condition::Seen(seen) => Ok(StoreRequest { over: Some(seen), ..call }),
         Condition::Absent => call.header(header::IF_NONE_MATCH, "*"),
         Condition::Etag(etag) => call.header(header::IF_MATCH, etag),
     }
@@ -247,11 +254,11 @@ fn checksum_of(body: &[u8]) -> String {
 }
 
 /// The ETag and a checksum from an answer's body.
-fn tagged(answer: &Answer) -> Result<(String, Option<String>), Refusal> {
+fn tagged(answer: &StoreAnswer) -> Result<(String, Option<String>), StoreRefusal> {
     let tagged: Tagged = parse(answer)?;
     match (tagged.etag, tagged.code) {
         (Some(etag), None) => Ok((etag, tagged.checksum)),
-        (_, Some(code)) => Err(Refusal::late(code, tagged.message.unwrap_or_default(), answer.retries)),
+        (_, Some(code)) => Err(StoreRefusal::late(code, tagged.message.unwrap_or_default(), answer.retries)),
         (None, None) => Err(super::requests::garbled("no ETag")),
     }
 }

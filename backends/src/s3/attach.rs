@@ -70,7 +70,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let url = Url::parse(text).map_err(|error| wrong(text, error))?;
     common::without_credentials(&url, INSTEAD)?;
     let (bucket, root) = common::bucket_and_root(text, &url, "s3://BUCKET/PREFIX")?;
-    let options = Options::parse(text, &url)?;
+    let options = S3Options::parse(text, &url)?;
 
     let mut builder = AmazonS3Builder::new();
     let from_env = options.profile.is_none() && environment.contains_key("AWS_ACCESS_KEY_ID");
@@ -97,7 +97,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
     let requester_pays = options.requester_pays || told(AmazonS3ConfigKey::RequestPayer);
     let anonymous = options.common.anonymous || told(AmazonS3ConfigKey::SkipSignature);
 
-    if !from_env && let Some(profile) = Profile::find(text, environment, options.profile.as_deref())? {
+    if !from_env && let Some(profile) = AwsProfile::find(text, environment, options.profile.as_deref())? {
         if let Some((key, secret)) = profile.keys {
             builder = builder.with_access_key_id(key).with_secret_access_key(secret);
             if let Some(token) = profile.token {
@@ -130,17 +130,17 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
 }
 
 #[derive(Debug)]
-struct Options {
-    common: common::Options,
+struct S3Options {
+    common: common::StoreOptions,
     region: Option<String>,
     path_style: Option<bool>,
     requester_pays: bool,
     profile: Option<String>,
 }
 
-impl Options {
+impl S3Options {
     fn parse(text: &str, url: &Url) -> Result<Self> {
-        let common = common::Options::new();
+        let common = common::StoreOptions::new();
         let mut options = Self { common, region: None, path_style: None, requester_pays: false, profile: None };
         for (name, value) in url.query_pairs() {
             match name.as_ref() {
@@ -162,13 +162,13 @@ impl Options {
 
 /// The settings of a profile of the AWS tools.
 #[derive(Default)]
-struct Profile {
+struct AwsProfile {
     keys: Option<(String, String)>,
     token: Option<String>,
     region: Option<String>,
 }
 
-impl Profile {
+impl AwsProfile {
     /// `Ok(None)` if the files do not exist; an error if neither file has the profile that was named.
     fn find(url: &str, environment: &Environment, named: Option<&str>) -> Result<Option<Self>> {
         let named = named.or(environment.get("AWS_PROFILE").map(String::as_str));

@@ -5,15 +5,15 @@ use bytes::{Bytes, BytesMut};
 use crate::{Attrs, ErrorKind, FileKind, Result, SetAttrs, Stat, Time};
 
 use super::api::Condition;
-use super::client::Refusal;
+use super::client::StoreRefusal;
 use super::metadata::{Meta, Object};
-use super::probe::Wanted;
-use super::{Found, Op, directory_meta, upload};
+use super::probe::TargetCondition;
+use super::{StoreCall, StoredObject, directory_meta, upload};
 
 /// The largest object whose size is changed by reading and rewriting it; a larger one is assembled on the server.
 const REWRITTEN_BYTES: u64 = 16 << 20;
 
-impl Op<'_> {
+impl StoreCall<'_> {
     pub(super) async fn set_attrs(&self, changes: &SetAttrs) -> Result<Stat> {
         let found = self.find().await?;
         let before = self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound))?;
@@ -34,22 +34,22 @@ impl Op<'_> {
             meta.mtime = Some(changes.mtime.or(resized).unwrap_or(before.mtime));
             meta.touch(now);
         };
-        let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
+        let refused = |refusal: StoreRefusal| match refusal.is(ErrorKind::Conflict) {
             // Another client was faster: a retry will find the current object.
             true => self.error(ErrorKind::Busy),
             false => self.refused(refusal),
         };
         let client = &self.bucket.client;
         let (object, directory) = match found {
-            Found::Directory(Some(marker)) => {
+            StoredObject::Directory(Some(marker)) => {
                 let mut meta = marker.copied();
                 changed(&mut meta);
                 let key = self.place.marker();
-                let onto = upload::Target { key: &key, meta: &meta, conditional: &self.bucket.conditional };
-                let etag = onto.copy(client, &key, &marker, Wanted::Same(&marker)).await.map_err(refused)?;
+                let onto = upload::CopyTarget { key: &key, meta: &meta, conditional: &self.bucket.conditional };
+                let etag = onto.copy(client, &key, &marker, TargetCondition::Same(&marker)).await.map_err(refused)?;
                 (Object { etag, meta, ..marker }, true)
             }
-            Found::Directory(None) => {
+            StoredObject::Directory(None) => {
                 let mut meta = directory_meta(&Attrs {
                     mode: before.mode,
                     uid: before.uid,
@@ -63,14 +63,17 @@ impl Op<'_> {
                 let etag = client.put(&key, Bytes::new(), &meta, Condition::Seen(None)).await.map_err(refused)?;
                 (Object::written_now(etag, 0, meta), true)
             }
-            Found::Object(object) => {
+            StoredObject::Object(object) => {
                 let mut meta = object.copied();
                 changed(&mut meta);
                 let key = self.place.key.as_str();
                 let (etag, size) = match changes.size {
                     None => {
-                        let onto = upload::Target { key, meta: &meta, conditional: &self.bucket.conditional };
-                        (onto.copy(client, key, &object, Wanted::Same(&object)).await.map_err(refused)?, object.size)
+                        let onto = upload::CopyTarget { key, meta: &meta, conditional: &self.bucket.conditional };
+                        (
+                            onto.copy(client, key, &object, TargetCondition::Same(&object)).await.map_err(refused)?,
+                            object.size,
+                        )
                     }
                     Some(size) => {
                         meta.copied = None;
@@ -79,17 +82,17 @@ impl Op<'_> {
                 };
                 (Object { etag, size, meta, ..object }, false)
             }
-            Found::Nothing => return Err(self.error(ErrorKind::NotFound)),
+            StoredObject::Nothing => return Err(self.error(ErrorKind::NotFound)),
         };
         let key = if directory { self.place.marker() } else { self.place.key.clone() };
         self.made(&key, object, directory).await
     }
 
     /// Truncates an object or appends zeros. Returns its new ETag.
-    async fn resize(&self, object: &Object, meta: &Meta, size: u64) -> Result<String, Refusal> {
+    async fn resize(&self, object: &Object, meta: &Meta, size: u64) -> Result<String, StoreRefusal> {
         let (client, key) = (&self.bucket.client, self.place.key.as_str());
         let kept = object.size.min(size);
-        let onto = upload::Target { key, meta, conditional: &self.bucket.conditional };
+        let onto = upload::CopyTarget { key, meta, conditional: &self.bucket.conditional };
         if size > REWRITTEN_BYTES {
             return onto.resize(client, object, kept, size).await;
         }
@@ -98,7 +101,7 @@ impl Op<'_> {
             content.extend_from_slice(&client.get(key, &object.etag, 0..kept).await?.1);
         }
         content.resize(size as usize, 0);
-        let condition = Wanted::Same(object).heeded(self.bucket.conditional.put);
+        let condition = TargetCondition::Same(object).heeded(self.bucket.conditional.put);
         client.put(key, content.freeze(), meta, condition).await
     }
 }

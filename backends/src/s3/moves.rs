@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::UnderWay;
+use crate::WorkProgress;
 
 #[derive(Debug, Default)]
 pub(crate) struct Moves(Arc<Mutex<Vec<Arc<Moving>>>>);
@@ -21,31 +21,31 @@ struct Moving {
 
 /// The rename is shown as long as this lives.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct ShownMove {
     moves: Arc<Mutex<Vec<Arc<Moving>>>>,
     moving: Arc<Moving>,
 }
 
 impl Moves {
-    pub(super) fn begin(&self, from: &str, to: &str) -> Shown {
+    pub(super) fn begin(&self, from: &str, to: &str) -> ShownMove {
         let what = format!("rename of {from} to {to}");
         let (copied, removed, all_copied) = Default::default();
         let moving = Arc::new(Moving { what, copied, removed, all_copied });
         self.0.lock().push(moving.clone());
-        Shown { moves: Arc::clone(&self.0), moving }
+        ShownMove { moves: Arc::clone(&self.0), moving }
     }
 
-    pub(super) fn under_way(&self) -> Vec<UnderWay> {
+    pub(super) fn under_way(&self) -> Vec<WorkProgress> {
         self.0.lock().iter().map(|moving| moving.as_it_stands()).collect()
     }
 }
 
 impl Moving {
-    fn as_it_stands(&self) -> UnderWay {
+    fn as_it_stands(&self) -> WorkProgress {
         let copied = self.copied.load(Ordering::Relaxed);
         match self.all_copied.load(Ordering::Relaxed) {
-            false => UnderWay { what: format!("{}, objects copied", self.what), done: copied, of: None },
-            true => UnderWay {
+            false => WorkProgress { what: format!("{}, objects copied", self.what), done: copied, of: None },
+            true => WorkProgress {
                 what: format!("{}, objects removed at the source", self.what),
                 done: self.removed.load(Ordering::Relaxed),
                 of: Some(copied),
@@ -54,7 +54,7 @@ impl Moving {
     }
 }
 
-impl Shown {
+impl ShownMove {
     pub(super) fn copied(&self) {
         self.moving.copied.fetch_add(1, Ordering::Relaxed);
     }
@@ -68,7 +68,7 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for ShownMove {
     fn drop(&mut self) {
         self.moves.lock().retain(|moving| !Arc::ptr_eq(moving, &self.moving));
     }
@@ -86,12 +86,12 @@ mod tests {
         (0..3).for_each(|_| first.copied());
         assert_eq!(
             moves.under_way()[0],
-            UnderWay { what: "rename of a/ to b/, objects copied".into(), done: 3, of: None }
+            WorkProgress { what: "rename of a/ to b/, objects copied".into(), done: 3, of: None }
         );
         first.all_copied();
         first.removed();
         let what = "rename of a/ to b/, objects removed at the source".into();
-        assert_eq!(moves.under_way()[0], UnderWay { what, done: 1, of: Some(3) });
+        assert_eq!(moves.under_way()[0], WorkProgress { what, done: 1, of: Some(3) });
         drop(first);
         assert_eq!(moves.under_way().len(), 1);
         drop(second);

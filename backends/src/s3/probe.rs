@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::{ErrorKind, RESERVED_PREFIX};
 
 use super::api::Condition;
-use super::client::{Client, Refusal};
+use super::client::{Client, StoreRefusal};
 use super::metadata::{Meta, Object};
 
 /// An ETag that no content has.
@@ -34,14 +34,14 @@ pub(crate) struct Conditional {
 
 /// The condition on a target. If the server does not honour it, the pool has checked it in advance.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Wanted<'a> {
+pub(super) enum TargetCondition<'a> {
     Anything,
     Absent,
     /// The target is still this object.
     Same(&'a Object),
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> TargetCondition<'a> {
     pub(super) fn heeded(self, by: Heeded) -> Condition<'a> {
         match self {
             Self::Absent if by.absent => Condition::Absent,
@@ -67,7 +67,7 @@ pub(super) struct Probed {
 }
 
 /// Tries every condition on a scratch object below `root`, and removes it.
-pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal> {
+pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, StoreRefusal> {
     // Checks that the bucket exists and may be listed.
     client.list(root, false, None, 1).await?;
     let name = String::from_utf8_lossy(RESERVED_PREFIX);
@@ -83,11 +83,11 @@ pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, Refusal
     }
 }
 
-fn is_read_only(refusal: &Refusal) -> bool {
+fn is_read_only(refusal: &StoreRefusal) -> bool {
     refusal.is(ErrorKind::PermissionDenied) || refusal.is(ErrorKind::Unsupported)
 }
 
-async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> {
+async fn conditions(client: &Client, key: &str) -> Result<Conditional, StoreRefusal> {
     let etag = client.put(key, Bytes::from_static(b"probe"), &Meta::scratch(), Condition::None).await?;
     let mut heeded = Conditional::default();
     let put = async |condition| client.put(key, Bytes::from_static(b"probe"), &Meta::scratch(), condition).await;
@@ -132,7 +132,7 @@ async fn conditions(client: &Client, key: &str) -> Result<Conditional, Refusal> 
     Ok(heeded)
 }
 
-fn was_refused(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
+fn was_refused(answer: Result<String, StoreRefusal>) -> Result<bool, StoreRefusal> {
     match answer {
         Ok(_) => Ok(false),
         Err(refusal) if refusal.is(ErrorKind::Conflict) => Ok(true),
@@ -142,7 +142,7 @@ fn was_refused(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
     }
 }
 
-fn was_made(answer: Result<String, Refusal>) -> Result<bool, Refusal> {
+fn was_made(answer: Result<String, StoreRefusal>) -> Result<bool, StoreRefusal> {
     match answer {
         Ok(_) => Ok(true),
         Err(refusal)

@@ -21,12 +21,12 @@ use crate::unfinished::is_alive;
 use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 
 use super::api::Condition;
-use super::client::Refusal;
+use super::client::StoreRefusal;
 use super::metadata::{Meta, Object};
-use super::moves::Shown;
-use super::probe::Wanted;
-use super::requests::Listed;
-use super::{Bucket, Found, Op, upload};
+use super::moves::ShownMove;
+use super::probe::TargetCondition;
+use super::requests::ListedObject;
+use super::{Bucket, StoreCall, StoredObject, upload};
 
 /// Keys that are moved concurrently.
 const MOVED_AT_ONCE: usize = 16;
@@ -70,9 +70,9 @@ impl<F> Default for AtOnce<F> {
     }
 }
 
-impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
+impl<F: Future<Output = Result<(), StoreRefusal>>> AtOnce<F> {
     /// Begins another piece of work as soon as there is room for it.
-    async fn begin(&mut self, work: F) -> Result<(), Refusal> {
+    async fn begin(&mut self, work: F) -> Result<(), StoreRefusal> {
         if self.0.len() >= MOVED_AT_ONCE
             && let Some(done) = self.0.next().await
         {
@@ -83,7 +83,7 @@ impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
     }
 
     /// Waits until all work is done.
-    async fn end(mut self) -> Result<(), Refusal> {
+    async fn end(mut self) -> Result<(), StoreRefusal> {
         while let Some(done) = self.0.next().await {
             done?;
         }
@@ -91,7 +91,7 @@ impl<F: Future<Output = Result<(), Refusal>>> AtOnce<F> {
     }
 }
 
-pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -> Result<Stat> {
+pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode: RenameMode) -> Result<Stat> {
     let bucket = source.bucket;
     if source.path.is_root() || target.path.is_root() {
         return Err(target.error(ErrorKind::Busy));
@@ -99,10 +99,10 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
     let found = source.find().await?;
     target.parent().await?;
     let there = bucket.find(&target.place).await.map_err(|refusal| target.refused(refusal))?;
-    if mode == RenameMode::NoReplace && !matches!(there, Found::Nothing) {
+    if mode == RenameMode::NoReplace && !matches!(there, StoredObject::Nothing) {
         return Err(target.error(ErrorKind::Exists));
     }
-    let from_directory = matches!(found, Found::Directory(_));
+    let from_directory = matches!(found, StoredObject::Directory(_));
     if from_directory && target.path.starts_with(source.path) && target.path != source.path {
         return Err(target.error(ErrorKind::InvalidInput));
     }
@@ -110,14 +110,14 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
         _ if source.path == target.path => {
             return source.stat(&found).ok_or_else(|| source.error(ErrorKind::NotFound));
         }
-        (Found::Directory(_), Found::Object(_)) => return Err(target.error(ErrorKind::NotDirectory)),
-        (Found::Object(_), Found::Directory(_)) => {
+        (StoredObject::Directory(_), StoredObject::Object(_)) => return Err(target.error(ErrorKind::NotDirectory)),
+        (StoredObject::Object(_), StoredObject::Directory(_)) => {
             // As in rename(2), the error for a directory that is not empty differs from that for a directory at the
             // target.
             let kind = if source.path.starts_with(target.path) { ErrorKind::NotEmpty } else { ErrorKind::IsDirectory };
             return Err(target.error(kind));
         }
-        (Found::Directory(_), Found::Directory(_)) => {
+        (StoredObject::Directory(_), StoredObject::Directory(_)) => {
             let directory = target.place.directory();
             let below =
                 bucket.client.list(&directory, false, None, 2).await.map_err(|refusal| target.refused(refusal))?;
@@ -138,21 +138,21 @@ pub(super) async fn rename(source: &Op<'_>, target: &Op<'_>, mode: RenameMode) -
         from,
         to,
         directory: from_directory,
-        absent: matches!(there, Found::Nothing) && mode == RenameMode::NoReplace,
+        absent: matches!(there, StoredObject::Nothing) && mode == RenameMode::NoReplace,
         write: match &found {
-            Found::Object(object) | Found::Directory(Some(object)) => object.meta.write.clone(),
-            Found::Directory(None) | Found::Nothing => None,
+            StoredObject::Object(object) | StoredObject::Directory(Some(object)) => object.meta.write.clone(),
+            StoredObject::Directory(None) | StoredObject::Nothing => None,
         },
         node: node(),
         pid: std::process::id().cast_signed(),
         since_secs: Time::now().secs,
     };
     let absent = what.absent;
-    let replaced = if let Found::Object(object) = there { Some(object) } else { None };
+    let replaced = if let StoredObject::Object(object) = there { Some(object) } else { None };
     let bucket_too = Arc::clone(bucket);
     // The caller may be gone before the rename is done, and a half-done rename must not stay.
     let work = tokio::spawn(async move { bucket_too.begin(what, replaced).await });
-    let done = work.await.unwrap_or_else(|_| Err(Refusal::local(ErrorKind::Unavailable, "it was stopped".into())));
+    let done = work.await.unwrap_or_else(|_| Err(StoreRefusal::local(ErrorKind::Unavailable, "it was stopped".into())));
     bucket.forget_directory(&source.place.directory());
     done.map_err(|refusal| match refusal.is(ErrorKind::Conflict) {
         true if absent => target.error(ErrorKind::Exists),
@@ -172,9 +172,10 @@ impl Bucket {
         format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
     }
 
-    async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), Refusal> {
+    async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), StoreRefusal> {
         let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
-        let text = serde_json::to_vec(&what).map_err(|e| Refusal::local(ErrorKind::InvalidInput, e.to_string()))?;
+        let text =
+            serde_json::to_vec(&what).map_err(|e| StoreRefusal::local(ErrorKind::InvalidInput, e.to_string()))?;
         self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await?;
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
         // A file that was not moved is still at the source: there is nothing to finish.
@@ -185,14 +186,14 @@ impl Bucket {
     }
 
     /// `since`: this rename was begun before, at that time of the server.
-    async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), Refusal> {
+    async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), StoreRefusal> {
         let below_root = |key: &str| key.strip_prefix(&self.root).unwrap_or(key).to_owned();
         let shown = &self.moves.begin(&below_root(&what.from), &below_root(&what.to));
         if !what.directory {
             let wanted = match replaced {
-                Some(object) => Wanted::Same(object),
-                None if what.absent || since.is_none() => Wanted::Absent,
-                None => Wanted::Anything,
+                Some(object) => TargetCondition::Same(object),
+                None if what.absent || since.is_none() => TargetCondition::Absent,
+                None => TargetCondition::Anything,
             };
             self.copy_one((&what.from, &what.to), since, wanted, false).await?;
             self.keep_directory_of(&what.from).await?;
@@ -211,14 +212,14 @@ impl Bucket {
         &self,
         what: &Move,
         since: Option<Time>,
-        mut all: Vec<Listed>,
-        shown: &Shown,
-    ) -> Result<(), Refusal> {
-        let depth = |listed: &Listed| listed.key.matches('/').count();
+        mut all: Vec<ListedObject>,
+        shown: &ShownMove,
+    ) -> Result<(), StoreRefusal> {
+        let depth = |listed: &ListedObject| listed.key.matches('/').count();
         all.sort_unstable_by_key(|listed| Reverse(depth(listed)));
         for level in all.chunk_by(|one, next| depth(one) == depth(next)) {
             let mut at_work = AtOnce::default();
-            for Listed { key: from, last_modified, .. } in level {
+            for ListedObject { key: from, last_modified, .. } in level {
                 let to = format!("{}{}", what.to, from.strip_prefix(&what.from).unwrap_or_default());
                 // `last_modified` is from before the directory was emptied.
                 let since = since.filter(|since| last_modified > since);
@@ -239,9 +240,9 @@ impl Bucket {
         &self,
         (from, to): (&str, &str),
         since: Option<Time>,
-        wanted: Wanted<'_>,
+        wanted: TargetCondition<'_>,
         below: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), StoreRefusal> {
         let mut last = None;
         for _ in 0..COPY_TRIES {
             // A missing source was moved by an earlier try, or removed by another client.
@@ -254,7 +255,7 @@ impl Bucket {
                 }
             }
             let meta = source.copied();
-            let onto = upload::Target { key: to, meta: &meta, conditional: &self.conditional };
+            let onto = upload::CopyTarget { key: to, meta: &meta, conditional: &self.conditional };
             match onto.copy(&self.client, from, &source, wanted).await {
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {}
                 Err(refusal) if refusal.is(ErrorKind::Conflict) => {
@@ -263,7 +264,9 @@ impl Bucket {
                         Some(there) if there.is_copy_of(&source) => return Ok(()),
                         // Another client's object at the target stays, and so does the source.
                         Some(_) if below => return Ok(()),
-                        Some(_) if matches!(wanted, Wanted::Absent | Wanted::Same(_)) => return Err(refusal),
+                        Some(_) if matches!(wanted, TargetCondition::Absent | TargetCondition::Same(_)) => {
+                            return Err(refusal);
+                        }
                         _ => last = Some(refusal),
                     }
                 }
@@ -273,7 +276,7 @@ impl Bucket {
         last.map_or(Ok(()), Err)
     }
 
-    async fn remove_copied(&self, from: &str, to: &str, since: Option<Time>) -> Result<(), Refusal> {
+    async fn remove_copied(&self, from: &str, to: &str, since: Option<Time>) -> Result<(), StoreRefusal> {
         let (Some(source), Some(copy)) = tokio::try_join!(self.client.head(from), self.client.head(to))? else {
             return Ok(());
         };
@@ -286,7 +289,7 @@ impl Bucket {
             same = true;
         }
         if !others && same {
-            let still = Wanted::Same(&source).heeded(self.conditional.delete);
+            let still = TargetCondition::Same(&source).heeded(self.conditional.delete);
             self.client.delete(from, still).await?;
         }
         Ok(())
@@ -299,8 +302,8 @@ impl Bucket {
         what: &Move,
         since: Option<Time>,
         half: Half,
-        shown: &Shown,
-    ) -> Result<Vec<Listed>, Refusal> {
+        shown: &ShownMove,
+    ) -> Result<Vec<ListedObject>, StoreRefusal> {
         let (mut token, mut directories) = (None, Vec::new());
         loop {
             let page = self.client.list(&what.from, false, token.as_deref(), PAGE_KEYS).await?;
@@ -339,7 +342,7 @@ impl Bucket {
     }
 
     /// Finishes the interrupted renames. One that cannot be finished now is left for the next attach.
-    async fn finish_renames(&self) -> Result<(), Refusal> {
+    async fn finish_renames(&self) -> Result<(), StoreRefusal> {
         let mut token = None;
         loop {
             let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await?;
@@ -356,7 +359,7 @@ impl Bucket {
         }
     }
 
-    async fn finish(&self, note: &Listed) -> Result<(), Refusal> {
+    async fn finish(&self, note: &ListedObject) -> Result<(), StoreRefusal> {
         if note.size == 0 {
             return Ok(());
         }
@@ -389,8 +392,8 @@ impl Bucket {
 }
 
 /// An object below a directory that is renamed must not replace another one; the directory's own object may.
-fn wanted_below(from: &str, what: &Move) -> Wanted<'static> {
-    if from == what.from { Wanted::Anything } else { Wanted::Absent }
+fn wanted_below(from: &str, what: &Move) -> TargetCondition<'static> {
+    if from == what.from { TargetCondition::Anything } else { TargetCondition::Absent }
 }
 
 /// Finishes the interrupted renames within a short time; the rest in the background.

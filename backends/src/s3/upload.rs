@@ -9,11 +9,11 @@ use futures::{StreamExt, TryStreamExt, stream};
 use crate::pieces::PieceOrder;
 use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Piece, Pieces, Result, Stat, Time};
 
-use super::api::{Condition, Part};
-use super::client::{Client, Refusal};
+use super::api::{Condition, UploadedPart};
+use super::client::{Client, StoreRefusal};
 use super::metadata::{Meta, Object};
-use super::probe::{Conditional, Wanted};
-use super::{Found, Op};
+use super::probe::{Conditional, TargetCondition};
+use super::{StoreCall, StoredObject};
 
 /// Content up to this size is sent in one request.
 const PART_BYTES: u64 = 8 << 20;
@@ -31,20 +31,25 @@ fn part_bytes(size: u64) -> u64 {
 }
 
 /// An upload that is aborted unless it is completed, so that the server does not keep its parts.
-struct Upload {
+struct MultipartUpload {
     client: Arc<Client>,
     key: String,
     id: String,
     completed: bool,
 }
 
-impl Upload {
-    async fn begin(client: &Arc<Client>, key: &str, meta: &Meta) -> Result<Self, Refusal> {
+impl MultipartUpload {
+    async fn begin(client: &Arc<Client>, key: &str, meta: &Meta) -> Result<Self, StoreRefusal> {
         let id = client.begin_upload(key, meta).await?;
         Ok(Self { client: Arc::clone(client), key: key.to_owned(), id, completed: false })
     }
 
-    async fn complete(mut self, mut parts: Vec<Part>, meta: &Meta, on: Condition<'_>) -> Result<String, Refusal> {
+    async fn complete(
+        mut self,
+        mut parts: Vec<UploadedPart>,
+        meta: &Meta,
+        on: Condition<'_>,
+    ) -> Result<String, StoreRefusal> {
         parts.sort_by_key(|part| part.number);
         let etag = self.client.complete_upload(&self.key, &self.id, &parts, meta, on).await?;
         self.completed = true;
@@ -52,7 +57,7 @@ impl Upload {
     }
 }
 
-impl Drop for Upload {
+impl Drop for MultipartUpload {
     fn drop(&mut self) {
         let (false, Ok(runtime)) = (self.completed, tokio::runtime::Handle::try_current()) else { return };
         let (client, key, id) = (Arc::clone(&self.client), std::mem::take(&mut self.key), std::mem::take(&mut self.id));
@@ -68,7 +73,7 @@ impl Drop for Upload {
 }
 
 /// Cuts a stream of pieces with holes into parts without holes.
-struct Parts<'a> {
+struct UploadParts<'a> {
     pieces: Pieces<'a>,
     order: PieceOrder,
     size: u64,
@@ -77,7 +82,7 @@ struct Parts<'a> {
     rest: Option<Piece>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> UploadParts<'a> {
     fn new(pieces: Pieces<'a>, size: u64) -> Self {
         Self { pieces, order: PieceOrder::new(size), size, at: 0, rest: None }
     }
@@ -130,7 +135,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Op<'_> {
+impl StoreCall<'_> {
     pub(super) async fn put(&self, size: u64, content: Pieces<'_>, attrs: &Attrs, expected: &Expected) -> Result<Stat> {
         if self.path.is_root() {
             return Err(self.error(ErrorKind::IsDirectory));
@@ -138,18 +143,18 @@ impl Op<'_> {
         self.parent().await?;
         let _room = self.bucket.client.room(size.min(part_bytes(size) * PARTS_AT_ONCE as u64)).await;
         let there = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
-        if matches!(there, Found::Directory(_)) && *expected == Expected::Anything {
+        if matches!(there, StoredObject::Directory(_)) && *expected == Expected::Anything {
             return Err(self.error(ErrorKind::IsDirectory));
         }
         self.check(expected, &there)?;
-        if self.place.shadowed && !matches!(there, Found::Object(_)) {
+        if self.place.shadowed && !matches!(there, StoredObject::Object(_)) {
             // The name stands for an object beside a directory of the same name, and there is no such object.
             return Err(self.error(ErrorKind::InvalidInput));
         }
-        let there = if let Found::Object(object) = there { Some(object) } else { None };
+        let there = if let StoredObject::Object(object) = there { Some(object) } else { None };
         let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
-        let mut parts = Parts::new(content, size);
-        let refused = |refusal: Refusal| match refusal.is(ErrorKind::Conflict) {
+        let mut parts = UploadParts::new(content, size);
+        let refused = |refusal: StoreRefusal| match refusal.is(ErrorKind::Conflict) {
             // Any object may be replaced: a retry finds what another client wrote while the answer was lost.
             true if *expected == Expected::Anything => self.error(ErrorKind::Busy),
             true => self.error(ErrorKind::Conflict),
@@ -161,7 +166,7 @@ impl Op<'_> {
             let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.put);
             self.bucket.client.put(&self.place.key, body, &meta, condition).await.map_err(refused)?
         } else {
-            let upload = Upload::begin(&self.bucket.client, &self.place.key, &meta).await.map_err(refused)?;
+            let upload = MultipartUpload::begin(&self.bucket.client, &self.place.key, &meta).await.map_err(refused)?;
             let sent = self.send_parts(&upload, parts, part_bytes(size)).await?;
             let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.complete);
             if !condition.is_sent() {
@@ -173,11 +178,16 @@ impl Op<'_> {
         self.made(&self.place.key, Object::written_now(etag, size, meta), false).await
     }
 
-    async fn send_parts(&self, upload: &Upload, mut parts: Parts<'_>, part_bytes: u64) -> Result<Vec<Part>> {
+    async fn send_parts(
+        &self,
+        upload: &MultipartUpload,
+        mut parts: UploadParts<'_>,
+        part_bytes: u64,
+    ) -> Result<Vec<UploadedPart>> {
         let mut on_their_way = FuturesUnordered::new();
         let mut sent = Vec::new();
         let mut number = 0;
-        let refused = |refusal: Refusal| -> Error { self.refused(refusal) };
+        let refused = |refusal: StoreRefusal| -> Error { self.refused(refusal) };
         while parts.at < parts.size {
             let body = parts.next(part_bytes).await?;
             number += 1;
@@ -198,21 +208,21 @@ impl Op<'_> {
 }
 
 /// The target of a copy on the server.
-pub(super) struct Target<'a> {
+pub(super) struct CopyTarget<'a> {
     pub(super) key: &'a str,
     pub(super) meta: &'a Meta,
     pub(super) conditional: &'a Conditional,
 }
 
-impl Target<'_> {
+impl CopyTarget<'_> {
     /// Copies the object that `from` names, in parts if it is too large for one request. Returns the copy's ETag.
     pub(super) async fn copy(
         &self,
         client: &Arc<Client>,
         from: &str,
         object: &Object,
-        wanted: Wanted<'_>,
-    ) -> Result<String, Refusal> {
+        wanted: TargetCondition<'_>,
+    ) -> Result<String, StoreRefusal> {
         if object.size == 0 {
             // There is nothing to copy; some servers cannot copy an object whose key ends with a slash.
             return client.put(self.key, Bytes::new(), self.meta, wanted.heeded(self.conditional.put)).await;
@@ -221,7 +231,7 @@ impl Target<'_> {
         if object.size <= COPY_MAX_BYTES {
             return client.copy(source, self.key, self.meta, wanted.heeded(self.conditional.copy)).await;
         }
-        let upload = Upload::begin(client, self.key, self.meta).await?;
+        let upload = MultipartUpload::begin(client, self.key, self.meta).await?;
         let parts = copy_parts(&upload, source, object.size, COPY_PART_BYTES).await?;
         upload.complete(parts, self.meta, wanted.heeded(self.conditional.complete)).await
     }
@@ -233,8 +243,8 @@ impl Target<'_> {
         object: &Object,
         kept: u64,
         size: u64,
-    ) -> Result<String, Refusal> {
-        let upload = Upload::begin(client, self.key, self.meta).await?;
+    ) -> Result<String, StoreRefusal> {
+        let upload = MultipartUpload::begin(client, self.key, self.meta).await?;
         // All parts but the last have at least 5 MiB. A remainder smaller than a part is read, and written together
         // with what follows.
         let whole = kept / PART_BYTES * PART_BYTES;
@@ -252,12 +262,17 @@ impl Target<'_> {
             parts.push(client.put_part(&upload.key, &upload.id, number, body.freeze()).await?);
             at = end;
         }
-        upload.complete(parts, self.meta, Wanted::Same(object).heeded(self.conditional.complete)).await
+        upload.complete(parts, self.meta, TargetCondition::Same(object).heeded(self.conditional.complete)).await
     }
 }
 
 /// Copies the first `size` bytes of an object as the first parts of an upload.
-async fn copy_parts(upload: &Upload, from: (&str, &str), size: u64, part_bytes: u64) -> Result<Vec<Part>, Refusal> {
+async fn copy_parts(
+    upload: &MultipartUpload,
+    from: (&str, &str),
+    size: u64,
+    part_bytes: u64,
+) -> Result<Vec<UploadedPart>, StoreRefusal> {
     let ranges = (0..size).step_by(part_bytes as usize).map(|at| at..(at + part_bytes).min(size));
     stream::iter(ranges.zip(1_u32..))
         .map(|(range, number)| upload.client.copy_part(from, range, &upload.key, &upload.id, number))
@@ -293,7 +308,7 @@ mod tests {
             }
             content.resize(content.len() + end as usize, 0);
             let found = futures::executor::block_on(async {
-                let mut parts = Parts::new(stream::iter(pieces).boxed(), content.len() as u64);
+                let mut parts = UploadParts::new(stream::iter(pieces).boxed(), content.len() as u64);
                 let mut found = Vec::new();
                 while parts.at < parts.size {
                     let part = parts.next(most).await.unwrap();

@@ -24,7 +24,7 @@ use url::Url;
 use crate::{Error, ErrorKind, Result, Side, Time};
 
 use super::Bucket;
-use super::client::{Client, Refusal};
+use super::client::{Client, StoreRefusal};
 use super::dialect::Dialect;
 use super::metadata::Defaults;
 
@@ -74,14 +74,14 @@ pub(crate) fn bucket_and_root(text: &str, url: &Url, wanted: &str) -> Result<(St
 
 /// The options that all kinds of stores accept in a URL.
 #[derive(Debug)]
-pub(crate) struct Options {
+pub(crate) struct StoreOptions {
     pub(crate) endpoint: Option<String>,
     pub(crate) anonymous: bool,
     pub(crate) ca: Option<PathBuf>,
     pub(crate) defaults: Defaults,
 }
 
-impl Options {
+impl StoreOptions {
     pub(crate) fn new() -> Self {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let defaults = Defaults { uid, gid, file_mode: 0o644, dir_mode: 0o755, time: Time::now(), believed: true };
@@ -176,22 +176,22 @@ pub(super) fn credential_retries() -> RetryConfig {
 }
 
 /// `remedy` names the places that credentials can come from.
-pub(super) fn no_credentials(error: &object_store::Error, remedy: &str) -> Refusal {
+pub(super) fn no_credentials(error: &object_store::Error, remedy: &str) -> StoreRefusal {
     tracing::debug!("no credentials: {error}");
-    Refusal::local(ErrorKind::PermissionDenied, format!("no credentials were found: {remedy}"))
+    StoreRefusal::local(ErrorKind::PermissionDenied, format!("no credentials were found: {remedy}"))
 }
 
 /// The content of a URL, except for the protocol.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct StoreUrl {
     /// The URL as given: without secrets.
     pub(super) text: String,
     pub(super) bucket: String,
     pub(super) root: String,
-    pub(super) options: Options,
+    pub(super) options: StoreOptions,
 }
 
-impl Named {
+impl StoreUrl {
     /// `own` takes the options that only this kind has; `known` lists all of them.
     pub(super) fn parse(
         text: &str,
@@ -203,7 +203,7 @@ impl Named {
         let url = Url::parse(text).map_err(|error| wrong(text, error))?;
         without_credentials(&url, instead)?;
         let (bucket, root) = bucket_and_root(text, &url, wanted)?;
-        let mut options = Options::new();
+        let mut options = StoreOptions::new();
         for (name, value) in url.query_pairs() {
             if !own(&name, &value) && !options.take(text, &name, &value)? {
                 return Err(unknown(text, &name, known));

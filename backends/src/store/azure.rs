@@ -12,10 +12,10 @@ use serde::Deserialize;
 use crate::{ErrorKind, Result, Time};
 
 use super::Bucket;
-use super::attach::{self, Environment, Named};
-use super::client::{Call, Client, Refusal};
+use super::attach::{self, Environment, StoreUrl};
+use super::client::{Client, StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
-use super::requests::{Asked, Listed, Page, garbled, parse};
+use super::requests::{ListRequest, ListedObject, Page, garbled, parse};
 
 const INSTEAD: &str = "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or say `anonymous=true` of a public \
                        container";
@@ -33,7 +33,7 @@ struct Azure {
 pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let known = "account, endpoint, anonymous, ca, uid, gid, mode, dir-mode";
     let mut account = None;
-    let named = Named::parse(text, "az://CONTAINER/PREFIX", INSTEAD, known, |name, value| {
+    let named = StoreUrl::parse(text, "az://CONTAINER/PREFIX", INSTEAD, known, |name, value| {
         let ours = name == "account";
         if ours {
             account = Some(value.to_owned());
@@ -78,7 +78,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct ListAnswer {
+struct ListBlobsAnswer {
     blobs: Blobs,
     next_marker: Option<String>,
 }
@@ -93,7 +93,7 @@ struct Blobs {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Blob {
-    name: Name,
+    name: EncodedName,
     properties: Properties,
     metadata: Option<Metadata>,
 }
@@ -117,19 +117,19 @@ struct Metadata {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Prefix {
-    name: Name,
+    name: EncodedName,
 }
 
 /// A name, percent-encoded if XML cannot represent it.
 #[derive(Debug, Deserialize)]
-struct Name {
+struct EncodedName {
     #[serde(rename = "@Encoded", default)]
     encoded: bool,
     #[serde(rename = "$text", default)]
     text: String,
 }
 
-impl Name {
+impl EncodedName {
     fn decoded(self) -> String {
         match self.encoded {
             true => percent_decode_str(&self.text).decode_utf8_lossy().into_owned(),
@@ -140,7 +140,7 @@ impl Name {
 
 #[async_trait]
 impl Dialect for Azure {
-    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
         let denied = |error: object_store::Error| attach::no_credentials(&error, INSTEAD);
         let credential = credentials.get_credential().await.map_err(denied)?;
@@ -155,7 +155,7 @@ impl Dialect for Azure {
         translate_metadata(headers, "x-ms-meta-");
     }
 
-    async fn page(&self, client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
+    async fn page(&self, client: &Client, asked: &ListRequest<'_>) -> Result<Page, StoreRefusal> {
         let mut token = asked.token.map(str::to_owned);
         for _ in 0..EMPTY_PAGES_MAX {
             let page = page(client, asked, token.as_deref()).await?;
@@ -164,12 +164,12 @@ impl Dialect for Azure {
             }
             token = page.next;
         }
-        Err(Refusal::local(ErrorKind::Unavailable, "a listing of nothing but empty pages".to_owned()))
+        Err(StoreRefusal::local(ErrorKind::Unavailable, "a listing of nothing but empty pages".to_owned()))
     }
 }
 
-async fn page(client: &Client, asked: &Asked<'_>, token: Option<&str>) -> Result<Page, Refusal> {
-    let mut call = Call::new(Method::GET, "")
+async fn page(client: &Client, asked: &ListRequest<'_>, token: Option<&str>) -> Result<Page, StoreRefusal> {
+    let mut call = StoreRequest::new(Method::GET, "")
         .query("restype", "container")
         .query("comp", "list")
         .query("include", "metadata")
@@ -181,11 +181,11 @@ async fn page(client: &Client, asked: &Asked<'_>, token: Option<&str>) -> Result
     if let Some(token) = token {
         call = call.query("marker", token);
     }
-    let told: ListAnswer = parse(&client.send(call).await?)?;
+    let told: ListBlobsAnswer = parse(&client.send(call).await?)?;
     let objects = told.blobs.blob.into_iter().map(|blob| {
         let modified = httpdate::parse_http_date(&blob.properties.last_modified).map_err(garbled)?;
         let etag = blob.properties.etag;
-        Ok(Listed {
+        Ok(ListedObject {
             key: blob.name.decoded(),
             // Headers quote the ETag.
             etag: if etag.starts_with('"') { etag } else { format!("\"{etag}\"") },
@@ -195,7 +195,7 @@ async fn page(client: &Client, asked: &Asked<'_>, token: Option<&str>) -> Result
         })
     });
     Ok(Page {
-        objects: objects.collect::<Result<_, Refusal>>()?,
+        objects: objects.collect::<Result<_, StoreRefusal>>()?,
         prefixes: told.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.decoded()).collect(),
         next: told.next_marker.filter(|token| !token.is_empty()),
     })

@@ -34,7 +34,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The body of an answer.
-pub(crate) type Body = BoxStream<'static, Result<Bytes, Refusal>>;
+pub(crate) type Body = BoxStream<'static, Result<Bytes, StoreRefusal>>;
 
 /// A bucket and the credentials for it.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ const ROOM_UNITS: usize = 512;
 
 /// One request.
 #[derive(Debug, Clone)]
-pub(crate) struct Call<'a> {
+pub(crate) struct StoreRequest<'a> {
     pub(crate) method: Method,
     pub(crate) key: &'a str,
     pub(crate) query: Vec<(&'static str, String)>,
@@ -69,7 +69,7 @@ pub(crate) struct Call<'a> {
     pub(crate) over: Option<Option<&'a Object>>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> StoreRequest<'a> {
     pub(crate) fn new(method: Method, key: &'a str) -> Self {
         let (query, headers) = (Vec::new(), HeaderMap::new());
         Self { method, key, query, headers, body: Bytes::new(), answer_bytes: None, over: None }
@@ -80,9 +80,9 @@ impl<'a> Call<'a> {
         self
     }
 
-    pub(crate) fn header(mut self, name: http::HeaderName, value: &str) -> Result<Self, Refusal> {
+    pub(crate) fn header(mut self, name: http::HeaderName, value: &str) -> Result<Self, StoreRefusal> {
         let value = HeaderValue::from_bytes(value.as_bytes())
-            .map_err(|_| Refusal::local(ErrorKind::InvalidInput, format!("{name} cannot be {value:?}")))?;
+            .map_err(|_| StoreRefusal::local(ErrorKind::InvalidInput, format!("{name} cannot be {value:?}")))?;
         self.headers.insert(name, value);
         Ok(self)
     }
@@ -95,7 +95,7 @@ impl<'a> Call<'a> {
 
 /// A successful answer.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct StoreAnswer {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     /// The number of failed tries before this answer: an earlier try may already have made the change.
@@ -104,7 +104,7 @@ pub(crate) struct Answer {
 
 /// The reason for a failed request.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct StoreRefusal {
     /// S3's error code, or ours.
     pub(crate) code: String,
     pub(crate) message: String,
@@ -127,7 +127,7 @@ struct ErrorBody {
     message: String,
 }
 
-impl Refusal {
+impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
         Self { code: String::new(), message, retries: 0, kind, again }
@@ -263,27 +263,32 @@ impl Client {
 
     /// Sends a request and retries it after a fault of the server or the network, a bounded number of times with
     /// growing, jittered pauses. A change that may already have been made is not made again over a later change.
-    pub(crate) async fn send(&self, call: Call<'_>) -> Result<Answer, Refusal> {
+    pub(crate) async fn send(&self, call: StoreRequest<'_>) -> Result<StoreAnswer, StoreRefusal> {
         let retries = AtomicU64::new(0);
         let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
         let retries = retries.into_inner();
         match answer {
-            Ok(answer) => Ok(Answer { retries, ..answer }),
-            Err(refusal) => Err(Refusal { retries, ..refusal }),
+            Ok(answer) => Ok(StoreAnswer { retries, ..answer }),
+            Err(refusal) => Err(StoreRefusal { retries, ..refusal }),
         }
     }
 
     /// Like [`Self::send`], but returns when the answer begins.
-    pub(crate) async fn send_for_body(&self, call: Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
+    pub(crate) async fn send_for_body(&self, call: StoreRequest<'_>) -> Result<(HeaderMap, Body), StoreRefusal> {
         self.until_answered(call.key, &AtomicU64::new(0), || self.begin(&call)).await
     }
 
-    async fn until_answered<T, F>(&self, key: &str, retries: &AtomicU64, once: impl FnMut() -> F) -> Result<T, Refusal>
+    async fn until_answered<T, F>(
+        &self,
+        key: &str,
+        retries: &AtomicU64,
+        once: impl FnMut() -> F,
+    ) -> Result<T, StoreRefusal>
     where
-        F: Future<Output = Result<T, Refusal>>,
+        F: Future<Output = Result<T, StoreRefusal>>,
     {
         once.retry(pauses())
-            .when(|refusal: &Refusal| refusal.again)
+            .when(|refusal: &StoreRefusal| refusal.again)
             .notify(|refusal, pause| {
                 retries.fetch_add(1, Ordering::Relaxed);
                 self.note_retry(key, pause, refusal);
@@ -292,32 +297,32 @@ impl Client {
     }
 
     /// Counts and logs a retry after `pause`.
-    pub(crate) fn note_retry(&self, key: &str, pause: Duration, refusal: &Refusal) {
+    pub(crate) fn note_retry(&self, key: &str, pause: Duration, refusal: &StoreRefusal) {
         self.retried.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(key, ?pause, code = refusal.code, why = refusal.message, "a request is sent again");
     }
 
     /// Sends a change; retries it only if no other client has made a change since.
-    async fn send_safely(&self, call: &Call<'_>, retries: &AtomicU64) -> Result<Answer, Refusal> {
+    async fn send_safely(&self, call: &StoreRequest<'_>, retries: &AtomicU64) -> Result<StoreAnswer, StoreRefusal> {
         if let Some(seen) = call.over
             && retries.load(Ordering::Relaxed) > 0
             && !self.is_still(call.key, seen).await?
         {
-            return Err(Refusal::moved_on());
+            return Err(StoreRefusal::moved_on());
         }
         self.send_once(call).await
     }
 
     /// Whether the object at a key is the one that was seen.
-    async fn is_still(&self, key: &str, seen: Option<&Object>) -> Result<bool, Refusal> {
-        match self.send_once(&Call::new(Method::HEAD, key)).await {
+    async fn is_still(&self, key: &str, seen: Option<&Object>) -> Result<bool, StoreRefusal> {
+        match self.send_once(&StoreRequest::new(Method::HEAD, key)).await {
             Ok(answer) => Ok(seen.is_some_and(|seen| requests::object(&answer.headers).is_ok_and(|now| now.is(seen)))),
             Err(refusal) if refusal.is(ErrorKind::NotFound) => Ok(seen.is_none()),
             Err(refusal) => Err(refusal),
         }
     }
 
-    async fn send_once(&self, call: &Call<'_>) -> Result<Answer, Refusal> {
+    async fn send_once(&self, call: &StoreRequest<'_>) -> Result<StoreAnswer, StoreRefusal> {
         let (headers, body) = self.begin(call).await?;
         let (pieces, length) = collect(body, call.answer_bytes.unwrap_or(ANSWER_BYTES)).await?;
         if let Some(expected) = call.answer_bytes
@@ -325,32 +330,32 @@ impl Client {
         {
             // More bytes than requested are no broken connection: a retry would get them again.
             let kind = if length as u64 > expected { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
-            let refusal = Refusal::local(kind, format!("{length} bytes came instead of {expected}"));
-            return Err(Refusal { again: kind == ErrorKind::Unavailable, ..refusal });
+            let refusal = StoreRefusal::local(kind, format!("{length} bytes came instead of {expected}"));
+            return Err(StoreRefusal { again: kind == ErrorKind::Unavailable, ..refusal });
         }
-        Ok(Answer { headers, body: join(pieces, length), retries: 0 })
+        Ok(StoreAnswer { headers, body: join(pieces, length), retries: 0 })
     }
 
     /// Sends a request once. The caller reads the body of a successful answer.
-    async fn begin(&self, call: &Call<'_>) -> Result<(HeaderMap, Body), Refusal> {
+    async fn begin(&self, call: &StoreRequest<'_>) -> Result<(HeaderMap, Body), StoreRefusal> {
         let request = self.request(call).await?;
         let response = self.http.execute(request).await.map_err(|error| {
             let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
-            Refusal::local(kind, without_secrets(&chain(&error)))
+            StoreRefusal::local(kind, without_secrets(&chain(&error)))
         })?;
         let (mut parts, body) = response.into_parts();
-        let broken = |error| Refusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error)));
+        let broken = |error| StoreRefusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error)));
         let body = body.bytes_stream().map_err(broken).boxed();
         if parts.status.is_success() {
             self.dialect.translate(&mut parts.headers);
             return Ok((parts.headers, body));
         }
         let (pieces, length) = collect(body, ERROR_BODY_BYTES).await?;
-        Err(Refusal::of(parts.status, &parts.headers, &join(pieces, length)))
+        Err(StoreRefusal::of(parts.status, &parts.headers, &join(pieces, length)))
     }
 
-    async fn request(&self, call: &Call<'_>) -> Result<Request<HttpRequestBody>, Refusal> {
-        let wrong = |why: String| Refusal::local(ErrorKind::InvalidInput, why);
+    async fn request(&self, call: &StoreRequest<'_>) -> Result<Request<HttpRequestBody>, StoreRefusal> {
+        let wrong = |why: String| StoreRefusal::local(ErrorKind::InvalidInput, why);
         if is_unspeakable(call.key) {
             return Err(wrong("a key with a part that is `.` or `..` cannot be sent in a URL: rename it".to_owned()));
         }
@@ -388,7 +393,7 @@ pub(crate) fn pauses() -> ExponentialBuilder {
 ///
 /// # Errors
 /// `Corrupt` if it has more than `most_bytes`.
-pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, Refusal> {
+pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, StoreRefusal> {
     let (pieces, length) = collect(body, most_bytes).await?;
     if length as u64 > most_bytes {
         return Err(requests::garbled(format!("it is longer than {most_bytes} bytes")));
@@ -397,7 +402,7 @@ pub(crate) async fn short(body: Body, most_bytes: u64) -> Result<Bytes, Refusal>
 }
 
 /// Reads a body, and stops after more than `most_bytes`.
-async fn collect(mut body: Body, most_bytes: u64) -> Result<(Vec<Bytes>, usize), Refusal> {
+async fn collect(mut body: Body, most_bytes: u64) -> Result<(Vec<Bytes>, usize), StoreRefusal> {
     let (mut pieces, mut length) = (Vec::new(), 0);
     while let Some(piece) = body.try_next().await? {
         length += piece.len();

@@ -7,14 +7,14 @@ use http::{HeaderMap, HeaderName, Request, header};
 use object_store::client::HttpRequestBody;
 use percent_encoding::utf8_percent_encode;
 
-use super::client::{Call, Client, PLAIN_IN_PATH, Refusal};
-use super::requests::{Asked, Page, Same, page_of_s3};
+use super::client::{Client, PLAIN_IN_PATH, StoreRefusal, StoreRequest};
+use super::requests::{ListRequest, Page, Same, page_of_s3};
 
 /// The requests of one kind of store, as far as they differ from S3's.
 #[async_trait]
 pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     /// Adds the authorization to a request.
-    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal>;
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal>;
 
     /// The URL of a key; for an empty key, that of the bucket.
     fn url(&self, bucket_url: &str, key: &str) -> String {
@@ -28,7 +28,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn translate(&self, _headers: &mut HeaderMap) {}
 
     /// Adds the condition that the object is still this one.
-    fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
+    fn only<'a>(&self, same: &Same<'_>, call: StoreRequest<'a>) -> Result<StoreRequest<'a>, StoreRefusal> {
         if same.etag.is_empty() { Ok(call) } else { call.header(header::IF_MATCH, same.etag) }
     }
 
@@ -44,7 +44,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     }
 
     /// One page of a listing.
-    async fn page(&self, client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
+    async fn page(&self, client: &Client, asked: &ListRequest<'_>) -> Result<Page, StoreRefusal> {
         page_of_s3(client, asked).await
     }
 }

@@ -11,8 +11,8 @@ use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder, Google
 use crate::{ErrorKind, Result};
 
 use super::Bucket;
-use super::attach::{self, Environment, Named};
-use super::client::{Call, Refusal};
+use super::attach::{self, Environment, StoreUrl};
+use super::client::{StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
 use super::requests::Same;
 
@@ -31,7 +31,7 @@ struct Google {
 /// Attaches `gs://BUCKET[/PREFIX]`.
 pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let known = "endpoint, anonymous, ca, uid, gid, mode, dir-mode";
-    let named = Named::parse(text, "gs://BUCKET/PREFIX", INSTEAD, known, |_, _| false)?;
+    let named = StoreUrl::parse(text, "gs://BUCKET/PREFIX", INSTEAD, known, |_, _| false)?;
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("GOOGLE_")) {
         // A variable that the builder does not know belongs to other programs; the settings of connections follow
@@ -64,7 +64,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
 
 #[async_trait]
 impl Dialect for Google {
-    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         // Without this header the store decompresses objects that it keeps compressed, and the size differs from that
         // of the object.
         request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
@@ -72,7 +72,7 @@ impl Dialect for Google {
         let credential = credentials.get_credential().await.map_err(|error| attach::no_credentials(&error, INSTEAD))?;
         if !credential.bearer.is_empty() {
             let mut value = HeaderValue::try_from(format!("Bearer {}", credential.bearer)).map_err(|_| {
-                Refusal::local(ErrorKind::PermissionDenied, format!("the credentials make no sense: {INSTEAD}"))
+                StoreRefusal::local(ErrorKind::PermissionDenied, format!("the credentials make no sense: {INSTEAD}"))
             })?;
             value.set_sensitive(true);
             request.headers_mut().insert(header::AUTHORIZATION, value);
@@ -91,7 +91,7 @@ impl Dialect for Google {
         false
     }
 
-    fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
+    fn only<'a>(&self, same: &Same<'_>, call: StoreRequest<'a>) -> Result<StoreRequest<'a>, StoreRefusal> {
         if same.etag.parse::<u64>().is_ok() { call.header(IF_GENERATION_MATCH, same.etag) } else { Ok(call) }
     }
 }

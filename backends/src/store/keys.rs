@@ -35,7 +35,7 @@ pub(crate) const KEY_MAX: usize = 1_024;
 
 /// The meaning of a name in its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum NameMeaning {
     /// A part of a key.
     Plain(String),
     /// The object of that name, if a directory has the same name.
@@ -43,19 +43,23 @@ pub(crate) enum Part {
 }
 
 /// The part that a name stands for; `None` if there is none.
-fn part_of(name: &[u8]) -> Option<Part> {
+fn part_of(name: &[u8]) -> Option<NameMeaning> {
     let text = std::str::from_utf8(name).ok();
     if let Some(part) = text.and_then(|text| text.strip_suffix(ESCAPED_KEY)) {
         let escaped = matches!(part, "" | "." | "..")
             || part.ends_with(ESCAPED_KEY)
             || is_literal_bytes(part)
             || is_garbled(part);
-        return Some(if escaped { Part::Plain(part.to_owned()) } else { Part::Shadowed(part.to_owned()) });
+        return Some(if escaped {
+            NameMeaning::Plain(part.to_owned())
+        } else {
+            NameMeaning::Shadowed(part.to_owned())
+        });
     }
     match text {
         Some(text) if text.ends_with(ESCAPED_BYTES) => None,
-        Some(text) if !is_garbled(text) => Some(Part::Plain(text.to_owned())),
-        _ => Some(Part::Plain(percent_encode(name, NOT_UTF8).to_string() + ESCAPED_BYTES)),
+        Some(text) if !is_garbled(text) => Some(NameMeaning::Plain(text.to_owned())),
+        _ => Some(NameMeaning::Plain(percent_encode(name, NOT_UTF8).to_string() + ESCAPED_BYTES)),
     }
 }
 
@@ -72,7 +76,7 @@ fn is_literal_bytes(part: &str) -> bool {
 fn encoded_name(part: &str) -> Option<Vec<u8>> {
     let encoded = part.strip_suffix(ESCAPED_BYTES)?;
     let name: Vec<u8> = percent_decode(encoded.as_bytes()).collect();
-    (part_of(&name) == Some(Part::Plain(part.to_owned()))).then_some(name)
+    (part_of(&name) == Some(NameMeaning::Plain(part.to_owned()))).then_some(name)
 }
 
 /// The name that shows a part of a key; `None` if it would be too long, or contains a NUL or, against the rules of a
@@ -93,12 +97,12 @@ pub(crate) fn name_of(part: &str) -> Option<Vec<u8>> {
 /// The name of an object that a directory of the same name hides.
 pub(crate) fn shadowed_name(part: &str) -> Option<Vec<u8>> {
     let name = format!("{part}{ESCAPED_KEY}").into_bytes();
-    (is_file_name(&name) && part_of(&name) == Some(Part::Shadowed(part.to_owned()))).then_some(name)
+    (is_file_name(&name) && part_of(&name) == Some(NameMeaning::Shadowed(part.to_owned()))).then_some(name)
 }
 
 /// The place of a path in a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ObjectPlace {
     /// The key of an object at the place, without a slash at its end.
     pub(crate) key: String,
     /// The name stands for an object beside a directory of the same name; no directory can have it.
@@ -107,7 +111,7 @@ pub(crate) struct Place {
     pub(crate) is_root: bool,
 }
 
-impl Place {
+impl ObjectPlace {
     /// The prefix of the keys of everything below the place.
     pub(crate) fn directory(&self) -> String {
         if self.is_root && self.key.is_empty() { String::new() } else { format!("{}/", self.key) }
@@ -126,7 +130,7 @@ impl Place {
 ///
 /// # Errors
 /// `InvalidInput` for reserved names and names that stand for no key; `NameTooLong`.
-pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> {
+pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<ObjectPlace, ErrorKind> {
     if path.is_reserved() {
         return Err(ErrorKind::InvalidInput);
     }
@@ -140,8 +144,8 @@ pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
             return Err(ErrorKind::NotDirectory);
         }
         let part = match part_of(name).ok_or(ErrorKind::InvalidInput)? {
-            Part::Plain(part) => part,
-            Part::Shadowed(part) => {
+            NameMeaning::Plain(part) => part,
+            NameMeaning::Shadowed(part) => {
                 shadowed = true;
                 part
             }
@@ -156,7 +160,7 @@ pub(crate) fn place_of(root: &str, path: &PoolPath) -> Result<Place, ErrorKind> 
     if key.len() >= KEY_MAX {
         return Err(ErrorKind::NameTooLong);
     }
-    Ok(Place { key, shadowed, is_root: path.is_root() })
+    Ok(ObjectPlace { key, shadowed, is_root: path.is_root() })
 }
 
 /// Whether a part of a key is a name that pools reserve for their own unfinished work.
@@ -192,7 +196,7 @@ mod tests {
         let escaped = [("", ".%key"), (".", "..%key"), ("..", "...%key"), ("a.%key", "a.%key.%key"), ("\r", "\r.%key")];
         for (part, name) in escaped {
             assert_eq!(name_of(part).unwrap(), name.as_bytes());
-            assert_eq!(part_of(name.as_bytes()), Some(Part::Plain(part.to_owned())));
+            assert_eq!(part_of(name.as_bytes()), Some(NameMeaning::Plain(part.to_owned())));
         }
         let place = place_of("root/", &path(&[b"a", b".%key", b"b"])).unwrap();
         assert_eq!((place.key.as_str(), place.shadowed), ("root/a//b", false));
@@ -225,7 +229,7 @@ mod tests {
         #[test]
         fn every_name_comes_back(name in prop::collection::vec(prop_oneof![Just(b'%'), Just(b'.'), any::<u8>()], 1..40)) {
             prop_assume!(!name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..");
-            if let Some(Part::Plain(part)) = part_of(&name) {
+            if let Some(NameMeaning::Plain(part)) = part_of(&name) {
                 prop_assert_eq!(name_of(&part), Some(name));
             }
         }
@@ -233,7 +237,7 @@ mod tests {
         #[test]
         fn every_part_comes_back(part in "([a.%\r]|\\.%key|\\.%bytes|%FF|%0D|\u{fc}){0,6}") {
             if let Some(name) = name_of(&part) {
-                prop_assert_eq!(part_of(&name), Some(Part::Plain(part)));
+                prop_assert_eq!(part_of(&name), Some(NameMeaning::Plain(part)));
             }
         }
     }

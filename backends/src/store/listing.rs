@@ -18,10 +18,10 @@ use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result
 
 use super::Bucket;
 use super::bounds::{EMPTY_PAGES, WAITING_KEYS};
-use super::client::Refusal;
-use super::keys::{self, Place};
+use super::client::StoreRefusal;
+use super::keys::{self, ObjectPlace};
 use super::metadata::{Meta, Object, implied_directory};
-use super::requests::{Listed, garbled};
+use super::requests::{ListedObject, garbled};
 
 /// Keys in one page: the most that S3 returns.
 const PAGE_KEYS: usize = 1_000;
@@ -42,7 +42,7 @@ impl Remembered {
         Self(Mutex::new(LruCache::new(REMEMBERED)))
     }
 
-    fn get(&self, listed: &Listed) -> Option<Object> {
+    fn get(&self, listed: &ListedObject) -> Option<Object> {
         let mut objects = self.0.lock();
         let known = objects.get(&listed.key)?;
         let same = (&known.etag, known.size, known.last_modified) == (&listed.etag, listed.size, listed.last_modified);
@@ -58,19 +58,19 @@ impl Remembered {
 
 /// A future entry.
 enum Child {
-    Object(Vec<u8>, Listed, Wanted),
+    Object(Vec<u8>, ListedObject, ObjectRequest),
     Directory(Vec<u8>, String),
 }
 
 /// What to request for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum ObjectRequest {
     Attributes,
     Content,
 }
 
 /// A directory that is being listed.
-struct Walk {
+struct DirectoryWalk {
     bucket: Arc<Bucket>,
     /// The prefix of the keys.
     directory: String,
@@ -78,7 +78,7 @@ struct Walk {
     /// Bytes of contents that the listing may still include.
     contents_bytes: u64,
     /// Objects, by the part of their key, whose name may still turn out to be that of a directory not listed yet.
-    waiting: BTreeMap<String, Listed>,
+    waiting: BTreeMap<String, ListedObject>,
     /// Successive pages without an entry.
     empty_pages: u32,
     done: bool,
@@ -88,7 +88,7 @@ struct Walk {
 pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, context: String) -> Listing {
     let (waiting, empty_pages) = (BTreeMap::new(), 0);
     let asked = Arc::clone(&bucket);
-    let walk = Walk { bucket, directory, token: None, contents_bytes, waiting, empty_pages, done: false };
+    let walk = DirectoryWalk { bucket, directory, token: None, contents_bytes, waiting, empty_pages, done: false };
     let children = stream::try_unfold(walk, |mut walk| async move {
         if walk.done {
             return Ok(None);
@@ -106,13 +106,13 @@ pub(crate) fn list(bucket: Arc<Bucket>, directory: String, contents_bytes: u64, 
 /// The entries of a listing, requested concurrently and returned as they arrive. The time limit for a part of a
 /// listing then covers one request, not all requests for a page of the server. `context` is for errors.
 pub(super) fn ask_each<C, A>(
-    listed: impl Stream<Item = Result<Vec<C>, Refusal>> + Send + 'static,
+    listed: impl Stream<Item = Result<Vec<C>, StoreRefusal>> + Send + 'static,
     ask: impl Fn(C) -> A + Send + 'static,
     context: String,
 ) -> Listing
 where
     C: Send + 'static,
-    A: Future<Output = Result<Option<DirEntry>, Refusal>> + Send + 'static,
+    A: Future<Output = Result<Option<DirEntry>, StoreRefusal>> + Send + 'static,
 {
     listed
         .map_ok(|found| {
@@ -132,9 +132,9 @@ where
         .boxed()
 }
 
-impl Walk {
+impl DirectoryWalk {
     /// The children in the next page of keys, except objects whose name is not certain yet.
-    async fn children(&mut self) -> Result<Vec<Child>, Refusal> {
+    async fn children(&mut self) -> Result<Vec<Child>, StoreRefusal> {
         let client = &self.bucket.client;
         let page = client.list(&self.directory, true, self.token.as_deref(), PAGE_KEYS).await?;
         if page.next.is_some() && page.next == self.token {
@@ -187,13 +187,13 @@ impl Walk {
     }
 
     /// What to request for an object. An empty object has no content to request.
-    fn wanted(&mut self, listed: &Listed) -> Wanted {
+    fn wanted(&mut self, listed: &ListedObject) -> ObjectRequest {
         let fits = (1..=self.contents_bytes.min(LISTED_CONTENT_BYTES)).contains(&listed.size);
         if !fits || keys::is_unspeakable(&listed.key) {
-            return Wanted::Attributes;
+            return ObjectRequest::Attributes;
         }
         self.contents_bytes -= listed.size;
-        Wanted::Content
+        ObjectRequest::Content
     }
 
     fn show(&self, part: &str, name: Option<Vec<u8>>, child: impl FnOnce(Vec<u8>) -> Child, to: &mut Vec<Child>) {
@@ -215,7 +215,7 @@ impl Walk {
 }
 
 /// `None` if the object vanished meanwhile.
-async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusal> {
+async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, StoreRefusal> {
     match child {
         Child::Directory(name, key) => {
             let marker = match keys::is_unspeakable(&key) {
@@ -231,7 +231,7 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
             };
             Ok(Some(DirEntry::new(name, stat)))
         }
-        Child::Object(name, listed, Wanted::Content) => match with_content(bucket, &listed).await? {
+        Child::Object(name, listed, ObjectRequest::Content) => match with_content(bucket, &listed).await? {
             Some((object, content)) => {
                 let stat = object.stat(false, &bucket.defaults);
                 // The target of a symlink is not the content of a file.
@@ -242,20 +242,20 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, Refusa
                 .await?
                 .map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults)))),
         },
-        Child::Object(name, listed, Wanted::Attributes) => {
+        Child::Object(name, listed, ObjectRequest::Attributes) => {
             Ok(object(bucket, listed).await?.map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults))))
         }
     }
 }
 
 /// Whether no key begins with a prefix that a listing contained.
-async fn is_empty(bucket: &Bucket, prefix: &str) -> Result<bool, Refusal> {
+async fn is_empty(bucket: &Bucket, prefix: &str) -> Result<bool, StoreRefusal> {
     let client = &bucket.client;
     Ok(client.dialect.tells_empty_prefixes() && client.list(prefix, false, None, 1).await?.objects.is_empty())
 }
 
 /// `None` if the object is another one by now.
-async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object, Bytes)>, Refusal> {
+async fn with_content(bucket: &Bucket, listed: &ListedObject) -> Result<Option<(Object, Bytes)>, StoreRefusal> {
     match bucket.client.get(&listed.key, &listed.etag, 0..listed.size).await {
         // Not every server checks the condition.
         Ok((object, content)) if (&object.etag, object.size) == (&listed.etag, listed.size) => {
@@ -275,12 +275,12 @@ async fn with_content(bucket: &Bucket, listed: &Listed) -> Result<Option<(Object
 }
 
 /// Whether a refusal concerns one object alone, in a bucket that answers and may be listed.
-pub(super) fn is_of_one_object(refusal: &Refusal) -> bool {
+pub(super) fn is_of_one_object(refusal: &StoreRefusal) -> bool {
     !refusal.is(ErrorKind::Unavailable) && !refusal.is(ErrorKind::Timeout)
 }
 
 /// The result of `stat` for an object or a directory, from a listing alone; `None` if nothing is there.
-pub(super) async fn stat_as_listed(bucket: &Bucket, place: &Place) -> Result<Option<Stat>, Refusal> {
+pub(super) async fn stat_as_listed(bucket: &Bucket, place: &ObjectPlace) -> Result<Option<Stat>, StoreRefusal> {
     let (client, directory) = (&bucket.client, place.directory());
     let (first, below) =
         tokio::try_join!(client.list(&place.key, false, None, 1), client.list(&directory, false, None, 1))?;
@@ -292,7 +292,7 @@ pub(super) async fn stat_as_listed(bucket: &Bucket, place: &Place) -> Result<Opt
 }
 
 /// `None` if the object is gone.
-async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refusal> {
+async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>, StoreRefusal> {
     if let Some(object) = bucket.remembered.get(&listed) {
         return Ok(Some(object));
     }
@@ -312,8 +312,8 @@ async fn object(bucket: &Bucket, listed: Listed) -> Result<Option<Object>, Refus
 
 /// An object known only from the listing. Its version differs from that of a `HEAD`: if a later `HEAD` is answered,
 /// the attributes count as changed.
-fn as_listed(listed: Listed) -> Object {
-    let Listed { etag, size, last_modified, .. } = listed;
+fn as_listed(listed: ListedObject) -> Object {
+    let ListedObject { etag, size, last_modified, .. } = listed;
     let version_id = LISTED_ALONE.to_owned();
     Object { etag, version_id, size, last_modified, asked_at_secs: 0, meta: Meta::default() }
 }

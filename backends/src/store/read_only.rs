@@ -9,12 +9,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::{
-    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, Listings, Objects, Pieces,
-    Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Version, Versions,
+    Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, ListingSupport, Objects,
+    Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Version, Versions,
 };
 
 use super::attach::Environment;
-use super::{Bucket, Op, azure, google, keys, web};
+use super::{Bucket, StoreCall, azure, google, keys, web};
 
 /// A bucket of Google's store, a container of Azure's, or a part of a web server; read-only.
 pub struct StorePool {
@@ -73,7 +73,7 @@ impl StorePool {
                 sparse: false,
             },
             renames: Renames::Unable,
-            listings: if lists_names { Listings::AskEach } else { Listings::Unable },
+            listings: if lists_names { ListingSupport::AskEach } else { ListingSupport::Unable },
             listed_contents: false,
             versions: Versions { confirmed_by_reads: false, alone: bucket.web.is_none(), of_directories: false },
             streams: true,
@@ -87,8 +87,8 @@ impl StorePool {
         Ok(Self { bucket: Arc::new(bucket), capabilities, url: url.to_owned() })
     }
 
-    fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<Op<'a>> {
-        Op::new(&self.bucket, what, path)
+    fn op<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<StoreCall<'a>> {
+        StoreCall::new(&self.bucket, what, path)
     }
 
     fn refuse<T>(&self, what: &str, path: &PoolPath) -> Result<T> {

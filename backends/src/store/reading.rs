@@ -9,16 +9,16 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{Content, Error, ErrorKind, FileKind, Result, Version};
 
-use super::client::{Body, Refusal, pauses};
+use super::client::{Body, StoreRefusal, pauses};
 use super::metadata::Object;
 use super::requests::Same;
-use super::{Bucket, Found, Op};
+use super::{Bucket, StoreCall, StoredObject};
 
 /// A stream that has received so many bytes since it last broke counts as working.
 const WORKING_BYTES: u64 = 1 << 20;
 
 /// A range of one version during a read.
-struct Reading {
+struct RangeRead {
     bucket: Arc<Bucket>,
     key: String,
     /// The object that is read: that of the version, or a copy of it.
@@ -33,7 +33,7 @@ struct Reading {
     what: String,
 }
 
-impl Op<'_> {
+impl StoreCall<'_> {
     /// Reads a range of one version.
     pub(crate) async fn read(&self, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let length = range.end.min(version.size()).saturating_sub(range.start);
@@ -61,7 +61,7 @@ impl Op<'_> {
         if range.start >= range.end {
             // There is nothing to request; only check that it is a file.
             return match self.find().await? {
-                Found::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
+                StoredObject::Directory(_) => Err(self.error(ErrorKind::IsDirectory)),
                 found => self.readable(self.stat(&found).map(|stat| stat.kind)).map(|()| stream::empty().boxed()),
             };
         }
@@ -83,7 +83,7 @@ impl Op<'_> {
             }
             Err(refusal) => return Err(self.refused(refusal)),
         };
-        let reading = Reading {
+        let reading = RangeRead {
             bucket: Arc::clone(self.bucket),
             key: self.place.key.clone(),
             object,
@@ -94,7 +94,7 @@ impl Op<'_> {
             since_break_bytes: 0,
             what: self.context(),
         };
-        let next = |mut reading: Reading| async move { Ok(reading.next().await?.map(|piece| (piece, reading))) };
+        let next = |mut reading: RangeRead| async move { Ok(reading.next().await?.map(|piece| (piece, reading))) };
         Ok(stream::try_unfold(reading, next).boxed())
     }
 
@@ -118,7 +118,7 @@ impl Op<'_> {
     /// The error when there is no object of a version.
     async fn gone(&self) -> Error {
         match self.find().await {
-            Ok(Found::Directory(_)) => self.error(ErrorKind::IsDirectory),
+            Ok(StoredObject::Directory(_)) => self.error(ErrorKind::IsDirectory),
             Ok(_) => self.error(ErrorKind::Stale),
             Err(error) => error,
         }
@@ -148,7 +148,7 @@ impl Bucket {
     }
 }
 
-impl Reading {
+impl RangeRead {
     /// The next piece; `None` at the end of the range.
     async fn next(&mut self) -> Result<Option<Bytes>> {
         while !self.rest.is_empty() {
@@ -163,7 +163,7 @@ impl Reading {
                     return Ok(Some(piece));
                 }
                 Some(Err(refusal)) => refusal,
-                None => Refusal::local(ErrorKind::Unavailable, "the answer ended before its end".to_owned()),
+                None => StoreRefusal::local(ErrorKind::Unavailable, "the answer ended before its end".to_owned()),
             };
             self.go_on(came).await?;
         }
@@ -185,7 +185,7 @@ impl Reading {
     }
 
     /// Requests the rest, a bounded number of times in a row.
-    async fn go_on(&mut self, broke: Refusal) -> Result<()> {
+    async fn go_on(&mut self, broke: StoreRefusal) -> Result<()> {
         if self.since_break_bytes >= WORKING_BYTES {
             self.pauses = pauses().build();
         }

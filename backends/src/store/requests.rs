@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{ErrorKind, Time};
 
-use super::client::{Answer, Body, Call, Client, Refusal};
+use super::client::{Body, Client, StoreAnswer, StoreRefusal, StoreRequest};
 use super::metadata::{Meta, Object};
 
 const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
@@ -18,7 +18,7 @@ const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
 /// One page of a listing, in the order of the keys' bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
-    pub(crate) objects: Vec<Listed>,
+    pub(crate) objects: Vec<ListedObject>,
     /// Including the slash at the end.
     pub(crate) prefixes: Vec<String>,
     /// The token of the next page.
@@ -26,7 +26,7 @@ pub(crate) struct Page {
 }
 
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedObject {
     pub(crate) key: String,
     pub(crate) etag: String,
     pub(crate) size: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Listed {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct ListAnswer {
+struct ListBucketAnswer {
     #[serde(default)]
     contents: Vec<ListContents>,
     #[serde(default)]
@@ -67,8 +67,8 @@ struct ListPrefix {
 
 impl Client {
     /// Returns `None` if there is no such key.
-    pub(crate) async fn head(&self, key: &str) -> Result<Option<Object>, Refusal> {
-        match self.send(Call::new(Method::HEAD, key)).await {
+    pub(crate) async fn head(&self, key: &str) -> Result<Option<Object>, StoreRefusal> {
+        match self.send(StoreRequest::new(Method::HEAD, key)).await {
             Ok(answer) => object(&answer.headers).map(Some),
             Err(refusal) if refusal.is_no_key() => Ok(None),
             Err(refusal) => Err(refusal),
@@ -77,13 +77,13 @@ impl Client {
 
     /// Reads a range that lies within the object whose ETag is `etag`, and the server's metadata of the object;
     /// `Conflict` if the object has another ETag by now.
-    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), Refusal> {
+    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<(Object, Bytes), StoreRefusal> {
         let mut call = self.ranged(key, &Same { etag, modified: Time::default() }, &range)?;
         call.answer_bytes = Some(range.end - range.start);
         let answer = self.send(call).await?;
         let object = object(&answer.headers)?;
         match sent_range(&answer.headers, &range)? {
-            Sent::All if range != (0..object.size) => Err(garbled("another range than the requested one")),
+            RangeAnswer::All if range != (0..object.size) => Err(garbled("another range than the requested one")),
             _ => Ok((object, answer.body)),
         }
     }
@@ -94,18 +94,18 @@ impl Client {
         key: &str,
         same: &Same<'_>,
         range: Range<u64>,
-    ) -> Result<(Object, Body), Refusal> {
+    ) -> Result<(Object, Body), StoreRefusal> {
         let (headers, body) = self.send_for_body(self.ranged(key, same, &range)?).await?;
         let object = object(&headers)?;
         Ok(match sent_range(&headers, &range)? {
-            Sent::All if range != (0..object.size) => (object, part_of(body, range)),
+            RangeAnswer::All if range != (0..object.size) => (object, part_of(body, range)),
             _ => (object, body),
         })
     }
 
-    fn ranged<'a>(&self, key: &'a str, same: &Same<'_>, range: &Range<u64>) -> Result<Call<'a>, Refusal> {
+    fn ranged<'a>(&self, key: &'a str, same: &Same<'_>, range: &Range<u64>) -> Result<StoreRequest<'a>, StoreRefusal> {
         let range = format!("bytes={}-{}", range.start, range.end - 1);
-        self.dialect.only(same, Call::new(Method::GET, key).header(header::RANGE, &range)?)
+        self.dialect.only(same, StoreRequest::new(Method::GET, key).header(header::RANGE, &range)?)
     }
 
     /// Lists keys that begin with `prefix`. If `delimited`, keys with a slash after the prefix are only returned as
@@ -116,14 +116,14 @@ impl Client {
         delimited: bool,
         token: Option<&str>,
         most: usize,
-    ) -> Result<Page, Refusal> {
-        self.dialect.page(self, &Asked { prefix, delimited, token, most }).await
+    ) -> Result<Page, StoreRefusal> {
+        self.dialect.page(self, &ListRequest { prefix, delimited, token, most }).await
     }
 }
 
 /// The requested keys.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ListRequest<'a> {
     pub(crate) prefix: &'a str,
     /// Keys with a slash after the prefix are only returned as prefixes.
     pub(crate) delimited: bool,
@@ -143,8 +143,8 @@ pub(crate) struct Same<'a> {
 }
 
 /// A page in the format of S3 and Google's store.
-pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Page, Refusal> {
-    let mut call = Call::new(Method::GET, "")
+pub(crate) async fn page_of_s3(client: &Client, asked: &ListRequest<'_>) -> Result<Page, StoreRefusal> {
+    let mut call = StoreRequest::new(Method::GET, "")
         .query("list-type", "2")
         .query("encoding-type", "url")
         .query("max-keys", asked.most.to_string())
@@ -156,14 +156,14 @@ pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Pag
         call = call.query("continuation-token", token);
     }
     let answer = client.send(call).await?;
-    let told: ListAnswer = parse(&answer)?;
+    let told: ListBucketAnswer = parse(&answer)?;
     let encoded = told.encoding_type.as_deref() == Some("url");
     let decode = |text: String| match encoded {
         true => percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned(),
         false => text,
     };
     let objects = told.contents.into_iter().map(|listed| {
-        Ok(Listed {
+        Ok(ListedObject {
             key: decode(listed.key),
             etag: listed.generation.unwrap_or(listed.etag),
             size: listed.size,
@@ -172,25 +172,25 @@ pub(crate) async fn page_of_s3(client: &Client, asked: &Asked<'_>) -> Result<Pag
         })
     });
     Ok(Page {
-        objects: objects.collect::<Result<_, Refusal>>()?,
+        objects: objects.collect::<Result<_, StoreRefusal>>()?,
         prefixes: told.common_prefixes.into_iter().map(|prefix| decode(prefix.prefix)).collect(),
         next: told.next_continuation_token.filter(|token| !token.is_empty()),
     })
 }
 
 /// The content of an answer to a request for a range.
-enum Sent {
+enum RangeAnswer {
     Range,
     /// The whole object: the server does not support ranges, or did not apply the range.
     All,
 }
 
-fn sent_range(headers: &HeaderMap, range: &Range<u64>) -> Result<Sent, Refusal> {
+fn sent_range(headers: &HeaderMap, range: &Range<u64>) -> Result<RangeAnswer, StoreRefusal> {
     let begins = format!("bytes {}-", range.start);
     match headers.get(header::CONTENT_RANGE).map(|told| told.to_str().unwrap_or_default()) {
-        Some(told) if told.starts_with(&begins) => Ok(Sent::Range),
+        Some(told) if told.starts_with(&begins) => Ok(RangeAnswer::Range),
         Some(_) => Err(garbled("another range than the requested one")),
-        None => Ok(Sent::All),
+        None => Ok(RangeAnswer::All),
     }
 }
 
@@ -206,20 +206,20 @@ fn part_of(body: Body, range: Range<u64>) -> Body {
     body.map_ok(cut).boxed()
 }
 
-pub(crate) fn garbled(what: impl std::fmt::Display) -> Refusal {
-    Refusal::local(ErrorKind::Corrupt, format!("the server's answer makes no sense: {what}"))
+pub(crate) fn garbled(what: impl std::fmt::Display) -> StoreRefusal {
+    StoreRefusal::local(ErrorKind::Corrupt, format!("the server's answer makes no sense: {what}"))
 }
 
-pub(crate) fn parse<T: for<'de> Deserialize<'de>>(answer: &Answer) -> Result<T, Refusal> {
+pub(crate) fn parse<T: for<'de> Deserialize<'de>>(answer: &StoreAnswer) -> Result<T, StoreRefusal> {
     quick_xml::de::from_reader(&answer.body[..]).map_err(garbled)
 }
 
-pub(crate) fn etag_of(headers: &HeaderMap) -> Result<String, Refusal> {
+pub(crate) fn etag_of(headers: &HeaderMap) -> Result<String, StoreRefusal> {
     let etag = headers.get(header::ETAG).and_then(|etag| etag.to_str().ok());
     etag.map(str::to_owned).ok_or_else(|| garbled("no ETag"))
 }
 
-pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
+pub(crate) fn object(headers: &HeaderMap) -> Result<Object, StoreRefusal> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let length = match text(header::CONTENT_RANGE) {
         // `bytes FROM-TO/SIZE`
@@ -245,7 +245,7 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, Refusal> {
 }
 
 /// Parses a time to the second, as an object's header has it.
-pub(crate) fn parse_iso_time(text: &str) -> Result<Time, Refusal> {
+pub(crate) fn parse_iso_time(text: &str) -> Result<Time, StoreRefusal> {
     let time = humantime::parse_rfc3339(text).map_err(garbled)?;
     Ok(Time { nanos: 0, ..time.into() })
 }

@@ -20,16 +20,16 @@ use url::Url;
 
 use crate::{DirEntry, ErrorKind, Listing, PoolPath, Result, Time};
 
-use super::attach::{self, CONNECT_TIMEOUT, Options, READ_TIMEOUT, wrong};
-use super::client::{Body, Call, Client, PLAIN_IN_QUERY, Refusal};
+use super::attach::{self, CONNECT_TIMEOUT, READ_TIMEOUT, StoreOptions, wrong};
+use super::client::{Body, Client, PLAIN_IN_QUERY, StoreRefusal, StoreRequest};
 use super::dialect::Dialect;
-use super::keys::{self, NAME_MAX, Place};
+use super::keys::{self, NAME_MAX, ObjectPlace};
 use super::listing::ask_each;
 use super::metadata::implied_directory;
 use super::requests::Same;
-use super::{Bucket, Found};
+use super::{Bucket, StoredObject};
 
-use pages::{Format, Name};
+use pages::{Format, PageEntry};
 
 const REDIRECTIONS_MAX: usize = 10;
 const DEPTH: HeaderName = HeaderName::from_static("depth");
@@ -39,7 +39,7 @@ const NO_NAMES: &str = "the server names no files here, neither by WebDAV nor by
                         their paths";
 
 /// The names in a directory, in pages.
-type Pages = BoxStream<'static, Result<Vec<Name>, Refusal>>;
+type Pages = BoxStream<'static, Result<Vec<PageEntry>, StoreRefusal>>;
 
 /// How names on a server are found.
 #[derive(Debug, Default)]
@@ -51,13 +51,13 @@ pub(crate) struct Web {
 
 /// Requests in the form that browsers use.
 #[derive(Debug)]
-struct Plain;
+struct WebDialect;
 
 /// Attaches `http://HOST[:PORT]/PATH` or `https://...`.
 pub(super) fn attach(text: &str) -> Result<Bucket> {
     let mut url = Url::parse(text).map_err(|error| wrong(text, error))?;
     attach::without_credentials(&url, "this pool reads only public files")?;
-    let mut options = Options::new();
+    let mut options = StoreOptions::new();
     for (name, value) in url.query_pairs() {
         let foreign = matches!(name.as_ref(), "endpoint" | "anonymous");
         if foreign || !options.take(text, &name, &value)? {
@@ -70,7 +70,7 @@ pub(super) fn attach(text: &str) -> Result<Bucket> {
     let http = connect(text, options.ca.as_deref())?;
     let name = format!("{bucket_url}/");
     let host = url.host_str().unwrap_or_default().to_owned();
-    let client = Client::new(http, host, bucket_url, Box::new(Plain));
+    let client = Client::new(http, host, bucket_url, Box::new(WebDialect));
     let mut bucket = Bucket::new(Arc::new(client), name, String::new(), options.defaults);
     bucket.web = Some(Web::default());
     Ok(bucket)
@@ -106,7 +106,7 @@ fn follow(attempt: Attempt<'_>) -> Action {
 
 /// # Errors
 /// `InvalidInput` for reserved names; `NameTooLong`.
-pub(super) fn place_of(path: &PoolPath) -> Result<Place, ErrorKind> {
+pub(super) fn place_of(path: &PoolPath) -> Result<ObjectPlace, ErrorKind> {
     if path.is_reserved() {
         return Err(ErrorKind::InvalidInput);
     }
@@ -114,7 +114,7 @@ pub(super) fn place_of(path: &PoolPath) -> Result<Place, ErrorKind> {
         return Err(ErrorKind::NameTooLong);
     }
     let key = path.components().map(encoded).collect::<Vec<_>>().join("/");
-    Ok(Place { key, shadowed: false, is_root: path.is_root() })
+    Ok(ObjectPlace { key, shadowed: false, is_root: path.is_root() })
 }
 
 fn encoded(name: &[u8]) -> String {
@@ -122,8 +122,8 @@ fn encoded(name: &[u8]) -> String {
 }
 
 #[async_trait]
-impl Dialect for Plain {
-    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), Refusal> {
+impl Dialect for WebDialect {
+    async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         // Sizes and ranges are those of the file, not of a compressed transfer.
         request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         Ok(())
@@ -133,7 +133,7 @@ impl Dialect for Plain {
         format!("{bucket_url}/{key}")
     }
 
-    fn only<'a>(&self, same: &Same<'_>, call: Call<'a>) -> Result<Call<'a>, Refusal> {
+    fn only<'a>(&self, same: &Same<'_>, call: StoreRequest<'a>) -> Result<StoreRequest<'a>, StoreRefusal> {
         if is_strong(same.etag) {
             return call.header(header::IF_MATCH, same.etag);
         }
@@ -155,7 +155,7 @@ fn is_strong(etag: &str) -> bool {
 
 impl Web {
     /// Probes how names on the server are found.
-    pub(super) async fn probe(&mut self, client: &Client) -> Result<(), Refusal> {
+    pub(super) async fn probe(&mut self, client: &Client) -> Result<(), StoreRefusal> {
         self.dav = answered(is_collection(client, "").await)?.is_some();
         self.lists_names = self.dav || {
             let whole = async { self.names(client, "").await?.try_for_each(|_| async { Ok(()) }).await };
@@ -167,43 +167,43 @@ impl Web {
         Ok(())
     }
 
-    pub(super) async fn find(&self, client: &Client, place: &Place) -> Result<Found, Refusal> {
+    pub(super) async fn find(&self, client: &Client, place: &ObjectPlace) -> Result<StoredObject, StoreRefusal> {
         if place.is_root {
-            return Ok(Found::Directory(None));
+            return Ok(StoredObject::Directory(None));
         }
         if self.dav {
             match is_collection(client, &place.key).await {
-                Ok(true) => return Ok(Found::Directory(None)),
+                Ok(true) => return Ok(StoredObject::Directory(None)),
                 Ok(false) => {}
-                Err(refusal) if refusal.is(ErrorKind::NotFound) => return Ok(Found::Nothing),
+                Err(refusal) if refusal.is(ErrorKind::NotFound) => return Ok(StoredObject::Nothing),
                 Err(refusal) => return Err(refusal),
             }
         }
         match client.head(&place.key).await {
-            Ok(Some(object)) => Ok(Found::Object(object)),
-            Ok(None) => Ok(Found::Nothing),
-            Err(refusal) if refusal.is_redirection() => Ok(Found::Directory(None)),
+            Ok(Some(object)) => Ok(StoredObject::Object(object)),
+            Ok(None) => Ok(StoredObject::Nothing),
+            Err(refusal) if refusal.is_redirection() => Ok(StoredObject::Directory(None)),
             Err(refusal) => Err(refusal),
         }
     }
 
     /// The names in a directory, in pages. `directory` is empty or ends with a slash.
-    async fn names(&self, client: &Client, directory: &str) -> Result<Pages, Refusal> {
+    async fn names(&self, client: &Client, directory: &str) -> Result<Pages, StoreRefusal> {
         let (format, (headers, body)) = match self.dav {
             true => (Format::MultiStatus, propfind(client, directory, "1").await?),
-            false => (Format::Html, client.send_for_body(Call::new(Method::GET, directory)).await?),
+            false => (Format::Html, client.send_for_body(StoreRequest::new(Method::GET, directory)).await?),
         };
         if format == Format::Html && !is_html(&headers) {
-            return Err(Refusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
+            return Err(StoreRefusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
         }
         let base = Url::parse(&format!("{}/{directory}", client.bucket_url))
-            .map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
+            .map_err(|error| StoreRefusal::local(ErrorKind::InvalidInput, error.to_string()))?;
         Ok(pages::names(body, format, base).boxed())
     }
 }
 
 /// `None` if the server answered, but without the wanted result.
-fn answered<T>(answer: Result<T, Refusal>) -> Result<Option<T>, Refusal> {
+fn answered<T>(answer: Result<T, StoreRefusal>) -> Result<Option<T>, StoreRefusal> {
     match answer {
         Ok(told) => Ok(Some(told)),
         Err(refusal) if refusal.is_servers() && refusal.code != "401" => Ok(None),
@@ -217,17 +217,17 @@ fn is_html(headers: &HeaderMap) -> bool {
     ["text/html", "application/xhtml+xml"].iter().any(|html| kind.to_ascii_lowercase().starts_with(html))
 }
 
-async fn propfind(client: &Client, key: &str, depth: &'static str) -> Result<(HeaderMap, Body), Refusal> {
-    let method =
-        Method::from_bytes(b"PROPFIND").map_err(|error| Refusal::local(ErrorKind::InvalidInput, error.to_string()))?;
-    let call = Call::new(method, key)
+async fn propfind(client: &Client, key: &str, depth: &'static str) -> Result<(HeaderMap, Body), StoreRefusal> {
+    let method = Method::from_bytes(b"PROPFIND")
+        .map_err(|error| StoreRefusal::local(ErrorKind::InvalidInput, error.to_string()))?;
+    let call = StoreRequest::new(method, key)
         .header(DEPTH, depth)?
         .header(header::CONTENT_TYPE, "application/xml")?
         .body(PROPFIND_BODY.into());
     client.send_for_body(call).await
 }
 
-async fn is_collection(client: &Client, key: &str) -> Result<bool, Refusal> {
+async fn is_collection(client: &Client, key: &str) -> Result<bool, StoreRefusal> {
     let (_, body) = propfind(client, key, "0").await?;
     pages::is_collection(body).await
 }
@@ -237,7 +237,7 @@ pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String
     let Some(web) = &bucket.web else { return Ok(stream::empty().boxed()) };
     let names = web.names(&bucket.client, &directory).await.map_err(|refusal| {
         match refusal.is_servers() && !refusal.is(ErrorKind::Unavailable) {
-            true => Refusal::local(ErrorKind::Unsupported, format!("{NO_NAMES}; it says {}", refusal.code)),
+            true => StoreRefusal::local(ErrorKind::Unsupported, format!("{NO_NAMES}; it says {}", refusal.code)),
             false => refusal,
         }
         .into_error(&context)
@@ -251,8 +251,8 @@ pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String
 }
 
 /// `None` if the name vanished meanwhile, or cannot be shown.
-async fn entry(bucket: &Bucket, directory: &str, found: Name) -> Result<Option<DirEntry>, Refusal> {
-    let Name { name, collection } = found;
+async fn entry(bucket: &Bucket, directory: &str, found: PageEntry) -> Result<Option<DirEntry>, StoreRefusal> {
+    let PageEntry { name, collection } = found;
     let implied = |name| Some(DirEntry::new(name, implied_directory(&bucket.defaults)));
     let key = format!("{directory}{}", encoded(&name));
     let hidden = |why: &str| {

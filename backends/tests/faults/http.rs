@@ -60,7 +60,7 @@ const GUST_REQUESTS: u32 = 40;
 /// An action of another client before an answer is lost, or before a late request arrives.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
-struct Planned {
+struct PlannedHttpFault {
     method: &'static str,
     wrong: Wrong,
     times: u32,
@@ -84,14 +84,14 @@ impl Storm {
 }
 
 #[derive(Default)]
-struct Plan {
+struct HttpFaultPlan {
     storm: Mutex<Option<Storm>>,
-    next: Mutex<Option<Planned>>,
+    next: Mutex<Option<PlannedHttpFault>>,
     happened: AtomicU64,
     requests: AtomicU64,
 }
 
-impl Plan {
+impl HttpFaultPlan {
     fn decide(&self, request: &Message) -> (Option<Wrong>, Option<Meanwhile>, u64) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let method = request.head.split(' ').next().unwrap();
@@ -99,7 +99,7 @@ impl Plan {
         let mut meanwhile = None;
         let mut next = self.next.lock();
         // A fault that is planned for POST applies to the completion of an upload in parts, not to its start.
-        let meant = |planned: &&mut Planned| {
+        let meant = |planned: &&mut PlannedHttpFault| {
             planned.method == method && (method != "POST" || request.head.contains("uploadId="))
         };
         if let Some(planned) = next.as_mut().filter(meant) {
@@ -120,17 +120,17 @@ impl Plan {
 }
 
 /// An unreliable connection to a server. It ends when this value is dropped.
-pub struct Unreliable {
+pub struct HttpFaultProxy {
     port: u16,
-    plan: Arc<Plan>,
+    plan: Arc<HttpFaultPlan>,
     _tasks: JoinSet<()>,
 }
 
-impl Unreliable {
+impl HttpFaultProxy {
     pub async fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let plan = Arc::new(Plan::default());
+        let plan = Arc::new(HttpFaultPlan::default());
         let mut tasks = JoinSet::new();
         tasks.spawn({
             let plan = Arc::clone(&plan);
@@ -157,17 +157,18 @@ impl Unreliable {
 
     /// Injects a fault into the next `times` requests of a method.
     pub fn next(&self, method: &'static str, wrong: Wrong, times: u32) {
-        *self.plan.next.lock() = Some(Planned { method, wrong, times, meanwhile: None });
+        *self.plan.next.lock() = Some(PlannedHttpFault { method, wrong, times, meanwhile: None });
     }
 
     /// Injects a fault into the next request. Meanwhile another client acts: before the client learns of the fault
     /// or, for a late request, before the server receives it.
     pub fn next_while(&self, method: &'static str, wrong: Wrong, meanwhile: impl FnOnce() + Send + 'static) {
-        *self.plan.next.lock() = Some(Planned { method, wrong, times: 1, meanwhile: Some(Box::new(meanwhile)) });
+        *self.plan.next.lock() =
+            Some(PlannedHttpFault { method, wrong, times: 1, meanwhile: Some(Box::new(meanwhile)) });
     }
 }
 
-impl Trouble for Unreliable {
+impl Trouble for HttpFaultProxy {
     fn begin(&self, seed: u64) {
         *self.plan.storm.lock() = Some(Storm { random: ChaCha8Rng::seed_from_u64(seed), gust: 0 });
     }
@@ -181,7 +182,7 @@ impl Trouble for Unreliable {
     }
 }
 
-async fn pass_on(client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
+async fn pass_on(client: TcpStream, server_port: u16, plan: &HttpFaultPlan) -> io::Result<()> {
     let mut client = Peer::new(client);
     let mut server: Option<Peer> = None;
     loop {

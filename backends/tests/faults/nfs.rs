@@ -6,7 +6,7 @@ use forebay_backends::nfs::NfsPool;
 
 use super::nfs_server::{NfsServer, Squash};
 use super::restarts::Restarts;
-use super::rpc::{Loss, Unreliable, procedure};
+use super::rpc::{Loss, NfsFaultProxy, procedure};
 use super::*;
 
 const ROUNDS: u32 = 60;
@@ -24,7 +24,7 @@ fn unfinished(dir: &Path) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nfs_endures_a_way_that_fails() {
     let server = start();
-    let way = Arc::new(Unreliable::start(server.nfs_port()).await);
+    let way = Arc::new(NfsFaultProxy::start(server.nfs_port()).await);
     let troubled = NfsPool::open(&server.url_by("/pool", way.port())).await.unwrap();
     let sound = NfsPool::open(&server.url()).await.unwrap();
     assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
@@ -50,7 +50,7 @@ async fn what_a_short_read_leaves_out_is_asked_for() {
     let data: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
     std::fs::write(server.export().join("f"), &data).unwrap();
     for wrong in [Loss::Short, Loss::Cut, Loss::Late] {
-        let way = Unreliable::start(server.nfs_port()).await;
+        let way = NfsFaultProxy::start(server.nfs_port()).await;
         let pool = NfsPool::open(&server.url_by("/pool", way.port())).await.unwrap();
         let version = pool.stat(&path("f")).await.unwrap().version;
         way.lose(procedure::READ, wrong);

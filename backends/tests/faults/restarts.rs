@@ -15,7 +15,7 @@ const ALONE_MS_MAX: u64 = 700;
 /// The longest time before the server is started again, in milliseconds.
 const AWAY_MS_MAX: u64 = 300;
 
-enum Order {
+enum RestartOrder {
     Begin(u64),
     /// Answered when the server runs and is no longer killed.
     End(mpsc::Sender<()>),
@@ -24,7 +24,7 @@ enum Order {
 /// The server belongs to one thread, because it ends with the thread that started it.
 pub struct Restarts<P> {
     place: P,
-    orders: Mutex<Option<mpsc::Sender<Order>>>,
+    orders: Mutex<Option<mpsc::Sender<RestartOrder>>>,
     kills: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,8 +51,8 @@ impl<P: Send + 'static> Restarts<P> {
                     Some(random) => received.recv_timeout(Duration::from_millis(random.random_range(50..ALONE_MS_MAX))),
                 };
                 match (order, storm.as_mut()) {
-                    (Ok(Order::Begin(seed)), _) => storm = Some(ChaCha8Rng::seed_from_u64(seed)),
-                    (Ok(Order::End(done)), _) => {
+                    (Ok(RestartOrder::Begin(seed)), _) => storm = Some(ChaCha8Rng::seed_from_u64(seed)),
+                    (Ok(RestartOrder::End(done)), _) => {
                         storm = None;
                         // The caller may be gone.
                         let _ = done.send(());
@@ -75,19 +75,19 @@ impl<P: Send + 'static> Restarts<P> {
         &self.place
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: RestartOrder) {
         self.orders.lock().as_ref().unwrap().send(order).expect("the server's thread runs");
     }
 }
 
 impl<P: Send + Sync + 'static> Trouble for Restarts<P> {
     fn begin(&self, seed: u64) {
-        self.order(Order::Begin(seed));
+        self.order(RestartOrder::Begin(seed));
     }
 
     fn end(&self) {
         let (done, ended) = mpsc::channel();
-        self.order(Order::End(done));
+        self.order(RestartOrder::End(done));
         tokio::task::block_in_place(|| ended.recv()).expect("the server's thread runs");
     }
 

@@ -7,7 +7,7 @@ use forebay_backends::{Error, ErrorKind, Expected, FileKind, RenameMode, Result,
 use futures::TryStreamExt;
 
 use super::common::pieces;
-use super::http::{Unreliable, Wrong};
+use super::http::{HttpFaultProxy, Wrong};
 use super::restarts::Restarts;
 use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
 use super::*;
@@ -21,9 +21,9 @@ async fn attach(port: u16) -> S3Pool {
 }
 
 /// A server, an unreliable connection to it, and the pool that uses the connection.
-async fn troubled() -> (Versitygw, Unreliable, S3Pool) {
+async fn troubled() -> (Versitygw, HttpFaultProxy, S3Pool) {
     let server = Versitygw::start();
-    let way = Unreliable::start(server.port()).await;
+    let way = HttpFaultProxy::start(server.port()).await;
     let pool = attach(way.port()).await;
     (server, way, pool)
 }
@@ -59,7 +59,7 @@ async fn what_is_known_is_asked_for_by_one_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn s3_on_versitygw_endures_a_way_that_fails() {
     let server = Versitygw::start();
-    let way = Arc::new(Unreliable::start(server.port()).await);
+    let way = Arc::new(HttpFaultProxy::start(server.port()).await);
     let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
     assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
 }
@@ -67,7 +67,7 @@ async fn s3_on_versitygw_endures_a_way_that_fails() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn s3_on_ceph_endures_a_way_that_fails() {
     let server = Rgw::start();
-    let way = Arc::new(Unreliable::start(server.port()).await);
+    let way = Arc::new(HttpFaultProxy::start(server.port()).await);
     let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
     assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS_ON_CEPH).await;
 }

@@ -4,17 +4,17 @@ use bytes::Bytes;
 use forebay_backends::store::StorePool;
 use forebay_backends::{ErrorKind, Pool, Retry};
 
-use super::http::{Unreliable, Wrong};
+use super::http::{HttpFaultProxy, Wrong};
 use super::path;
 use super::store_servers::{Kind, StoreServer};
 
 const KINDS: [Kind; 4] = [Kind::FakeGcs, Kind::Azurite, Kind::Nginx, Kind::NginxDav];
 
 /// A server with one file, an unreliable connection to it, and the pool that uses the connection.
-async fn troubled(kind: Kind, content: &Bytes) -> (StoreServer, Unreliable, StorePool) {
+async fn troubled(kind: Kind, content: &Bytes) -> (StoreServer, HttpFaultProxy, StorePool) {
     let server = StoreServer::start(kind).await;
     server.put("f", content.clone()).await.unwrap();
-    let way = Unreliable::start(server.port()).await;
+    let way = HttpFaultProxy::start(server.port()).await;
     let pool = StorePool::attach(&server.url_by("", way.port()), &server.environment()).await.unwrap();
     (server, way, pool)
 }

@@ -10,7 +10,7 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator, with a count of the allocated bytes, whether they were written to or not.
-struct Counted;
+struct CountingAllocator;
 
 fn took(bytes: usize) {
     let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -18,7 +18,7 @@ fn took(bytes: usize) {
 }
 
 // SAFETY: every call is passed to the system's allocator.
-unsafe impl GlobalAlloc for Counted {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());
         // SAFETY: the caller's promise.
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counted {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counted = Counted;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[track_caller]
 pub fn assert_bounded() {

@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::server::{Answer, Request, Xdr, accepted, good};
+use super::server::{RpcCall, RpcReply, Xdr, accepted, good};
 
 const SEED: u64 = 1813;
 const CASES: u64 = 400;
@@ -56,7 +56,7 @@ impl Mutations {
 }
 
 impl Mutation {
-    pub fn answer(&self, request: &Request) -> Option<Answer> {
+    pub fn answer(&self, request: &RpcCall) -> Option<RpcReply> {
         let number = request.number.to_be_bytes();
         let mut whole = [accepted(request.number).0, good(request).0].concat();
         if self.replaced {
@@ -73,6 +73,6 @@ impl Mutation {
             whole.truncate((whole.len() * usize::from(left)) >> 16);
         }
         whole.extend(&self.more);
-        Some(Answer::Raw(Xdr(whole).record()))
+        Some(RpcReply::Raw(Xdr(whole).record()))
     }
 }

@@ -45,14 +45,14 @@ pub fn good_content() -> Vec<u8> {
 }
 
 /// One call as received.
-pub struct Request {
+pub struct RpcCall {
     pub number: u32,
     pub program: u32,
     pub procedure: u32,
     pub args: Vec<u8>,
 }
 
-impl Request {
+impl RpcCall {
     pub fn is(&self, procedure: u32) -> bool {
         self.program == NFS && self.procedure == procedure
     }
@@ -75,7 +75,7 @@ impl Request {
 }
 
 /// The reply to a call.
-pub enum Answer {
+pub enum RpcReply {
     /// The call was accepted and carried out; these are its results.
     Results(Xdr),
     /// These bytes, unchanged.
@@ -113,7 +113,7 @@ impl Xdr {
         self
     }
 
-    pub fn attributes(self, of: &Attributes) -> Self {
+    pub fn attributes(self, of: &NfsAttributes) -> Self {
         self.words(&[of.kind, of.mode, 1, of.owner, of.owner])
             .long(of.size)
             .long(of.size)
@@ -124,12 +124,12 @@ impl Xdr {
     }
 
     /// Attributes at a place where the protocol makes them optional.
-    pub fn some_attributes(self, of: &Attributes) -> Self {
+    pub fn some_attributes(self, of: &NfsAttributes) -> Self {
         self.word(1).attributes(of)
     }
 
     /// An entry of READDIRPLUS.
-    pub fn entry(self, name: &[u8], cookie: u64, of: &Attributes) -> Self {
+    pub fn entry(self, name: &[u8], cookie: u64, of: &NfsAttributes) -> Self {
         self.word(1).long(of.id).bytes(name).long(cookie).some_attributes(of).word(0)
     }
 
@@ -155,7 +155,7 @@ pub fn accepted(number: u32) -> Xdr {
 }
 
 #[derive(Clone, Copy)]
-pub struct Attributes {
+pub struct NfsAttributes {
     pub kind: u32,
     pub mode: u32,
     pub owner: u32,
@@ -164,18 +164,18 @@ pub struct Attributes {
     pub nanos: u32,
 }
 
-pub const ROOT: Attributes = Attributes { kind: 2, mode: 0o755, owner: 0, size: 4096, id: 1, nanos: 0 };
-pub const DIR: Attributes = Attributes { id: 2, ..ROOT };
-pub const GOOD: Attributes = Attributes { kind: 1, mode: 0o644, size: GOOD_BYTES as u64, id: 3, ..ROOT };
-pub const LINK: Attributes = Attributes { kind: 5, mode: 0o777, size: TARGET.len() as u64, id: 4, ..ROOT };
-pub const INNER: Attributes = Attributes { size: 0, id: 5, ..GOOD };
-const OBJECTS: [Attributes; 5] = [ROOT, DIR, GOOD, LINK, INNER];
+pub const ROOT: NfsAttributes = NfsAttributes { kind: 2, mode: 0o755, owner: 0, size: 4096, id: 1, nanos: 0 };
+pub const DIR: NfsAttributes = NfsAttributes { id: 2, ..ROOT };
+pub const GOOD: NfsAttributes = NfsAttributes { kind: 1, mode: 0o644, size: GOOD_BYTES as u64, id: 3, ..ROOT };
+pub const LINK: NfsAttributes = NfsAttributes { kind: 5, mode: 0o777, size: TARGET.len() as u64, id: 4, ..ROOT };
+pub const INNER: NfsAttributes = NfsAttributes { size: 0, id: 5, ..GOOD };
+const OBJECTS: [NfsAttributes; 5] = [ROOT, DIR, GOOD, LINK, INNER];
 
-pub fn handle(of: &Attributes) -> [u8; 8] {
+pub fn handle(of: &NfsAttributes) -> [u8; 8] {
     of.id.to_be_bytes()
 }
 
-fn children(dir: u64) -> &'static [(&'static [u8], Attributes)] {
+fn children(dir: u64) -> &'static [(&'static [u8], NfsAttributes)] {
     match dir {
         1 => &[(b"dir", DIR), (b"good", GOOD), (b"link", LINK)],
         2 => &[(b"inner", INNER)],
@@ -204,14 +204,14 @@ impl Arguments<'_> {
         bytes[..length].to_vec()
     }
 
-    fn object(&mut self) -> Attributes {
+    fn object(&mut self) -> NfsAttributes {
         let handle = self.bytes();
         OBJECTS.into_iter().find(|object| self::handle(object)[..] == handle[..]).expect("a handle that was given out")
     }
 }
 
 /// The results of a well-behaved server.
-pub fn good(request: &Request) -> Xdr {
+pub fn good(request: &RpcCall) -> Xdr {
     let (mut args, xdr) = (Arguments(&request.args), Xdr::default());
     if request.program == MOUNT {
         return match request.procedure {
@@ -240,7 +240,7 @@ pub fn good(request: &Request) -> Xdr {
         }
         procedure::READDIR => {
             let entries = children(args.object().id).iter().zip(1..);
-            let entry = |xdr: Xdr, ((name, of), cookie): (&(&[u8], Attributes), _)| {
+            let entry = |xdr: Xdr, ((name, of), cookie): (&(&[u8], NfsAttributes), _)| {
                 xdr.word(1).long(of.id).bytes(name).long(cookie)
             };
             entries.fold(Xdr::page(), entry).end(true)
@@ -262,16 +262,16 @@ pub fn good(request: &Request) -> Xdr {
     }
 }
 
-type Script = Arc<dyn Fn(&Request) -> Option<Answer> + Send + Sync>;
+type Script = Arc<dyn Fn(&RpcCall) -> Option<RpcReply> + Send + Sync>;
 
 /// The server. It ends when this value is dropped.
-pub struct Server {
+pub struct HostileServer {
     port: u16,
     script: Arc<Mutex<Option<Script>>>,
     _tasks: JoinSet<()>,
 }
 
-impl Server {
+impl HostileServer {
     pub async fn start() -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -300,7 +300,7 @@ impl Server {
     }
 
     /// Answers calls by this script from now on; a call for which the script returns `None` is answered correctly.
-    pub fn misbehave(&self, script: impl Fn(&Request) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn misbehave(&self, script: impl Fn(&RpcCall) -> Option<RpcReply> + Send + Sync + 'static) {
         *self.script.lock() = Some(Arc::new(script));
     }
 
@@ -320,20 +320,20 @@ async fn serve(mut client: TcpStream, script: Arc<Mutex<Option<Script>>>) -> std
             head.word();
             head.bytes();
         }
-        let request = Request { number: words[0], program: words[3], procedure: words[5], args: head.0.to_vec() };
+        let request = RpcCall { number: words[0], program: words[3], procedure: words[5], args: head.0.to_vec() };
         let script = script.lock().clone();
-        let answer = script.and_then(|script| script(&request)).unwrap_or_else(|| Answer::Results(good(&request)));
+        let answer = script.and_then(|script| script(&request)).unwrap_or_else(|| RpcReply::Results(good(&request)));
         match answer {
-            Answer::Results(results) => {
+            RpcReply::Results(results) => {
                 let whole = Xdr([accepted(request.number).0, results.0].concat());
                 client.write_all(&whole.record()).await?;
             }
-            Answer::Raw(bytes) => client.write_all(&bytes).await?,
-            Answer::Last(bytes) => return client.write_all(&bytes).await,
-            Answer::Endless(bytes) => loop {
+            RpcReply::Raw(bytes) => client.write_all(&bytes).await?,
+            RpcReply::Last(bytes) => return client.write_all(&bytes).await,
+            RpcReply::Endless(bytes) => loop {
                 client.write_all(&bytes).await?;
             },
-            Answer::Silence => {}
+            RpcReply::Silence => {}
         }
     }
 }

@@ -38,7 +38,7 @@ async fn entries_are_listed_once_each_where_the_server_forgets_or_lacks_somethin
     const JUKEBOX: u32 = 10_008;
     let server = start(Squash::None);
     for (before, status) in [(2, BAD_COOKIE), (0, NOT_SUPPORTED), (1, JUKEBOX)] {
-        let unreliable = Unreliable::start(server.nfs_port()).await;
+        let unreliable = NfsFaultProxy::start(server.nfs_port()).await;
         let pool = NfsPool::open(&server.url_by("/pool", unreliable.port())).await.unwrap();
         unreliable.lose_after(before, procedure::READDIRPLUS, Loss::Status(status));
         timeout(LIMIT, assert_all_are_listed(&server, &pool)).await.unwrap();

@@ -7,7 +7,7 @@ use super::*;
 async fn each(procedure: u32, work: impl AsyncFn(&NfsPool, &Path, String)) {
     let server = start(Squash::None);
     for (n, loss) in [Loss::Call, Loss::Answer].into_iter().enumerate() {
-        let unreliable = Unreliable::start(server.nfs_port()).await;
+        let unreliable = NfsFaultProxy::start(server.nfs_port()).await;
         let pool = NfsPool::open(&server.url_by("/pool", unreliable.port())).await.unwrap();
         let name = format!("{n}");
         unreliable.lose(procedure, loss);
@@ -124,7 +124,7 @@ async fn that_never_come_are_asked_for_again() {
     let server = start(Squash::None);
     fs::write(server.export().join("f"), "content").unwrap();
     for procedure in [procedure::GETATTR, procedure::LOOKUP, procedure::READ, procedure::READDIRPLUS] {
-        let unreliable = Unreliable::start(server.nfs_port()).await;
+        let unreliable = NfsFaultProxy::start(server.nfs_port()).await;
         let pool = NfsPool::open(&server.url_by("/pool", unreliable.port())).await.unwrap();
         unreliable.lose(procedure, Loss::Silence);
         let work = async {

@@ -76,21 +76,21 @@ const IN_STORMS: [Loss; 14] = [
 const LATENESS: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-struct Plan {
+struct NfsFaultPlan {
     storm: Mutex<Option<ChaCha8Rng>>,
     happened: AtomicU64,
-    next: Mutex<Option<Planned>>,
+    next: Mutex<Option<PlannedNfsFault>>,
     lost: AtomicBool,
 }
 
-struct Planned {
+struct PlannedNfsFault {
     procedure: u32,
     loss: Loss,
     /// The number of calls of the procedure before the one that meets the fault.
     before: u32,
 }
 
-impl Plan {
+impl NfsFaultPlan {
     fn for_call_of(&self, procedure: u32) -> Option<Loss> {
         let loss = self.in_storm().or_else(|| self.appointed(procedure));
         let loss = loss.filter(|loss| !matches!(loss, Loss::Short) || procedure == self::procedure::READ);
@@ -121,17 +121,17 @@ impl Plan {
 }
 
 /// An unreliable connection to a server. It ends when this value is dropped.
-pub struct Unreliable {
+pub struct NfsFaultProxy {
     port: u16,
-    plan: Arc<Plan>,
+    plan: Arc<NfsFaultPlan>,
     _tasks: JoinSet<()>,
 }
 
-impl Unreliable {
+impl NfsFaultProxy {
     pub async fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let plan = Arc::new(Plan::default());
+        let plan = Arc::new(NfsFaultPlan::default());
         let mut tasks = JoinSet::new();
         tasks.spawn({
             let plan = Arc::clone(&plan);
@@ -158,7 +158,7 @@ impl Unreliable {
 
     /// Injects a fault into a call of this procedure, the one after the next `before`.
     pub fn lose_after(&self, before: u32, procedure: u32, loss: Loss) {
-        *self.plan.next.lock() = Some(Planned { procedure, loss, before });
+        *self.plan.next.lock() = Some(PlannedNfsFault { procedure, loss, before });
     }
 
     /// Whether the planned fault has happened.
@@ -167,7 +167,7 @@ impl Unreliable {
     }
 }
 
-impl Trouble for Unreliable {
+impl Trouble for NfsFaultProxy {
     fn begin(&self, seed: u64) {
         *self.plan.storm.lock() = Some(ChaCha8Rng::seed_from_u64(seed));
     }
@@ -188,7 +188,7 @@ fn shorten(call: &mut [u8]) {
     call[at..].copy_from_slice(&count.div_ceil(2).to_be_bytes());
 }
 
-async fn pass_on(mut client: TcpStream, server_port: u16, plan: &Plan) -> io::Result<()> {
+async fn pass_on(mut client: TcpStream, server_port: u16, plan: &NfsFaultPlan) -> io::Result<()> {
     let mut server = TcpStream::connect(("127.0.0.1", server_port)).await?;
     loop {
         let mut call = record(&mut client).await?;

@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use forebay_benches::Result;
-use forebay_prefetch::plan::{Candidate, Limits, PoolRate, plan, probability_min};
-use forebay_prefetch::profile::{Profile, Use};
+use forebay_prefetch::plan::{PlanLimits, PoolRate, StagingCandidate, plan, probability_min};
+use forebay_prefetch::profile::{FileUse, Profile};
 use forebay_prefetch::signature::Invocation;
 use plotters::prelude::*;
 
@@ -88,7 +88,7 @@ impl Record {
     fn foreseen(&self, target: usize, others: &[usize]) -> HashSet<String> {
         let mut profile = Profile::new(&self.invocation(target));
         for &run in others {
-            let of = |read: &super::ground::Read| Use {
+            let of = |read: &super::ground::Read| FileUse {
                 path: read.path.clone(),
                 size_bytes: read.bytes,
                 rank: read.rank,
@@ -98,14 +98,14 @@ impl Record {
             profile.fold(&self.invocation(run), ran.ended_unix, ran.read.iter().map(of).collect());
         }
         let expected = profile.predict(&self.invocation(target));
-        let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
+        let candidates = expected.iter().enumerate().map(|(at, expected)| StagingCandidate {
             file: at as u64,
             bytes: expected.bytes,
             missing_bytes: expected.bytes,
             probability: expected.probability,
             rank: expected.rank,
         });
-        let limits = Limits { room_bytes: u64::MAX, time: None, probability_min: probability_min(1.0) };
+        let limits = PlanLimits { room_bytes: u64::MAX, time: None, probability_min: probability_min(1.0) };
         let plan = plan(candidates.collect(), &RATE, &limits);
         plan.chosen.iter().map(|candidate| expected[candidate.file as usize].path.clone()).collect()
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_benches::Result;
 use forebay_benches::args::Args;
-use forebay_ebpf::{Observer, Options, Place};
+use forebay_ebpf::{Observer, ObserverOptions, WatchedPlace};
 
 use crate::{FILE_BYTES, Observed, Samples, make_file};
 
@@ -67,7 +67,12 @@ pub fn rows(args: &Args) -> Result<()> {
 }
 
 fn observer(dir: &Path) -> Result<Observer> {
-    let options = Options { places: vec![Place::below(dir, true)?], ignored: 0, scratch: None, masked: Vec::new() };
+    let options = ObserverOptions {
+        places: vec![WatchedPlace::below(dir, true)?],
+        ignored: 0,
+        scratch: None,
+        masked: Vec::new(),
+    };
     let observer = Observer::start(&options)?;
     observer.add_process(std::process::id(), JOB)?;
     Ok(observer)

@@ -12,7 +12,7 @@ use crate::values;
 pub enum JobCommand {
     /// Show a job: its allocation, and the files that it used in the order of their first uses. Of several jobs of one
     /// name, the newest.
-    Show(Named),
+    Show(JobNameArgs),
     /// List the known jobs, the oldest first.
     List {
         /// Use only the mount that this path lies in.
@@ -27,23 +27,23 @@ pub enum JobCommand {
 #[derive(Debug, Subcommand)]
 pub enum AllocationCommand {
     /// Begin an allocation: what a batch job holds, from before its first process until its results are in the pool.
-    Begin(Begin),
+    Begin(BeginArgs),
     /// Begin to fetch and lease what the job will read.
-    StageIn(Waiting),
+    StageIn(WaitArgs),
     /// Exit with 0 if everything is resident and leased, with 6 while it is being fetched, with 1 if that failed.
-    Ready(Waiting),
+    Ready(WaitArgs),
     /// The processes of the job are about to run: observe them.
-    Start(Start),
+    Start(StartArgs),
     /// The processes of the job have ended: learn from them, and end the leases.
-    End(Named),
+    End(JobNameArgs),
     /// Write back what the job wrote.
-    StageOut(Waiting),
+    StageOut(WaitArgs),
     /// End everything that the allocation holds. What is not in the pool yet stays dirty, and is flushed by policy.
-    Teardown(Named),
+    Teardown(JobNameArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct Named {
+pub struct JobNameArgs {
     /// The name of the job.
     #[arg(value_parser = values::job_id)]
     pub id: String,
@@ -53,9 +53,9 @@ pub struct Named {
 }
 
 #[derive(Debug, Args)]
-pub struct Begin {
+pub struct BeginArgs {
     #[command(flatten)]
-    pub named: Named,
+    pub named: JobNameArgs,
     /// The user of the job. Only root may name another user.
     #[arg(long, value_name = "UID")]
     pub uid: Option<u32>,
@@ -74,9 +74,9 @@ pub struct Begin {
 }
 
 #[derive(Debug, Args)]
-pub struct Waiting {
+pub struct WaitArgs {
     #[command(flatten)]
-    pub named: Named,
+    pub named: JobNameArgs,
     /// Wait for the end of the work, for this time at most. Default: return at once.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub wait: Option<Duration>,
@@ -84,9 +84,9 @@ pub struct Waiting {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("members").args(["pid", "cgroup", "slurm_job"]))]
-pub struct Start {
+pub struct StartArgs {
     #[command(flatten)]
-    pub named: Named,
+    pub named: JobNameArgs,
     /// A process of the job, with its descendants. Repeat it for more.
     #[arg(long, value_name = "PID")]
     pub pid: Vec<u32>,
@@ -101,15 +101,15 @@ pub struct Start {
 #[derive(Debug, Subcommand)]
 pub enum SlurmCommand {
     /// What Prolog= runs: stage what the job will read, at every mount of this user, and observe the job.
-    Prolog(Within),
+    Prolog(WithinArgs),
     /// What Epilog= runs: learn from the job, and write back what it wrote.
-    Epilog(Within),
+    Epilog(WithinArgs),
     /// What TaskProlog= runs: print the variables that tasks get.
     TaskProlog,
 }
 
 #[derive(Debug, Args)]
-pub struct Within {
+pub struct WithinArgs {
     /// How long it may take. What is not done by then goes on in the daemon.
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
     pub within: Duration,

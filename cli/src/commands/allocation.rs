@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, AllocationVerb};
 use forebay_api::jobs::Members;
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, client, process_discovery};
 use serde::Serialize;
 
-use crate::args::{AllocationCommand, Begin, Named, Paths, Start, Waiting};
+use crate::args::{AllocationCommand, BeginArgs, JobNameArgs, PathArgs, StartArgs, WaitArgs};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::registration;
-use crate::targets::{self, Target};
+use crate::targets::{self, MountTarget};
 use crate::values::{bytes, files, moment, shown};
 
 /// How long one request waits: a client that waits holds a turn of the daemon.
@@ -41,7 +41,7 @@ pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure>
 }
 
 /// Carries out a verb at one mount. Returns `None` if the allocation is not known there.
-pub fn send(entry: &Entry, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
+pub fn send(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
     let mut known = None;
     for reply in client::call(entry, &Request::Allocation { id: id.to_owned(), verb })? {
         if let Reply::Allocations(mut allocations) = reply? {
@@ -51,10 +51,10 @@ pub fn send(entry: &Entry, id: &str, verb: AllocationVerb) -> Result<Option<Allo
     Ok(known)
 }
 
-fn begin(args: Begin, output: &Output) -> Result<Exit, Failure> {
+fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
     let found = |paths: Vec<std::ffi::OsString>| match paths.is_empty() {
         true => Ok(Vec::new()),
-        false => targets::of(&Paths { paths, null: false }),
+        false => targets::of(&PathArgs { paths, null: false }),
     };
     let (stage_in, stage_out) = (found(args.stage_in)?, found(args.stage_out)?);
     let entries = registration::mounts(args.named.mount.as_deref())?;
@@ -64,7 +64,7 @@ fn begin(args: Begin, output: &Output) -> Result<Exit, Failure> {
         return Err(Failure::usage(format!("paths at {place} are named, but the allocation is not to be there"))
             .remedy("leave --mount out"));
     }
-    let below = |targets: &[Target], entry: &Entry| {
+    let below = |targets: &[MountTarget], entry: &RegisteredMount| {
         targets.iter().filter(|target| is_of(target, entry)).flat_map(|target| target.paths.clone()).collect()
     };
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
@@ -80,11 +80,11 @@ fn begin(args: Begin, output: &Output) -> Result<Exit, Failure> {
     })
 }
 
-fn is_of(target: &Target, entry: &Entry) -> bool {
+fn is_of(target: &MountTarget, entry: &RegisteredMount) -> bool {
     target.entry.mountpoint() == entry.mountpoint()
 }
 
-fn start(args: Start, output: &Output) -> Result<Exit, Failure> {
+fn start(args: StartArgs, output: &Output) -> Result<Exit, Failure> {
     let members = match (&args.cgroup, args.slurm_job) {
         (Some(dir), _) => process_discovery::cgroup(dir)?,
         (None, Some(job)) => Members::SlurmSteps { job },
@@ -94,13 +94,13 @@ fn start(args: Start, output: &Output) -> Result<Exit, Failure> {
 }
 
 fn waiting(
-    args: &Waiting,
+    args: &WaitArgs,
     phase: AllocationPhase,
     output: &Output,
     verb: impl Fn(u64, bool) -> AllocationVerb,
 ) -> Result<Exit, Failure> {
     let until = args.wait.and_then(|wait| Instant::now().checked_add(wait));
-    let carry_out = |entry: &Entry| {
+    let carry_out = |entry: &RegisteredMount| {
         let mut first = true;
         loop {
             let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
@@ -119,9 +119,9 @@ fn waiting(
 
 /// Carries out a verb that needs an allocation: it is a mistake if no mount knows it.
 fn known(
-    named: &Named,
+    named: &JobNameArgs,
     output: &Output,
-    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+    verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<Exit, Failure> {
     let (exit, found) = each(named, output, verb)?;
     if !found && exit == Exit::Done {
@@ -133,17 +133,17 @@ fn known(
 
 /// Carries out a verb that has nothing to do where the allocation is not known.
 fn all(
-    named: &Named,
+    named: &JobNameArgs,
     output: &Output,
-    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+    verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<Exit, Failure> {
     Ok(each(named, output, verb)?.0)
 }
 
 fn each(
-    named: &Named,
+    named: &JobNameArgs,
     output: &Output,
-    verb: impl Fn(&Entry) -> Result<Option<Allocation>, Failure>,
+    verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<(Exit, bool), Failure> {
     let mut found = false;
     let exit = targets::each(registration::mounts(named.mount.as_deref())?, output, |entry| {

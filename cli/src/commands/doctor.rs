@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_daemon::Failure;
-use forebay_daemon::doctor::pool::{Candidate, CaseEnd, Outcome, Step, Summary};
-use forebay_daemon::doctor::{self, Check, Verdict};
+use forebay_daemon::doctor::pool::{CandidatePool, CaseEnd, CheckOutcome, CheckStep, SuiteSummary};
+use forebay_daemon::doctor::{self, Check, CheckVerdict};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::Exit;
@@ -13,10 +13,10 @@ use crate::output::Output;
 use crate::values::{counted, shown};
 
 pub fn run(pool: Option<&str>, fast: &[PathBuf], dry_run: bool, output: &Output) -> Result<Exit, Failure> {
-    let candidate = pool.map(Candidate::parse).transpose()?;
+    let candidate = pool.map(CandidatePool::parse).transpose()?;
     let mut exit = Exit::Done;
     for check in doctor::machine().into_iter().chain(doctor::places(fast)) {
-        if check.verdict == Verdict::Needed {
+        if check.verdict == CheckVerdict::Needed {
             exit = Exit::Missing;
         }
         show(&check, output);
@@ -26,12 +26,12 @@ pub fn run(pool: Option<&str>, fast: &[PathBuf], dry_run: bool, output: &Output)
     let outcome = candidate.examine(dry_run, &mut |step| follow(step, &bar, output));
     bar.finish_and_clear();
     Ok(match outcome? {
-        Outcome::NotThere => Exit::Missing,
-        Outcome::Planned => exit,
+        CheckOutcome::NotThere => Exit::Missing,
+        CheckOutcome::Planned => exit,
         // The user asked about the pool, so its faults determine the exit code.
-        Outcome::Tried(summary) if summary.failed > 0 => Exit::Unfit,
-        Outcome::Tried(summary) if summary.not_run > 0 || summary.left_behind.is_some() => Exit::Incomplete,
-        Outcome::Tried(_) => exit,
+        CheckOutcome::Tried(summary) if summary.failed > 0 => Exit::Unfit,
+        CheckOutcome::Tried(summary) if summary.not_run > 0 || summary.left_behind.is_some() => Exit::Incomplete,
+        CheckOutcome::Tried(_) => exit,
     })
 }
 
@@ -40,9 +40,9 @@ fn show(check: &Check, output: &Output) {
         return output.json(check);
     }
     let verdict = match check.verdict {
-        Verdict::Ok => "ok",
-        Verdict::Missing => "missing",
-        Verdict::Needed => "NEEDED",
+        CheckVerdict::Ok => "ok",
+        CheckVerdict::Missing => "missing",
+        CheckVerdict::Needed => "NEEDED",
     };
     output.line(format!("{verdict:<8} {:<16} {}", check.name, check.found));
     if let Some(costs) = check.costs {
@@ -53,31 +53,31 @@ fn show(check: &Check, output: &Output) {
     }
 }
 
-fn follow(step: &Step, bar: &ProgressBar, output: &Output) {
+fn follow(step: &CheckStep, bar: &ProgressBar, output: &Output) {
     if output.json {
         return match step {
-            Step::Looked(check) => output.json(check),
+            CheckStep::Looked(check) => output.json(check),
             _ => output.json(step),
         };
     }
     match step {
-        Step::Looked(check) => show(check, output),
-        Step::Attached { pool, capabilities } => {
+        CheckStep::Looked(check) => show(check, output),
+        CheckStep::Attached { pool, capabilities } => {
             output.line(format!("{pool}:"));
             let rows = capabilities.rows().into_iter().map(|(name, value)| vec![format!("  {name}"), value]);
             output.table(&rows.collect::<Vec<_>>());
         }
-        Step::Planned { scratch, cases, dry_run: true } => output.line(format!(
+        CheckStep::Planned { scratch, cases, dry_run: true } => output.line(format!(
             "would make {scratch} in the pool, run {} of the conformance suite there, with files of up to 64 MiB, and \
              remove it",
             counted(*cases as u64, "case"),
         )),
-        Step::Planned { scratch, cases, dry_run: false } => {
+        CheckStep::Planned { scratch, cases, dry_run: false } => {
             bar.set_length(*cases as u64);
             bar.suspend(|| output.line(format!("{} in {scratch}:", counted(*cases as u64, "case"))));
         }
-        Step::Begun { case } => bar.set_message(*case),
-        Step::Ended { case, result, reason } => {
+        CheckStep::Begun { case } => bar.set_message(*case),
+        CheckStep::Ended { case, result, reason } => {
             bar.inc(1);
             let word = match result {
                 CaseEnd::Passed => "ok",
@@ -91,12 +91,12 @@ fn follow(step: &Step, bar: &ProgressBar, output: &Output) {
                 }
             });
         }
-        Step::Done(summary) => bar.suspend(|| summarise(summary, output)),
+        CheckStep::Done(summary) => bar.suspend(|| summarise(summary, output)),
     }
 }
 
-fn summarise(summary: &Summary, output: &Output) {
-    let Summary { passed, failed, not_applicable, not_run, left_behind } = summary;
+fn summarise(summary: &SuiteSummary, output: &Output) {
+    let SuiteSummary { passed, failed, not_applicable, not_run, left_behind } = summary;
     let mut line = format!("{passed} passed, {failed} failed, {not_applicable} not applicable");
     if *not_run > 0 {
         line += &format!(", {not_run} NOT RUN");

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use forebay_api::operator::FsckReport;
-use forebay_daemon::multi_mount::Root;
+use forebay_daemon::multi_mount::MixedRoot;
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client, offline};
 
 use crate::exit::Exit;
@@ -14,7 +14,7 @@ use crate::targets;
 use crate::values::{bytes, files, shown};
 
 pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
-    if let Some(root) = Root::meant_by(place) {
+    if let Some(root) = MixedRoot::meant_by(place) {
         return targets::each(root.places()?, output, |place| {
             output.heading(place.entry.mountpoint());
             Ok(told(&online(&place.entry, repair)?, output))
@@ -41,7 +41,7 @@ fn told(report: &FsckReport, output: &Output) -> Exit {
 }
 
 /// The mount that contains this place or uses it as a fast directory.
-fn user_of(place: &Path) -> Option<Entry> {
+fn user_of(place: &Path) -> Option<RegisteredMount> {
     if let Ok(located) = registry::locate(place) {
         return Some(located.entry);
     }
@@ -49,7 +49,7 @@ fn user_of(place: &Path) -> Option<Entry> {
     registry::entries().into_iter().find(|e| e.supervisor_alive() && e.state.config.fast.contains(&fast))
 }
 
-fn online(entry: &Entry, repair: bool) -> Result<FsckReport, Failure> {
+fn online(entry: &RegisteredMount, repair: bool) -> Result<FsckReport, Failure> {
     for reply in client::call(entry, &Request::Fsck { repair })? {
         if let Reply::Fsck(report) = reply? {
             return Ok(report);

@@ -5,7 +5,7 @@ use std::path::Path;
 use forebay_api::allocations::{Allocation, AllocationVerb};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub fn run(command: JobCommand, output: &Output) -> Result<Exit, Failure> {
 
 /// A job with its files, as JSON.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct JobOutput<'a> {
     mountpoint: &'a Path,
     #[serde(flatten)]
     job: Option<&'a JobSummary>,
@@ -63,7 +63,7 @@ fn show(id: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure
     }
 }
 
-fn ask(entry: &Entry, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
+fn ask(entry: &RegisteredMount, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
     let (mut job, mut all) = (None, Vec::new());
     for reply in client::call(entry, &Request::Job { id: id.to_owned() })? {
         match reply? {
@@ -76,9 +76,15 @@ fn ask(entry: &Entry, id: &str) -> Result<(JobSummary, Vec<JobFile>), Failure> {
     Ok((job.ok_or_else(none)?, all))
 }
 
-fn present(entry: &Entry, job: Option<&JobSummary>, all: &[JobFile], allocation: Option<&Allocation>, output: &Output) {
+fn present(
+    entry: &RegisteredMount,
+    job: Option<&JobSummary>,
+    all: &[JobFile],
+    allocation: Option<&Allocation>,
+    output: &Output,
+) {
     if output.json {
-        return output.json(&Shown { mountpoint: entry.mountpoint(), job, files: all, allocation });
+        return output.json(&JobOutput { mountpoint: entry.mountpoint(), job, files: all, allocation });
     }
     if let Some(allocation) = allocation {
         output.line(allocation::summary(entry.mountpoint(), allocation));

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_api::operator::{ContentState, Listed, ObjectKind};
-use forebay_daemon::multi_mount::Place;
+use forebay_api::operator::{ContentState, ListedPath, ObjectKind};
+use forebay_daemon::multi_mount::MountPath;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::{Failure, client};
 
@@ -17,7 +17,7 @@ pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     targets::each(targets::meant(path)?, output, |place| not_in_pool(&place, output))
 }
 
-fn not_in_pool(Place { entry, inner, prefix }: &Place, output: &Output) -> Result<Exit, Failure> {
+fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) -> Result<Exit, Failure> {
     for reply in client::call(entry, &Request::Dirty)? {
         let Reply::Dirty(files) = reply? else { continue };
         let mut wanted: Vec<_> = files.into_iter().filter(|f| is_below(&f.path, inner)).collect();
@@ -79,7 +79,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, file: &Listed) {
+    fn add(&mut self, file: &ListedPath) {
         self.files += 1;
         self.bytes += file.size;
         self.resident_bytes += file.resident_bytes;
@@ -124,12 +124,12 @@ pub fn du(path: &Path, summarize: bool, output: &Output) -> Result<Exit, Failure
 }
 
 fn listed(
-    places: Vec<Place>,
+    places: Vec<MountPath>,
     recursive: bool,
     output: &Output,
-    mut each: impl FnMut(Vec<Listed>),
+    mut each: impl FnMut(Vec<ListedPath>),
 ) -> Result<Exit, Failure> {
-    targets::each(places, output, |Place { entry, inner, prefix }| {
+    targets::each(places, output, |MountPath { entry, inner, prefix }| {
         for reply in client::call(&entry, &Request::Ls { path: inner, recursive })? {
             if let Reply::Listed(mut files) = reply? {
                 files.iter_mut().for_each(|f| f.path = prefixed(&prefix, &f.path));

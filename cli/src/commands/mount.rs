@@ -4,7 +4,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use forebay_daemon::config::MountConfig;
-use forebay_daemon::preflight::{self, Plan};
+use forebay_daemon::preflight::{self, MountPlan};
 use forebay_daemon::remount::{self, Remount};
 use forebay_daemon::supervisor::{self, Ready};
 use forebay_daemon::{Failure, worker};
@@ -17,7 +17,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::values;
 
-pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
+pub fn run(mut args: args::MountArgs, output: &Output) -> Result<Exit, Failure> {
     let given = options::apply(&mut args)?;
     let (is_complete, kernel_options) = (given.listed, given.kernel);
     if given.remount {
@@ -52,7 +52,7 @@ pub fn run(mut args: args::Mount, output: &Output) -> Result<Exit, Failure> {
 }
 
 /// `-o remount`; mount(8) adds all options of fstab, or of the existing mount.
-fn remount(args: args::Mount, options: Vec<String>, is_complete: bool, output: &Output) -> Result<Exit, Failure> {
+fn remount(args: args::MountArgs, options: Vec<String>, is_complete: bool, output: &Output) -> Result<Exit, Failure> {
     let dry_run = args.dry_run;
     let args = if args.config.is_some() { multi_mount::without_url(args)? } else { args };
     let asked = Remount { config: config(args, Vec::new())?, options, is_complete };
@@ -66,7 +66,7 @@ fn remount(args: args::Mount, options: Vec<String>, is_complete: bool, output: &
     Ok(Exit::Done)
 }
 
-fn config(args: args::Mount, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
+fn config(args: args::MountArgs, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
     let policy = args.policy.map(|file| {
         let text =
             std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
@@ -113,7 +113,7 @@ pub(super) fn told(ready: &Ready, output: &Output) {
     }
 }
 
-pub(super) fn show(plan: &Plan, output: &Output) {
+pub(super) fn show(plan: &MountPlan, output: &Output) {
     if output.json {
         output.json(&serde_json::json!({
             "config": plan.config, "create": plan.to_create, "detach_dead_mount": plan.stale_mount,

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_api::operator::Status;
 use forebay_daemon::config::MountConfig;
-use forebay_daemon::multi_mount::{self, Plan, Root};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::multi_mount::{self, MixedRoot, MixedRootPlan};
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, client};
 
 use super::{mount, processes, umount};
@@ -17,7 +17,7 @@ use crate::output::Output;
 const NO_URL: &str = "none";
 
 /// The arguments of a mount whose pools are in a file: the only word, or the last one, is the mountpoint.
-pub fn without_url(mut args: args::Mount) -> Result<args::Mount, Failure> {
+pub fn without_url(mut args: args::MountArgs) -> Result<args::MountArgs, Failure> {
     args.mountpoint = match (args.url.take(), args.mountpoint.take()) {
         (Some(place), None) => Some(PathBuf::from(place)),
         (Some(url), place) if url == NO_URL => place,
@@ -65,7 +65,7 @@ pub fn run(
     Ok(Exit::Done)
 }
 
-fn show(plan: &Plan, output: &Output) {
+fn show(plan: &MixedRootPlan, output: &Output) {
     for pool in &plan.pools {
         mount::show(pool, output);
     }
@@ -81,7 +81,7 @@ fn show(plan: &Plan, output: &Output) {
 }
 
 /// Unmounts a mixed root: all of it or nothing.
-pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Exit, Failure> {
+pub fn take_away(root: &MixedRoot, args: &args::UmountArgs, output: &Output) -> Result<Exit, Failure> {
     if !args.lazy {
         multi_mount::refuse_in_use(root)?;
     }
@@ -101,8 +101,8 @@ pub fn take_away(root: &Root, args: &args::Umount, output: &Output) -> Result<Ex
 
 /// The status of each daemon. All are asked concurrently, because one that hangs is waited for. `None`: no daemon
 /// runs.
-fn statuses(mounts: &[Entry]) -> Vec<Option<Result<Status, Failure>>> {
-    let ask = |entry: &Entry| entry.worker_alive().then(|| client::status(entry));
+fn statuses(mounts: &[RegisteredMount]) -> Vec<Option<Result<Status, Failure>>> {
+    let ask = |entry: &RegisteredMount| entry.worker_alive().then(|| client::status(entry));
     std::thread::scope(|scope| {
         let asked: Vec<_> = mounts.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
         asked.into_iter().map(|thread| thread.join().ok().flatten()).collect()

@@ -21,7 +21,7 @@ use crate::values::counted;
 /// The interval between checks for remaining processes.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
+pub fn run(args: args::ObserveArgs, output: &Output) -> Result<Exit, Failure> {
     let signals = Held::new(&Held::ASK_TO_END).map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let (members, cgroup) = match (args.cgroup, &args.slurm_job) {
         (Some(dir), _) => (process_discovery::cgroup(&dir)?, Some(dir)),
@@ -35,10 +35,11 @@ pub fn run(args: args::Observe, output: &Output) -> Result<Exit, Failure> {
     };
     let invocation = (!args.command.is_empty()).then(|| run_of(&args.command, first));
     let (what, mut watched) = match &members {
-        Members::Processes(pids) => {
-            (format!("{} that ran already", counted(pids.len() as u64, "process tree")), Watched::Tree(look(pids)?))
-        }
-        _ => ("a cgroup".into(), Watched::Cgroup(cgroup.unwrap_or_default())),
+        Members::Processes(pids) => (
+            format!("{} that ran already", counted(pids.len() as u64, "process tree")),
+            ObservedProcesses::Tree(look(pids)?),
+        ),
+        _ => ("a cgroup".into(), ObservedProcesses::Cgroup(cgroup.unwrap_or_default())),
     };
     let name = args.job.or_else(|| args.slurm_job.map(|id| format!("slurm-{id}")));
     let (id, ends_leases) = registration::name(name);
@@ -70,13 +71,13 @@ fn run_of(command: &[OsString], first: Option<u32>) -> Invocation {
 }
 
 /// The processes that are waited for.
-enum Watched {
+enum ObservedProcesses {
     /// Those that were alive at the last check.
     Tree(Vec<Process>),
     Cgroup(PathBuf),
 }
 
-impl Watched {
+impl ObservedProcesses {
     fn is_left(&mut self) -> bool {
         match self {
             Self::Cgroup(dir) => process_discovery::is_populated(dir),

@@ -3,7 +3,7 @@
 use forebay_daemon::{Failure, mounts};
 use rustix::mount::MountFlags;
 
-use crate::args::Mount;
+use crate::args::MountArgs;
 use crate::values;
 
 pub const ALLOW_OTHER: &str = "allow_other";
@@ -47,7 +47,7 @@ pub struct Given {
 }
 
 /// Moves the options of `-o` into the arguments that they stand for, and returns those for the mount itself.
-pub fn apply(args: &mut Mount) -> Result<Given, Failure> {
+pub fn apply(args: &mut MountArgs) -> Result<Given, Failure> {
     let mut given = Given::default();
     for option in std::mem::take(&mut args.options).iter().flat_map(|o| o.split(',')).filter(|o| !o.is_empty()) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn mount(options: &str) -> Mount {
+    fn mount(options: &str) -> MountArgs {
         match Cli::parse_from(["forebay", "mount", "/p", "/m", "-o", options]).command {
             Command::Mount(mount) => mount,
             other => panic!("{other:?}"),

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use forebay_daemon::supervisor::{self, Outcome};
+use forebay_daemon::supervisor::{self, StartOutcome};
 use forebay_daemon::{Failure, FailureKind, worker};
 use tracing_subscriber::EnvFilter;
 
@@ -31,9 +31,9 @@ pub fn supervise() -> Result<Exit, Failure> {
     let config = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::new(FailureKind::Usage, format!("the description of the mount: {e}")))?;
     let outcome =
-        supervisor::run(config, allocator::give_back_in_background, |ready| Outcome::Ready(ready.clone()).tell());
+        supervisor::run(config, allocator::give_back_in_background, |ready| StartOutcome::Ready(ready.clone()).tell());
     if let Err(failure) = &outcome {
-        Outcome::Failed(failure.clone()).tell();
+        StartOutcome::Failed(failure.clone()).tell();
     }
     outcome.map(|()| Exit::Done)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use forebay_api::foresight::ProfileSummary;
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_prefetch::profile::ProfileDocument;
 use serde::Serialize;
@@ -56,7 +56,7 @@ fn row(profile: &ProfileSummary) -> Vec<String> {
     ]
 }
 
-fn summaries(entry: &Entry, request: &Request) -> Result<Vec<ProfileSummary>, Failure> {
+fn summaries(entry: &RegisteredMount, request: &Request) -> Result<Vec<ProfileSummary>, Failure> {
     let mut all = Vec::new();
     for reply in client::call(entry, request)? {
         if let Reply::Profiles(profiles) = reply? {
@@ -79,7 +79,7 @@ fn find(profile: &str, mount: Option<&Path>) -> Result<(ProfileSummary, ProfileD
     Err(failures.swap_remove(worst.unwrap_or(0)))
 }
 
-fn ask(entry: &Entry, profile: &str) -> Result<(ProfileSummary, ProfileDocument), Failure> {
+fn ask(entry: &RegisteredMount, profile: &str) -> Result<(ProfileSummary, ProfileDocument), Failure> {
     let (mut summary, mut document) = (None, None);
     for reply in client::call(entry, &Request::Profile { profile: profile.to_owned() })? {
         match reply? {
@@ -93,7 +93,7 @@ fn ask(entry: &Entry, profile: &str) -> Result<(ProfileSummary, ProfileDocument)
 }
 
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ProfileOutput<'a> {
     #[serde(flatten)]
     summary: &'a ProfileSummary,
     profile: &'a ProfileDocument,
@@ -102,7 +102,7 @@ struct Shown<'a> {
 fn show(profile: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let (summary, document) = find(profile, mount)?;
     if output.json {
-        output.json(&Shown { summary: &summary, profile: &document });
+        output.json(&ProfileOutput { summary: &summary, profile: &document });
         return Ok(Exit::Done);
     }
     output.line(shown(summary.signature.as_str()));

@@ -2,16 +2,16 @@
 
 use forebay_api::jobs::{JobRequest, Members};
 use forebay_daemon::Failure;
-use forebay_daemon::child::Stage;
+use forebay_daemon::child::Subreaper;
 
 use crate::args;
 use crate::output::Output;
 use crate::registration::{self, Registration};
 
 /// Runs the command, whether or not the registration succeeds, and returns the exit code.
-pub fn run(args: args::Run, output: &Output) -> Result<u8, Failure> {
+pub fn run(args: args::RunArgs, output: &Output) -> Result<u8, Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("there is no command"))?;
-    let stage = Stage::set().map_err(|e| Failure::io("cannot run commands", &e))?;
+    let stage = Subreaper::set().map_err(|e| Failure::io("cannot run commands", &e))?;
     let (id, ends_leases) = registration::name(args.job);
     let invocation = registration::invocation(&args.command);
     let request = JobRequest {

@@ -11,7 +11,7 @@ use forebay_prefetch::eviction::{DEFAULT, by_name, names};
 use forebay_prefetch::simulate::{Misses, Trace, belady, bound, replay};
 use serde::Serialize;
 
-use crate::args::Simulate;
+use crate::args::SimulateArgs;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::values::bytes;
@@ -20,7 +20,7 @@ use crate::values::bytes;
 const LRU: &str = "lru";
 const BELADY: &str = "belady";
 
-pub fn run(args: &Simulate, output: &Output) -> Result<Exit, Failure> {
+pub fn run(args: &SimulateArgs, output: &Output) -> Result<Exit, Failure> {
     let trace = trace::read(&args.trace)?;
     let policies: Vec<&str> =
         names().filter(|name| args.policy.as_deref().is_none_or(|only| only == *name || *name == LRU)).collect();

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_slurm::SlurmJob;
 use forebay_system::mounts;
@@ -31,7 +31,7 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
 /// Does this at all mounts of this user at the same time. What is short is noted and is no failure; a broken mount is.
 fn at_mounts<F>(within: Duration, output: &Output, act: F) -> Result<Exit, Failure>
 where
-    F: Fn(&SlurmJob, &Entry, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
+    F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
 {
     let job = SlurmJob::of(|name| std::env::var(name).ok())?;
     let begun = Instant::now();
@@ -53,7 +53,7 @@ where
         });
     }
     drop(done);
-    let mut waits: Vec<Entry> = entries;
+    let mut waits: Vec<RegisteredMount> = entries;
     let mut broken = None;
     while !waits.is_empty() {
         match answers.recv_timeout((begun + within).saturating_duration_since(Instant::now())) {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use forebay_api::jobs::{ObserverKind, ObserverStatus};
 use forebay_api::operator::Status;
-use forebay_daemon::multi_mount::Root;
-use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::multi_mount::MixedRoot;
+use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, client};
 
 use crate::exit::Exit;
@@ -14,8 +14,8 @@ use crate::targets;
 use crate::values::{bytes, counted, files, moment, shown, span, under_way};
 
 pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let root = path.and_then(Root::meant_by);
-    let entries: Vec<Entry> = match (&root, path) {
+    let root = path.and_then(MixedRoot::meant_by);
+    let entries: Vec<RegisteredMount> = match (&root, path) {
         (Some(root), _) => root.mounts().into_iter().filter_map(|(_, entry)| entry).collect(),
         (None, Some(_)) => targets::meant(path)?.into_iter().map(|place| place.entry).collect(),
         (None, None) => registry::entries(),
@@ -36,7 +36,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
             (Err(failure), false) => show_dead(entry, failure, output),
         }
     }
-    for (name, _) in root.iter().flat_map(Root::mounts).filter(|(_, entry)| entry.is_none()) {
+    for (name, _) in root.iter().flat_map(MixedRoot::mounts).filter(|(_, entry)| entry.is_none()) {
         exit = Exit::NoDaemon;
         root.iter().for_each(|root| show_missing(root, name, output));
     }
@@ -50,7 +50,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-fn as_json(entry: &Entry, status: &Result<Status, Failure>, output: &Output) {
+fn as_json(entry: &RegisteredMount, status: &Result<Status, Failure>, output: &Output) {
     output.json(&serde_json::json!({
         "mountpoint": entry.mountpoint(),
         "state": entry.state,
@@ -61,7 +61,7 @@ fn as_json(entry: &Entry, status: &Result<Status, Failure>, output: &Output) {
     }));
 }
 
-fn show_missing(root: &Root, name: &str, output: &Output) {
+fn show_missing(root: &MixedRoot, name: &str, output: &Output) {
     let failure = root.lacks(name);
     if output.json {
         output.json(&serde_json::json!({ "mountpoint": root.path_of(name), "status": null, "error": failure }));
@@ -71,7 +71,7 @@ fn show_missing(root: &Root, name: &str, output: &Output) {
     }
 }
 
-fn show_dead(entry: &Entry, failure: &Failure, output: &Output) {
+fn show_dead(entry: &RegisteredMount, failure: &Failure, output: &Output) {
     let state = &entry.state;
     output.line(format!("{}  NOT SERVING", entry.mountpoint().display()));
     output.line(format!("  daemon      {failure}"));
@@ -90,7 +90,7 @@ fn show_dead(entry: &Entry, failure: &Failure, output: &Output) {
     }
 }
 
-fn show(entry: &Entry, status: &Status, output: &Output) {
+fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{}", entry.mountpoint().display()));
     line("pool", format!("{}  {}", entry.state.config.pool, status.pool_state));

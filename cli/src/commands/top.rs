@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_api::jobs::{JobSample, ObserverKind, Sample, Traffic};
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::registry::Entry;
+use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
 
 use crate::exit::Exit;
@@ -50,7 +50,7 @@ fn look(
     path: Option<&Path>,
     next: Duration,
     last: &mut HashMap<PathBuf, Sample>,
-    mut each: impl FnMut(&Entry, Sample, u64),
+    mut each: impl FnMut(&RegisteredMount, Sample, u64),
 ) -> Result<(), Failure> {
     for entry in registration::mounts(path)? {
         let sample = ask(&entry, next)?;
@@ -64,7 +64,7 @@ fn look(
     Ok(())
 }
 
-fn ask(entry: &Entry, interval: Duration) -> Result<Sample, Failure> {
+fn ask(entry: &RegisteredMount, interval: Duration) -> Result<Sample, Failure> {
     let interval_ms = interval.as_millis().try_into().unwrap_or(u64::MAX);
     for reply in client::call(entry, &Request::Sample { interval_ms })? {
         if let Reply::Sample(sample) = reply? {

@@ -4,30 +4,30 @@ use forebay_api::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageReq
 use forebay_daemon::Failure;
 use forebay_daemon::protocol::Request;
 
-use crate::args::{self, Paths};
+use crate::args::{self, PathArgs};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::progress::{self, Verb};
 use crate::registration;
-use crate::targets::{self, Target};
+use crate::targets::{self, MountTarget};
 
 const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
 pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed", of: "change" };
 const EVICT: Verb = Verb { doing: "evicting", done: "evicted", of: "file" };
 const RELEASE: Verb = Verb { doing: "releasing", done: "released", of: "lease" };
 
-pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
+pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
     let (job, lease_owner) = registration::owner(args.owner);
     let mut targets = Vec::new();
     if !args.paths.is_empty() {
-        targets = targets::of(&Paths { paths: args.paths, null: args.null })?;
+        targets = targets::of(&PathArgs { paths: args.paths, null: args.null })?;
     }
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
     if invocation.is_some() {
         // Ask every mount: each may know the command.
         for entry in registration::mounts(args.mount.as_deref())? {
             if !targets.iter().any(|target| target.entry.mountpoint() == entry.mountpoint()) {
-                targets.push(Target { entry, paths: Vec::new() });
+                targets.push(MountTarget { entry, paths: Vec::new() });
             }
         }
     }
@@ -45,24 +45,24 @@ pub fn stage(args: args::Stage, output: &Output) -> Result<Exit, Failure> {
     })
 }
 
-pub fn flush(args: args::Flush, output: &Output) -> Result<Exit, Failure> {
+pub fn flush(args: args::FlushArgs, output: &Output) -> Result<Exit, Failure> {
     let verb = if args.wait { FLUSH } else { Verb { done: "queued", ..FLUSH } };
     on_each(targets::of(&args.paths)?, verb, args.dry_run, output, |paths| {
         Request::Flush(FlushRequest { paths, wait: args.wait, dry_run: args.dry_run })
     })
 }
 
-pub fn evict(args: args::Evict, output: &Output) -> Result<Exit, Failure> {
+pub fn evict(args: args::EvictArgs, output: &Output) -> Result<Exit, Failure> {
     on_each(targets::of(&args.paths)?, EVICT, args.dry_run, output, |paths| {
         Request::Evict(EvictRequest { paths, release_leases: args.release_leases, dry_run: args.dry_run })
     })
 }
 
-pub fn release(args: args::Release, output: &Output) -> Result<Exit, Failure> {
+pub fn release(args: args::ReleaseArgs, output: &Output) -> Result<Exit, Failure> {
     let (job, owner) = registration::owner(args.owner);
     let targets = match args.paths.is_empty() {
-        true => registration::mounts(None)?.into_iter().map(|entry| Target { entry, paths: Vec::new() }).collect(),
-        false => targets::of(&Paths { paths: args.paths, null: args.null })?,
+        true => registration::mounts(None)?.into_iter().map(|entry| MountTarget { entry, paths: Vec::new() }).collect(),
+        false => targets::of(&PathArgs { paths: args.paths, null: args.null })?,
     };
     on_each(targets, RELEASE, args.dry_run, output, |paths| {
         Request::Release(ReleaseRequest { paths, job: job.clone(), owner: owner.clone(), dry_run: args.dry_run })
@@ -70,14 +70,14 @@ pub fn release(args: args::Release, output: &Output) -> Result<Exit, Failure> {
 }
 
 fn on_each(
-    targets: Vec<Target>,
+    targets: Vec<MountTarget>,
     verb: Verb,
     dry_run: bool,
     output: &Output,
     request: impl Fn(Vec<String>) -> Request,
 ) -> Result<Exit, Failure> {
     let several = targets.len() > 1;
-    targets::each(targets, output, |Target { entry, paths }| {
+    targets::each(targets, output, |MountTarget { entry, paths }| {
         if several {
             output.heading(entry.mountpoint());
         }

@@ -3,21 +3,21 @@
 use std::path::Path;
 
 use forebay_api::operator::{FlushRequest, Status};
-use forebay_daemon::multi_mount::Root;
+use forebay_daemon::multi_mount::MixedRoot;
 use forebay_daemon::protocol::Request;
-use forebay_daemon::registry::{self, Entry};
+use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client, mounts, paths, unmount};
 
 use super::multi_mount;
 use super::transfer::FLUSH;
-use crate::args::Umount;
+use crate::args::UmountArgs;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::{progress, values};
 
-pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
+pub fn run(args: &UmountArgs, output: &Output) -> Result<Exit, Failure> {
     let place = paths::absolute(&args.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
-    if let Some(root) = Root::meant_by(&place) {
+    if let Some(root) = MixedRoot::meant_by(&place) {
         return multi_mount::take_away(&root, args, output);
     }
     let entry = match registry::locate(&place) {
@@ -29,7 +29,7 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
         Err(_) if mounts::is_ours(&place) => None,
         Err(failure) => return Err(failure),
     };
-    let mountpoint = entry.as_ref().map_or(place.as_path(), Entry::mountpoint).to_path_buf();
+    let mountpoint = entry.as_ref().map_or(place.as_path(), RegisteredMount::mountpoint).to_path_buf();
     if let Some(entry) = entry.as_ref().filter(|_| args.flush) {
         flush(entry, args.dry_run, output)?;
     }
@@ -46,7 +46,7 @@ pub fn run(args: &Umount, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-pub(super) fn flush(entry: &Entry, dry_run: bool, output: &Output) -> Result<(), Failure> {
+pub(super) fn flush(entry: &RegisteredMount, dry_run: bool, output: &Output) -> Result<(), Failure> {
     let request = Request::Flush(FlushRequest { paths: Vec::new(), wait: true, dry_run });
     let summary = progress::follow(entry, &request, FLUSH, output)?;
     progress::summarise(&summary, FLUSH, dry_run, output);

@@ -43,7 +43,7 @@ impl AllocationPhase {
 
 /// Files and bytes that were moved for an allocation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct TransferCounts {
     pub files: u64,
     pub bytes: u64,
     /// Files that could not be moved.
@@ -69,9 +69,9 @@ pub struct Allocation {
     pub stage_in: Vec<TypedPath>,
     pub stage_out: Vec<TypedPath>,
     /// What was fetched for it.
-    pub staged: Moved,
+    pub staged: TransferCounts,
     /// What was written back for it.
-    pub flushed: Moved,
+    pub flushed: TransferCounts,
 }
 
 /// What an allocation is begun with.

@@ -1,10 +1,10 @@
 //! The types that describe what jobs will read: profiles, what is staged by them, and why a file is resident.
 
-use forebay_prefetch::profile::Expected;
+use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Signature;
 use serde::{Deserialize, Serialize};
 
-use crate::operator::{Listed, TypedPath};
+use crate::operator::{ListedPath, TypedPath};
 
 /// What was fetched for a job before it requested it, and how much of it was used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub struct ProfileSummary {
 
 /// A file that would be staged, as `--dry-run` reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct PlannedFile {
     pub path: TypedPath,
     pub bytes: u64,
     /// The probability that the command reads it, from 0 to 1.
@@ -44,8 +44,8 @@ pub struct Wanted {
     pub why: String,
 }
 
-impl From<&Expected> for Wanted {
-    fn from(expected: &Expected) -> Self {
+impl From<&ExpectedRead> for PlannedFile {
+    fn from(expected: &ExpectedRead) -> Self {
         Self {
             path: expected.path.clone(),
             bytes: expected.bytes,
@@ -59,18 +59,18 @@ impl From<&Expected> for Wanted {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Explanation {
     #[serde(flatten)]
-    pub file: Listed,
+    pub file: ListedPath,
     /// Why it is resident, or not.
     pub why: String,
     /// What would evict it.
     pub goes: String,
     /// The jobs whose runs have read it, the most probable next reader first.
-    pub read_by: Vec<Reader>,
+    pub read_by: Vec<ReaderJob>,
 }
 
 /// A job whose runs have read a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Reader {
+pub struct ReaderJob {
     pub profile: String,
     pub signature: String,
     /// Remembered runs that used it.

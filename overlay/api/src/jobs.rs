@@ -100,7 +100,7 @@ impl Traffic {
 
 /// The parts of a file that were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct UsedParts {
     /// Bytes of one part. The last of 256 parts also covers everything beyond it.
     pub part_bytes: u64,
     /// Numbers of parts and ranges of them, from 0: `0-3,7`.
@@ -122,7 +122,7 @@ pub struct JobFile {
     pub in_pool: bool,
     /// `None` if it was only opened.
     #[serde(default)]
-    pub parts: Option<Parts>,
+    pub parts: Option<UsedParts>,
 }
 
 /// A job, and the totals of what it used.

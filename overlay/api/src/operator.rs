@@ -1,10 +1,10 @@
 //! Requests of operators to the engine, and the replies, as the control socket carries them.
 
-use forebay_backends::UnderWay;
+use forebay_backends::WorkProgress;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use crate::foresight::Wanted;
+use crate::foresight::PlannedFile;
 use crate::jobs::ObserverStatus;
 
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
@@ -75,9 +75,9 @@ pub enum Progress {
         bytes: u64,
     },
     /// With `dry_run`: a file that would be staged for the command.
-    Wanted(Wanted),
+    Wanted(PlannedFile),
     /// Slow operations of the pool, reported from time to time.
-    UnderWay(Vec<UnderWay>),
+    UnderWay(Vec<WorkProgress>),
     Failed {
         path: String,
         reason: String,
@@ -109,7 +109,7 @@ pub struct Status {
     pub pool_state: String,
     /// Slow operations that are currently running in the pool.
     #[serde(default)]
-    pub under_way: Vec<UnderWay>,
+    pub under_way: Vec<WorkProgress>,
     pub fast: Vec<DeviceStatus>,
     pub limit_bytes: u64,
     pub used_bytes: u64,
@@ -244,7 +244,7 @@ pub struct DirtyFile {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedPath {
     pub path: String,
     pub kind: ObjectKind,
     pub size: u64,

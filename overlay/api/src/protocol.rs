@@ -8,7 +8,7 @@ use crate::allocations::{Allocation, AllocationVerb};
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
-    DirtyFile, EvictRequest, FlushRequest, FsckReport, Listed, Progress, ReleaseRequest, StageRequest, Status,
+    DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
 };
 
 /// A request to the daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
@@ -84,7 +84,7 @@ pub enum Reply {
     Progress(Progress),
     /// A part of the list: a long list takes several lines.
     Dirty(Vec<DirtyFile>),
-    Listed(Vec<Listed>),
+    Listed(Vec<ListedPath>),
     Fsck(FsckReport),
     Jobs(Vec<JobSummary>),
     /// Files of the job in the reply before.

@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
-use plain::Plain;
-use uring::{Limits, Uring};
+use plain::PlainIo;
+use uring::{RingLimits, Uring};
 
 /// The largest file offset of Linux (`loff_t`).
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -62,15 +62,15 @@ pub enum Choice {
 /// The plain implementation must be used within a tokio runtime.
 pub fn open(choice: Choice) -> (Arc<dyn ContentIo>, Option<String>) {
     match choice {
-        Choice::Plain => (Arc::new(Plain::new()), None),
-        Choice::Auto | Choice::Uring => open_uring_or_plain(Limits::DEFAULT),
+        Choice::Plain => (Arc::new(PlainIo::new()), None),
+        Choice::Auto | Choice::Uring => open_uring_or_plain(RingLimits::DEFAULT),
     }
 }
 
-fn open_uring_or_plain(limits: Limits) -> (Arc<dyn ContentIo>, Option<String>) {
+fn open_uring_or_plain(limits: RingLimits) -> (Arc<dyn ContentIo>, Option<String>) {
     match Uring::start(limits) {
         Ok(uring) => (Arc::new(uring), None),
-        Err(reason) => (Arc::new(Plain::new()), Some(reason)),
+        Err(reason) => (Arc::new(PlainIo::new()), Some(reason)),
     }
 }
 

@@ -17,13 +17,13 @@ use crate::{ContentId, ContentStore};
 #[derive(Debug)]
 pub struct Trash {
     sender: Option<Sender<(ContentId, u64)>>,
-    pending: Arc<(Mutex<Pending>, Condvar)>,
+    pending: Arc<(Mutex<TrashBacklog>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Files that were discarded and are not removed yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct TrashBacklog {
     files: u64,
     bytes: u64,
 }
@@ -32,7 +32,7 @@ impl Trash {
     /// Starts the thread. `settle` returns when the deletions of records are durable.
     pub fn start(store: Arc<ContentStore>, settle: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
         let (sender, receiver) = channel();
-        let pending = Arc::new((Mutex::new(Pending::default()), Condvar::new()));
+        let pending = Arc::new((Mutex::new(TrashBacklog::default()), Condvar::new()));
         let seen = pending.clone();
         let thread = std::thread::Builder::new()
             .name("forebay-trash".into())
@@ -82,7 +82,7 @@ fn run(
     store: &ContentStore,
     settle: &impl Fn() -> Result<()>,
     receiver: &Receiver<(ContentId, u64)>,
-    pending: &(Mutex<Pending>, Condvar),
+    pending: &(Mutex<TrashBacklog>, Condvar),
 ) {
     while let Ok(first) = receiver.recv() {
         let batch: Vec<_> = std::iter::once(first).chain(receiver.try_iter()).take(BATCH).collect();

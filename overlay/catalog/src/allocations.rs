@@ -2,14 +2,14 @@
 
 mod state;
 
-use forebay_api::allocations::{Allocation, Moved};
+use forebay_api::allocations::{Allocation, TransferCounts};
 use forebay_api::operator::TypedPath;
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
 use super::{Catalog, boot, cf, corrupt, failed};
-pub use state::{AllocationState, Transition, Work, WrongPhase};
+pub use state::{AllocationState, AllocationWork, Transition, WrongPhase};
 
 /// The most allocations that are kept beside those that are not over, newest first.
 const ALLOCATIONS_MAX: usize = 1000;
@@ -38,9 +38,9 @@ pub struct AllocationRecord {
     pub invocation: Option<Invocation>,
     pub lease_secs: Option<u64>,
     #[serde(default)]
-    pub staged: Moved,
+    pub staged: TransferCounts,
     #[serde(default)]
-    pub flushed: Moved,
+    pub flushed: TransferCounts,
 }
 
 impl AllocationRecord {
@@ -131,8 +131,8 @@ mod tests {
             stage_out: Vec::new(),
             invocation: None,
             lease_secs: None,
-            staged: Moved::default(),
-            flushed: Moved::default(),
+            staged: TransferCounts::default(),
+            flushed: TransferCounts::default(),
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
     fn an_allocation_is_found_after_a_power_cut() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("catalog");
-        let failed = AllocationState::Failed { during: Work::StageOut, reason: "the pool is full".into() };
+        let failed = AllocationState::Failed { during: AllocationWork::StageOut, reason: "the pool is full".into() };
         let stored = record("slurm-7", failed, 3);
         let catalog = Catalog::open(&path, Durability::SyncedOnly).unwrap();
         catalog.put_allocation(&stored).unwrap();

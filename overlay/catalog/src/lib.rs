@@ -33,7 +33,7 @@ use rocksdb::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use allocations::{AllocationRecord, AllocationState, Transition, Work, WrongPhase};
+pub use allocations::{AllocationRecord, AllocationState, AllocationWork, Transition, WrongPhase};
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
@@ -43,12 +43,12 @@ pub use ino::Ino;
 pub use jobs::{JobHead, JobSerial};
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
-use queue::{IntentRecord, Queue};
-pub use queue::{Lane, Queued, Slot, Wait};
+use queue::{FlushQueue, IntentRecord};
+pub use queue::{Lane, QueueSlot, Queued, Wait};
 use recent::RecentNames;
 pub use records::{
-    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, Listing, NameRecord, Sent, SentWhat, XattrChanges, Xattrs,
-    unmatched,
+    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, SentCall, SentWhat, XattrChanges,
+    Xattrs, unmatched,
 };
 pub use records::{append, decode, decode_first, encode};
 pub use state::FileState;
@@ -136,7 +136,7 @@ pub struct Catalog {
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
     recent: RecentNames,
-    queue: Queue,
+    queue: FlushQueue,
 }
 
 impl ContentNumbers for Catalog {
@@ -196,7 +196,7 @@ impl Catalog {
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
             recent: RecentNames::new(),
-            queue: Queue::load(&db)?,
+            queue: FlushQueue::load(&db)?,
             db,
         })
     }

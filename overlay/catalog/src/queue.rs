@@ -36,7 +36,7 @@ pub enum Lane {
 
 /// The place of an intent in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slot {
+pub struct QueueSlot {
     pub user: u32,
     pub lane: Lane,
     pub at_us: u64,
@@ -47,7 +47,7 @@ pub struct Slot {
 pub(super) struct IntentRecord {
     /// Seconds since 1970 at which overlay and pool first differed; for reports only.
     pub since_unix: u64,
-    pub slot: Slot,
+    pub slot: QueueSlot,
 }
 
 /// The value of a queue entry.
@@ -63,13 +63,13 @@ pub struct Wait {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queued {
     pub intent: Intent,
-    pub slot: Slot,
+    pub slot: QueueSlot,
     pub wait: Wait,
 }
 
 /// The part of the queue that is in memory: a few bytes for each user with entries.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct FlushQueue {
     /// The queue's clock at `started`.
     base_us: u64,
     started: Instant,
@@ -82,7 +82,7 @@ pub(super) struct Queue {
     added: Notify,
 }
 
-impl Queue {
+impl FlushQueue {
     pub(super) fn load(db: &DB) -> Result<Self> {
         let family = db.cf_handle(cf::QUEUE).ok_or_else(|| corrupt(cf::QUEUE))?;
         let mut users = BTreeSet::new();
@@ -161,7 +161,7 @@ impl Catalog {
     }
 
     /// Returns the first entry of each user's lanes. `from` returns the time up to which a lane is already empty.
-    pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<Vec<Slot>> {
+    pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<Vec<QueueSlot>> {
         let users = std::mem::take(&mut *self.queue.users.lock());
         let mut heads = Vec::new();
         let mut found = Ok(());
@@ -220,7 +220,7 @@ impl Catalog {
         Ok(self.slot_of(&entry.intent)? == Some(entry.slot))
     }
 
-    fn slot_of(&self, intent: &Intent) -> Result<Option<Slot>> {
+    fn slot_of(&self, intent: &Intent) -> Result<Option<QueueSlot>> {
         Ok(self.get::<IntentRecord>(cf::INTENTS, &intent.encode())?.map(|record| record.slot))
     }
 
@@ -229,7 +229,7 @@ impl Catalog {
         user: u32,
         lane: Lane,
         from_us: u64,
-        mut each: impl FnMut(Slot, Intent, Wait) -> Result<bool>,
+        mut each: impl FnMut(QueueSlot, Intent, Wait) -> Result<bool>,
     ) -> Result<()> {
         self.scan(cf::QUEUE, &lane_key(user, lane, from_us), |key, value| {
             let (slot, intent) = parse(key).ok_or_else(|| corrupt(cf::QUEUE))?;
@@ -246,7 +246,7 @@ impl Batch<'_> {
     pub(super) fn enter_queue(&mut self, user: u32, intent: &Intent) {
         let now_us = self.catalog.queue.unique_us();
         let at_us = now_us + self.catalog.queue.delay_us.load(Ordering::Relaxed);
-        let slot = Slot { user, lane: Lane::Fresh, at_us };
+        let slot = QueueSlot { user, lane: Lane::Fresh, at_us };
         self.queue(intent, slot, Wait { since_us: now_us, failures: 0 }, unix_now());
     }
 
@@ -260,7 +260,7 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// The errors of the catalog.
-    pub fn requeue(&mut self, entry: &Queued, slot: Slot, wait: Wait) -> Result<()> {
+    pub fn requeue(&mut self, entry: &Queued, slot: QueueSlot, wait: Wait) -> Result<()> {
         let record: Option<IntentRecord> = self.catalog.get(cf::INTENTS, &entry.intent.encode())?;
         self.leave_queue(entry);
         if let Some(record) = record {
@@ -275,7 +275,7 @@ impl Batch<'_> {
         self.delete_raw(cf::INTENTS, &entry.intent.encode());
     }
 
-    fn queue(&mut self, intent: &Intent, slot: Slot, wait: Wait, since_unix: u64) {
+    fn queue(&mut self, intent: &Intent, slot: QueueSlot, wait: Wait, since_unix: u64) {
         self.put_raw(cf::INTENTS, &intent.encode(), &encode(&IntentRecord { since_unix, slot }));
         self.put_raw(cf::QUEUE, &key(&slot, intent), &encode(&wait));
         self.queued_for.insert(slot.user);
@@ -290,16 +290,16 @@ fn lane_key(user: u32, lane: Lane, at_us: u64) -> Vec<u8> {
     [user.to_be_bytes().as_slice(), &[lane as u8], &at_us.to_be_bytes()].concat()
 }
 
-fn key(slot: &Slot, intent: &Intent) -> Vec<u8> {
+fn key(slot: &QueueSlot, intent: &Intent) -> Vec<u8> {
     [lane_key(slot.user, slot.lane, slot.at_us), intent.encode()].concat()
 }
 
-fn parse(key: &[u8]) -> Option<(Slot, Intent)> {
+fn parse(key: &[u8]) -> Option<(QueueSlot, Intent)> {
     let (user, rest) = key.split_first_chunk::<4>()?;
     let (lane, rest) = rest.split_first()?;
     let (at, rest) = rest.split_first_chunk::<8>()?;
     let lane = [Lane::Fresh, Lane::Later, Lane::Manual].into_iter().find(|l| *l as u8 == *lane)?;
-    let slot = Slot { user: u32::from_be_bytes(*user), lane, at_us: u64::from_be_bytes(*at) };
+    let slot = QueueSlot { user: u32::from_be_bytes(*user), lane, at_us: u64::from_be_bytes(*at) };
     Some((slot, Intent::decode(rest)?))
 }
 

@@ -13,12 +13,12 @@ use super::NameRecord;
 const PLACES: usize = 64;
 
 pub(super) struct RecentNames {
-    places: [Mutex<Place>; PLACES],
+    places: [Mutex<RecentSlot>; PLACES],
     hashed: RandomState,
 }
 
 #[derive(Default)]
-struct Place {
+struct RecentSlot {
     /// Changes of all names that hash to this slot.
     changes: u64,
     known: Option<(Box<[u8]>, NameRecord)>,
@@ -29,7 +29,7 @@ impl RecentNames {
         Self { places: std::array::from_fn(|_| Mutex::default()), hashed: RandomState::new() }
     }
 
-    fn place(&self, key: &[u8]) -> &Mutex<Place> {
+    fn place(&self, key: &[u8]) -> &Mutex<RecentSlot> {
         &self.places[self.hashed.hash_one(key) as usize % PLACES]
     }
 

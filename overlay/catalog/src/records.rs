@@ -20,7 +20,7 @@ pub struct NameRecord {
     pub pool: Option<Ino>,
     /// Calls that were sent to the pool for this name without a known answer, oldest first: the pool may have executed
     /// any of them. Written before the call is sent, deleted by the commit after the answer.
-    pub sent: Vec<Sent>,
+    pub sent: Vec<SentCall>,
 }
 
 impl NameRecord {
@@ -54,7 +54,7 @@ impl NameRecord {
 
 /// A call that was sent for a name of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SentCall {
     pub ino: Ino,
     pub what: SentWhat,
 }
@@ -74,7 +74,7 @@ pub enum SentWhat {
 
 /// How many names of a directory the catalog has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Listing {
+pub enum ListingState {
     /// Only those that were looked up.
     Partly,
     /// All, as of this version of the pool's directory; `None` for a directory that was created in the mount.
@@ -129,7 +129,7 @@ pub struct InodeRecord {
     /// `None` if the pool has no copy.
     pub version: Option<Version>,
     pub file: FileState,
-    pub listing: Listing,
+    pub listing: ListingState,
     /// The target of a symlink, once known.
     pub target: Option<Box<[u8]>>,
     /// The extended attributes as the mount shows them, once known.
@@ -186,7 +186,7 @@ impl InodeRecord {
             sent_to: SmallVec::new(),
             version: Some(stat.version.clone()),
             file: FileState::absent(),
-            listing: Listing::Partly,
+            listing: ListingState::Partly,
             target: None,
             xattrs: None,
             dirty: DirtyAttrs::default(),

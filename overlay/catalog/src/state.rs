@@ -23,7 +23,7 @@ use forebay_cache::ContentId;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
+enum FileStateKind {
     /// No bytes are resident.
     Absent,
     /// Some ranges are resident. They belong to the version that the record names.
@@ -35,7 +35,7 @@ enum State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileState(State);
+pub struct FileState(FileStateKind);
 
 /// A transition that does not exist in the current state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -47,18 +47,18 @@ pub struct Illegal {
 
 impl FileState {
     pub fn absent() -> Self {
-        Self(State::Absent)
+        Self(FileStateKind::Absent)
     }
 
     /// Returns the state of a file that was created in the mount.
     pub fn created(content: ContentId, now: u64) -> Self {
-        Self(State::Dirty { content, since: now })
+        Self(FileStateKind::Dirty { content, since: now })
     }
 
     /// The fetch of the first bytes into `content` is about to begin.
     pub fn begin_fetch(self, content: ContentId) -> Result<Self, Illegal> {
         match self.0 {
-            State::Absent => Ok(Self(State::Partial(content))),
+            FileStateKind::Absent => Ok(Self(FileStateKind::Partial(content))),
             _ => Err(self.illegal("begin_fetch")),
         }
     }
@@ -66,7 +66,7 @@ impl FileState {
     /// The last missing bytes were fetched.
     pub fn complete(self) -> Result<Self, Illegal> {
         match self.0 {
-            State::Partial(content) => Ok(Self(State::Resident(content))),
+            FileStateKind::Partial(content) => Ok(Self(FileStateKind::Resident(content))),
             _ => Err(self.illegal("complete")),
         }
     }
@@ -74,8 +74,8 @@ impl FileState {
     /// The content is about to be changed in place.
     pub fn modify(self, now: u64) -> Result<Self, Illegal> {
         match self.0 {
-            State::Resident(content) => Ok(Self(State::Dirty { content, since: now })),
-            State::Dirty { .. } => Ok(self),
+            FileStateKind::Resident(content) => Ok(Self(FileStateKind::Dirty { content, since: now })),
+            FileStateKind::Dirty { .. } => Ok(self),
             _ => Err(self.illegal("modify")),
         }
     }
@@ -83,16 +83,16 @@ impl FileState {
     /// All content is replaced by a new content file.
     pub fn replace(self, content: ContentId, now: u64) -> Self {
         let since = match self.0 {
-            State::Dirty { since, .. } => since,
+            FileStateKind::Dirty { since, .. } => since,
             _ => now,
         };
-        Self(State::Dirty { content, since })
+        Self(FileStateKind::Dirty { content, since })
     }
 
     /// The pool has exactly the local content.
     pub fn flushed(self) -> Result<Self, Illegal> {
         match self.0 {
-            State::Dirty { content, .. } => Ok(Self(State::Resident(content))),
+            FileStateKind::Dirty { content, .. } => Ok(Self(FileStateKind::Resident(content))),
             _ => Err(self.illegal("flushed")),
         }
     }
@@ -100,7 +100,9 @@ impl FileState {
     /// Gives up the resident bytes. Returns the content file to remove.
     pub fn evict(self) -> Result<(Self, ContentId), Illegal> {
         match self.0 {
-            State::Partial(content) | State::Resident(content) => Ok((Self(State::Absent), content)),
+            FileStateKind::Partial(content) | FileStateKind::Resident(content) => {
+                Ok((Self(FileStateKind::Absent), content))
+            }
             _ => Err(self.illegal("evict")),
         }
     }
@@ -108,42 +110,46 @@ impl FileState {
     /// The pool's copy became another version, so no resident byte belongs to it. Returns the content file to remove.
     pub fn pool_changed(self) -> Result<(Self, Option<ContentId>), Illegal> {
         match self.0 {
-            State::Absent => Ok((self, None)),
-            State::Partial(content) | State::Resident(content) => Ok((Self(State::Absent), Some(content))),
-            State::Dirty { .. } => Err(self.illegal("pool_changed")),
+            FileStateKind::Absent => Ok((self, None)),
+            FileStateKind::Partial(content) | FileStateKind::Resident(content) => {
+                Ok((Self(FileStateKind::Absent), Some(content)))
+            }
+            FileStateKind::Dirty { .. } => Err(self.illegal("pool_changed")),
         }
     }
 
     pub fn content(self) -> Option<ContentId> {
         match self.0 {
-            State::Absent => None,
-            State::Partial(content) | State::Resident(content) | State::Dirty { content, .. } => Some(content),
+            FileStateKind::Absent => None,
+            FileStateKind::Partial(content)
+            | FileStateKind::Resident(content)
+            | FileStateKind::Dirty { content, .. } => Some(content),
         }
     }
 
     pub fn is_dirty(self) -> bool {
-        matches!(self.0, State::Dirty { .. })
+        matches!(self.0, FileStateKind::Dirty { .. })
     }
 
     /// Returns whether all bytes are resident.
     pub fn is_whole(self) -> bool {
-        matches!(self.0, State::Resident(_) | State::Dirty { .. })
+        matches!(self.0, FileStateKind::Resident(_) | FileStateKind::Dirty { .. })
     }
 
     pub fn is_partial(self) -> bool {
-        matches!(self.0, State::Partial(_))
+        matches!(self.0, FileStateKind::Partial(_))
     }
 
     pub fn is_absent(self) -> bool {
-        matches!(self.0, State::Absent)
+        matches!(self.0, FileStateKind::Absent)
     }
 
     fn name(self) -> &'static str {
         match self.0 {
-            State::Absent => "absent",
-            State::Partial(_) => "partial",
-            State::Resident(_) => "resident",
-            State::Dirty { .. } => "dirty",
+            FileStateKind::Absent => "absent",
+            FileStateKind::Partial(_) => "partial",
+            FileStateKind::Resident(_) => "resident",
+            FileStateKind::Dirty { .. } => "dirty",
         }
     }
 

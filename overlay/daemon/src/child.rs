@@ -19,9 +19,9 @@ const BY_SIGNAL: i32 = 128;
 
 /// Prepares this process to run a command. Orphans below the command become children of this process, so a search for
 /// their ancestors finds it.
-pub struct Stage(Held);
+pub struct Subreaper(Held);
 
-impl Stage {
+impl Subreaper {
     pub fn set() -> io::Result<Self> {
         let held = Held::new(&[Held::ASK_TO_END.as_slice(), &[libc::SIGCHLD]].concat())?;
         // If SIGCHLD is ignored, as the parent of this process may have set it, children vanish without a status.

@@ -9,19 +9,19 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::protocol::{Reply, Request};
-use super::registry::{Entry, Phase};
+use super::registry::{Phase, RegisteredMount};
 use super::{Failure, FailureKind, limits};
 
 /// The replies to one request, without heartbeats, until the daemon is done.
 #[derive(Debug)]
-pub struct Replies {
+pub struct ReplyReader {
     lines: BufReader<UnixStream>,
     mountpoint: String,
     over: bool,
 }
 
 /// Sends a request to the daemon of a mount.
-pub fn call(entry: &Entry, request: &Request) -> Result<Replies, Failure> {
+pub fn call(entry: &RegisteredMount, request: &Request) -> Result<ReplyReader, Failure> {
     let mut stream = connect(entry)?;
     let mountpoint = entry.mountpoint().display().to_string();
     let mut line = serde_json::to_vec(request).map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?;
@@ -32,11 +32,11 @@ pub fn call(entry: &Entry, request: &Request) -> Result<Replies, Failure> {
     stream.set_read_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
     stream.set_write_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
     stream.write_all(&line).map_err(|e| lost(&mountpoint, &e))?;
-    Ok(Replies { lines: BufReader::new(stream), mountpoint, over: false })
+    Ok(ReplyReader { lines: BufReader::new(stream), mountpoint, over: false })
 }
 
 /// Asks for the status.
-pub fn status(entry: &Entry) -> Result<Status, Failure> {
+pub fn status(entry: &RegisteredMount) -> Result<Status, Failure> {
     for reply in call(entry, &Request::Status)? {
         if let Reply::Status(status) = reply? {
             return Ok(*status);
@@ -45,7 +45,7 @@ pub fn status(entry: &Entry) -> Result<Status, Failure> {
     Err(Failure::new(FailureKind::NoDaemon, "the daemon ended its answer before the status"))
 }
 
-impl Iterator for Replies {
+impl Iterator for ReplyReader {
     type Item = Result<Reply, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -84,7 +84,7 @@ fn lost(mountpoint: &str, error: &std::io::Error) -> Failure {
 }
 
 /// Connects within [`limits::CONNECT`]. Waits for a worker that is being restarted, but not for a dead daemon.
-fn connect(entry: &Entry) -> Result<UnixStream, Failure> {
+fn connect(entry: &RegisteredMount) -> Result<UnixStream, Failure> {
     const PAUSE: Duration = Duration::from_millis(20);
     let deadline = Instant::now() + limits::CONNECT;
     loop {
@@ -104,7 +104,7 @@ fn connect(entry: &Entry) -> Result<UnixStream, Failure> {
     }
 }
 
-fn attempt(entry: &Entry) -> Result<UnixStream, Errno> {
+fn attempt(entry: &RegisteredMount) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(entry.runtime.socket())?)?;
@@ -114,13 +114,13 @@ fn attempt(entry: &Entry) -> Result<UnixStream, Errno> {
 }
 
 /// Returns the failure for a mount whose daemon is dead.
-pub fn dead(entry: &Entry) -> Failure {
+pub fn dead(entry: &RegisteredMount) -> Failure {
     let mountpoint = entry.mountpoint().display();
     Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running"))
         .remedy(format!("{}   (changes that are not flushed are safe in the fast pool)", entry.state.command))
 }
 
-fn silent(entry: &Entry, errno: Errno) -> Failure {
+fn silent(entry: &RegisteredMount, errno: Errno) -> Failure {
     let state = &entry.state;
     let mountpoint = entry.mountpoint().display();
     let why = match state.phase {

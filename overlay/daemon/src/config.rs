@@ -10,7 +10,7 @@ use super::mounts;
 
 /// The speed to which a pool is slowed down, for demonstrations and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pace {
+pub struct ThrottleConfig {
     pub bytes_per_sec: u64,
     pub latency: Duration,
 }
@@ -18,7 +18,7 @@ pub struct Pace {
 /// The options of one mount. Paths are absolute and canonical once they have passed the preflight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountConfig {
-    /// A URL that [`forebay_backends::Location`] knows; for a directory its plain path.
+    /// A URL that [`forebay_backends::PoolLocation`] knows; for a directory its plain path.
     pub pool: String,
     pub mountpoint: PathBuf,
     /// Directories of the fast pool, one for each device.
@@ -32,7 +32,7 @@ pub struct MountConfig {
     pub immutable: bool,
     /// Users other than the one who mounts may use the mount, too.
     pub allow_other: bool,
-    pub throttle: Option<Pace>,
+    pub throttle: Option<ThrottleConfig>,
     /// Threads that answer the kernel. `None`: one for two cores, at most 8.
     pub threads: Option<usize>,
     /// Budget of all buffers together. `None`: the engine chooses.

@@ -12,7 +12,7 @@ pub use probes::{machine, places};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CheckVerdict {
     Ok,
     /// Forebay works without it, at a cost.
     Missing,
@@ -24,7 +24,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
     pub name: &'static str,
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// What was found.
     pub found: String,
     /// What it costs that the feature is missing.
@@ -35,12 +35,12 @@ pub struct Check {
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Ok, found: found.into(), costs: None, remedy: None }
+        Self { name, verdict: CheckVerdict::Ok, found: found.into(), costs: None, remedy: None }
     }
 
     fn lacking(
         name: &'static str,
-        verdict: Verdict,
+        verdict: CheckVerdict,
         found: impl Into<String>,
         costs: &'static str,
         remedy: impl Into<String>,
@@ -49,7 +49,7 @@ impl Check {
     }
 
     fn of(ok: bool, name: &'static str, found: impl Into<String>, costs: &'static str, remedy: &str) -> Self {
-        if ok { Self::ok(name, found) } else { Self::lacking(name, Verdict::Missing, found, costs, remedy) }
+        if ok { Self::ok(name, found) } else { Self::lacking(name, CheckVerdict::Missing, found, costs, remedy) }
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
     fn every_lack_names_its_cost_and_its_remedy() {
         for check in machine() {
             let complete = check.costs.is_some() && check.remedy.is_some();
-            assert_eq!(check.verdict != Verdict::Ok, complete, "{check:?}");
+            assert_eq!(check.verdict != CheckVerdict::Ok, complete, "{check:?}");
         }
     }
 }

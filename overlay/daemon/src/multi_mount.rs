@@ -29,14 +29,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use check::{Plan, check};
+pub use check::{MixedRootPlan, check};
 pub use foreground::keep;
 pub use mount::mount;
-pub use table::{Named, read};
+pub use table::{NamedPool, read};
 pub use umount::{refuse_in_use, umount};
 
 use super::config::quoted;
-use super::registry::{self, Entry, Located, Runtime};
+use super::registry::{self, Located, RegisteredMount, Runtime};
 use super::{Failure, FailureKind, mounts, paths};
 
 /// The record of a mixed root, in the runtime directory of its mountpoint.
@@ -44,7 +44,7 @@ const RECORD: &str = "mixed.json";
 
 /// A mixed root, as recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Root {
+pub struct MixedRoot {
     pub mountpoint: PathBuf,
     /// The names of its pools, in the order of the file.
     pub pools: Vec<String>,
@@ -57,21 +57,21 @@ pub struct Root {
 
 /// The target of a command: a mount and a path below it.
 #[derive(Debug, Clone)]
-pub struct Place {
-    pub entry: Entry,
+pub struct MountPath {
+    pub entry: RegisteredMount,
     pub inner: String,
     /// Prefix for the mount's paths in output: the pool's name and a slash if the command was given the mixed root,
     /// else nothing.
     pub prefix: String,
 }
 
-impl From<Located> for Place {
+impl From<Located> for MountPath {
     fn from(Located { entry, inner }: Located) -> Self {
         Self { entry, inner, prefix: String::new() }
     }
 }
 
-impl Root {
+impl MixedRoot {
     /// Returns the mixed root at exactly this mountpoint.
     pub fn at(mountpoint: &Path) -> Option<Self> {
         all().into_iter().find(|root| root.mountpoint == mountpoint)
@@ -94,7 +94,7 @@ impl Root {
     }
 
     /// Returns its pools, each with its mount if there is one.
-    pub fn mounts(&self) -> Vec<(&str, Option<Entry>)> {
+    pub fn mounts(&self) -> Vec<(&str, Option<RegisteredMount>)> {
         let entries = registry::entries();
         let entry = |name: &str| entries.iter().find(|e| e.mountpoint() == self.path_of(name)).cloned();
         self.pools.iter().map(|name| (name.as_str(), entry(name))).collect()
@@ -104,10 +104,10 @@ impl Root {
     ///
     /// # Errors
     /// `NoDaemon` if a pool is not mounted: a command for the root is a command for all pools.
-    pub fn places(&self) -> Result<Vec<Place>, Failure> {
-        let place = |(name, entry): (&str, Option<Entry>)| {
+    pub fn places(&self) -> Result<Vec<MountPath>, Failure> {
+        let place = |(name, entry): (&str, Option<RegisteredMount>)| {
             let entry = entry.ok_or_else(|| self.lacks(name))?;
-            Ok(Place { entry, inner: String::new(), prefix: format!("{name}/") })
+            Ok(MountPath { entry, inner: String::new(), prefix: format!("{name}/") })
         };
         self.mounts().into_iter().map(place).collect()
     }
@@ -164,17 +164,17 @@ impl Root {
 
 /// Returns all mixed roots that this user may query. A record without mounts is ignored: another process unmounted
 /// them.
-pub fn all() -> Vec<Root> {
-    registry::runtimes().filter_map(|runtime| Root::load(&runtime).ok()).filter(Root::is_left).collect()
+pub fn all() -> Vec<MixedRoot> {
+    registry::runtimes().filter_map(|runtime| MixedRoot::load(&runtime).ok()).filter(MixedRoot::is_left).collect()
 }
 
 /// Returns the mounts that a path names: the mount that it lies in, or for a mixed root the mounts of all its pools.
-pub fn places(path: &Path) -> Result<Vec<Place>, Failure> {
+pub fn places(path: &Path) -> Result<Vec<MountPath>, Failure> {
     let failure = match registry::locate(path) {
         Ok(located) => return Ok(vec![located.into()]),
         Err(failure) => failure,
     };
-    if let Some(root) = Root::meant_by(path) {
+    if let Some(root) = MixedRoot::meant_by(path) {
         return root.places();
     }
     let text = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;

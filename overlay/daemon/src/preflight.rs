@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use bytesize::ByteSize;
-use forebay_backends::Location;
+use forebay_backends::PoolLocation;
 use forebay_cache::guard;
 
 use super::config::MountConfig;
-use super::registry::{self, Entry};
+use super::registry::{self, RegisteredMount};
 use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
 
 /// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct MountPlan {
     /// The configuration, with absolute paths.
     pub config: MountConfig,
     /// Fast directories that do not exist yet.
@@ -27,13 +27,13 @@ pub struct Plan {
 }
 
 /// Checks a mount and completes its configuration. Changes nothing.
-pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
+pub fn check(mut config: MountConfig) -> Result<MountPlan, Failure> {
     let text = utf8(paths::absolute(&config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?)?;
     let stale_mount = existing_mount(&text)?;
     let (mountpoint, hides_files) = if stale_mount { (text, false) } else { mountpoint(&text)? };
     config.mountpoint = mountpoint;
     let to_create = storage(&mut config)?;
-    Ok(Plan { config, to_create, stale_mount, hides_files })
+    Ok(MountPlan { config, to_create, stale_mount, hides_files })
 }
 
 /// Checks pool, fast directories and limit, and makes their paths canonical. Returns the fast directories that do not
@@ -41,7 +41,7 @@ pub fn check(mut config: MountConfig) -> Result<Plan, Failure> {
 pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure> {
     let pool = pool_dir(config)?;
     if let Some(pool) = &pool {
-        let url = Location::parse(&config.pool)?;
+        let url = PoolLocation::parse(&config.pool)?;
         config.pool = url.url_of(pool.to_str().ok_or_else(|| not_utf8(pool))?);
         not_ours("the pool", pool)?;
         apart("the mountpoint", &config.mountpoint, "the pool", pool)?;
@@ -75,7 +75,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
 }
 
 /// Carries out the plan: creates directories and detaches a dead mount.
-pub fn prepare(plan: &Plan) -> Result<(), Failure> {
+pub fn prepare(plan: &MountPlan) -> Result<(), Failure> {
     if plan.stale_mount {
         let mountpoint = &plan.config.mountpoint;
         unmount::take_away(mountpoint, true)
@@ -98,7 +98,7 @@ pub fn prepare(plan: &Plan) -> Result<(), Failure> {
 
 /// Returns whether a dead forebay mount lies at the mountpoint. Fails if the mount is alive.
 pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
-    if let Some(root) = multi_mount::Root::at(mountpoint) {
+    if let Some(root) = multi_mount::MixedRoot::at(mountpoint) {
         return Err(root.is_here());
     }
     let known = registry::entries().into_iter().find(|e| e.mountpoint() == mountpoint);
@@ -143,7 +143,7 @@ pub(super) fn mountpoint(text: &Path) -> Result<(PathBuf, bool), Failure> {
 /// Returns the pool's directory. `None`: the pool is no directory, and only its URL is checked. The request is made on
 /// another thread, since a mounted pool that is down may never answer.
 fn pool_dir(config: &MountConfig) -> Result<Option<PathBuf>, Failure> {
-    let location = Location::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
+    let location = PoolLocation::parse(&config.pool).map_err(|e| Failure::usage(e.to_string()))?;
     let Some(dir) = location.directory() else { return Ok(None) };
     let dir = paths::absolute(dir).map_err(|e| Failure::io("pool", &e))?;
     let place = dir.display().to_string();
@@ -220,11 +220,11 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
 }
 
 /// Returns a fast directory that another mount uses, too.
-fn shared_with<'a>(config: &'a MountConfig, entry: &Entry) -> Option<&'a PathBuf> {
+fn shared_with<'a>(config: &'a MountConfig, entry: &RegisteredMount) -> Option<&'a PathBuf> {
     config.fast.iter().find(|fast| entry.state.config.fast.contains(fast))
 }
 
-fn not_shared(config: &MountConfig, entries: &[Entry]) -> Result<(), Failure> {
+fn not_shared(config: &MountConfig, entries: &[RegisteredMount]) -> Result<(), Failure> {
     for entry in entries.iter().filter(|e| e.supervisor_alive() || e.worker_alive()) {
         if let Some(fast) = shared_with(config, entry) {
             let (fast, other) = (fast.display(), entry.mountpoint().display());
@@ -257,24 +257,24 @@ fn tempfile_in(dir: &Path) -> io::Result<()> {
 }
 
 /// A device of the fast pool, as `statvfs` sees it.
-pub(super) struct Device {
+pub(super) struct DeviceSpace {
     pub(super) dev: u64,
     dir: PathBuf,
     pub(super) total_bytes: u64,
     free_bytes: u64,
 }
 
-pub(super) fn device(dir: &Path) -> Result<Device, Failure> {
+pub(super) fn device(dir: &Path) -> Result<DeviceSpace, Failure> {
     let dir = existing_ancestor(dir);
     let failed = |e: io::Error| Failure::io(format!("fast directory {}", dir.display()), &e);
     let dev = dir.metadata().map_err(failed)?.dev();
     let stat = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-    Ok(Device { dev, total_bytes: bytes(stat.f_blocks), free_bytes: bytes(stat.f_bavail), dir })
+    Ok(DeviceSpace { dev, total_bytes: bytes(stat.f_blocks), free_bytes: bytes(stat.f_bavail), dir })
 }
 
 fn space(config: &MountConfig) -> Result<(), Failure> {
-    let mut devices: Vec<Device> = Vec::new();
+    let mut devices: Vec<DeviceSpace> = Vec::new();
     for fast in &config.fast {
         let device = device(fast)?;
         if device.free_bytes < limits::FAST_FREE_BYTES {

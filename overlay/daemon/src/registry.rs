@@ -26,7 +26,7 @@ pub enum Phase {
 
 /// The state of a mount that is known without asking its daemon. Only the supervisor writes it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct State {
+pub struct MountState {
     pub version: String,
     pub config: MountConfig,
     pub supervisor: Process,
@@ -98,13 +98,13 @@ impl Runtime {
         }
     }
 
-    pub fn load(&self) -> io::Result<State> {
+    pub fn load(&self) -> io::Result<MountState> {
         let text = std::fs::read(self.0.join("state.json"))?;
         serde_json::from_slice(&text).map_err(io::Error::other)
     }
 
     /// Replaces the state atomically.
-    pub fn save(&self, state: &State) -> io::Result<()> {
+    pub fn save(&self, state: &MountState) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(state).map_err(io::Error::other)?;
         self.replace(&self.0.join("state.json"), &text)
     }
@@ -168,12 +168,12 @@ fn is_trusted(dir: &Path) -> bool {
 
 /// A mount that this user may query.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct RegisteredMount {
     pub runtime: Runtime,
-    pub state: State,
+    pub state: MountState,
 }
 
-impl Entry {
+impl RegisteredMount {
     pub fn mountpoint(&self) -> &Path {
         &self.state.config.mountpoint
     }
@@ -200,9 +200,9 @@ pub(super) fn runtimes() -> impl Iterator<Item = Runtime> {
 }
 
 /// Returns all registered mounts, sorted by mountpoint: this user's, and root's if they are readable.
-pub fn entries() -> Vec<Entry> {
-    let mut found: Vec<Entry> =
-        runtimes().filter_map(|runtime| runtime.load().ok().map(|state| Entry { runtime, state })).collect();
+pub fn entries() -> Vec<RegisteredMount> {
+    let mut found: Vec<RegisteredMount> =
+        runtimes().filter_map(|runtime| runtime.load().ok().map(|state| RegisteredMount { runtime, state })).collect();
     found.sort_by(|a, b| a.mountpoint().cmp(b.mountpoint()));
     found
 }
@@ -210,7 +210,7 @@ pub fn entries() -> Vec<Entry> {
 /// A path in a mount: the mount, and the rest of the path below it, escaped for the local API.
 #[derive(Debug, Clone)]
 pub struct Located {
-    pub entry: Entry,
+    pub entry: RegisteredMount,
     pub inner: String,
 }
 
@@ -229,14 +229,14 @@ pub fn locate(path: &Path) -> Result<Located, Failure> {
     longest(&entries, &followed).ok_or_else(|| not_found(&text, &followed, &ours))
 }
 
-fn longest(entries: &[Entry], path: &Path) -> Option<Located> {
+fn longest(entries: &[RegisteredMount], path: &Path) -> Option<Located> {
     let covers = entries.iter().filter_map(|e| paths::below(path, e.mountpoint()).map(|inner| (e, inner)));
     let (entry, inner) = covers.max_by_key(|(e, _)| e.mountpoint().as_os_str().len())?;
     Some(Located { entry: entry.clone(), inner: paths::encode(&inner) })
 }
 
 /// Returns mountpoints of type `fuse.forebay` that are not in the registry.
-pub fn foreign_mounts(known: &[Entry]) -> Vec<PathBuf> {
+pub fn foreign_mounts(known: &[RegisteredMount]) -> Vec<PathBuf> {
     let mounts = mounts::list().unwrap_or_default().into_iter();
     mounts
         .filter(|m| m.fs_type == mounts::FS_TYPE && !known.iter().any(|e| e.mountpoint() == m.mountpoint))
@@ -268,13 +268,13 @@ pub fn now_unix() -> u64 {
 mod tests {
     use super::*;
 
-    fn entry(mountpoint: &str) -> Entry {
+    fn entry(mountpoint: &str) -> RegisteredMount {
         let config = serde_json::from_value(serde_json::json!({
             "pool": "/p", "mountpoint": mountpoint, "fast": ["/f"], "read_only": false, "immutable": false,
             "allow_other": false
         }))
         .unwrap();
-        let state = State {
+        let state = MountState {
             version: "1".into(),
             config,
             supervisor: Process::current(),
@@ -285,7 +285,7 @@ mod tests {
             last_exit: None,
             command: String::new(),
         };
-        Entry { runtime: Runtime::at("/nonexistent".into()), state }
+        RegisteredMount { runtime: Runtime::at("/nonexistent".into()), state }
     }
 
     #[test]

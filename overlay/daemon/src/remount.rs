@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use rustix::mount::MountFlags;
 
 use super::config::MountConfig;
-use super::registry::{self, Entry};
+use super::registry::{self, RegisteredMount};
 use super::{Failure, FailureKind, mounts, multi_mount, paths, supervisor};
 
 /// The requested options.
@@ -23,12 +23,12 @@ pub struct Remount {
 
 /// The arguments for mount(2).
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RemountPlan {
     pub mountpoint: PathBuf,
     flags: MountFlags,
 }
 
-impl Plan {
+impl RemountPlan {
     pub fn is_read_only(&self) -> bool {
         self.flags.contains(MountFlags::RDONLY)
     }
@@ -50,9 +50,9 @@ impl Plan {
 }
 
 /// Checks the requested options against the present mount. Changes nothing.
-pub fn check(asked: &Remount) -> Result<Plan, Failure> {
+pub fn check(asked: &Remount) -> Result<RemountPlan, Failure> {
     let place = paths::absolute(&asked.config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
-    if multi_mount::Root::at(&place).is_some() {
+    if multi_mount::MixedRoot::at(&place).is_some() {
         return Err(Failure::usage(format!("{} is a mixed root: only its pools can be remounted", place.display()))
             .remedy(format!("mount -o remount,... {}/NAME", place.display())));
     }
@@ -64,7 +64,7 @@ pub fn check(asked: &Remount) -> Result<Plan, Failure> {
     };
     stays(&asked.config, &entry)?;
     let flags = flags(asked, mount.flags, &entry.state.config)?;
-    Ok(Plan { mountpoint: place, flags })
+    Ok(RemountPlan { mountpoint: place, flags })
 }
 
 /// Returns the failure for an option that is refused, with the way to get it all the same.
@@ -76,7 +76,7 @@ fn refused(option: &str, why: &str, place: &Path) -> Failure {
 }
 
 /// Fails if a daemon option is requested with another value than the daemon was started with.
-fn stays(asked: &MountConfig, entry: &Entry) -> Result<(), Failure> {
+fn stays(asked: &MountConfig, entry: &RegisteredMount) -> Result<(), Failure> {
     let has = &entry.state.config;
     let refused = |option: String, now: String| {
         Err(refused(

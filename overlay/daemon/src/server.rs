@@ -52,7 +52,7 @@ impl Server {
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         let turns = Semaphore::new(limits::CLIENTS);
-        let context = Arc::new(Context { overlay, jobs, facts, engine: Handle::current(), turns });
+        let context = Arc::new(ServerContext { overlay, jobs, facts, engine: Handle::current(), turns });
         // Work that reads everything runs on one blocking thread of this runtime, one at a time.
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build()?;
         let listener = {
@@ -72,7 +72,7 @@ impl Server {
     }
 }
 
-struct Context {
+struct ServerContext {
     overlay: Overlay,
     jobs: Jobs,
     facts: Facts,
@@ -80,7 +80,7 @@ struct Context {
     turns: Semaphore,
 }
 
-async fn serve(listener: UnixListener, context: Arc<Context>) {
+async fn serve(listener: UnixListener, context: Arc<ServerContext>) {
     let slots = Arc::new(Semaphore::new(limits::CONNECTIONS));
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
@@ -103,10 +103,10 @@ async fn serve(listener: UnixListener, context: Arc<Context>) {
     }
 }
 
-async fn answer(stream: UnixStream, context: &Context) -> io::Result<()> {
+async fn answer(stream: UnixStream, context: &ServerContext) -> io::Result<()> {
     let client = stream.peer_cred()?;
     let (read, write) = stream.into_split();
-    let mut out = Replies(write);
+    let mut out = ReplyWriter(write);
     let mut line = Vec::new();
     let mut limited = BufReader::new(read).take(limits::REQUEST_BYTES);
     tokio::time::timeout(limits::REQUEST, limited.read_until(b'\n', &mut line)).await??;
@@ -139,8 +139,13 @@ impl From<Failure> for Gone {
     }
 }
 
-async fn carry_out(request: Request, client: &UCred, context: &Context, out: &mut Replies) -> Result<(), Gone> {
-    let Context { overlay, jobs, facts, engine, turns } = context;
+async fn carry_out(
+    request: Request,
+    client: &UCred,
+    context: &ServerContext,
+    out: &mut ReplyWriter,
+) -> Result<(), Gone> {
+    let ServerContext { overlay, jobs, facts, engine, turns } = context;
     let _turn = match request {
         Request::Status => None,
         _ => Some(out.alive_until(pin!(turns.acquire())).await?),
@@ -333,9 +338,9 @@ fn parse(path: &str) -> Result<PoolPath, Failure> {
         .ok_or_else(|| Failure::usage(format!("`{path}` is not a path below the mount")))
 }
 
-struct Replies(tokio::net::unix::OwnedWriteHalf);
+struct ReplyWriter(tokio::net::unix::OwnedWriteHalf);
 
-impl Replies {
+impl ReplyWriter {
     async fn send(&mut self, reply: &Reply) -> io::Result<()> {
         let mut line = serde_json::to_vec(reply).map_err(io::Error::other)?;
         line.push(b'\n');

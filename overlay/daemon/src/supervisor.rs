@@ -21,13 +21,13 @@ use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::config::MountConfig;
-use super::registry::{Phase, Process, Runtime, State, now_unix};
+use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::{Failure, FailureKind, confinement, limits, mounts, unmount, worker};
 
 /// What a supervisor or a worker writes to its standard output, once: one line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum StartOutcome {
     Ready(Ready),
     Failed(Failure),
 }
@@ -48,7 +48,7 @@ pub struct Ready {
     pub few_descriptors: Option<String>,
 }
 
-impl Outcome {
+impl StartOutcome {
     /// Writes it to standard output. The reader may be gone; that is no error.
     pub fn tell(&self) {
         if let Ok(mut line) = serde_json::to_vec(self) {
@@ -79,15 +79,15 @@ pub fn launch(config: &MountConfig) -> Result<Ready, Failure> {
         stdin.write_all(&text).map_err(failed)?;
     }
     match first_line(child.stdout.take()) {
-        Some(Outcome::Ready(ready)) => Ok(ready),
-        Some(Outcome::Failed(failure)) => Err(failure),
+        Some(StartOutcome::Ready(ready)) => Ok(ready),
+        Some(StartOutcome::Failed(failure)) => Err(failure),
         None => Err(Failure::new(FailureKind::Other, "the daemon ended, or did not mount in time")
             .remedy(format!("its log says more: {}; or use -f", runtime.log().display()))),
     }
 }
 
 /// Returns the line that the supervisor writes, if it comes within [`limits::MOUNT`].
-fn first_line(stdout: Option<std::process::ChildStdout>) -> Option<Outcome> {
+fn first_line(stdout: Option<std::process::ChildStdout>) -> Option<StartOutcome> {
     let mut lines = io::BufReader::new(stdout?);
     let (answer, answers) = mpsc::channel();
     std::thread::spawn(move || {
@@ -145,7 +145,7 @@ fn mount(config: &MountConfig) -> Result<OwnedFd, Failure> {
 struct Supervisor {
     program: PathBuf,
     runtime: Runtime,
-    state: State,
+    state: MountState,
     device: OwnedFd,
     signals: Signals,
     _lock: File,
@@ -163,7 +163,7 @@ enum Ended {
 
 impl Supervisor {
     fn new(config: MountConfig, runtime: Runtime, device: OwnedFd, lock: File) -> io::Result<Self> {
-        let state = State {
+        let state = MountState {
             version: env!("CARGO_PKG_VERSION").into(),
             command: config.command_line(),
             config,
@@ -232,14 +232,14 @@ impl Supervisor {
         }
         let mut served = false;
         match serde_json::from_str(&line) {
-            Ok(Outcome::Ready(ready)) => {
+            Ok(StartOutcome::Ready(ready)) => {
                 served = true;
                 self.phase(Phase::Serving);
                 if let Some(tell) = on_ready.take() {
                     tell(&Ready { pid: std::process::id(), ..ready });
                 }
             }
-            Ok(Outcome::Failed(failure)) => {
+            Ok(StartOutcome::Failed(failure)) => {
                 child.wait().await?;
                 return Ok(Ended::Refused(failure));
             }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::registry::{Entry, Phase};
+use super::registry::{Phase, RegisteredMount};
 use super::{Failure, FailureKind, limits, mounts, supervisor};
 
 /// Unmounts. If the mount is in use and `lazy` is false, fails with the names of the processes that use it.
@@ -24,7 +24,7 @@ pub fn take_away(mountpoint: &Path, lazy: bool) -> forebay_backends::Result<()> 
 
 /// Waits until the daemon of an unmounted mount has written its catalog and ended, so that the fast pool can be used
 /// again at once.
-pub fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
+pub fn settle(entry: &RegisteredMount, lazy: bool) -> Result<(), Failure> {
     if !has_ended(entry, if lazy { limits::STOP_LAZY } else { limits::STOP }) {
         if lazy {
             return Ok(());
@@ -39,7 +39,7 @@ pub fn settle(entry: &Entry, lazy: bool) -> Result<(), Failure> {
 }
 
 /// Returns whether the daemon of an unmounted mount ends within this time.
-fn has_ended(entry: &Entry, within: Duration) -> bool {
+fn has_ended(entry: &RegisteredMount, within: Duration) -> bool {
     const PAUSE: Duration = Duration::from_millis(20);
     let deadline = Instant::now() + within;
     while entry.supervisor_alive() || entry.worker_alive() {
@@ -53,7 +53,7 @@ fn has_ended(entry: &Entry, within: Duration) -> bool {
 
 /// Returns whether a mount is gone and its daemon is ending: `umount(8)` does not wait for the daemon. A mount that is
 /// just starting is not mounted yet, so it does not count.
-pub fn is_over(entry: &Entry) -> bool {
+pub fn is_over(entry: &RegisteredMount) -> bool {
     let mountpoint = entry.mountpoint();
     let processes = [Some(entry.state.supervisor), entry.state.worker];
     let mounted = || {

@@ -6,19 +6,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_backends::decorators::{Deadline, Limits, Metrics, Throttle};
+use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
-use forebay_backends::{Location, Pool};
+use forebay_backends::{Pool, PoolLocation};
 use forebay_engine::{Options, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
-use forebay_jobs::{Collector, Jobs, Observe};
+use forebay_jobs::{Collector, Jobs, WatchOptions};
 use forebay_policy::Policy;
 use forebay_system::descriptors;
 
 use super::config::MountConfig;
-use super::registry::{Runtime, State};
+use super::registry::{MountState, Runtime};
 use super::server::{Facts, Server};
-use super::supervisor::{Outcome, Ready, Signals, stop};
+use super::supervisor::{Ready, Signals, StartOutcome, stop};
 use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
 
 /// Threads for blocking calls. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are for the engine.
@@ -32,7 +32,7 @@ pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     let outcome = start(dir, confined);
     if let Err(failure) = &outcome {
         tracing::error!("{failure}");
-        Outcome::Failed(failure.clone()).tell();
+        StartOutcome::Failed(failure.clone()).tell();
     }
     outcome
 }
@@ -64,7 +64,7 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     outcome
 }
 
-async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
+async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
     let overlay = open(config, attach != Attach::Fresh).await?;
@@ -100,7 +100,7 @@ async fn serve(runtime: &Runtime, state: &State, device: OwnedFd, collector: Col
     }
     super::offline::remember(config);
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
-    Outcome::Ready(ready).tell();
+    StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
     drop(clients);
     finish(runtime, state, &overlay, &jobs).await
@@ -127,7 +127,7 @@ async fn until_unmounted(config: &MountConfig, mounted: Arc<Mounted>) -> Result<
     }
 }
 
-async fn finish(runtime: &Runtime, state: &State, overlay: &Overlay, jobs: &Jobs) -> Result<(), Failure> {
+async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: &Jobs) -> Result<(), Failure> {
     let status = overlay.status().await;
     if status.dirty_files > 0 {
         tracing::warn!(
@@ -167,12 +167,12 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
 }
 
 /// Returns what the observer watches for a mount.
-fn observe(config: &MountConfig) -> Result<Observe, Failure> {
-    let pool = match Location::parse(&config.pool)? {
-        Location::Directory(dir) | Location::Striped(_, dir) => Some(dir),
+fn observe(config: &MountConfig) -> Result<WatchOptions, Failure> {
+    let pool = match PoolLocation::parse(&config.pool)? {
+        PoolLocation::Directory(dir) | PoolLocation::Striped(_, dir) => Some(dir),
         _ => None,
     };
-    Ok(Observe { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
+    Ok(WatchOptions { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
 }
 
 /// Returns the policy of a mount.
@@ -185,13 +185,13 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
 }
 
 async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
-    let mut pool = Location::parse(&config.pool)?.open().await?;
+    let mut pool = PoolLocation::parse(&config.pool)?.open().await?;
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
     let copies = if pool.capabilities().renames.copy() { limits::POOL_COPY } else { policy.pool_deadline };
     let counted = Arc::new(Metrics::new(pool));
-    let deadlines = Limits {
+    let deadlines = CallLimits {
         metadata: policy.pool_deadline,
         data: limits::POOL_CALL,
         copies,

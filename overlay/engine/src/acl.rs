@@ -58,7 +58,7 @@ pub struct Acl {
 
 /// The mode and the ACLs of a new object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inherited {
+pub struct InheritedAcl {
     pub mode: u32,
     pub access: Option<Acl>,
     pub default: Option<Acl>,
@@ -176,14 +176,14 @@ impl Acl {
 
 /// Returns the mode and the ACLs of an object that is created with `mode` under `umask`. `parent_default`: the default
 /// ACL of its directory. With a default ACL the umask plays no role.
-pub fn inherit(kind: FileKind, mode: u32, umask: u32, parent_default: Option<&Acl>) -> Inherited {
+pub fn inherit(kind: FileKind, mode: u32, umask: u32, parent_default: Option<&Acl>) -> InheritedAcl {
     match (kind, parent_default) {
-        (FileKind::Symlink, _) => Inherited { mode: 0o777, access: None, default: None },
-        (_, None) => Inherited { mode: mode & !(umask & 0o777), access: None, default: None },
+        (FileKind::Symlink, _) => InheritedAcl { mode: 0o777, access: None, default: None },
+        (_, None) => InheritedAcl { mode: mode & !(umask & 0o777), access: None, default: None },
         (kind, Some(parent)) => {
             let (access, mode) = parent.masked_by(mode);
             let access = (!access.is_equivalent_to_mode()).then_some(access);
-            Inherited { mode, access, default: (kind == FileKind::Directory).then(|| parent.clone()) }
+            InheritedAcl { mode, access, default: (kind == FileKind::Directory).then(|| parent.clone()) }
         }
     }
 }
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn without_a_default_list_the_umask_rules() {
         let got = inherit(FileKind::File, 0o6777, 0o027, None);
-        assert_eq!(got, Inherited { mode: 0o6750, access: None, default: None });
+        assert_eq!(got, InheritedAcl { mode: 0o6750, access: None, default: None });
     }
 
     /// Compares with an ext4 directory. If the file system has no ACLs, the test names the remedy.

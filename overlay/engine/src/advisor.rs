@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use forebay_api::jobs::ObserverStatus;
 use forebay_backends::Result;
-use forebay_prefetch::plan::{Plan, PoolRate, Refusal};
-use forebay_prefetch::profile::Expected;
+use forebay_prefetch::plan::{PoolRate, StagingPlan, StagingRefusal};
+use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Invocation;
 
 use super::{Inner, Ino, Overlay};
@@ -62,19 +62,19 @@ pub struct Means {
 /// What to stage for a command.
 #[derive(Debug, Default)]
 pub struct Foreseen {
-    pub expected: Vec<Expected>,
-    /// `Candidate::file` is an index into `expected`.
-    pub plan: Plan,
+    pub expected: Vec<ExpectedRead>,
+    /// `StagingCandidate::file` is an index into `expected`.
+    pub plan: StagingPlan,
 }
 
 impl Foreseen {
     /// Returns how many files are left out for this reason.
-    pub fn left_out(&self, reason: Refusal) -> usize {
+    pub fn left_out(&self, reason: StagingRefusal) -> usize {
         self.plan.refused.iter().filter(|(_, why)| *why == reason).count()
     }
 
     /// Returns the files to stage, in the order of the plan.
-    pub fn into_chosen(self) -> Vec<Expected> {
+    pub fn into_chosen(self) -> Vec<ExpectedRead> {
         self.plan.chosen.iter().map(|candidate| self.expected[candidate.file as usize].clone()).collect()
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_api::operator::Listed;
+use forebay_api::operator::ListedPath;
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_cache::{CHUNK_BYTES, ContentStore};
-use forebay_catalog::{Catalog, Listing};
+use forebay_catalog::{Catalog, ListingState};
 use forebay_prefetch::plan::PoolRate;
 use forebay_system::clock::unix_now;
 use tokio_util::sync::CancellationToken;
@@ -96,7 +96,7 @@ impl Overlay {
         let node = self.inner.node(dir).ok()?;
         let state = node.state.lock();
         let is_all_here = !state.record.in_pool() && dir != Ino::ROOT;
-        Some(is_all_here || matches!(state.record.listing, Listing::Complete(_)))
+        Some(is_all_here || matches!(state.record.listing, ListingState::Complete(_)))
     }
 
     /// Returns the bytes that may be fetched ahead: the low watermark, less dirty and leased bytes. Blocks.
@@ -118,10 +118,10 @@ impl Overlay {
     }
 
     /// Returns a file as `list` shows it, and why it cannot be evicted now. `None`: it can.
-    pub fn describe(&self, ino: Ino) -> Result<(Listed, Option<&'static str>)> {
+    pub fn describe(&self, ino: Ino) -> Result<(ListedPath, Option<&'static str>)> {
         let listed = self.inner.listed(ino)?;
         let kept = self.inner.kept(&self.inner.node(ino)?.state.lock(), unix_now());
-        Ok((listed, kept.map(super::space::eviction::Kept::what_evicts)))
+        Ok((listed, kept.map(super::space::eviction::KeepReason::what_evicts)))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Imports what the pool has into the catalog: single names, whole directories, and changes by other clients.
 //!
 //! The pool's answer on an inode counts only if none of the daemon's own calls that change the inode, and no move of a
-//! directory, ran while the pool was asked (`Asked`). Otherwise the answer may be older than the daemon's change. If a
-//! fetch fails because of such a call, it waits for the end of the call and asks again.
+//! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change.
+//! If a fetch fails because of such a call, it waits for the end of the call and asks again.
 
 mod grown;
 mod import;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use forebay_backends::{
     Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version, is_file_name,
 };
-use forebay_catalog::{Link, Listing};
+use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::watch::Watched;
+use self::watch::NameQuery;
 use super::{Inner, Ino, Txn};
 use crate::node::{Node, NodeState};
 pub(crate) use grown::Growth;
@@ -112,14 +112,14 @@ pub(crate) enum Age {
 /// The moment at which the pool was asked. An answer counts only if none of the daemon's own calls changed the object
 /// in the pool meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct QueryStamp {
     /// Own calls that change the object or, for a directory, its names: how many had begun and ended.
     calls: (u64, u64),
     /// Own calls that move directories, and thus all paths below them: how many had begun and ended.
     moves: (u64, u64),
 }
 
-impl Asked {
+impl QueryStamp {
     /// Returns whether no call of the daemon was under way.
     pub fn is_quiet(self) -> bool {
         self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
@@ -128,12 +128,12 @@ impl Asked {
 
 impl Inner {
     /// Returns the present moment, for a question about an inode.
-    pub fn asked(&self, state: &NodeState) -> Asked {
-        Asked { calls: state.pool_calls, moves: self.dir_moves() }
+    pub fn asked(&self, state: &NodeState) -> QueryStamp {
+        QueryStamp { calls: state.pool_calls, moves: self.dir_moves() }
     }
 
     /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
-    pub fn still_holds(&self, asked: Asked, state: &NodeState) -> bool {
+    pub fn still_holds(&self, asked: QueryStamp, state: &NodeState) -> bool {
         asked.is_quiet() && asked == self.asked(state)
     }
 
@@ -179,7 +179,7 @@ impl Inner {
 
     /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
     /// version by changing names or attributes.
-    fn is_own_change(&self, node: &Node, asked: Asked, error: &Error, left: &mut u32) -> bool {
+    fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
         // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
         let changed =
             error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
@@ -189,7 +189,7 @@ impl Inner {
     }
 
     /// Returns what is known of a file when its bytes are requested: for [`Inner::ask_again`].
-    pub fn known(&self, node: &Node) -> (Asked, Option<Version>) {
+    pub fn known(&self, node: &Node) -> (QueryStamp, Option<Version>) {
         let state = node.state.lock();
         (self.asked(&state), state.record.version.clone())
     }
@@ -199,7 +199,7 @@ impl Inner {
     pub async fn ask_again(
         &self,
         node: &Node,
-        known: &(Asked, Option<Version>),
+        known: &(QueryStamp, Option<Version>),
         error: &Error,
         left: &mut u32,
     ) -> bool {
@@ -304,9 +304,9 @@ impl Inner {
     /// Returns whether the catalog has all names of a directory: the directory's version was confirmed since that
     /// moment or within `ttl`, and all names were listed at this version. While the daemon's own calls change the
     /// directory, its version says nothing about changes by other clients.
-    fn lists_all(&self, state: &NodeState, since: Asked, ttl: Duration) -> bool {
+    fn lists_all(&self, state: &NodeState, since: QueryStamp, ttl: Duration) -> bool {
         let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && state.record.listing == Listing::Complete(state.record.version.clone())
+        confirmed && state.record.listing == ListingState::Complete(state.record.version.clone())
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -331,7 +331,7 @@ impl Inner {
         let here = || Ok(self.catalog.name(dir.ino, name)?.here_ino());
         let ttl = self.policy_of(dir).metadata_ttl;
         let asked = self.asked(&dir.state.lock());
-        if matches!(dir.state.lock().record.listing, Listing::Complete(_)) {
+        if matches!(dir.state.lock().record.listing, ListingState::Complete(_)) {
             self.revalidate(dir.ino, Age::Metadata).await?;
         }
         let list_whole = {
@@ -342,7 +342,7 @@ impl Inner {
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = !tells
-                && matches!(state.record.listing, Listing::Complete(_))
+                && matches!(state.record.listing, ListingState::Complete(_))
                 && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {
                 return here();
@@ -354,7 +354,8 @@ impl Inner {
             let dear = self.pool.capabilities().listings.ask_each();
             let enough = if dear { SINGLE_LOOKUPS_DEAR } else { SINGLE_LOOKUPS };
             // If no version tells whether an old listing still holds, the directory is listed again.
-            let partly = state.record.listing == Listing::Partly || !self.pool.capabilities().versions.of_directories;
+            let partly =
+                state.record.listing == ListingState::Partly || !self.pool.capabilities().versions.of_directories;
             state.names.single_lookups > enough && partly
         };
         if list_whole {
@@ -393,7 +394,7 @@ impl Inner {
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                     // If all names were known once, a name that was not among them counts as absent.
-                    let complete = matches!(dir.state.lock().record.listing, Listing::Complete(_));
+                    let complete = matches!(dir.state.lock().record.listing, ListingState::Complete(_));
                     return if complete { here() } else { Err(e.context(&path)) };
                 }
                 Err(e) => return Err(e.context(&path)),
@@ -403,7 +404,7 @@ impl Inner {
     }
 
     /// Records the pool's answer that a name is absent. Returns whether the answer counts.
-    fn note_absent(&self, dir: &Node, name: &[u8], watched: &Watched<'_>) -> bool {
+    fn note_absent(&self, dir: &Node, name: &[u8], watched: &NameQuery<'_>) -> bool {
         let mut state = dir.state.lock();
         let holds = watched.holds(name);
         if holds {
@@ -531,7 +532,7 @@ impl Inner {
     }
 
     /// Takes in attributes of an inode that the pool returned.
-    async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<()> {
+    async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: QueryStamp) -> Result<()> {
         let node = self.node(ino)?;
         {
             let mut state = node.state.lock();
@@ -581,7 +582,7 @@ impl Inner {
 
 impl Txn<'_> {
     /// Returns whether an answer of the pool on this inode counts.
-    pub(super) fn believes(&mut self, ino: Ino, asked: Asked) -> Result<bool> {
+    pub(super) fn believes(&mut self, ino: Ino, asked: QueryStamp) -> Result<bool> {
         let inner = self.inner();
         Ok(inner.still_holds(asked, self.state(ino)?))
     }

@@ -25,9 +25,9 @@ use super::coherence::{Age, OWN_CHANGES};
 use super::{Inner, Ino, Txn};
 use crate::inode_change::InodeChange;
 use crate::node::{Flight, Node, NodeState};
-pub(crate) use bandwidth_estimator::Pace;
+pub(crate) use bandwidth_estimator::BandwidthEstimator;
 pub(crate) use demand_priority::DemandPriority;
-use request::{Chunk, Request};
+use request::{Chunk, FetchRequest};
 
 /// Requests that one reader or stager may have in flight.
 const REQUESTS_AT_ONCE: usize = 16;
@@ -199,7 +199,7 @@ impl Inner {
     }
 
     /// Returns the flights of all missing chunks of a range, and the requests for those that were not in flight yet.
-    fn plan(&self, node: &Node, range: Range<u64>, path: &PoolPath) -> Result<(Vec<Flight>, Vec<Request>)> {
+    fn plan(&self, node: &Node, range: Range<u64>, path: &PoolPath) -> Result<(Vec<Flight>, Vec<FetchRequest>)> {
         let mut state = node.state.lock();
         let (mut flights, mut fresh) = (Vec::new(), Vec::new());
         if state.record.file.is_whole() {
@@ -230,7 +230,7 @@ impl Inner {
                 fresh.push(Chunk { index, range, waiting });
             }
         }
-        Ok((flights, Request::of(path, &version, fresh)))
+        Ok((flights, FetchRequest::of(path, &version, fresh)))
     }
 
     /// Returns the content file into which a version is fetched; `None` if the inode has another version by now, or is

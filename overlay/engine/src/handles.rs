@@ -13,7 +13,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use forebay_cache::Content;
 use forebay_cache::content_io;
 use forebay_cache::{CHUNK_BYTES, Reservation};
-use forebay_policy::Flush;
+use forebay_policy::FlushPolicy;
 use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
@@ -112,7 +112,7 @@ impl Overlay {
         }
         let node = self.inner.node(ino)?;
         self.inner.learn_storage_pool(&node).await;
-        if self.inner.policy_of(&node).flush == Flush::OnClose {
+        if self.inner.policy_of(&node).flush == FlushPolicy::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }
         Ok(())

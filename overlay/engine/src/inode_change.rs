@@ -117,7 +117,7 @@ mod tests {
     use forebay_catalog::{Durability, LeaseRecord};
 
     use super::*;
-    use crate::node::Table;
+    use crate::node::NodeTable;
     use crate::node::tests::file_of_pool;
 
     const INO: Ino = Ino(1000);
@@ -132,7 +132,7 @@ mod tests {
         batch.put_inode(INO, &InodeRecord { file, ..file_of_pool(2 * CHUNK_BYTES) }, false);
         batch.put_content(ID, &ContentRecord::empty(INO, 1));
         catalog.write(batch).unwrap();
-        let node = Table::default().get(&catalog, INO, |_| Ok(())).unwrap().unwrap();
+        let node = NodeTable::default().get(&catalog, INO, |_| Ok(())).unwrap().unwrap();
         let mut state = node.state.lock();
         let mut leases = Leases::default();
         leases.grant(LeaseRecord { owner: "job 1".into(), expires_unix: None, bytes: 1 }, 1);

@@ -28,10 +28,10 @@ const MAX_DEPTH: usize = 4096;
 
 /// The layouts that were requested lately.
 pub(crate) struct Layouts {
-    known: Mutex<LruCache<Ino, Known>>,
+    known: Mutex<LruCache<Ino, KnownLayout>>,
 }
 
-struct Known {
+struct KnownLayout {
     /// Another object of the same name may have another layout.
     object: Option<Version>,
     layout: Option<Arc<Layout>>,
@@ -75,7 +75,7 @@ impl Inner {
                 None
             }
         };
-        let known = Known { object: subject.object, layout: layout.clone(), asked: Instant::now() };
+        let known = KnownLayout { object: subject.object, layout: layout.clone(), asked: Instant::now() };
         let mut all = self.layouts.known.lock();
         all.put(subject.ino, known);
         if all.len() > REMEMBERED {

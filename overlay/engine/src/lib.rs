@@ -66,7 +66,7 @@ use forebay_system::descriptors;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::node::{Node, Table};
+use crate::node::{Node, NodeTable};
 use crate::space::order::EvictionOrder;
 pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
@@ -133,7 +133,7 @@ pub(crate) struct Inner {
     pub policy: Policy,
     pub read_only: bool,
     pub node_name: String,
-    pub table: Table,
+    pub table: NodeTable,
     pub name_hash: namespace::NameHash,
     pub deepest: namespace::Deepest,
     /// Held by [`Txn`] while it changes names.
@@ -142,7 +142,7 @@ pub(crate) struct Inner {
     pub memory: Arc<Semaphore>,
     /// Permits to sync content files to the fast pool's devices: each sync takes a thread.
     pub syncs: Semaphore,
-    pub pace: fetch::Pace,
+    pub pace: fetch::BandwidthEstimator,
     pub turns: fetch::DemandPriority,
     pub evictor: EvictionOrder,
     pub making_room: space::eviction::MakingRoom,
@@ -157,14 +157,14 @@ pub(crate) struct Inner {
     pub health: coherence::Health,
     pub watches: coherence::Watches,
     pub layouts: layout::Layouts,
-    pub counters: status::Counts,
+    pub counters: status::EngineCounters,
     pub looks: status::Looks,
     /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
     pub writing: Mutex<HashSet<Ino>>,
     pub write_throttle: space::write_throttle::WriteThrottle,
-    pub room: space::room::Room,
+    pub room: space::room::WaitingWriters,
     pub shares: Arc<Shares>,
     pub reattached: bool,
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
@@ -230,14 +230,14 @@ impl Overlay {
             policy: options.policy,
             read_only: options.read_only,
             node_name: options.node,
-            table: Table::default(),
+            table: NodeTable::default(),
             name_hash,
             deepest,
             namespace: Arc::default(),
             kernel: OnceLock::new(),
             memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
             syncs: Semaphore::new(SYNCS),
-            pace: fetch::Pace::default(),
+            pace: fetch::BandwidthEstimator::default(),
             turns: fetch::DemandPriority::default(),
             evictor: EvictionOrder::new(evictor),
             making_room: space::eviction::MakingRoom::default(),
@@ -248,12 +248,12 @@ impl Overlay {
             health: coherence::Health::default(),
             watches: coherence::Watches::default(),
             layouts: layout::Layouts::default(),
-            counters: status::Counts::default(),
+            counters: status::EngineCounters::default(),
             looks: status::Looks::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             write_throttle: space::write_throttle::WriteThrottle::default(),
-            room: space::room::Room::default(),
+            room: space::room::WaitingWriters::default(),
             shares,
             reattached: options.reattached,
             inherited: Mutex::default(),

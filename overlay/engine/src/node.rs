@@ -22,8 +22,8 @@ use tokio::sync::watch;
 
 pub(crate) use self::bypass::{Bypass, Written};
 pub(crate) use self::dirty_content::DirtyContent;
-pub(crate) use self::opens::Opens;
-pub(crate) use self::table::Table;
+pub(crate) use self::opens::FileOpens;
+pub(crate) use self::table::NodeTable;
 use crate::Growth;
 use crate::Ino;
 use crate::rights::RightsNews;
@@ -59,7 +59,7 @@ pub(crate) struct NodeState {
     /// The record in the catalog is dirty, so the index of intents has it.
     pub indexed_dirty: bool,
     pub attachment: Attachment,
-    pub opens: Opens,
+    pub opens: FileOpens,
     pub content: Option<Arc<Content>>,
     /// Read from the catalog when first needed.
     pub residency: Option<ContentRecord>,
@@ -170,7 +170,7 @@ impl NodeState {
             indexed_dirty: record.is_dirty(),
             record,
             attachment: Attachment::default(),
-            opens: Opens::default(),
+            opens: FileOpens::default(),
             content: None,
             residency: None,
             count_unsaved: false,

@@ -45,7 +45,7 @@ struct Account {
 }
 
 #[derive(Debug, Default)]
-struct Ledger {
+struct ShareLedger {
     users: HashMap<u32, Account>,
     /// Dirty files: the owner, and the bytes.
     dirty: HashMap<Ino, (u32, u64)>,
@@ -64,7 +64,7 @@ pub struct Shares {
     dirty_max_bytes: u64,
     descriptors: u64,
     trusted: [u32; 2],
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<ShareLedger>,
     /// Counts of the ledger, which are read without its lock.
     waiting: AtomicUsize,
     charged: AtomicU64,
@@ -82,7 +82,7 @@ impl Shares {
             dirty_max_bytes,
             descriptors,
             trusted: [0, mounter],
-            ledger: Mutex::new(Ledger { of_slot: vec![0], ..Ledger::default() }),
+            ledger: Mutex::new(ShareLedger { of_slot: vec![0], ..ShareLedger::default() }),
             waiting: AtomicUsize::new(0),
             charged: AtomicU64::new(0),
         })
@@ -299,7 +299,7 @@ impl Shares {
     }
 }
 
-impl Ledger {
+impl ShareLedger {
     fn user(&mut self, user: u32) -> &mut Account {
         self.users.entry(user).or_default()
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_api::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
-use forebay_prefetch::plan::Refusal;
+use forebay_prefetch::plan::StagingRefusal;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::clock::unix_now;
 use futures::{Stream, StreamExt, stream};
@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::coherence::Age;
 use super::namespace::{Arrivals, Ask};
-use super::space::eviction::{ChosenBy, Kept};
-use super::writeback::Plan;
+use super::space::eviction::{ChosenBy, KeepReason};
+use super::writeback::FlushPlan;
 use super::{Inner, Ino, Overlay};
 use crate::Means;
 use leases::Staging;
@@ -32,7 +32,7 @@ const CONCURRENCY: usize = 16;
 const LONG_WORK_TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// What all files of one staging have in common.
-struct Terms<'a> {
+struct StagingTerms<'a> {
     /// The version that is fetched is one that the pool had after this moment.
     begun: Instant,
     owner: &'a str,
@@ -121,7 +121,7 @@ impl Overlay {
             return Ok(());
         }
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
-        let terms = &Terms {
+        let terms = &StagingTerms {
             begun,
             owner,
             is_jobs,
@@ -201,7 +201,7 @@ impl Overlay {
             return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
         }
         let declared: HashSet<Ino> = files.iter().copied().collect();
-        let left_out = [(Refusal::NoRoom, "room"), (Refusal::NoTime, "time")]
+        let left_out = [(StagingRefusal::NoRoom, "room"), (StagingRefusal::NoTime, "time")]
             .map(|(reason, lacks)| (foreseen.left_out(reason), lacks))
             .into_iter()
             .filter(|(files, _)| *files > 0)
@@ -224,7 +224,7 @@ impl Overlay {
     }
 
     /// Fetches the version that the pool has since `begun`. Returns the bytes that were not resident before.
-    async fn stage_file(&self, ino: Ino, terms: &Terms<'_>) -> Result<u64> {
+    async fn stage_file(&self, ino: Ino, terms: &StagingTerms<'_>) -> Result<u64> {
         // Many files in a row may need no answer of the pool: without this, the task would not yield.
         consume_budget().await;
         let inner = &self.inner;
@@ -263,7 +263,7 @@ impl Overlay {
         Ok(roots)
     }
 
-    async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<Plan> {
+    async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<FlushPlan> {
         let mut intents = Vec::new();
         for root in roots {
             intents.extend(self.inner.pending(*root).await?);
@@ -329,7 +329,7 @@ impl Overlay {
             }
             let given_up = if request.dry_run {
                 let kept = inner.kept(&node.state.lock(), unix_now());
-                match kept.filter(|kept| *kept != Kept::Leased || !request.release_leases) {
+                match kept.filter(|kept| *kept != KeepReason::Leased || !request.release_leases) {
                     Some(kept) => Err(kept),
                     None => Ok(inner.listed(ino)?.resident_bytes),
                 }
@@ -338,7 +338,7 @@ impl Overlay {
             };
             match given_up {
                 Ok(bytes) => reporter.advanced(bytes),
-                Err(Kept::Absent) => {}
+                Err(KeepReason::Absent) => {}
                 Err(kept) => {
                     reporter.skipped.fetch_add(1, Ordering::Relaxed);
                     *reasons.entry(kept.reason()).or_insert(0u64) += 1;

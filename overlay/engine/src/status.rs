@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_api::operator::{ContentState, Counters, DeviceStatus, Difference, DirtyFile, Listed, ObjectKind, Status};
+use forebay_api::operator::{
+    ContentState, Counters, DeviceStatus, Difference, DirtyFile, ListedPath, ObjectKind, Status,
+};
 use forebay_backends::{FileKind, PoolPath, Result};
-use forebay_catalog::{FileState, Intent, Listing};
+use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
 use tokio::sync::Semaphore;
 
@@ -17,7 +19,7 @@ use super::{Inner, Ino, Overlay};
 const SHOWN_ERRORS: usize = 20;
 
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct EngineCounters {
     pub pool_read_bytes: AtomicU64,
     pub pool_written_bytes: AtomicU64,
     pub fetches: AtomicU64,
@@ -32,7 +34,7 @@ pub(crate) struct Counts {
     pub ahead_used_files: AtomicU64,
 }
 
-impl Counts {
+impl EngineCounters {
     fn read(&self, pool_retries: u64) -> Counters {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         Counters {
@@ -98,7 +100,7 @@ impl Overlay {
     }
 
     /// Returns what is listed below a path, with the resident bytes of each entry.
-    pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<Listed>> {
+    pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<ListedPath>> {
         let root = self.resolve(path).await?;
         let inner = &self.inner;
         let is_dir = inner.node(root)?.state.lock().record.kind == FileKind::Directory;
@@ -114,7 +116,7 @@ impl Overlay {
         let mut listed = Vec::with_capacity(inos.len());
         for (ino, storage_pool) in inos.into_iter().zip(pools) {
             match inner.listed(ino) {
-                Ok(entry) => listed.push(Listed { storage_pool, ..entry }),
+                Ok(entry) => listed.push(ListedPath { storage_pool, ..entry }),
                 Err(e) if !is_dir => return Err(e),
                 Err(_) => {}
             }
@@ -276,7 +278,7 @@ impl Inner {
         })
     }
 
-    pub(crate) fn listed(&self, ino: Ino) -> Result<Listed> {
+    pub(crate) fn listed(&self, ino: Ino) -> Result<ListedPath> {
         let node = self.node(ino)?;
         let attr = self.attr_of(&node)?;
         let path = self.display(ino);
@@ -286,8 +288,8 @@ impl Inner {
         let (kind, content) = match attr.kind {
             FileKind::File => (ObjectKind::File, content_state(file)),
             FileKind::Directory => match state.record.listing {
-                Listing::Complete(_) => (ObjectKind::Directory, ContentState::Resident),
-                Listing::Partly => (ObjectKind::Directory, ContentState::Partial),
+                ListingState::Complete(_) => (ObjectKind::Directory, ContentState::Resident),
+                ListingState::Partly => (ObjectKind::Directory, ContentState::Partial),
             },
             FileKind::Symlink => (ObjectKind::Symlink, ContentState::Resident),
             _ => (ObjectKind::Special, ContentState::Resident),
@@ -296,7 +298,7 @@ impl Inner {
         let owners: Vec<&str> = state.leases.holding(now).map(|lease| lease.owner.as_str()).collect();
         // A lease without an expiry ends after all leases with one.
         let until = state.leases.holding(now).map(|lease| lease.expires_unix.unwrap_or(u64::MAX)).max();
-        Ok(Listed {
+        Ok(ListedPath {
             path,
             kind,
             size: attr.size,

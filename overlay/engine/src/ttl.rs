@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Inner, Ino};
 use crate::node::Node;
-use forebay_catalog::Listing;
+use forebay_catalog::ListingState;
 use forebay_policy::Consistency;
 
 /// State that could not be confirmed, because the pool does not answer, is revalidated after this time.
@@ -53,10 +53,10 @@ impl Inner {
             return ttl;
         }
         let mut confirmed = state.names.negative.get(name).copied();
-        if matches!(state.record.listing, Listing::Complete(_)) {
+        if matches!(state.record.listing, ListingState::Complete(_)) {
             confirmed = confirmed.max(state.names.listed_at);
             // The directory's version also confirms its names.
-            if state.record.listing == Listing::Complete(state.record.version.clone()) {
+            if state.record.listing == ListingState::Complete(state.record.version.clone()) {
                 confirmed = confirmed.max(state.validated);
             }
         }

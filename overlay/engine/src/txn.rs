@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_backends::{FileKind, Result, Stat};
 use forebay_cache::{Content, ContentId};
-use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, Sent};
+use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, SentCall};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -26,13 +26,13 @@ struct Edit {
     record: InodeRecord,
     /// The commit deletes the record.
     gone: bool,
-    pending: Pending,
+    pending: PendingState,
 }
 
 /// What the commit changes in an inode's state beside its record. Until the batch is written, the state keeps what it
 /// has: a write fails when the device is full.
 #[derive(Default)]
-struct Pending {
+struct PendingState {
     /// The content file and the record of its valid bytes; `None` inside: it has none any more.
     content: Option<Option<(Arc<Content>, ContentRecord)>>,
     /// The record of the valid bytes of the content file that it has.
@@ -43,7 +43,7 @@ struct Pending {
     evictable: Option<Option<u64>>,
 }
 
-impl Pending {
+impl PendingState {
     fn drop_content(&mut self) {
         (self.content, self.residency) = (Some(None), None);
         self.count_saved = true;
@@ -117,7 +117,7 @@ impl<'a> Txn<'a> {
                 let node = self.inner.node(ino)?;
                 let guard = Mutex::lock_arc(&node.state);
                 let record = guard.record.clone();
-                Ok(slot.insert(Edit { guard, node, record, gone: false, pending: Pending::default() }))
+                Ok(slot.insert(Edit { guard, node, record, gone: false, pending: PendingState::default() }))
             }
         }
     }
@@ -170,7 +170,7 @@ impl<'a> Txn<'a> {
     }
 
     /// Records that a change of a name is about to be sent to the pool. Until the answer arrives, the name is in doubt.
-    pub fn send(&mut self, parent: Ino, name: &[u8], sent: Sent) -> Result<()> {
+    pub fn send(&mut self, parent: Ino, name: &[u8], sent: SentCall) -> Result<()> {
         let mut record = self.name(parent, name)?;
         if record.sent.contains(&sent) {
             return Ok(());
@@ -355,7 +355,7 @@ impl<'a> Txn<'a> {
         Ok(bytes)
     }
 
-    fn pending(&mut self, ino: Ino) -> Result<&mut Pending> {
+    fn pending(&mut self, ino: Ino) -> Result<&mut PendingState> {
         Ok(&mut self.edit(ino)?.pending)
     }
 

@@ -44,16 +44,16 @@ pub(crate) struct Flusher {
     pub moves: tokio::sync::RwLock<()>,
     /// How many steps that move directories have begun, and have ended.
     pub dir_moves: (AtomicU64, AtomicU64),
-    pub calls: Mutex<rounds::Calls>,
+    pub calls: Mutex<rounds::QueueNotices>,
     pub stuck: Mutex<rounds::Stuck>,
     pub errors: rounds::Errors,
-    pub refused: refused::Refused,
+    pub refused: refused::RefusedNames,
     pub uploading: sweep::Uploading,
 }
 
 /// What is to be flushed, in the order of the flush.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct FlushPlan {
     made: Vec<Intent>,
     removed: Vec<Intent>,
     files: Vec<Intent>,
@@ -66,7 +66,7 @@ pub(crate) struct Plan {
     pub bytes: u64,
 }
 
-impl Plan {
+impl FlushPlan {
     pub fn is_empty(&self) -> bool {
         [&self.made, &self.removed, &self.files, &self.dirs].iter().all(|intents| intents.is_empty())
     }
@@ -130,8 +130,8 @@ impl Inner {
     }
 
     /// Sorts intents into a plan.
-    pub fn plan_flush(&self, intents: Vec<Intent>) -> Plan {
-        let mut plan = Plan::default();
+    pub fn plan_flush(&self, intents: Vec<Intent>) -> FlushPlan {
+        let mut plan = FlushPlan::default();
         for intent in intents {
             match &intent {
                 Intent::Name(parent, name) => {
@@ -167,14 +167,14 @@ impl Inner {
     }
 
     /// Flushes a plan. `progress` is called for each change that succeeded, with its bytes.
-    pub async fn flush_all(self: &Arc<Self>, plan: Plan, progress: impl Fn(u64) + Sync) -> Failed {
+    pub async fn flush_all(self: &Arc<Self>, plan: FlushPlan, progress: impl Fn(u64) + Sync) -> Failed {
         self.flush_some(plan, forebay_system::descriptors::for_flush(CONCURRENCY), progress).await
     }
 
     /// The same, with at most `steps` steps at the same time.
-    async fn flush_some(self: &Arc<Self>, plan: Plan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
+    async fn flush_some(self: &Arc<Self>, plan: FlushPlan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
         let failed = Mutex::new(Failed::new());
-        let Plan { made, mut removed, files, mut dirs, named, .. } = plan;
+        let FlushPlan { made, mut removed, files, mut dirs, named, .. } = plan;
         // A directory is removed after what was in it: in this order no name waits for a long chain of other names.
         removed.sort_by_cached_key(|intent| match intent {
             Intent::Name(parent, _) => std::cmp::Reverse(self.pool_depth(*parent)),

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use fuser::{Config, Filesystem, Session, SessionACL};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::device::Device;
+use super::device::FuseDevice;
 use super::init::Handshake;
 
 /// Whether the kernel still waits for the answer to INIT.
@@ -26,7 +26,7 @@ const INIT_BYTES: usize = 64;
 const INIT_EXT: u64 = 1 << 30;
 
 /// Begins a session on `device` with `threads` threads.
-pub fn session<F: Filesystem>(fs: F, device: &Device, attach: Attach, threads: usize) -> io::Result<Session<F>> {
+pub fn session<F: Filesystem>(fs: F, device: &FuseDevice, attach: Attach, threads: usize) -> io::Result<Session<F>> {
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));
     // If the process that cloned a descriptor dies, the queue of that descriptor is lost with the requests in it.
@@ -44,7 +44,7 @@ pub fn session<F: Filesystem>(fs: F, device: &Device, attach: Attach, threads: u
 /// number.
 fn take_over<F: Filesystem>(
     fs: F,
-    device: &Device,
+    device: &FuseDevice,
     handshake: &Handshake,
     acl: SessionACL,
     config: Config,
@@ -62,7 +62,7 @@ fn take_over<F: Filesystem>(
     Ok(session)
 }
 
-fn replace(socket: &impl AsFd, device: &Device) -> io::Result<()> {
+fn replace(socket: &impl AsFd, device: &FuseDevice) -> io::Result<()> {
     let (from, to) = (device.as_fd().as_raw_fd(), socket.as_fd().as_raw_fd());
     loop {
         // SAFETY: both descriptors are open, and the session goes on owning the number `to`.

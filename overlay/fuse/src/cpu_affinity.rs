@@ -19,7 +19,7 @@ const STREAK: u32 = 32;
 const ASK_AGAIN: u32 = 256;
 
 thread_local! {
-    static THREAD: RefCell<Follower> = RefCell::new(Follower::new(sched_getaffinity(None).ok()));
+    static THREAD: RefCell<ClientFollower> = RefCell::new(ClientFollower::new(sched_getaffinity(None).ok()));
 }
 
 /// Notes on a session thread that it serves a request of the thread `client` (0: not known). Returns whether the two
@@ -44,7 +44,7 @@ fn only(set: &CpuSet) -> Option<usize> {
 }
 
 /// What one session thread knows of its clients.
-struct Follower {
+struct ClientFollower {
     /// The processors on which the thread may run. `None` if the machine has more processors than a `CpuSet` can name:
     /// the thread follows no client.
     home: Option<CpuSet>,
@@ -57,7 +57,7 @@ struct Follower {
     following: Option<usize>,
 }
 
-impl Follower {
+impl ClientFollower {
     fn new(home: Option<CpuSet>) -> Self {
         Self { home, client: 0, bound: None, asked: 0, streak: 0, following: None }
     }
@@ -100,14 +100,14 @@ mod tests {
         set
     }
 
-    fn serve(thread: &mut Follower, times: u32, client: i32, bound: Option<usize>) -> Vec<CpuSet> {
+    fn serve(thread: &mut ClientFollower, times: u32, client: i32, bound: Option<usize>) -> Vec<CpuSet> {
         (0..times).filter_map(|_| thread.serve(client, |_| bound)).collect()
     }
 
     #[test]
     fn a_bound_client_is_followed_after_a_while_until_an_unbound_client_comes() {
         let home = set(&[0, 1, 2]);
-        let mut thread = Follower::new(Some(home));
+        let mut thread = ClientFollower::new(Some(home));
         assert_eq!(serve(&mut thread, STREAK - 1, 7, Some(1)), []);
         assert_eq!(serve(&mut thread, 1, 7, Some(1)), [set(&[1])]);
         assert_eq!(serve(&mut thread, 1000, 7, Some(1)), []);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn clients_that_take_turns_on_several_processors_are_not_followed() {
-        let mut thread = Follower::new(Some(set(&[0, 1])));
+        let mut thread = ClientFollower::new(Some(set(&[0, 1])));
         for _ in 0..1000 {
             assert_eq!(serve(&mut thread, 1, 7, Some(0)), []);
             assert_eq!(serve(&mut thread, 1, 8, Some(1)), []);
@@ -127,15 +127,15 @@ mod tests {
 
     #[test]
     fn a_client_that_may_run_anywhere_or_where_we_may_not_is_not_followed() {
-        let mut thread = Follower::new(Some(set(&[0, 1])));
+        let mut thread = ClientFollower::new(Some(set(&[0, 1])));
         assert_eq!(serve(&mut thread, 1000, 7, None), []);
         assert_eq!(serve(&mut thread, 1000, 8, Some(5)), []);
-        assert_eq!(serve(&mut Follower::new(None), 1000, 8, Some(0)), []);
+        assert_eq!(serve(&mut ClientFollower::new(None), 1000, 8, Some(0)), []);
     }
 
     #[test]
     fn a_client_that_was_bound_elsewhere_meanwhile_is_found_there() {
-        let mut thread = Follower::new(Some(set(&[0, 1])));
+        let mut thread = ClientFollower::new(Some(set(&[0, 1])));
         assert_eq!(serve(&mut thread, STREAK, 7, Some(0)), [set(&[0])]);
         let moves = serve(&mut thread, 2 * ASK_AGAIN, 7, Some(1));
         assert_eq!(moves, [set(&[0, 1]), set(&[1])]);

@@ -25,9 +25,9 @@ struct BackingMap {
 
 /// An open `/dev/fuse`, connected to a mount.
 #[derive(Debug)]
-pub struct Device(OwnedFd);
+pub struct FuseDevice(OwnedFd);
 
-impl Device {
+impl FuseDevice {
     pub fn new(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -62,13 +62,13 @@ impl Device {
     }
 }
 
-impl AsFd for Device {
+impl AsFd for FuseDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Registrar for Device {
+impl Registrar for FuseDevice {
     fn register(&self, file: &File) -> io::Result<u32> {
         let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the kernel reads one `BackingMap`, and keeps a reference to the file, not to the descriptor.

@@ -32,7 +32,7 @@ const DOT_DOT: u64 = 2;
 
 /// The open directories by the handle that the kernel has, and their snapshots. All handles of one state of a directory
 /// share one snapshot.
-pub struct Dirs {
+pub struct DirHandles {
     epoch: u32,
     open: Mutex<OpenDirs>,
 }
@@ -74,7 +74,7 @@ impl OpenDirs {
     }
 }
 
-impl Dirs {
+impl DirHandles {
     pub fn new(epoch: u32) -> Self {
         let open = OpenDirs { next: 0, by_handle: HashMap::new(), snapshots: LruCache::unbounded(), bytes: 0 };
         Self { epoch, open: Mutex::new(open) }

@@ -47,7 +47,7 @@ impl Handshake {
 
 /// The mount options on which the handshake depends.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
+pub struct HandshakeOptions {
     pub passthrough: bool,
     /// Backing files may lie on a stacked file system such as overlayfs. The mount can then not be the lower layer of
     /// one.
@@ -62,7 +62,7 @@ pub struct Terms {
 
 /// Requests the features that the kernel offers and the daemon wants. Returns the offer, and whether passthrough is
 /// agreed.
-pub fn negotiate(config: &mut KernelConfig, terms: Terms) -> (Handshake, bool) {
+pub fn negotiate(config: &mut KernelConfig, terms: HandshakeOptions) -> (Handshake, bool) {
     let offered = config.capabilities();
     // fuser tells the limit only when it refuses a larger value.
     let limit = config.set_max_readahead(u32::MAX).err();
@@ -94,7 +94,7 @@ pub fn negotiate(config: &mut KernelConfig, terms: Terms) -> (Handshake, bool) {
 /// acknowledgements for bytes that the daemon has not seen), POSIX_LOCKS and FLOCK_LOCKS (locks are local to the mount
 /// and the kernel keeps them), SETXATTR_EXT and SECURITY_CTX (fuser does not read the longer requests that follow from
 /// them), AUTO_INVAL_DATA (the daemon uses EXPLICIT_INVAL_DATA instead, and invalidates stale data itself).
-fn wanted(terms: Terms) -> InitFlags {
+fn wanted(terms: HandshakeOptions) -> InitFlags {
     let mut flags = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_ASYNC_DIO
         | InitFlags::FUSE_ATOMIC_O_TRUNC

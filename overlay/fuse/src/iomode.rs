@@ -4,7 +4,7 @@
 //! file at a time. Beside passthrough opens it allows only opens that ask for passthrough, too. An open that breaks
 //! these rules fails with EIO. An open that asks for both passthrough and direct I/O is served by the daemon and counts
 //! as passthrough. A plain direct open is allowed if the inode has no passthrough opens, but a shared mapping of it
-//! makes the inode cached. The table in [`Inode::choose`] follows from these rules.
+//! makes the inode cached. The table in [`InodeOpens::choose`] follows from these rules.
 //!
 //! The daemon raises a count before the kernel gets the reply to an open, and lowers it after the kernel released the
 //! open. So the daemon's counts are never below the kernel's: a chosen mode may be slower than possible, but is never
@@ -25,7 +25,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use super::handle::Mode;
-use table::{Record, SlotId, Table};
+use table::{OpenRecord, OpenTable, SlotId};
 
 const SHARDS: usize = 32;
 /// Bound on the backing ids that are kept for the next open of a file. Each pins one open file in the kernel, and saves
@@ -58,7 +58,7 @@ pub struct Wish<'a> {
 
 /// An open that was left by a previous process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inherited {
+pub struct InheritedOpens {
     pub ino: Ino,
     pub readers: u32,
     pub writers: u32,
@@ -67,20 +67,20 @@ pub struct Inherited {
 pub struct IoModes {
     shards: Vec<Mutex<Shard>>,
     registrar: Box<dyn Registrar>,
-    table: Option<Table>,
+    table: Option<OpenTable>,
     off: AtomicBool,
     why_off: Mutex<String>,
 }
 
 struct Shard {
-    inodes: HashMap<Ino, Inode>,
+    inodes: HashMap<Ino, InodeOpens>,
     /// Inodes without opens that have a backing id; the least recently used one goes first.
     idle: LruCache<Ino, ()>,
 }
 
 /// The kernel's opens of one inode. Changed only by `IoModes`, under the lock of the inode's shard.
 #[derive(Debug, Default)]
-struct Inode {
+struct InodeOpens {
     cached: u32,
     /// Opens in passthrough, and beside it.
     passthrough: u32,
@@ -134,7 +134,7 @@ impl Drop for Grant {
     }
 }
 
-impl Inode {
+impl InodeOpens {
     /// Returns the mode for an open, given the present opens of the inode:
     ///
     /// | open now | the file may be passed through | it may not |
@@ -168,8 +168,8 @@ impl Inode {
         self.cached + self.passthrough + self.direct
     }
 
-    fn record(&self, ino: Ino) -> Record {
-        Record {
+    fn record(&self, ino: Ino) -> OpenRecord {
+        OpenRecord {
             ino: ino.0,
             content: self.backing.as_ref().map_or(0, |backing| backing.content),
             backing: self.backing.as_ref().map_or(0, |backing| backing.id),
@@ -184,15 +184,15 @@ impl Inode {
 impl IoModes {
     /// Creates the modes of a fresh mount. They are kept in the file at `table`, if any, for [`Self::inherit`].
     pub fn new(registrar: Box<dyn Registrar>, table: Option<&Path>) -> io::Result<Self> {
-        Ok(Self::with_table(registrar, table.map(Table::create).transpose()?))
+        Ok(Self::with_table(registrar, table.map(OpenTable::create).transpose()?))
     }
 
     /// Takes over the modes of a mount that a previous process served. Returns the opens of that process, too.
     ///
     /// Backing ids that no open uses are given back to the kernel: the dead process cannot do it, and each id pins the
     /// space of a file.
-    pub fn inherit(registrar: Box<dyn Registrar>, table: &Path) -> io::Result<(Self, Vec<Inherited>)> {
-        let (table, records) = Table::open(table)?;
+    pub fn inherit(registrar: Box<dyn Registrar>, table: &Path) -> io::Result<(Self, Vec<InheritedOpens>)> {
+        let (table, records) = OpenTable::open(table)?;
         let modes = Self::with_table(registrar, Some(table));
         let mut opens = Vec::new();
         for (slot, record) in records {
@@ -211,16 +211,16 @@ impl IoModes {
                 current: true,
                 ours: None,
             });
-            let Record { cached, passthrough, direct, writers, .. } = record;
-            let mut inode = Inode { cached, passthrough, direct, writers, backing, slot: Some(slot) };
+            let OpenRecord { cached, passthrough, direct, writers, .. } = record;
+            let mut inode = InodeOpens { cached, passthrough, direct, writers, backing, slot: Some(slot) };
             modes.persist(ino, &mut inode);
-            opens.push(Inherited { ino, readers: all.saturating_sub(writers), writers: writers.min(all) });
+            opens.push(InheritedOpens { ino, readers: all.saturating_sub(writers), writers: writers.min(all) });
             modes.shard(ino).lock().inodes.insert(ino, inode);
         }
         Ok((modes, opens))
     }
 
-    fn with_table(registrar: Box<dyn Registrar>, table: Option<Table>) -> Self {
+    fn with_table(registrar: Box<dyn Registrar>, table: Option<OpenTable>) -> Self {
         let idle_max = NonZeroUsize::new(IDLE_BACKINGS_MAX / SHARDS).unwrap_or(NonZeroUsize::MIN);
         let shard = || Mutex::new(Shard { inodes: HashMap::new(), idle: LruCache::new(idle_max) });
         let shards = (0..SHARDS).map(|_| shard()).collect();
@@ -336,7 +336,7 @@ impl IoModes {
     }
 
     /// Makes `content` the kernel's backing file of `inode`. Returns whether that succeeded.
-    fn back(&self, inode: &mut Inode, content: &Arc<Content>) -> bool {
+    fn back(&self, inode: &mut InodeOpens, content: &Arc<Content>) -> bool {
         match &mut inode.backing {
             Some(backing) if backing.content == content.id => {
                 backing.current = true;
@@ -375,7 +375,7 @@ impl IoModes {
     }
 
     /// Stores the counts for the next process. Returns false if the table has no room for them.
-    fn persist(&self, ino: Ino, inode: &mut Inode) -> bool {
+    fn persist(&self, ino: Ino, inode: &mut InodeOpens) -> bool {
         let Some(table) = &self.table else { return true };
         let record = inode.record(ino);
         match &inode.slot {

@@ -16,10 +16,10 @@ use rustix::mount::MountFlags;
 use tokio::runtime::Handle as Runtime;
 
 use super::attach::{self, Attach};
-use super::device::Device;
-use super::dirs::Dirs;
-use super::init::{Handshake, MAX_READAHEAD_BYTES, Terms};
-use super::iomode::{Inherited, IoModes, PassthroughState};
+use super::device::FuseDevice;
+use super::dirs::DirHandles;
+use super::init::{Handshake, HandshakeOptions, MAX_READAHEAD_BYTES};
+use super::iomode::{InheritedOpens, IoModes, PassthroughState};
 use super::mountpoint;
 use super::notifier::KernelNotifier;
 use super::pm_qos::Wakeups;
@@ -164,7 +164,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         return Err(invalid("take over a mount without the state directory of its last process"));
     }
     let mountpoint = absolute(&options.mountpoint)?;
-    let device = Device::new(device);
+    let device = FuseDevice::new(device);
     let (modes, opens) = open_modes(&device, options.state_dir.as_deref(), attach)?;
     let modes = Arc::new(modes);
     let epoch = rand::random::<u32>();
@@ -174,12 +174,12 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         jobs,
         runtime: runtime.clone(),
         modes: Arc::clone(&modes),
-        dirs: Dirs::new(epoch),
+        dirs: DirHandles::new(epoch),
         adopted: Arc::new(Adopted::default()),
         wakeups: Arc::new(Wakeups::new(overlay.policy().wakeup_latency)),
         epoch,
         mountpoint: mountpoint.clone(),
-        terms: Terms {
+        terms: HandshakeOptions {
             // With `sync` there is no passthrough: the kernel would sync only the bytes of a write.
             passthrough: options.passthrough && !options.immutable && !sync,
             stacked_backing: options.stacked_backing,
@@ -217,7 +217,7 @@ fn state_failed(error: io::Error, dir: &Path) -> Error {
     Error::io(error, Side::Cache, format!("state directory {}", dir.display()))
 }
 
-fn open_modes(device: &Device, state_dir: Option<&Path>, attach: Attach) -> Result<(IoModes, Vec<Inherited>)> {
+fn open_modes(device: &FuseDevice, state_dir: Option<&Path>, attach: Attach) -> Result<(IoModes, Vec<InheritedOpens>)> {
     let registrar = Box::new(device.try_clone().map_err(|error| Error::io(error, Side::Kernel, "FUSE device"))?);
     let table = state_dir.map(|dir| dir.join(MODES_FILE));
     let modes = match (attach, &table) {

@@ -18,7 +18,7 @@ use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
-use super::device::Device;
+use super::device::FuseDevice;
 use super::iomode::IoModes;
 
 /// Notes that may wait in one lane. Equal ones are one note. Beyond that, one note invalidates all names, and notes
@@ -37,13 +37,13 @@ enum Note {
 
 /// The notes that one thread has to send.
 #[derive(Default)]
-struct Lane {
-    waiting: Mutex<Waiting>,
+struct NotifierLane {
+    waiting: Mutex<NoteQueue>,
     filled: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct NoteQueue {
     order: VecDeque<Note>,
     known: HashSet<Note>,
     /// Channels that are notified when a note was sent.
@@ -51,7 +51,7 @@ struct Waiting {
     closed: bool,
 }
 
-impl Waiting {
+impl NoteQueue {
     /// Adds a note, unless an equal one waits. Returns false if the lane is full.
     fn push(&mut self, note: Note) -> bool {
         if self.order.len() >= WAITING_MAX && note != Note::AllNames {
@@ -79,7 +79,7 @@ impl Waiting {
     }
 }
 
-impl Lane {
+impl NotifierLane {
     fn push(&self, note: Note) {
         let mut waiting = self.waiting.lock();
         let is_name = matches!(note, Note::Name(..));
@@ -128,15 +128,15 @@ impl Lane {
 
 /// [`KernelCache`] of a mount. Dropping it ends its threads, without waiting for them.
 pub struct KernelNotifier {
-    names: Arc<Lane>,
-    bytes: Arc<Lane>,
+    names: Arc<NotifierLane>,
+    bytes: Arc<NotifierLane>,
     modes: Arc<IoModes>,
     notifier: Notifier,
-    device: Device,
+    device: FuseDevice,
 }
 
 impl KernelNotifier {
-    pub fn new(notifier: Notifier, device: &Device, modes: Arc<IoModes>) -> io::Result<Self> {
+    pub fn new(notifier: Notifier, device: &FuseDevice, modes: Arc<IoModes>) -> io::Result<Self> {
         let (names, bytes) = (Arc::default(), Arc::default());
         let this = Self { names, bytes, modes, notifier: notifier.clone(), device: device.try_clone()? };
         for (name, lane) in [("forebay-names", &this.names), ("forebay-bytes", &this.bytes)] {
@@ -189,7 +189,7 @@ impl KernelCache for KernelNotifier {
 
 /// Sends a note. For the kernel, a range that starts below zero means "attributes only", and length 0 means "to the
 /// end".
-fn send(notifier: &Notifier, device: &Device, note: &Note) {
+fn send(notifier: &Notifier, device: &FuseDevice, note: &Note) {
     let sent = match note {
         Note::Name(parent, name) => notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)),
         Note::Attributes(ino) => notifier.inval_inode(INodeNo(ino.0), -1, 0),
@@ -209,13 +209,13 @@ fn send(notifier: &Notifier, device: &Device, note: &Note) {
 mod tests {
     use super::*;
 
-    fn next(lane: &Lane) -> Option<Note> {
+    fn next(lane: &NotifierLane) -> Option<Note> {
         lane.next().map(|(note, _)| note)
     }
 
     #[test]
     fn whoever_waits_for_a_note_is_told_of_that_one() {
-        let lane = Lane::default();
+        let lane = NotifierLane::default();
         let [mut first, mut second] = [1, 2].map(|ino| lane.push_and_tell(Note::Tail(Ino(ino), 5)));
         let (_, told) = lane.next().unwrap();
         told.into_iter().for_each(|told| told.send(()).unwrap());
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn equal_notes_are_sent_once() {
-        let lane = Lane::default();
+        let lane = NotifierLane::default();
         for _ in 0..3 {
             lane.push(Note::Attributes(Ino(1)));
             lane.push(Note::Name(Ino(1), b"a"[..].into()));
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn too_many_names_become_all_names() {
-        let lane = Lane::default();
+        let lane = NotifierLane::default();
         lane.push(Note::Bytes(Ino(9)));
         for at in 0..WAITING_MAX as u64 {
             lane.push(Note::Name(Ino(at), b"a"[..].into()));

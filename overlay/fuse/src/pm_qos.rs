@@ -30,7 +30,7 @@ const STREAM_WITHIN: Duration = Duration::from_millis(2);
 const QUIET: Duration = Duration::from_millis(10);
 
 thread_local! {
-    static PACE: RefCell<Pace> = RefCell::new(Pace { since: Instant::now(), count: 0 });
+    static PACE: RefCell<RequestRate> = RefCell::new(RequestRate { since: Instant::now(), count: 0 });
 }
 
 /// The bound of one mount.
@@ -108,12 +108,12 @@ impl Wakeups {
 
 /// How fast requests come to one session thread.
 #[derive(Debug)]
-struct Pace {
+struct RequestRate {
     since: Instant,
     count: u32,
 }
 
-impl Pace {
+impl RequestRate {
     /// Counts a request. Returns whether it completes a stretch of [`STREAM`] fast requests.
     fn serve(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.count += 1;
@@ -135,7 +135,7 @@ mod tests {
 
     fn pace(each: Duration, requests: u32) -> usize {
         let start = Instant::now();
-        let mut pace = Pace { since: start, count: 0 };
+        let mut pace = RequestRate { since: start, count: 0 };
         (1..=requests).filter(|n| pace.serve(|| start + each * *n)).count()
     }
 

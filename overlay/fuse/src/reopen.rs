@@ -10,7 +10,7 @@ use forebay_engine::{Ino, Overlay};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::iomode::Inherited;
+use super::iomode::InheritedOpens;
 
 /// Files that are opened again at the same time.
 const PARALLEL: usize = 64;
@@ -35,7 +35,7 @@ impl Adopted {
     }
 
     /// Opens all of `opens` again. Returns when each was tried.
-    pub async fn adopt(self: Arc<Self>, overlay: Overlay, opens: Vec<Inherited>) {
+    pub async fn adopt(self: Arc<Self>, overlay: Overlay, opens: Vec<InheritedOpens>) {
         let permits = Arc::new(Semaphore::new(PARALLEL));
         let tasks = opens.into_iter().map(|open| {
             let (this, overlay, permits) = (Arc::clone(&self), overlay.clone(), Arc::clone(&permits));

@@ -10,9 +10,9 @@ use forebay_jobs::Jobs;
 use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
 
-use super::dirs::Dirs;
+use super::dirs::DirHandles;
 use super::handle::{Handle, Mode};
-use super::init::{Handshake, Terms};
+use super::init::{Handshake, HandshakeOptions};
 use super::iomode::{Grant, IoModes, Wish};
 use super::notifier::KernelNotifier;
 use super::pm_qos::Wakeups;
@@ -29,13 +29,13 @@ pub struct SessionState {
     pub jobs: Jobs,
     pub runtime: Runtime,
     pub modes: Arc<IoModes>,
-    pub dirs: Dirs,
+    pub dirs: DirHandles,
     pub adopted: Arc<Adopted>,
     pub wakeups: Arc<Wakeups>,
     /// Identifies this attach. A handle with another epoch was issued by another process.
     pub epoch: u32,
     pub mountpoint: PathBuf,
-    pub terms: Terms,
+    pub terms: HandshakeOptions,
     /// Set while the session begins.
     pub handshake: OnceLock<Handshake>,
     /// Set once the session has begun.

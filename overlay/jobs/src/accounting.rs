@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-use forebay_api::jobs::{JobFile, Parts, Traffic};
+use forebay_api::jobs::{JobFile, Traffic, UsedParts};
 use forebay_api::operator::TypedPath;
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 use forebay_engine::Ino;
@@ -108,8 +108,8 @@ impl PartMap {
         if shift == self.shift { *self } else { Self::new(shift, coarse(&self.read), coarse(&self.written)) }
     }
 
-    pub fn parts(&self) -> Option<Parts> {
-        (self.shift > 0).then(|| Parts {
+    pub fn parts(&self) -> Option<UsedParts> {
+        (self.shift > 0).then(|| UsedParts {
             part_bytes: 1 << self.shift,
             read: ranges(&self.read),
             written: ranges(&self.written),
@@ -155,7 +155,7 @@ fn ranges(words: &[u64; MAP_WORDS]) -> String {
 
 /// A job's use of one file.
 #[derive(Debug)]
-pub struct Use {
+pub struct JobFileUse {
     /// Monotonic clock, ns.
     pub first_ns: u64,
     /// The path of the file at that time.
@@ -167,7 +167,7 @@ pub struct Use {
 /// The uses of one job.
 #[derive(Debug, Default)]
 pub struct Accounting {
-    files: HashMap<FileId, Use>,
+    files: HashMap<FileId, JobFileUse>,
     /// Files beyond `FILES_MAX`, by their hashes.
     omitted: HashSet<u64>,
     sum: Traffic,
@@ -198,7 +198,7 @@ impl Accounting {
             }
             return;
         }
-        let known = self.files.entry(file.clone()).or_insert_with(|| Use {
+        let known = self.files.entry(file.clone()).or_insert_with(|| JobFileUse {
             first_ns,
             path: path.unwrap_or_default(),
             traffic: Traffic::default(),
@@ -222,7 +222,7 @@ impl Accounting {
     }
 
     /// Returns all files, ordered by first use.
-    pub fn ranked(&self) -> Vec<(&FileId, &Use)> {
+    pub fn ranked(&self) -> Vec<(&FileId, &JobFileUse)> {
         let mut all: Vec<_> = self.files.iter().collect();
         all.sort_by(|(_, a), (_, b)| (a.first_ns, &a.path).cmp(&(b.first_ns, &b.path)));
         all

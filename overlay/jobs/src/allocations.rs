@@ -7,19 +7,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_api::allocations::{Allocation, AllocationRequest, AllocationVerb, Moved};
+use forebay_api::allocations::{Allocation, AllocationRequest, AllocationVerb, TransferCounts};
 use forebay_api::jobs::{JobRequest, Members, check_id};
 use forebay_api::operator::{FlushRequest, StageRequest, Summary, TypedPath};
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_catalog::{AllocationRecord, AllocationState, Transition, Work, WrongPhase};
+use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition, WrongPhase};
 use forebay_engine::{blocking, parse_path, summary};
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::lifecycle::End;
-use crate::{Inner, Jobs};
+use crate::lifecycle::JobEnd;
+use crate::{Jobs, JobsInner};
 
 /// Allocations that are not over, at a time.
 const ACTIVE_MAX: usize = 10_000;
@@ -34,8 +34,8 @@ pub(crate) struct Allocations {
     changing: Mutex<()>,
     /// Those whose job may still run.
     active: Mutex<HashSet<String>>,
-    /// Work in progress.
-    work: Mutex<HashMap<String, (Work, CancellationToken)>>,
+    /// AllocationWork in progress.
+    work: Mutex<HashMap<String, (AllocationWork, CancellationToken)>>,
     /// Told of each change.
     changes: watch::Sender<()>,
 }
@@ -59,7 +59,7 @@ impl Allocations {
             | AllocationState::StagingIn
             | AllocationState::Ready
             | AllocationState::Running
-            | AllocationState::Failed { during: Work::StageIn, .. } => true,
+            | AllocationState::Failed { during: AllocationWork::StageIn, .. } => true,
             AllocationState::StagingOut
             | AllocationState::Done
             | AllocationState::Failed { .. }
@@ -80,6 +80,13 @@ impl Jobs {
     /// `InvalidInput` if the name is not allowed, or if the verb needs a new allocation; `Busy` if there are too many.
     pub async fn allocation(&self, id: String, verb: AllocationVerb, uid: u32) -> Result<Option<Allocation>> {
         check_id(&id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
+        // The allocations of an earlier daemon are taken up first.
+        let inner = self.inner.clone();
+        blocking(move || {
+            inner.registry.wait_until_settled();
+            Ok(())
+        })
+        .await?;
         let inner = self.inner.clone();
         let known = id.clone();
         let change = move |verb: fn(&AllocationState) -> Allowed| {
@@ -93,7 +100,7 @@ impl Jobs {
             AllocationVerb::StageIn { wait_ms } => {
                 let Some((record, moved)) = change(AllocationState::stage_in).await? else { return Ok(None) };
                 if moved {
-                    self.work_on(record, Work::StageIn);
+                    self.work_on(record, AllocationWork::StageIn);
                 }
                 self.wait_while(id, &AllocationState::StagingIn, wait_ms).await
             }
@@ -101,22 +108,22 @@ impl Jobs {
             AllocationVerb::Start { members } => blocking(move || inner.start_allocation(&id, members)).await,
             AllocationVerb::End => {
                 let Some((record, _)) = change(|state| Ok(state.end())).await? else { return Ok(None) };
-                blocking(move || inner.end_holding(&id, End::Told)).await?;
+                blocking(move || inner.end_holding(&id, JobEnd::Told)).await?;
                 Ok(Some(record.shown()))
             }
             AllocationVerb::StageOut { wait_ms } => {
                 let Some((record, _)) = change(|state| Ok(state.stage_out())).await? else { return Ok(None) };
                 let ended = id.clone();
-                blocking(move || inner.end_holding(&ended, End::Told)).await?;
+                blocking(move || inner.end_holding(&ended, JobEnd::Told)).await?;
                 if record.state == AllocationState::StagingOut {
-                    self.work_on(record, Work::StageOut);
+                    self.work_on(record, AllocationWork::StageOut);
                 }
                 self.wait_while(id, &AllocationState::StagingOut, wait_ms).await
             }
             AllocationVerb::Teardown => {
                 let Some((record, _)) = change(|state| Ok(state.cancel())).await? else { return Ok(None) };
-                self.stop_work(&id, Work::StageOut);
-                blocking(move || inner.end_holding(&id, End::Orphaned)).await?;
+                self.stop_work(&id, AllocationWork::StageOut);
+                blocking(move || inner.end_holding(&id, JobEnd::Orphaned)).await?;
                 Ok(Some(record.shown()))
             }
             AllocationVerb::Show => {
@@ -139,6 +146,7 @@ impl Jobs {
         .await
     }
 
+    /// Waits while an allocation is in a state, for this time at most.
     async fn wait_while(&self, id: String, state: &AllocationState, wait_ms: u64) -> Result<Option<Allocation>> {
         let until = Instant::now().checked_add(Duration::from_millis(wait_ms));
         let mut changes = self.inner.allocations.changes.subscribe();
@@ -157,7 +165,7 @@ impl Jobs {
     }
 
     /// Begins work on an allocation, unless the same work is in progress.
-    pub(crate) fn work_on(&self, record: AllocationRecord, work: Work) {
+    pub(crate) fn work_on(&self, record: AllocationRecord, work: AllocationWork) {
         let inner = self.inner.clone();
         let stop = inner.engine.stop().child_token();
         {
@@ -171,18 +179,22 @@ impl Jobs {
         inner.foresight.runtime.clone().spawn(async move {
             let id = record.id.clone();
             let moving = async {
-                if work == Work::StageOut { jobs.stage_out(&record).await } else { jobs.stage_in(&record).await }
+                if work == AllocationWork::StageOut {
+                    jobs.stage_out(&record).await
+                } else {
+                    jobs.stage_in(&record).await
+                }
             };
             let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
             stop.cancel();
             let recorded = blocking(move || inner.end_work(&id, work, outcome)).await;
             if let Err(error) = recorded {
-                tracing::error!(%error, "the result of {work:?} is not recorded");
+                tracing::error!(%error, "an allocation is not recorded");
             }
         });
     }
 
-    fn stop_work(&self, id: &str, work: Work) {
+    fn stop_work(&self, id: &str, work: AllocationWork) {
         self.inner.stop_work(id, work);
     }
 
@@ -246,14 +258,14 @@ type Allowed = std::result::Result<Transition, WrongPhase>;
 /// How work on an allocation ended.
 #[derive(Debug, Default)]
 struct Outcome {
-    moved: Moved,
+    moved: TransferCounts,
     message: Option<String>,
     failure: Option<String>,
 }
 
 impl Outcome {
     fn of((summary, failures): (Summary, Vec<(String, String)>), what: &str) -> Self {
-        let moved = Moved { files: summary.files, bytes: summary.bytes, failed: summary.failed };
+        let moved = TransferCounts { files: summary.files, bytes: summary.bytes, failed: summary.failed };
         let failed = summary.failed.max(failures.len() as u64);
         let failure = match (summary.refused, failed) {
             (None, 0) => None,
@@ -273,7 +285,7 @@ impl Outcome {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Begins an allocation. One that is not over stays as it is, so that a request may be repeated.
     fn begin_allocation(&self, id: &str, request: &AllocationRequest, uid: u32) -> Result<AllocationRecord> {
         let _changing = self.allocations.changing.lock();
@@ -307,8 +319,8 @@ impl Inner {
                     stage_out: request.stage_out.clone(),
                     invocation: request.invocation.clone(),
                     lease_secs: request.lease_secs,
-                    staged: Moved::default(),
-                    flushed: Moved::default(),
+                    staged: TransferCounts::default(),
+                    flushed: TransferCounts::default(),
                 };
                 self.put_allocation(&record)?;
                 Ok(record)
@@ -337,7 +349,7 @@ impl Inner {
             Transition::To(state) => {
                 record.state = state;
                 record.since_unix = unix_now();
-                tracing::info!(allocation = id, phase = record.state.phase().name(), reason = ?record.shown().reason);
+                tracing::info!("allocation {id}: {}", record.state.phase().name());
                 true
             }
             Transition::Stays => false,
@@ -368,26 +380,27 @@ impl Inner {
             };
             // The job runs whether it is observed or not.
             if let Err(error) = self.begin_job(request, None, record.uid) {
-                tracing::warn!(%error, allocation = id, "the job is not observed");
+                tracing::warn!(%error, "allocation {id}: the job is not observed");
             }
+            // If the job ended meanwhile, its end found nothing to end.
+            self.end_holding(id, JobEnd::Told)?;
         }
         Ok(Some(record.shown()))
     }
 
     /// Ends what an allocation holds for a job that is over: staging, observation, leases.
-    fn end_holding(&self, id: &str, end: End) -> Result<()> {
+    fn end_holding(&self, id: &str, end: JobEnd) -> Result<()> {
         if self.allocations.is_active(id) {
             return Ok(());
         }
-        self.stop_work(id, Work::StageIn);
-        self.registry.wait_until_settled();
+        self.stop_work(id, AllocationWork::StageIn);
         if let Some(number) = self.registry.number_of(id) {
             self.finish_job(number, end)?;
         }
         self.engine.end_leases_of(id)
     }
 
-    fn stop_work(&self, id: &str, work: Work) {
+    fn stop_work(&self, id: &str, work: AllocationWork) {
         let mut all = self.allocations.work.lock();
         if all.get(id).is_some_and(|(known, _)| *known == work)
             && let Some((_, stop)) = all.remove(id)
@@ -397,19 +410,19 @@ impl Inner {
     }
 
     /// Records how work ended.
-    fn end_work(&self, id: &str, work: Work, outcome: Outcome) -> Result<()> {
+    fn end_work(&self, id: &str, work: AllocationWork, outcome: Outcome) -> Result<()> {
         self.stop_work(id, work);
         let changed = self.change_allocation(id, |record| {
-            *(if work == Work::StageOut { &mut record.flushed } else { &mut record.staged }) = outcome.moved;
+            *(if work == AllocationWork::StageOut { &mut record.flushed } else { &mut record.staged }) = outcome.moved;
             record.message = outcome.failure.clone().or(outcome.message);
             Ok(match (&outcome.failure, work) {
                 (Some(reason), work) => record.state.fail(work, reason),
-                (None, Work::StageOut) => record.state.staged_out(),
+                (None, AllocationWork::StageOut) => record.state.staged_out(),
                 (None, _) => record.state.staged(),
             })
         })?;
-        if let (Some((record, _)), Some(reason)) = (changed, outcome.failure) {
-            tracing::warn!(allocation = id, phase = record.state.phase().name(), "{work:?} failed: {reason}");
+        if let (Some(_), Some(reason)) = (changed, outcome.failure) {
+            tracing::warn!("allocation {id}: {reason}");
         }
         Ok(())
     }
@@ -425,11 +438,11 @@ impl Inner {
         for record in all {
             self.allocations.note(&record);
             match record.state {
-                AllocationState::StagingIn => jobs.work_on(record, Work::StageIn),
-                AllocationState::StagingOut => jobs.work_on(record, Work::StageOut),
+                AllocationState::StagingIn => jobs.work_on(record, AllocationWork::StageIn),
+                AllocationState::StagingOut => jobs.work_on(record, AllocationWork::StageOut),
                 AllocationState::Running if record.is_of_earlier_boot() => {
                     let reason = "the machine was restarted while the job ran";
-                    self.change_allocation(&record.id, |record| Ok(record.state.fail(Work::Run, reason)))?;
+                    self.change_allocation(&record.id, |record| Ok(record.state.fail(AllocationWork::Run, reason)))?;
                     self.engine.end_leases_of(&record.id)?;
                 }
                 _ => {}

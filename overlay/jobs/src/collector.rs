@@ -18,9 +18,9 @@ use forebay_system::capabilities;
 use forebay_system::clock::unix_now;
 use forebay_system::process::Process;
 
-use super::lifecycle::End;
-use super::watch::{Observe, Watch};
-use super::{Inner, Jobs, Registry};
+use super::lifecycle::JobEnd;
+use super::watch::{Watch, WatchOptions};
+use super::{Jobs, JobsInner, Registry};
 
 /// The longest wait for the ring of first touches while a job runs.
 const RING_WAIT: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ const REST: u32 = 50;
 
 /// The thread before it has a mount. It keeps the capabilities of the thread that starts it until the observer is
 /// loaded, and may be the only thread that has them.
-pub struct Collector(SyncSender<(Weak<Inner>, Observe)>);
+pub struct Collector(SyncSender<(Weak<JobsInner>, WatchOptions)>);
 
 impl Collector {
     /// Starts the thread. It ends with the engine that it is given, or when this is dropped.
@@ -49,7 +49,7 @@ impl Jobs {
     /// Begins to track jobs, with an observer if this process may have one. Returns at once.
     ///
     /// `opens_unseen`: the kernel sends no OPEN requests.
-    pub fn observe(&self, collector: Collector, wanted: Observe, opens_unseen: bool) {
+    pub fn observe(&self, collector: Collector, wanted: WatchOptions, opens_unseen: bool) {
         let jobs = &self.inner.registry;
         jobs.opens_unseen.store(opens_unseen, Ordering::Relaxed);
         jobs.starting.store(true, Ordering::Release);
@@ -59,7 +59,7 @@ impl Jobs {
     }
 }
 
-fn wait(begin: &Receiver<(Weak<Inner>, Observe)>) {
+fn wait(begin: &Receiver<(Weak<JobsInner>, WatchOptions)>) {
     if let Ok((inner, wanted)) = begin.recv() {
         keep(&inner, &wanted);
     }
@@ -75,7 +75,7 @@ impl Drop for Starting<'_> {
     }
 }
 
-fn keep(inner: &Weak<Inner>, wanted: &Observe) {
+fn keep(inner: &Weak<JobsInner>, wanted: &WatchOptions) {
     let Some(begun) = inner.upgrade() else { return };
     let _ = begun.registry.collector.set(std::thread::current());
     let starting = Starting(&begun.registry);
@@ -89,7 +89,10 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         Err(why) => tracing::info!("only the requests of jobs are observed: {why}"),
     }
     let _ = begun.registry.watch.set(watch);
-    if let Err(error) = begun.take_up_allocations().and_then(|()| begun.take_up_jobs()) {
+    if let Err(error) = begun.take_up_allocations() {
+        tracing::error!(%error, "allocations of an earlier daemon");
+    }
+    if let Err(error) = begun.take_up_jobs() {
         tracing::error!(%error, "jobs of an earlier daemon");
     }
     drop(starting);
@@ -110,7 +113,7 @@ fn keep(inner: &Weak<Inner>, wanted: &Observe) {
         let began = Instant::now();
         if began >= look_at {
             inner.collect_uses(RECORDS_EVERY);
-            inner.end_jobs_where(End::Orphaned, |head| !head.is_held && !head.clients.iter().any(Process::is_alive));
+            inner.end_jobs_where(JobEnd::Orphaned, |head| !head.is_held && !head.clients.iter().any(Process::is_alive));
             look_at = Instant::now() + RECORDS_EVERY.max(began.elapsed() * REST);
         }
         // If the kernel only forgot inodes, the catalog did not change, so no sync follows that would give memory back.
@@ -142,15 +145,15 @@ impl Registry {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Ends all jobs, for a daemon that ends.
     pub(crate) fn end_jobs(&self) {
-        self.end_jobs_where(End::Unseen, |_| true);
+        self.end_jobs_where(JobEnd::Unseen, |_| true);
         self.registry.wake_keeper();
     }
 
     /// Ends jobs whose clients have not ended them.
-    fn end_jobs_where(&self, end: End, over: impl Fn(&JobHead) -> bool) {
+    fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
         let numbers: Vec<u32> = {
             let table = self.registry.table.lock();
             table.running.iter().filter(|(_, running)| over(&running.head)).map(|(number, _)| *number).collect()

@@ -26,14 +26,14 @@ use forebay_api::foresight::{AheadReport, ProfileSummary};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobSerial, ProfileHead};
 use forebay_engine::{Foreseen, Ino, Means, blocking, parse_path};
-use forebay_prefetch::plan::{Candidate, Limits, plan, probability_min};
-use forebay_prefetch::profile::{Expected, Profile};
+use forebay_prefetch::plan::{PlanLimits, StagingCandidate, plan, probability_min};
+use forebay_prefetch::profile::{ExpectedRead, Profile};
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 use access_predictor::AccessPredictor;
 pub use forebay_prefetch::profile::ProfileDocument;
 pub use forebay_prefetch::signature::Invocation;
@@ -88,12 +88,12 @@ fn summary_of(head: ProfileHead) -> ProfileSummary {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Returns what a command will read, and which of it is worth staging now. Empty if no similar run is known.
     pub(crate) fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
         let (expected, accuracy) = self.expected(invocation)?;
         let pool = means.pool.unwrap_or_else(|| self.engine.pool_rate(None));
-        let candidates = expected.iter().enumerate().map(|(at, expected)| Candidate {
+        let candidates = expected.iter().enumerate().map(|(at, expected)| StagingCandidate {
             file: at as u64,
             // What is resident needs room as well, but no time.
             bytes: expected.bytes,
@@ -107,7 +107,7 @@ impl Inner {
             probability: expected.probability,
             rank: expected.rank,
         });
-        let limits = Limits {
+        let limits = PlanLimits {
             room_bytes: self.room_ahead()?.saturating_sub(means.declared_bytes),
             time: means.time,
             probability_min: probability_min(accuracy),
@@ -117,7 +117,7 @@ impl Inner {
     }
 
     /// Returns what a command will read, and the share of the data staged for similar runs that was used.
-    fn expected(&self, invocation: &Invocation) -> Result<(Vec<Expected>, f64)> {
+    fn expected(&self, invocation: &Invocation) -> Result<(Vec<ExpectedRead>, f64)> {
         let signature = invocation.signature();
         let accuracy = |head: Option<&ProfileHead>| match head {
             Some(head) if head.staged_bytes > 0.0 => head.used_bytes / head.staged_bytes,

@@ -63,13 +63,14 @@ use accounting::{FileId, UsedFile};
 use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
-pub use forebay_api::foresight::{AheadReport, Explanation, ProfileSummary, Reader, Wanted};
+pub use forebay_api::foresight::{AheadReport, Explanation, PlannedFile, ProfileSummary, ReaderJob};
 pub use forebay_api::jobs::{
-    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Parts, Sample, Traffic, check_id,
+    JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
+    check_id,
 };
 use foresight::{Foresight, Invocation};
-pub use watch::Observe;
-use watch::{Counted, Watch};
+pub use watch::WatchOptions;
+use watch::{TrafficUpdate, Watch};
 
 /// Number of content files, the most recently opened ones, whose inode is remembered: a record may be read after the
 /// content file is gone.
@@ -87,7 +88,7 @@ const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable m
 struct Registry {
     /// The number of running jobs, which a request reads first.
     running: AtomicU32,
-    table: Mutex<Table>,
+    table: Mutex<JobTable>,
     attribution: Attribution,
     contents: Mutex<LruCache<ContentId, Ino>>,
     /// Bytes that a job's opens fetched from the pool, and that the observer has not seen read yet.
@@ -106,7 +107,7 @@ struct Registry {
 }
 
 #[derive(Default)]
-struct Table {
+struct JobTable {
     running: BTreeMap<u32, Running>,
     last_number: u32,
     last_serial: JobSerial,
@@ -255,10 +256,10 @@ impl Registry {
 /// The jobs of a mount. All clones share one state.
 #[derive(Clone)]
 pub struct Jobs {
-    inner: Arc<Inner>,
+    inner: Arc<JobsInner>,
 }
 
-struct Inner {
+struct JobsInner {
     engine: Overlay,
     registry: Registry,
     foresight: Foresight,
@@ -266,7 +267,7 @@ struct Inner {
 }
 
 /// Answers the engine's questions about jobs. The engine does not keep jobs alive.
-struct Advice(Weak<Inner>);
+struct Advice(Weak<JobsInner>);
 
 impl Advisor for Advice {
     fn report_uses(&self) {
@@ -307,7 +308,7 @@ impl Advisor for Advice {
 impl Jobs {
     /// Begins to track the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
     pub fn start(engine: Overlay) -> Self {
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(JobsInner {
             engine,
             registry: Registry::default(),
             foresight: Foresight::new(),
@@ -411,7 +412,7 @@ impl Jobs {
 
     fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
         let Some(job) = job else { return };
-        let counted = Counted {
+        let counted = TrafficUpdate {
             job,
             file: FileId::Overlay(ino),
             path: None,
@@ -424,7 +425,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Collects what the observer saw, unless that was done less than `age` ago, into the records of jobs and the order
     /// of eviction.
     fn collect_uses(&self, age: Duration) {
@@ -439,7 +440,7 @@ impl Inner {
         self.engine.note_uses(read);
     }
 
-    fn count_use(&self, Counted { job, file, path, first_ns, old, new, parts }: Counted) {
+    fn count_use(&self, TrafficUpdate { job, file, path, first_ns, old, new, parts }: TrafficUpdate) {
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }

@@ -11,8 +11,8 @@ use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 
 use super::accounting::Accounting;
-use super::{Jobs, Running, Table, slurm_steps};
-use crate::Inner;
+use super::{JobTable, Jobs, Running, slurm_steps};
+use crate::JobsInner;
 
 /// Jobs that run at a time.
 const RUNNING_MAX: usize = 256;
@@ -21,7 +21,7 @@ const TREE_LOOKS: usize = 4;
 
 /// How a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum JobEnd {
     /// A client has said that the job is over.
     Told,
     /// All clients are gone.
@@ -30,7 +30,7 @@ pub(crate) enum End {
     Unseen,
 }
 
-impl Inner {
+impl JobsInner {
     /// Begins or joins a job. Without a client, an allocation holds the job.
     pub(crate) fn begin_job(
         self: &Arc<Self>,
@@ -136,7 +136,7 @@ impl Inner {
         Ok((self.run_job(&mut table, serial, head), true))
     }
 
-    pub(super) fn run_job(&self, table: &mut Table, serial: JobSerial, head: JobHead) -> u32 {
+    pub(super) fn run_job(&self, table: &mut JobTable, serial: JobSerial, head: JobHead) -> u32 {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
         table.running.insert(table.last_number, Running { serial, head, uses: Accounting::default(), is_over: false });
@@ -229,11 +229,11 @@ impl Inner {
             }
             (*number, running.is_over)
         };
-        self.finish_job(number, if is_over { End::Told } else { End::Unseen })
+        self.finish_job(number, if is_over { JobEnd::Told } else { JobEnd::Unseen })
     }
 
     /// Collects the counts of a job for the last time, and saves its report.
-    pub(crate) fn finish_job(&self, number: u32, end: End) -> Result<Option<JobSummary>> {
+    pub(crate) fn finish_job(&self, number: u32, end: JobEnd) -> Result<Option<JobSummary>> {
         if let Some(Err(error)) = self.registry.watch().map(|watch| watch.observer.end(number)) {
             tracing::warn!("a job that has ended is still observed: {error}");
         }
@@ -251,7 +251,7 @@ impl Inner {
         }
         let Some(mut ended) = ended else { return Ok(None) };
         ended.head.summary.ended_unix = Some(unix_now());
-        ended.head.summary.interrupted |= end != End::Told;
+        ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
         let ahead = self.end_ahead(ended.serial);
@@ -262,7 +262,7 @@ impl Inner {
         let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
         let id = &ended.head.summary.id;
         // If another job of the same name runs, the leases belong to that job.
-        if end != End::Unseen && ended.head.ends_leases && !self.registry.runs(id) {
+        if end != JobEnd::Unseen && ended.head.ends_leases && !self.registry.runs(id) {
             self.engine.end_leases_of(id)?;
             ended.head.ends_leases = false;
         }

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::watch::Watch;
-use super::{Inner, Registry};
+use super::{JobsInner, Registry};
 
 /// Uses are recorded for eviction from this share of the low watermark on.
 const NOTED_FROM: f64 = 0.5;
@@ -77,7 +77,7 @@ impl Registry {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Attaches the observer for at least this time and `LINGER`. Returns `None` if it is not attached.
     pub(super) fn observer_at_work(&self, at_least: Duration) -> Option<&Watch> {
         let watch = self.registry.watch()?;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
 use forebay_backends::Result;
 
-use super::accounting::{Accounting, FileId, PartMap, Use, UsedFile};
+use super::accounting::{Accounting, FileId, JobFileUse, PartMap, UsedFile};
 use super::{FRESH, Running};
-use crate::Inner;
+use crate::JobsInner;
 
-impl Inner {
+impl JobsInner {
     pub(super) fn all_jobs(&self) -> Result<Vec<JobSummary>> {
         self.collect_uses(FRESH);
         let mut all = Vec::new();
@@ -74,7 +74,7 @@ impl Inner {
 
     /// Returns the files of a job, by the names that they had at their first use.
     fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
-        let file = |(at, (file, used)): (usize, (&FileId, &Use))| {
+        let file = |(at, (file, used)): (usize, (&FileId, &JobFileUse))| {
             let shown = JobFile {
                 path: used.path.clone(),
                 first_use_rank: at as u64 + 1,

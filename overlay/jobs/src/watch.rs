@@ -21,13 +21,13 @@ use forebay_api::operator::TypedPath;
 use forebay_api::paths;
 use forebay_cache::ContentId;
 use forebay_ebpf::layout::MAX_PLACES;
-use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, Options, Place, Record, Way};
+use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, ObserverOptions, Record, WatchedPlace, Way};
 use forebay_engine::Ino;
 use parking_lot::Mutex;
 
 use super::accounting::{FileId, PartMap};
 use super::observer_activation::ObserverActivation;
-use crate::Inner;
+use crate::JobsInner;
 
 /// Bound on the records that belong to no job and did not change since they were last read. More are dropped: the
 /// kernel's table has room for a quarter of a million.
@@ -38,7 +38,7 @@ const NAMED_EVERY: usize = 1024;
 
 /// The places and hooks of a mount that the observer uses.
 #[derive(Debug, Clone)]
-pub struct Observe {
+pub struct WatchOptions {
     pub mountpoint: PathBuf,
     /// The pool's own directory, if the pool is a directory.
     pub pool: Option<PathBuf>,
@@ -48,13 +48,13 @@ pub struct Observe {
 
 /// An inode of a watched file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Inode {
+struct WatchedInode {
     device: u32,
     ino: u64,
     generation: u32,
 }
 
-impl Inode {
+impl WatchedInode {
     fn of(key: &Key) -> Self {
         Self { device: key.device, ino: key.ino, generation: key.generation }
     }
@@ -62,11 +62,11 @@ impl Inode {
 
 /// What earlier records and the ring told.
 #[derive(Default)]
-struct Known {
+struct KnownFiles {
     /// When records were last read.
     at: Option<Instant>,
     /// The files that inodes of the fast pool and the pool belong to, and their first known paths.
-    files: HashMap<Inode, (FileId, TypedPath)>,
+    files: HashMap<WatchedInode, (FileId, TypedPath)>,
     counted: HashMap<Key, Traffic>,
     /// Records whose files were unknown when records were last read.
     unnamed: HashSet<Key>,
@@ -79,12 +79,12 @@ pub struct Watch {
     pool: Option<u32>,
     /// Why the pool's own directory is not watched.
     left_out: Option<String>,
-    known: Mutex<Known>,
+    known: Mutex<KnownFiles>,
     pub(super) rest: Mutex<ObserverActivation>,
 }
 
 /// New counts of a file.
-pub struct Counted {
+pub struct TrafficUpdate {
     pub job: u32,
     pub file: FileId,
     /// The path of the file, if the file may be new.
@@ -100,13 +100,13 @@ impl Watch {
     ///
     /// # Errors
     /// The reason why this process, or this kernel, cannot observe.
-    pub fn start(inner: &Inner, wanted: &Observe) -> Result<Self, String> {
+    pub fn start(inner: &JobsInner, wanted: &WatchOptions) -> Result<Self, String> {
         let mount = device_of(&wanted.mountpoint)?;
-        let mount = Place::file_system(mount, true);
+        let mount = WatchedPlace::file_system(mount, true);
         let mut places = vec![mount];
         for device in inner.engine.fast_pool().devices() {
             let dir = device.path.join("content");
-            places.push(Place::below(&dir, true).map_err(|e| format!("{}: {e}", dir.display()))?);
+            places.push(WatchedPlace::below(&dir, true).map_err(|e| format!("{}: {e}", dir.display()))?);
         }
         if places.len() > MAX_PLACES {
             return Err(format!("{} devices: at most {} can be watched", places.len() - 1, MAX_PLACES - 1));
@@ -114,7 +114,7 @@ impl Watch {
         let contents = places[1..].iter().map(|place| place.device).collect();
         let (mut pool, mut left_out) = (None, None);
         if let Some(dir) = &wanted.pool {
-            match Place::below(dir, false) {
+            match WatchedPlace::below(dir, false) {
                 Ok(_) if places.len() == MAX_PLACES => left_out = Some("there are too many fast devices".into()),
                 Ok(place) => {
                     pool = Some(place.device);
@@ -126,7 +126,7 @@ impl Watch {
         let every_hook = || forebay_ebpf::probe(&[]).into_iter().map(|state| state.hook.name.to_owned()).collect();
         let masked = if wanted.masked == ["all"] { every_hook() } else { wanted.masked.clone() };
         let scratch = inner.engine.fast_pool().devices().first().map(|device| device.path.clone());
-        let options = Options { places, ignored: std::process::id(), scratch, masked };
+        let options = ObserverOptions { places, ignored: std::process::id(), scratch, masked };
         let observer = Observer::start(&options).map_err(|e| e.to_string())?;
         let (mount, known, rest) = (mount.device, Mutex::default(), Mutex::default());
         Ok(Self { observer, mount, contents, pool, left_out, known, rest })
@@ -146,21 +146,21 @@ impl Watch {
     }
 
     /// Empties the ring, so that it does not run full.
-    pub fn take_touches(&self, inner: &Inner) {
+    pub fn take_touches(&self, inner: &JobsInner) {
         self.name(inner, &mut self.known.lock());
     }
 
     /// Calls `each` with the counts that changed since the last time, unless that is less than `age` ago.
-    pub fn collect(&self, inner: &Inner, age: Duration, mut each: impl FnMut(Counted)) {
+    pub fn collect(&self, inner: &JobsInner, age: Duration, mut each: impl FnMut(TrafficUpdate)) {
         let mut known = self.known.lock();
         if known.at.is_some_and(|at| at.elapsed() < age) {
             return;
         }
         // Inodes that have records, or whose paths were in the ring: their records are read the next time.
-        let mut used: HashSet<Inode> = self.name(inner, &mut known).into_iter().collect();
+        let mut used: HashSet<WatchedInode> = self.name(inner, &mut known).into_iter().collect();
         let (mut resting, mut unnamed, mut told) = (Vec::new(), HashSet::new(), 0);
         let all = self.observer.records(|key, record| {
-            used.insert(Inode::of(key));
+            used.insert(WatchedInode::of(key));
             told += 1;
             // If the ring had room, it has the path of every file that has a record.
             if told % NAMED_EVERY == 0 || self.file(key, &known).is_none() {
@@ -183,7 +183,7 @@ impl Watch {
             let path = path.filter(|_| old.is_none()).cloned();
             if old != Some(new) {
                 known.counted.insert(*key, new);
-                each(Counted {
+                each(TrafficUpdate {
                     job: key.job,
                     file,
                     path,
@@ -225,8 +225,8 @@ impl Watch {
         self.observer.forget(of_job);
     }
 
-    fn file<'a>(&self, key: &Key, known: &'a Known) -> Option<(FileId, Option<&'a TypedPath>)> {
-        match known.files.get(&Inode::of(key)) {
+    fn file<'a>(&self, key: &Key, known: &'a KnownFiles) -> Option<(FileId, Option<&'a TypedPath>)> {
+        match known.files.get(&WatchedInode::of(key)) {
             Some((file, path)) => Some((file.clone(), Some(path))),
             None if key.device == self.mount => Some((FileId::Overlay(Ino(key.ino)), None)),
             None => None,
@@ -234,11 +234,11 @@ impl Watch {
     }
 
     /// Empties the ring. Returns the inodes whose paths it had.
-    fn name(&self, inner: &Inner, known: &mut Known) -> Vec<Inode> {
+    fn name(&self, inner: &JobsInner, known: &mut KnownFiles) -> Vec<WatchedInode> {
         let mut all = Vec::new();
         for touch in self.observer.first_touches() {
             if let Some(named) = self.identify(inner, &touch) {
-                let inode = Inode::of(&touch.key);
+                let inode = WatchedInode::of(&touch.key);
                 known.files.entry(inode).or_insert(named);
                 all.push(inode);
             }
@@ -247,7 +247,7 @@ impl Watch {
     }
 
     /// Returns which file was touched.
-    fn identify(&self, inner: &Inner, touch: &FirstTouch) -> Option<(FileId, TypedPath)> {
+    fn identify(&self, inner: &JobsInner, touch: &FirstTouch) -> Option<(FileId, TypedPath)> {
         let path = paths::encode(touch.path.as_os_str().as_bytes());
         if touch.key.device == self.mount {
             return Some((FileId::Overlay(Ino(touch.key.ino)), path));

@@ -30,7 +30,7 @@ pub enum Write {
 
 /// When dirty state goes to the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flush {
+pub enum FlushPolicy {
     /// Before `close` returns.
     OnClose,
     /// When the file has not changed for this long.
@@ -43,7 +43,7 @@ pub enum Flush {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathPolicy {
     pub consistency: Consistency,
-    pub flush: Flush,
+    pub flush: FlushPolicy,
     /// Files up to this many bytes are fetched whole when they are opened.
     pub whole_file_bytes: u64,
     /// How long names and attributes may be shown without asking the pool. An open follows `consistency`.
@@ -54,7 +54,7 @@ impl Default for PathPolicy {
     fn default() -> Self {
         Self {
             consistency: Consistency::CloseToOpen,
-            flush: Flush::Idle(Duration::from_secs(5)),
+            flush: FlushPolicy::Idle(Duration::from_secs(5)),
             whole_file_bytes: 4 << 20,
             metadata_ttl: Duration::from_secs(30),
         }
@@ -90,7 +90,7 @@ impl Default for SharePolicy {
 #[derive(Debug, Clone)]
 pub struct Policy {
     default: PathPolicy,
-    rules: Vec<Rule>,
+    rules: Vec<PolicyRule>,
     /// Names given to storage pools that the pool identifies only by numbers.
     storage_pool_names: BTreeMap<String, String>,
     pub space: SpacePolicy,
@@ -119,7 +119,7 @@ pub struct Prefetch {
 }
 
 #[derive(Debug, Clone)]
-struct Rule {
+struct PolicyRule {
     /// Empty: the rule matches every path.
     paths: Vec<GlobMatcher>,
     /// `None`: the rule matches every storage pool, and files that are in none.
@@ -203,7 +203,7 @@ struct CpuSettings {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
+struct PolicyFile {
     #[serde(default)]
     default: Settings,
     #[serde(default)]
@@ -267,7 +267,7 @@ impl Policy {
         Self::of(toml::Value::Table(table).try_into().map_err(|e| invalid(e.to_string()))?)
     }
 
-    fn of(file: File) -> Result<Self> {
+    fn of(file: PolicyFile) -> Result<Self> {
         let mut policy = Self::default();
         file.default.apply(&mut policy.default)?;
         if let Some(text) = &file.pool.deadline {
@@ -303,7 +303,7 @@ impl Policy {
         policy.observes_always = file.observer.at_work == Some(AtWork::Always);
         policy.storage_pool_names = file.storage_pools;
         for table in file.rule {
-            policy.rules.push(Rule::parse(table)?);
+            policy.rules.push(PolicyRule::parse(table)?);
         }
         Ok(policy)
     }
@@ -341,9 +341,9 @@ impl Policy {
     /// Returns the shortest idle time before a flush, over the default and all rules.
     pub fn shortest_idle(&self) -> Duration {
         let of = |policy: PathPolicy| match policy.flush {
-            Flush::Idle(idle) => Some(idle),
-            Flush::OnClose => Some(Duration::ZERO),
-            Flush::Manual => None,
+            FlushPolicy::Idle(idle) => Some(idle),
+            FlushPolicy::OnClose => Some(Duration::ZERO),
+            FlushPolicy::Manual => None,
         };
         let rules = self.rules.iter().map(|rule| {
             let mut policy = self.default;
@@ -360,7 +360,7 @@ impl Policy {
     }
 }
 
-impl Rule {
+impl PolicyRule {
     fn parse(mut table: toml::Table) -> Result<Self> {
         let (paths, storage_pool) = (table.remove("paths"), table.remove("storage-pool"));
         if paths.is_none() && storage_pool.is_none() {
@@ -405,10 +405,10 @@ impl Settings {
         }
         if let Some(text) = &self.flush {
             policy.flush = match text.as_str() {
-                "on-close" => Flush::OnClose,
-                "manual" => Flush::Manual,
+                "on-close" => FlushPolicy::OnClose,
+                "manual" => FlushPolicy::Manual,
                 other => match other.strip_prefix("idle:") {
-                    Some(idle) => Flush::Idle(duration("flush", idle)?),
+                    Some(idle) => FlushPolicy::Idle(duration("flush", idle)?),
                     None => {
                         return Err(invalid(format!(
                             "flush = \"{other}\": \"on-close\", \"idle:DURATION\" or \"manual\""
@@ -418,7 +418,7 @@ impl Settings {
             };
         }
         if self.write == Some(Write::Through) {
-            policy.flush = Flush::OnClose;
+            policy.flush = FlushPolicy::OnClose;
         }
         if let Some(text) = &self.whole_file {
             let size: bytesize::ByteSize =
@@ -453,9 +453,9 @@ mod tests {
         )
         .unwrap();
         let at = |path: &str| policy.for_path(&PoolPath::parse(path).unwrap(), None);
-        assert_eq!(at("in/a").flush, Flush::Manual);
-        assert_eq!(at("out/x/y").flush, Flush::OnClose);
-        assert_eq!(at("out/a.tmp").flush, Flush::Idle(Duration::from_secs(60)));
+        assert_eq!(at("in/a").flush, FlushPolicy::Manual);
+        assert_eq!(at("out/x/y").flush, FlushPolicy::OnClose);
+        assert_eq!(at("out/a.tmp").flush, FlushPolicy::Idle(Duration::from_secs(60)));
         assert_eq!(at("out/a.tmp").whole_file_bytes, 1 << 20);
     }
 
@@ -469,8 +469,8 @@ mod tests {
         .unwrap();
         let at = |path: &str, pool| policy.for_path(&PoolPath::parse(path).unwrap(), pool).flush;
         assert!(policy.asks_storage_pool() && policy.uniform().is_none());
-        assert_eq!(at("a", Some("2")), Flush::Manual);
-        assert_eq!(at("out/a", Some("2")), Flush::OnClose);
+        assert_eq!(at("a", Some("2")), FlushPolicy::Manual);
+        assert_eq!(at("out/a", Some("2")), FlushPolicy::OnClose);
         for elsewhere in [Some("1"), None] {
             assert_eq!(at("out/a", elsewhere), PathPolicy::default().flush);
         }
@@ -481,7 +481,7 @@ mod tests {
     fn what_holds_for_all_paths_is_known_without_a_path() {
         let policy = |text: &str| Policy::parse(text).unwrap();
         let plain = policy("[default]\nflush = \"manual\"\n[observer]\nat-work = \"always\"");
-        assert_eq!(plain.uniform().map(|policy| policy.flush), Some(Flush::Manual));
+        assert_eq!(plain.uniform().map(|policy| policy.flush), Some(FlushPolicy::Manual));
         assert!(plain.observes_always && !plain.asks_storage_pool());
         assert_eq!(plain.shortest_idle(), Duration::ZERO);
         assert!(!policy("[observer]\nat-work = \"needed\"").observes_always);

@@ -70,12 +70,12 @@ mod tests {
         let variables = [
             ("SLURM_JOB_ID", "17"),
             ("SLURM_JOB_UID", "1000"),
-            ("SLURM_JOB_WORK_DIR", "/home/a/run-3"),
+            ("SLURM_JOB_WORK_DIR", "/data/a/run-3"),
             ("SLURM_JOB_COMMENT", "train day=4"),
         ];
         let job = job(&variables).unwrap();
         assert_eq!((job.allocation().as_str(), job.uid), ("slurm-17", 1000));
-        assert_eq!(job.invocation().signature().as_str(), "1000 - slurm:home:a:run-# train day=#");
+        assert_eq!(job.invocation().signature().as_str(), "1000 - slurm:data:a:run-# train day=#");
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn is_broken(failure: &Failure) -> bool {
 mod tests {
     use std::cell::RefCell;
 
-    use forebay_api::allocations::Moved;
+    use forebay_api::allocations::TransferCounts;
 
     use super::*;
 
@@ -128,8 +128,8 @@ mod tests {
             command: String::new(),
             stage_in: Vec::new(),
             stage_out: Vec::new(),
-            staged: Moved::default(),
-            flushed: Moved::default(),
+            staged: TransferCounts::default(),
+            flushed: TransferCounts::default(),
         }
     }
 

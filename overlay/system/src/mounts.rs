@@ -12,7 +12,7 @@ pub const FS_TYPE: &str = "fuse.forebay";
 
 /// One line of mountinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
+pub struct MountEntry {
     pub mountpoint: PathBuf,
     pub fs_type: String,
     pub source: String,
@@ -24,11 +24,11 @@ pub struct Mount {
 }
 
 /// Returns all mounts of this process's namespace, in the order in which they were made.
-pub fn list() -> io::Result<Vec<Mount>> {
+pub fn list() -> io::Result<Vec<MountEntry>> {
     parse(io::BufReader::new(std::fs::File::open("/proc/self/mountinfo")?))
 }
 
-fn parse(lines: impl BufRead) -> io::Result<Vec<Mount>> {
+fn parse(lines: impl BufRead) -> io::Result<Vec<MountEntry>> {
     let mut mounts = Vec::new();
     for line in lines.split(b'\n') {
         let line = line?;
@@ -44,7 +44,7 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<Mount>> {
         };
         let shared = tail.next().unwrap_or_default();
         let own = shown_flags(own);
-        mounts.push(Mount {
+        mounts.push(MountEntry {
             mountpoint: decode_octal(mountpoint),
             fs_type: String::from_utf8_lossy(fs_type).into_owned(),
             source: decode_octal(source).to_string_lossy().into_owned(),
@@ -62,7 +62,7 @@ fn shown_flags(options: &[u8]) -> MountFlags {
 }
 
 /// Returns the mount at exactly this path, the topmost if there are several.
-pub fn at(mountpoint: &Path) -> io::Result<Option<Mount>> {
+pub fn at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
     Ok(list()?.into_iter().rev().find(|m| m.mountpoint == mountpoint))
 }
 

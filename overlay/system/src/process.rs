@@ -28,7 +28,7 @@ impl Process {
     }
 }
 
-struct Stat {
+struct ProcessStat {
     parent: u32,
     /// In clock ticks since boot.
     start_ticks: u64,
@@ -56,11 +56,11 @@ fn has_empty_environment(stat: &str) -> bool {
 }
 
 /// Returns `None` if there is no such process, or if all its threads have ended and it is not reaped yet.
-fn stat(pid: u32) -> Option<Stat> {
+fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-fn parse_stat(text: &str) -> Option<Stat> {
+fn parse_stat(text: &str) -> Option<ProcessStat> {
     let mut fields = stat_fields(text)?;
     let ended = has_ended(fields.next()?);
     let parent = fields.next()?.parse().ok()?;
@@ -68,7 +68,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     if ended && threads <= 1 {
         return None;
     }
-    Some(Stat { parent, start_ticks: fields.nth(1)?.parse().ok()? })
+    Some(ProcessStat { parent, start_ticks: fields.nth(1)?.parse().ok()? })
 }
 
 /// Returns the fields after the name: proc_pid_stat(5), from field 3 on.

@@ -9,17 +9,17 @@
 use std::collections::HashMap;
 
 use super::Evictor;
-use super::queue::{Entry, Queue};
+use super::queue::{EvictionQueue, QueueEntry};
 
 /// The policy; see the head of the file.
 #[derive(Debug, Default)]
 pub struct EpochPin {
     /// Content that was used in this epoch.
-    used: Queue,
+    used: EvictionQueue,
     /// Content that was used in the last epoch, and not in this one.
-    pinned: Queue,
+    pinned: EvictionQueue,
     /// Content that was not used in the last epoch either.
-    stale: Queue,
+    stale: EvictionQueue,
     /// The last use of each content, counted in uses since the epoch began.
     used_at: HashMap<u64, u64>,
     clock: u64,
@@ -40,17 +40,17 @@ impl EpochPin {
     }
 
     /// Notes a use of content that is in none of the queues.
-    fn use_entry(&mut self, entry: Entry) {
+    fn use_entry(&mut self, entry: QueueEntry) {
         self.used.push(entry);
         self.used_at.insert(entry.key, self.clock);
         self.clock += 1;
     }
 
-    fn queues(&mut self) -> [&mut Queue; 3] {
+    fn queues(&mut self) -> [&mut EvictionQueue; 3] {
         [&mut self.used, &mut self.pinned, &mut self.stale]
     }
 
-    fn take(&mut self, key: u64) -> Option<Entry> {
+    fn take(&mut self, key: u64) -> Option<QueueEntry> {
         self.queues().into_iter().find_map(|queue| queue.remove(key))
     }
 }
@@ -60,7 +60,7 @@ impl Evictor for EpochPin {
         if self.used_at.contains_key(&key) {
             return self.resize(key, bytes);
         }
-        self.use_entry(Entry { key, bytes, frequency: 0 });
+        self.use_entry(QueueEntry { key, bytes, frequency: 0 });
     }
 
     fn access(&mut self, key: u64) {

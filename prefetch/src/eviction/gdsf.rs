@@ -10,7 +10,7 @@ use super::Evictor;
 use super::cost::FetchCost;
 
 #[derive(Debug, Clone, Copy)]
-struct Content {
+struct WeighedContent {
     bytes: u64,
     uses: u32,
     worth: Worth,
@@ -27,7 +27,7 @@ struct Worth {
 /// The policy; see the head of the file.
 #[derive(Debug, Default)]
 pub struct Gdsf {
-    contents: HashMap<u64, Content>,
+    contents: HashMap<u64, WeighedContent>,
     by_worth: BTreeSet<(Worth, u64)>,
     cost: FetchCost,
     /// The worth of the last victim.
@@ -50,7 +50,7 @@ impl Gdsf {
     /// Recomputes the worth of content.
     fn put(&mut self, key: u64, bytes: u64, uses: u32) {
         let worth = self.worth(bytes, uses);
-        if let Some(before) = self.contents.insert(key, Content { bytes, uses, worth }) {
+        if let Some(before) = self.contents.insert(key, WeighedContent { bytes, uses, worth }) {
             self.by_worth.remove(&(before.worth, key));
             self.bytes -= u128::from(before.bytes);
         }
@@ -69,14 +69,14 @@ impl Evictor for Gdsf {
     }
 
     fn access(&mut self, key: u64) {
-        if let Some(&Content { bytes, uses, .. }) = self.contents.get(&key) {
+        if let Some(&WeighedContent { bytes, uses, .. }) = self.contents.get(&key) {
             self.cost.used(bytes);
             self.put(key, bytes, uses.saturating_add(1));
         }
     }
 
     fn resize(&mut self, key: u64, bytes: u64) {
-        if let Some(&Content { uses, .. }) = self.contents.get(&key) {
+        if let Some(&WeighedContent { uses, .. }) = self.contents.get(&key) {
             self.put(key, bytes, uses);
         }
     }

@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use super::Evictor;
 use super::cost::FetchCost;
 use crate::runs::{Runs, Standing};
-use history::History;
+use history::AccessHistory;
 use reuse::{Past, Reuse};
 use rival::Rival;
 
@@ -35,7 +35,7 @@ const SAMPLE_OLDEST: usize = 8;
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct Gittins {
-    history: History,
+    history: AccessHistory,
     reuse: Reuse,
     runs: Runs,
     rival: Rival,
@@ -66,7 +66,7 @@ impl Rank {
 
 /// The ranking of the candidates.
 #[derive(Debug, Clone, Copy)]
-enum Order {
+enum RankingOrder {
     Epoch,
     Recency,
     Index,
@@ -77,7 +77,7 @@ impl Gittins {
     /// compared.
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
-            history: History::new(capacity_bytes),
+            history: AccessHistory::new(capacity_bytes),
             reuse: Reuse::new(),
             runs: Runs::default(),
             rival: Rival::new(),
@@ -113,26 +113,26 @@ impl Gittins {
         self.history.find(key).filter(|&slot| self.history.node(slot).is_resident())
     }
 
-    fn order(&self) -> Order {
+    fn order(&self) -> RankingOrder {
         match () {
-            () if self.runs.is_epoch(self.clock, self.history.residents().len()) => Order::Epoch,
-            () if self.rival.is_followed() => Order::Recency,
-            () => Order::Index,
+            () if self.runs.is_epoch(self.clock, self.history.residents().len()) => RankingOrder::Epoch,
+            () if self.rival.is_followed() => RankingOrder::Recency,
+            () => RankingOrder::Index,
         }
     }
 
-    fn rank(&self, slot: u32, order: Order) -> Rank {
+    fn rank(&self, slot: u32, order: RankingOrder) -> Rank {
         let node = self.history.node(slot);
         let age = self.clock - node.used_at;
         let standing = self.runs.standing(node.used_at);
         match order {
-            Order::Epoch if standing == Standing::Stale => Rank { standing, worth: 0.0, then: node.used_at },
+            RankingOrder::Epoch if standing == Standing::Stale => Rank { standing, worth: 0.0, then: node.used_at },
             // The newest goes first, also among contents that were used in this epoch: if the order is the same each
             // time, the newest is the last to be used again. Sizes do not count: evicting the largest first misses
             // fewer files, but more bytes than Belady.
-            Order::Epoch => Rank { standing, worth: 0.0, then: age },
-            Order::Recency => Rank { standing: Standing::Used, worth: 0.0, then: node.used_at },
-            Order::Index => {
+            RankingOrder::Epoch => Rank { standing, worth: 0.0, then: age },
+            RankingOrder::Recency => Rank { standing: Standing::Used, worth: 0.0, then: node.used_at },
+            RankingOrder::Index => {
                 let index = self.reuse.index(node.past, usize::from(node.bucket), age);
                 let worth = index * self.cost.by_byte(node.bytes, self.rival.objects());
                 Rank { standing: Standing::Used, worth, then: node.used_at }
@@ -141,7 +141,7 @@ impl Gittins {
     }
 
     /// Fills the list of candidates. The same content may be in it twice.
-    fn sample(&mut self, order: Order) {
+    fn sample(&mut self, order: RankingOrder) {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
         let residents = self.history.residents().len();

@@ -1,17 +1,17 @@
 //! LRU: the least recently used content goes first. The baseline for the other policies.
 
 use super::Evictor;
-use super::queue::{Entry, Queue};
+use super::queue::{EvictionQueue, QueueEntry};
 
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct Lru {
-    recency: Queue,
+    recency: EvictionQueue,
 }
 
 impl Lru {
     pub fn new() -> Self {
-        Self { recency: Queue::new() }
+        Self { recency: EvictionQueue::new() }
     }
 }
 
@@ -24,7 +24,7 @@ impl Default for Lru {
 impl Evictor for Lru {
     fn insert(&mut self, key: u64, bytes: u64) {
         if !self.recency.resize(key, bytes) {
-            self.recency.push(Entry { key, bytes, frequency: 0 });
+            self.recency.push(QueueEntry { key, bytes, frequency: 0 });
         }
     }
 

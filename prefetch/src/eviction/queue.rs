@@ -7,7 +7,7 @@ const NIL: u32 = u32::MAX;
 
 /// An entry of a queue: one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct QueueEntry {
     pub key: u64,
     pub bytes: u64,
     /// Uses since it entered the queue, saturating at the policy's maximum.
@@ -15,8 +15,8 @@ pub(super) struct Entry {
 }
 
 #[derive(Debug)]
-struct Node {
-    entry: Entry,
+struct QueueNode {
+    entry: QueueEntry,
     /// The neighbour that entered later.
     newer: u32,
     /// The neighbour that entered earlier.
@@ -25,9 +25,9 @@ struct Node {
 
 /// A doubly linked list in a slab, with an index. It keeps the memory of its largest size.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct EvictionQueue {
     slots: HashMap<u64, u32>,
-    nodes: Vec<Node>,
+    nodes: Vec<QueueNode>,
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
@@ -35,13 +35,13 @@ pub(super) struct Queue {
     bytes: u128,
 }
 
-impl Default for Queue {
+impl Default for EvictionQueue {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Queue {
+impl EvictionQueue {
     pub fn new() -> Self {
         Self { slots: HashMap::new(), nodes: Vec::new(), free: Vec::new(), newest: NIL, oldest: NIL, bytes: 0 }
     }
@@ -59,19 +59,19 @@ impl Queue {
     }
 
     /// Adds an entry as the newest. Its key must not be in the queue.
-    pub fn push(&mut self, entry: Entry) {
+    pub fn push(&mut self, entry: QueueEntry) {
         assert!(!self.contains(entry.key), "content {} is queued twice", entry.key);
-        let slot = self.slot_for(Node { entry, newer: NIL, older: NIL });
+        let slot = self.slot_for(QueueNode { entry, newer: NIL, older: NIL });
         self.slots.insert(entry.key, slot);
         self.bytes += u128::from(entry.bytes);
         self.link_newest(slot);
     }
 
-    pub fn oldest(&self) -> Option<Entry> {
+    pub fn oldest(&self) -> Option<QueueEntry> {
         (self.oldest != NIL).then(|| self.node(self.oldest).entry)
     }
 
-    pub fn pop_oldest(&mut self) -> Option<Entry> {
+    pub fn pop_oldest(&mut self) -> Option<QueueEntry> {
         self.oldest().and_then(|entry| self.remove(entry.key))
     }
 
@@ -92,23 +92,23 @@ impl Queue {
         true
     }
 
-    pub fn newest(&self) -> Option<Entry> {
+    pub fn newest(&self) -> Option<QueueEntry> {
         (self.newest != NIL).then(|| self.node(self.newest).entry)
     }
 
     /// Returns the entry that was added right after this one.
-    pub fn newer_than(&self, key: u64) -> Option<Entry> {
+    pub fn newer_than(&self, key: u64) -> Option<QueueEntry> {
         let newer = self.node(*self.slots.get(&key)?).newer;
         (newer != NIL).then(|| self.node(newer).entry)
     }
 
     /// Returns the entry that was added right before this one.
-    pub fn older_than(&self, key: u64) -> Option<Entry> {
+    pub fn older_than(&self, key: u64) -> Option<QueueEntry> {
         let older = self.node(*self.slots.get(&key)?).older;
         (older != NIL).then(|| self.node(older).entry)
     }
 
-    pub fn remove(&mut self, key: u64) -> Option<Entry> {
+    pub fn remove(&mut self, key: u64) -> Option<QueueEntry> {
         let slot = self.slots.remove(&key)?;
         self.unlink(slot);
         self.free.push(slot);
@@ -131,7 +131,7 @@ impl Queue {
         Some(&mut self.node_mut(slot).entry.frequency)
     }
 
-    fn slot_for(&mut self, node: Node) -> u32 {
+    fn slot_for(&mut self, node: QueueNode) -> u32 {
         if let Some(slot) = self.free.pop() {
             *self.node_mut(slot) = node;
             return slot;
@@ -169,11 +169,11 @@ impl Queue {
         self.nodes.len()
     }
 
-    fn node(&self, slot: u32) -> &Node {
+    fn node(&self, slot: u32) -> &QueueNode {
         &self.nodes[slot as usize]
     }
 
-    fn node_mut(&mut self, slot: u32) -> &mut Node {
+    fn node_mut(&mut self, slot: u32) -> &mut QueueNode {
         &mut self.nodes[slot as usize]
     }
 }

@@ -12,7 +12,7 @@
 //!   once is no more worth keeping than a clean one.
 
 use super::Evictor;
-use super::queue::{Entry, Queue};
+use super::queue::{EvictionQueue, QueueEntry};
 
 /// The share of the capacity for probation: the paper's 10 %, which it finds robust between 5 and 20.
 const SMALL_SHARE_PERCENT: u64 = 10;
@@ -33,10 +33,10 @@ const PATIENCE_REFUSALS: usize = 64;
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct S3Fifo {
-    small: Queue,
-    main: Queue,
+    small: EvictionQueue,
+    main: EvictionQueue,
     /// Sizes in it are those at eviction.
-    ghost: Queue,
+    ghost: EvictionQueue,
     small_target_bytes: u64,
     /// The paper's bound: the ghosts' sizes add up to at most what main may hold.
     ghost_limit_bytes: u64,
@@ -47,9 +47,9 @@ impl S3Fifo {
     pub fn new(capacity_bytes: u64) -> Self {
         let small_target_bytes = (u128::from(capacity_bytes) * u128::from(SMALL_SHARE_PERCENT) / 100) as u64;
         Self {
-            small: Queue::new(),
-            main: Queue::new(),
-            ghost: Queue::new(),
+            small: EvictionQueue::new(),
+            main: EvictionQueue::new(),
+            ghost: EvictionQueue::new(),
             small_target_bytes,
             ghost_limit_bytes: capacity_bytes - small_target_bytes,
         }
@@ -63,7 +63,7 @@ impl S3Fifo {
             let oldest = self.small.oldest()?;
             if oldest.frequency >= PROMOTE_FREQUENCY {
                 self.small.remove(oldest.key);
-                self.main.push(Entry { frequency: 0, ..oldest });
+                self.main.push(QueueEntry { frequency: 0, ..oldest });
             } else if may_evict(oldest.key) {
                 self.small.remove(oldest.key);
                 self.remember(oldest);
@@ -105,11 +105,11 @@ impl S3Fifo {
         None
     }
 
-    fn remember(&mut self, evicted: Entry) {
+    fn remember(&mut self, evicted: QueueEntry) {
         if evicted.bytes > self.ghost_limit_bytes {
             return; // it would push out all other ghosts
         }
-        self.ghost.push(Entry { frequency: 0, ..evicted });
+        self.ghost.push(QueueEntry { frequency: 0, ..evicted });
         while self.ghost.bytes() > u128::from(self.ghost_limit_bytes) || self.ghost.len() > GHOST_ENTRIES_MAX {
             self.ghost.pop_oldest();
         }
@@ -122,7 +122,7 @@ impl Evictor for S3Fifo {
             return self.resize(key, bytes);
         }
         let returned = self.ghost.remove(key).is_some();
-        let entry = Entry { key, bytes, frequency: 0 };
+        let entry = QueueEntry { key, bytes, frequency: 0 };
         if returned || bytes > self.small_target_bytes {
             self.main.push(entry);
         } else {

@@ -6,20 +6,20 @@
 //! the hand, so content that is used only once is evicted after one round, while used content stays behind the hand.
 
 use super::Evictor;
-use super::queue::{Entry, Queue};
+use super::queue::{EvictionQueue, QueueEntry};
 
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct Sieve {
     /// `frequency` is 1 for content that was used since the hand last passed it.
-    arrivals: Queue,
+    arrivals: EvictionQueue,
     /// The next position of the hand; `None`: the oldest entry.
     hand: Option<u64>,
 }
 
 impl Sieve {
     pub fn new() -> Self {
-        Self { arrivals: Queue::new(), hand: None }
+        Self { arrivals: EvictionQueue::new(), hand: None }
     }
 
     /// Returns the key after `key` in the direction of the hand; `None` after the newest, for the oldest.
@@ -44,7 +44,7 @@ impl Default for Sieve {
 impl Evictor for Sieve {
     fn insert(&mut self, key: u64, bytes: u64) {
         if !self.arrivals.resize(key, bytes) {
-            self.arrivals.push(Entry { key, bytes, frequency: 0 });
+            self.arrivals.push(QueueEntry { key, bytes, frequency: 0 });
         }
     }
 

@@ -9,7 +9,7 @@
 //! The caller inserts content first and asks for victims afterwards, so the loser of the competition is evicted.
 
 use super::Evictor;
-use super::queue::{Entry, Queue};
+use super::queue::{EvictionQueue, QueueEntry};
 use sketch::Sketch;
 
 mod sketch;
@@ -26,9 +26,9 @@ const PATIENCE_REFUSALS: usize = 64;
 /// The policy; see the head of the file.
 #[derive(Debug)]
 pub struct WTinyLfu {
-    window: Queue,
-    probation: Queue,
-    protected: Queue,
+    window: EvictionQueue,
+    probation: EvictionQueue,
+    protected: EvictionQueue,
     sketch: Sketch,
     window_target_bytes: u64,
     protected_target_bytes: u64,
@@ -40,9 +40,9 @@ impl WTinyLfu {
         let share = |of: u64, percent: u64| (u128::from(of) * u128::from(percent) / 100) as u64;
         let window_target_bytes = share(capacity_bytes, WINDOW_SHARE_PERCENT).max(1);
         Self {
-            window: Queue::new(),
-            probation: Queue::new(),
-            protected: Queue::new(),
+            window: EvictionQueue::new(),
+            probation: EvictionQueue::new(),
+            protected: EvictionQueue::new(),
             sketch: Sketch::new(),
             window_target_bytes,
             protected_target_bytes: share(capacity_bytes.saturating_sub(window_target_bytes), PROTECTED_SHARE_PERCENT),
@@ -78,7 +78,7 @@ impl WTinyLfu {
 }
 
 /// Takes out the oldest that may be evicted, after at most `patience` refusals.
-fn evict_oldest(queue: &mut Queue, patience: usize, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+fn evict_oldest(queue: &mut EvictionQueue, patience: usize, may_evict: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
     let mut next = queue.oldest();
     for _ in 0..patience {
         let candidate = next?;
@@ -97,7 +97,7 @@ impl Evictor for WTinyLfu {
             return self.resize(key, bytes);
         }
         self.sketch.count(key);
-        self.window.push(Entry { key, bytes, frequency: 0 });
+        self.window.push(QueueEntry { key, bytes, frequency: 0 });
         self.sketch.fit(self.len());
         self.close_window();
     }

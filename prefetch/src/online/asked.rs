@@ -10,7 +10,7 @@ pub(super) const ASKED_MAX: usize = 1 << 17;
 
 /// One suggestion.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct TrackedSuggestion {
     pub reader: ReaderId,
     /// The directory of the pattern, for predictors that work by directory.
     pub directory: u64,
@@ -19,12 +19,12 @@ pub(super) struct Asked {
     pub stream: u32,
     /// Distinguishes it from later suggestions of the same file.
     pub number: u64,
-    pub state: State,
+    pub state: SuggestionState,
 }
 
 /// The caller's answer to a suggestion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SuggestionState {
     /// No answer yet.
     Said,
     /// The caller fetched the file: [`super::Online::staged`].
@@ -36,7 +36,7 @@ pub(super) enum State {
 /// All suggestions, by file.
 #[derive(Debug, Default)]
 pub(super) struct AskedFor {
-    files: HashMap<u64, Asked>,
+    files: HashMap<u64, TrackedSuggestion>,
     number: u64,
 }
 
@@ -49,7 +49,7 @@ impl AskedFor {
         self.files.len()
     }
 
-    pub fn get_mut(&mut self, file: u64) -> Option<&mut Asked> {
+    pub fn get_mut(&mut self, file: u64) -> Option<&mut TrackedSuggestion> {
         self.files.get_mut(&file)
     }
 
@@ -58,19 +58,19 @@ impl AskedFor {
         self.files.get(&file).is_some_and(|asked| asked.number == number)
     }
 
-    pub fn remove(&mut self, file: u64) -> Option<Asked> {
+    pub fn remove(&mut self, file: u64) -> Option<TrackedSuggestion> {
         self.files.remove(&file)
     }
 
     /// Adds a suggestion, and returns its number.
-    pub fn insert(&mut self, file: u64, asked: Asked) -> u64 {
+    pub fn insert(&mut self, file: u64, asked: TrackedSuggestion) -> u64 {
         self.number += 1;
-        self.files.insert(file, Asked { number: self.number, ..asked });
+        self.files.insert(file, TrackedSuggestion { number: self.number, ..asked });
         self.number
     }
 
     #[cfg(test)]
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Asked)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &TrackedSuggestion)> {
         self.files.iter().map(|(file, asked)| (*file, asked))
     }
 }

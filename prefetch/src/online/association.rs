@@ -44,13 +44,13 @@ pub(super) const AWAITED_TOUCHES: u64 = 4 * LOOKAHEAD;
 
 /// The last opens of a file.
 #[derive(Debug, Clone, Copy, Default)]
-struct Row {
+struct RecentOpens {
     /// In logical time, which starts for each reader at a value far from those of all other readers. Ascending.
     at: [u64; SUPPORT_MAX],
     opens: usize,
 }
 
-impl Row {
+impl RecentOpens {
     /// Inserts an open in order: opens of several readers arrive in any order.
     fn add(&mut self, at: u64) {
         let place = self.times().partition_point(|before| *before <= at);
@@ -77,7 +77,7 @@ pub(super) struct Follower {
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Association {
-    rows: LruCache<u64, Row>,
+    rows: LruCache<u64, RecentOpens>,
     /// Rows with enough opens; an estimate, since the table may have dropped some.
     ready: usize,
     touches_since: u64,
@@ -92,10 +92,10 @@ impl Association {
 
     /// Records an open at the logical time `at`.
     pub fn record(&mut self, file: u64, at: u64) {
-        let row = self.rows.get_or_insert_mut(file, Row::default);
+        let row = self.rows.get_or_insert_mut(file, RecentOpens::default);
         if row.opens == SUPPORT_MAX {
             // Too frequent. Its mined followers stay.
-            *row = Row::default();
+            *row = RecentOpens::default();
             self.ready = self.ready.saturating_sub(1);
         }
         row.add(at);
@@ -116,7 +116,7 @@ impl Association {
         }
     }
 
-    fn ready_rows(&self) -> impl Iterator<Item = (u64, Row)> {
+    fn ready_rows(&self) -> impl Iterator<Item = (u64, RecentOpens)> {
         self.rows.iter().filter(|(_, row)| row.opens >= SUPPORT_MIN).map(|(file, row)| (*file, *row))
     }
 
@@ -124,10 +124,10 @@ impl Association {
     /// compared if their last opens are, so that one separate open does not hide a pair.
     fn mine(&mut self) {
         self.touches_since = 0;
-        let mut rows: Vec<(u64, Row)> = self.ready_rows().collect();
+        let mut rows: Vec<(u64, RecentOpens)> = self.ready_rows().collect();
         self.ready = rows.len();
         for end in [0, 1] {
-            let near = |row: &Row| if end == 0 { row.at[0] } else { row.at[row.opens - 1] };
+            let near = |row: &RecentOpens| if end == 0 { row.at[0] } else { row.at[row.opens - 1] };
             rows.sort_unstable_by_key(|(file, row)| (near(row), *file));
             for (at, (first, row)) in rows.iter().enumerate() {
                 let after = &rows[at + 1..];
@@ -141,7 +141,7 @@ impl Association {
         }
     }
 
-    fn compare(&mut self, (first, row): (u64, &Row), (second, other): (u64, &Row)) {
+    fn compare(&mut self, (first, row): (u64, &RecentOpens), (second, other): (u64, &RecentOpens)) {
         let times = followed(row.times(), other.times());
         let probability = times as f64 / row.opens as f64;
         if times >= SUPPORT_MIN && probability >= PROBABILITY_MIN {

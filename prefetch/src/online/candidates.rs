@@ -3,7 +3,7 @@
 use super::accuracy::Accuracy;
 use super::asked::AskedFor;
 use super::association::{self, Association};
-use super::listing::Listing;
+use super::listing::DirectoryListing;
 use super::predictor::{Predictor, Why};
 use super::reader::{Reader, Trust};
 use super::track::Track;
@@ -16,7 +16,7 @@ const SIBLINGS_AWAITED: usize = 2;
 
 /// A suggestion before the selection.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct SuggestionCandidate {
     pub suggestion: Suggestion,
     /// The stream, for [`Predictor::Sequence`].
     pub stream: u32,
@@ -37,7 +37,12 @@ pub(super) struct Sources<'a> {
 impl Sources<'_> {
     /// Returns what is expected after the open of `file`, in any order; a file may be expected for two reasons.
     /// `follows`: the open continued a sequence in the directory.
-    pub fn candidates(mut self, file: u64, listing: Option<&Listing>, follows: bool) -> Vec<Candidate> {
+    pub fn candidates(
+        mut self,
+        file: u64,
+        listing: Option<&DirectoryListing>,
+        follows: bool,
+    ) -> Vec<SuggestionCandidate> {
         let mut out = Vec::new();
         if let Some(listing) = listing.filter(|_| follows) {
             self.sequence(listing, &mut out);
@@ -60,30 +65,30 @@ impl Sources<'_> {
         !self.asked.contains(file) && !self.reader.epochs.is_touched(file)
     }
 
-    fn sequence(&self, listing: &Listing, out: &mut Vec<Candidate>) {
+    fn sequence(&self, listing: &DirectoryListing, out: &mut Vec<SuggestionCandidate>) {
         let trust = self.trust(Predictor::Sequence);
         let next = self.track.sequence.next(listing, trust.accuracy);
         let next = next.filter(|next| self.is_free(next.file) && !self.track.is_touched(next.file));
         let candidates = next.map(|next| {
             let why = Why::Sequence { steps: next.ahead, stride: next.stride };
             let suggestion = Suggestion { file: next.file, probability: next.probability, why };
-            Candidate { suggestion, stream: next.stream, awaited_touches: sequence::AWAITED_TOUCHES }
+            SuggestionCandidate { suggestion, stream: next.stream, awaited_touches: sequence::AWAITED_TOUCHES }
         });
         take(trust, candidates, out);
     }
 
-    fn epoch(&self, out: &mut Vec<Candidate>) {
+    fn epoch(&self, out: &mut Vec<SuggestionCandidate>) {
         let trust = self.trust(Predictor::Epoch);
         let next = self.reader.epochs.next(trust.accuracy).into_iter().filter(|next| self.is_free(next.file));
         let candidates = next.map(|next| {
             let why = Why::Epoch { places: next.ahead };
             let suggestion = Suggestion { file: next.file, probability: next.probability, why };
-            Candidate { suggestion, stream: 0, awaited_touches: sequence::AWAITED_TOUCHES }
+            SuggestionCandidate { suggestion, stream: 0, awaited_touches: sequence::AWAITED_TOUCHES }
         });
         take(trust, candidates, out);
     }
 
-    fn association(&mut self, file: u64, out: &mut Vec<Candidate>) {
+    fn association(&mut self, file: u64, out: &mut Vec<SuggestionCandidate>) {
         let trust = self.trust(Predictor::Association);
         let followers = self.association.followers(file).to_vec();
         let candidates = followers.into_iter().filter(|follower| {
@@ -94,12 +99,12 @@ impl Sources<'_> {
             let why = Why::Association { times: follower.times };
             let probability = follower.probability * trust.accuracy;
             let suggestion = Suggestion { file: follower.file, probability, why };
-            Candidate { suggestion, stream: 0, awaited_touches: association::AWAITED_TOUCHES }
+            SuggestionCandidate { suggestion, stream: 0, awaited_touches: association::AWAITED_TOUCHES }
         });
         take(trust, candidates, out);
     }
 
-    fn set(&mut self, out: &mut Vec<Candidate>) {
+    fn set(&mut self, out: &mut Vec<SuggestionCandidate>) {
         let trust = self.trust(Predictor::Set);
         let asked = self.asked;
         let free = |file: u64| !asked.contains(file);
@@ -107,12 +112,12 @@ impl Sources<'_> {
         let awaited_touches = self.reader.epochs.awaited_touches();
         let candidates = rest.into_iter().map(|file| {
             let suggestion = Suggestion { file, probability: trust.accuracy, why: Why::Set };
-            Candidate { suggestion, stream: 0, awaited_touches }
+            SuggestionCandidate { suggestion, stream: 0, awaited_touches }
         });
         take(trust, candidates, out);
     }
 
-    fn siblings(&mut self, listing: &Listing, out: &mut Vec<Candidate>) {
+    fn siblings(&mut self, listing: &DirectoryListing, out: &mut Vec<SuggestionCandidate>) {
         let trust = self.trust(Predictor::Siblings);
         let Some(others) = self.track.others(listing, trust.accuracy) else { return };
         if others.probability < PROBABILITY_MIN && !trust.probes {
@@ -126,14 +131,15 @@ impl Sources<'_> {
         let candidates = untouched.into_iter().map(|file| {
             let why = Why::Siblings { opened: others.opened, of: others.of };
             let suggestion = Suggestion { file, probability: others.probability, why };
-            Candidate { suggestion, stream: 0, awaited_touches }
+            SuggestionCandidate { suggestion, stream: 0, awaited_touches }
         });
         take(trust, candidates, out);
     }
 }
 
 /// Takes the candidates that are probable enough; from a predictor that probes, any candidate.
-fn take(trust: Trust, candidates: impl Iterator<Item = Candidate>, out: &mut Vec<Candidate>) {
-    let probable = |candidate: &Candidate| trust.probes || candidate.suggestion.probability >= PROBABILITY_MIN;
+fn take(trust: Trust, candidates: impl Iterator<Item = SuggestionCandidate>, out: &mut Vec<SuggestionCandidate>) {
+    let probable =
+        |candidate: &SuggestionCandidate| trust.probes || candidate.suggestion.probability >= PROBABILITY_MIN;
     out.extend(candidates.filter(probable).take(trust.most));
 }

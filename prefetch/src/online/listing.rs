@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-use super::{Opens, Sibling, natural};
+use super::{OpenedKind, Sibling, natural};
 
 /// Directories whose listings are kept.
 pub(super) const DIRECTORIES_MAX: usize = 256;
@@ -29,7 +29,7 @@ pub(super) const NOTHING: u16 = u16::MAX;
 
 /// The orders in which names may be sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum NameOrder {
     /// Numbers count as numbers: part-9, part-10. Jobs that count read in this order.
     Natural,
     /// Byte by byte: part-10, part-9. Jobs that sort a listing read in this order, and so do jobs that use names as
@@ -37,7 +37,7 @@ pub(super) enum Order {
     Bytes,
 }
 
-impl Order {
+impl NameOrder {
     pub const ALL: [Self; 2] = [Self::Natural, Self::Bytes];
 
     pub fn index(self) -> usize {
@@ -47,7 +47,7 @@ impl Order {
 
 /// The files of one directory.
 #[derive(Debug)]
-pub(super) struct Listing {
+pub(super) struct DirectoryListing {
     /// In natural order of their names.
     files: Vec<u64>,
     /// Files with the same ending are of one kind.
@@ -63,7 +63,7 @@ pub(super) struct Listing {
     pub version: u64,
 }
 
-impl Listing {
+impl DirectoryListing {
     fn new(mut siblings: Vec<Sibling>, version: u64) -> Self {
         siblings.sort_by_cached_key(|sibling| natural::key(&sibling.name));
         let mut numbers: HashMap<String, u16> = HashMap::new();
@@ -100,23 +100,25 @@ impl Listing {
     }
 
     /// Returns the orders that differ.
-    pub fn orders(&self) -> &'static [Order] {
-        if self.by_bytes.is_empty() { &Order::ALL[..1] } else { &Order::ALL }
+    pub fn orders(&self) -> &'static [NameOrder] {
+        if self.by_bytes.is_empty() { &NameOrder::ALL[..1] } else { &NameOrder::ALL }
     }
 
     /// Returns the position of a file in an order.
-    pub fn place(&self, file: u64, order: Order) -> Option<i64> {
+    pub fn place(&self, file: u64, order: NameOrder) -> Option<i64> {
         let natural = self.position(file)?;
         match order {
-            Order::Bytes if !self.to_bytes.is_empty() => Some(i64::from(self.to_bytes[natural as usize])),
+            NameOrder::Bytes if !self.to_bytes.is_empty() => Some(i64::from(self.to_bytes[natural as usize])),
             _ => Some(natural),
         }
     }
 
     /// Returns the file at a position in an order.
-    pub fn at(&self, place: i64, order: Order) -> Option<u64> {
+    pub fn at(&self, place: i64, order: NameOrder) -> Option<u64> {
         let natural = match order {
-            Order::Bytes if !self.by_bytes.is_empty() => i64::from(*self.by_bytes.get(usize::try_from(place).ok()?)?),
+            NameOrder::Bytes if !self.by_bytes.is_empty() => {
+                i64::from(*self.by_bytes.get(usize::try_from(place).ok()?)?)
+            }
             _ => place,
         };
         Some(self.get(natural)?.0)
@@ -165,8 +167,8 @@ fn ending(name: &str) -> &str {
 
 /// The result of the last request for a directory's listing.
 #[derive(Debug)]
-struct Known {
-    listing: Option<Arc<Listing>>,
+struct KnownListing {
+    listing: Option<Arc<DirectoryListing>>,
     /// Opens in the directory since then.
     touches: u64,
     /// Consecutive requests that returned nothing.
@@ -175,15 +177,15 @@ struct Known {
 
 /// The kept listings.
 #[derive(Debug)]
-pub(super) struct Listings {
+pub(super) struct ListingCache {
     /// By directory, and by whether its files or its subdirectories are listed.
-    known: LruCache<(u64, Opens), Known>,
+    known: LruCache<(u64, OpenedKind), KnownListing>,
     /// Files in all listings together.
     listed: usize,
     version: u64,
 }
 
-impl Listings {
+impl ListingCache {
     pub fn new() -> Self {
         Self { known: LruCache::unbounded(), listed: 0, version: 0 }
     }
@@ -191,10 +193,10 @@ impl Listings {
     /// Returns the listing of a directory in which `file` was opened. Requests it if it is unknown or lacks the file.
     pub fn get(
         &mut self,
-        directory: (u64, Opens),
+        directory: (u64, OpenedKind),
         file: u64,
         ask: &mut dyn FnMut(u64) -> Option<Vec<Sibling>>,
-    ) -> Option<Arc<Listing>> {
+    ) -> Option<Arc<DirectoryListing>> {
         if let Some(known) = self.known.get_mut(&directory) {
             known.touches += 1;
             let files = known.listing.as_ref().map_or(0, |listing| listing.len() as u64);
@@ -209,17 +211,17 @@ impl Listings {
         }
         self.version += 1;
         let siblings = ask(directory.0).filter(|siblings| siblings.len() <= LISTED_MAX);
-        let listing = siblings.map(|siblings| Arc::new(Listing::new(siblings, self.version)));
+        let listing = siblings.map(|siblings| Arc::new(DirectoryListing::new(siblings, self.version)));
         let in_vain = match &listing {
             Some(_) => 0,
             None => 1 + self.known.peek(&directory).map_or(0, |known| known.in_vain),
         };
-        self.keep(directory, Known { listing: listing.clone(), touches: 0, in_vain });
+        self.keep(directory, KnownListing { listing: listing.clone(), touches: 0, in_vain });
         listing
     }
 
-    fn keep(&mut self, directory: (u64, Opens), known: Known) {
-        let files = |known: &Known| known.listing.as_ref().map_or(0, |listing| listing.len());
+    fn keep(&mut self, directory: (u64, OpenedKind), known: KnownListing) {
+        let files = |known: &KnownListing| known.listing.as_ref().map_or(0, |listing| listing.len());
         self.listed += files(&known);
         if let Some(before) = self.known.put(directory, known) {
             self.listed -= files(&before);
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn files_stand_in_natural_order_by_kind() {
-        let listing = Listing::new(files(&["a10.jpg", "a9.jpg", "a9.txt", "a10.txt", "log.17"]), 1);
+        let listing = DirectoryListing::new(files(&["a10.jpg", "a9.jpg", "a9.txt", "a10.txt", "log.17"]), 1);
         assert_eq!((0..5).filter_map(|at| listing.get(at)).map(|(file, _)| file).collect::<Vec<_>>(), [1, 2, 0, 3, 4]);
         assert_eq!(listing.kind(0), listing.kind(1));
         assert_ne!(listing.kind(1), listing.kind(2));
@@ -257,35 +259,35 @@ mod tests {
 
     #[test]
     fn files_stand_in_the_order_of_bytes_as_well_where_that_is_another() {
-        let listing = Listing::new(files(&["a2", "a10", "b"]), 1);
+        let listing = DirectoryListing::new(files(&["a2", "a10", "b"]), 1);
         let places = |order| (0..3).filter_map(|file| listing.place(file, order)).collect::<Vec<_>>();
         let files_in = |order| (-1..4).filter_map(|place| listing.at(place, order)).collect::<Vec<_>>();
-        assert_eq!((listing.orders(), places(Order::Natural)), (&Order::ALL[..], vec![0, 1, 2]));
-        assert_eq!((places(Order::Bytes), files_in(Order::Bytes)), (vec![1, 0, 2], vec![1, 0, 2]));
-        let padded = Listing::new(files(&["a02", "a10", "b"]), 1);
-        assert_eq!(padded.orders(), [Order::Natural]);
-        assert_eq!((padded.place(1, Order::Bytes), padded.at(1, Order::Bytes)), (Some(1), Some(1)));
+        assert_eq!((listing.orders(), places(NameOrder::Natural)), (&NameOrder::ALL[..], vec![0, 1, 2]));
+        assert_eq!((places(NameOrder::Bytes), files_in(NameOrder::Bytes)), (vec![1, 0, 2], vec![1, 0, 2]));
+        let padded = DirectoryListing::new(files(&["a02", "a10", "b"]), 1);
+        assert_eq!(padded.orders(), [NameOrder::Natural]);
+        assert_eq!((padded.place(1, NameOrder::Bytes), padded.at(1, NameOrder::Bytes)), (Some(1), Some(1)));
     }
 
     #[test]
     fn a_directory_is_asked_for_again_after_many_opens_of_what_it_lacks() {
-        let mut listings = Listings::new();
+        let mut listings = ListingCache::new();
         let mut asked = 0;
         for touch in 0..1000 {
-            listings.get((1, Opens::Files), 100 + touch, &mut |_| {
+            listings.get((1, OpenedKind::Files), 100 + touch, &mut |_| {
                 asked += 1;
                 Some(files(&["a", "b"]))
             });
         }
         assert_eq!(asked, 1 + 999 / AGAIN_TOUCHES);
-        listings.get((1, Opens::Files), 0, &mut |_| None).expect("what is known is not asked for");
+        listings.get((1, OpenedKind::Files), 0, &mut |_| None).expect("what is known is not asked for");
     }
 
     #[test]
     fn listings_are_forgotten_by_directories_and_by_files() {
-        let mut listings = Listings::new();
+        let mut listings = ListingCache::new();
         for directory in 0..1000 {
-            listings.get((directory, Opens::Files), 0, &mut |_| Some(files(&["a", "b"])));
+            listings.get((directory, OpenedKind::Files), 0, &mut |_| Some(files(&["a", "b"])));
         }
         assert_eq!(listings.counts(), (DIRECTORIES_MAX, 2 * DIRECTORIES_MAX));
     }

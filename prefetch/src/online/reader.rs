@@ -33,7 +33,7 @@ const PROBE_TOUCHES: u64 = 64;
 
 /// A suggestion in the queue of those whose use is awaited.
 #[derive(Debug, Clone, Copy)]
-struct Awaited {
+struct AwaitedSuggestion {
     file: u64,
     number: u64,
     /// The number of the reader's opens after which it was wasted.
@@ -63,7 +63,7 @@ pub(super) struct Reader {
     pub epochs: Epochs,
     accuracy: [Accuracy; 5],
     /// By predictor, the oldest first. Some may have been settled already.
-    awaited: [VecDeque<Awaited>; 5],
+    awaited: [VecDeque<AwaitedSuggestion>; 5],
     /// The length of each queue after its last purge of settled suggestions.
     kept: [usize; 5],
     outstanding: [usize; 5],
@@ -149,13 +149,13 @@ impl Reader {
             awaited.retain(|awaited| asked.is(awaited.file, awaited.number));
             *kept = awaited.len();
         }
-        awaited.push_back(Awaited { file, number, until: self.touches + touches });
+        awaited.push_back(AwaitedSuggestion { file, number, until: self.touches + touches });
     }
 
     /// Takes out one suggestion that was awaited for long enough.
     pub fn late(&mut self, asked: &AskedFor) -> Option<u64> {
         for awaited in &mut self.awaited {
-            while let Some(&Awaited { file, number, until }) = awaited.front() {
+            while let Some(&AwaitedSuggestion { file, number, until }) = awaited.front() {
                 let is_outstanding = asked.is(file, number);
                 if is_outstanding && until > self.touches {
                     break;

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use super::listing::{Listing, Order};
+use super::listing::{DirectoryListing, NameOrder};
 
 /// The most streams of one reader in one directory; those that moved last are kept.
 const STREAMS_MAX: usize = 8;
@@ -87,7 +87,7 @@ pub(super) fn goes_on(steps: u64, ahead: i64) -> f64 {
 
 /// A file and its position.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct FilePosition {
     file: u64,
     /// `None` until there is a listing that contains it.
     position: Option<i64>,
@@ -97,7 +97,7 @@ struct Place {
 struct Stream {
     number: u32,
     /// The farthest file that it has reached.
-    last: Place,
+    last: FilePosition,
     stride: i64,
     steps: u64,
     window: Window,
@@ -109,7 +109,7 @@ struct Stream {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Habit {
     /// `None` if that directory has only one order.
-    order: Option<Order>,
+    order: Option<NameOrder>,
     stride: i64,
     steps: u64,
     window: Window,
@@ -117,7 +117,7 @@ pub(super) struct Habit {
 
 /// An expectation of a stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Next {
+pub(super) struct StreamPrediction {
     pub file: u64,
     pub stream: u32,
     /// Steps ahead of the file that was opened, from 1 on.
@@ -129,10 +129,10 @@ pub(super) struct Next {
 /// The streams of one reader in one directory, in one order.
 #[derive(Debug)]
 struct Streams {
-    order: Order,
+    order: NameOrder,
     /// The stream that moved last is the last element.
     streams: Vec<Stream>,
-    recent: VecDeque<Place>,
+    recent: VecDeque<FilePosition>,
     made: u32,
     version: u64,
     /// Whether the last open continued a stream.
@@ -142,20 +142,20 @@ struct Streams {
 }
 
 impl Streams {
-    fn of(order: Order) -> Self {
+    fn of(order: NameOrder) -> Self {
         Self { order, streams: Vec::new(), recent: VecDeque::new(), made: 0, version: 0, follows: false, score: 0.0 }
     }
 
     /// Notes an open of a file that was not opened before in this pass.
-    fn touched(&mut self, file: u64, listing: &Listing) {
+    fn touched(&mut self, file: u64, listing: &DirectoryListing) {
         self.refresh(listing);
-        let place = Place { file, position: listing.place(file, self.order) };
+        let place = FilePosition { file, position: listing.place(file, self.order) };
         self.follows = self.follow(place) || self.begin(place);
         self.score += (f64::from(u8::from(self.follows)) - self.score) / ORDER_OPENS;
         self.push_recent(place);
     }
 
-    fn push_recent(&mut self, place: Place) {
+    fn push_recent(&mut self, place: FilePosition) {
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }
@@ -163,7 +163,7 @@ impl Streams {
     }
 
     /// Updates the positions after a new listing.
-    fn refresh(&mut self, listing: &Listing) {
+    fn refresh(&mut self, listing: &DirectoryListing) {
         if self.version != listing.version {
             self.version = listing.version;
             self.recent.iter_mut().for_each(|place| place.position = listing.place(place.file, self.order));
@@ -174,7 +174,7 @@ impl Streams {
     }
 
     /// Advances the stream that expects this file, or one near it.
-    fn follow(&mut self, place: Place) -> bool {
+    fn follow(&mut self, place: FilePosition) -> bool {
         let Some(position) = place.position else { return false };
         let steps = |stream: &Stream| {
             let distance = position - stream.last.position?;
@@ -195,7 +195,7 @@ impl Streams {
 
     /// Begins a stream if three earlier files lead to this one in equal steps. Of several such strides, takes the
     /// smallest: parallel streams produce many strides that are not real.
-    fn begin(&mut self, place: Place) -> bool {
+    fn begin(&mut self, place: FilePosition) -> bool {
         let Some(position) = place.position else { return false };
         let when = |position: i64| self.recent.iter().rposition(|place| place.position == Some(position));
         let stride = self
@@ -221,12 +221,12 @@ impl Streams {
     /// Returns a number that no other stream has, in any order.
     fn number(&mut self) -> u32 {
         self.made = self.made.wrapping_add(1);
-        self.made.wrapping_mul(Order::ALL.len() as u32).wrapping_add(self.order.index() as u32)
+        self.made.wrapping_mul(NameOrder::ALL.len() as u32).wrapping_add(self.order.index() as u32)
     }
 
     /// Begins the first stream by habit, if the reader entered the directory with the file `first` where such a stream
     /// begins, and the last open lies on its way.
-    fn begin_by_habit(&mut self, first: u64, habit: Habit, listing: &Listing) {
+    fn begin_by_habit(&mut self, first: u64, habit: Habit, listing: &DirectoryListing) {
         let Some(last) = self.recent.back().copied().filter(|_| self.streams.is_empty()) else { return };
         let (Some(first), Some(place)) = (listing.place(first, self.order), last.position) else { return };
         let Habit { stride, steps, window, .. } = habit;
@@ -243,26 +243,26 @@ impl Streams {
 /// The streams of one reader in one directory.
 #[derive(Debug)]
 pub(super) struct Sequence {
-    of: [Streams; Order::ALL.len()],
+    of: [Streams; NameOrder::ALL.len()],
     /// The order that explains the most opens.
-    preferred: Order,
+    preferred: NameOrder,
 }
 
 impl Default for Sequence {
     fn default() -> Self {
-        Self { of: Order::ALL.map(Streams::of), preferred: Order::Natural }
+        Self { of: NameOrder::ALL.map(Streams::of), preferred: NameOrder::Natural }
     }
 }
 
 impl Sequence {
     /// Notes an open without a listing.
     pub fn touched_unlisted(&mut self, file: u64) {
-        self.of.iter_mut().for_each(|streams| streams.push_recent(Place { file, position: None }));
+        self.of.iter_mut().for_each(|streams| streams.push_recent(FilePosition { file, position: None }));
     }
 
     /// Notes an open of a file that was not opened before in this pass; true if it continues a stream. `entered`: the
     /// first file in this directory, and the reader's habit from the previous one.
-    pub fn touched(&mut self, file: u64, listing: &Listing, entered: Option<(u64, Habit)>) -> bool {
+    pub fn touched(&mut self, file: u64, listing: &DirectoryListing, entered: Option<(u64, Habit)>) -> bool {
         let orders = listing.orders();
         orders.iter().for_each(|order| self.of[order.index()].touched(file, listing));
         if let Some((first, habit)) = entered {
@@ -270,9 +270,9 @@ impl Sequence {
             alike.for_each(|order| self.of[order.index()].begin_by_habit(first, habit, listing));
         }
         // Of equal orders, the natural one.
-        let score = |order: &Order| self.of[order.index()].score;
-        let best = |best: Order, order: &Order| if score(order) > score(&best) { *order } else { best };
-        self.preferred = orders.iter().fold(Order::Natural, best);
+        let score = |order: &NameOrder| self.of[order.index()].score;
+        let best = |best: NameOrder, order: &NameOrder| if score(order) > score(&best) { *order } else { best };
+        self.preferred = orders.iter().fold(NameOrder::Natural, best);
         self.preferred().follows
     }
 
@@ -282,7 +282,7 @@ impl Sequence {
 
     /// Returns how the reader will go through the next directory. It does so if the last open was in an observed order,
     /// or if the stream that follows from habit has reached the end of the directory.
-    pub fn habit(&self, listing: &Listing) -> Option<Habit> {
+    pub fn habit(&self, listing: &DirectoryListing) -> Option<Habit> {
         let streams = self.preferred();
         let last = streams.streams.last().filter(|_| streams.follows)?;
         let is_at_the_end = || listing.at(last.last.position? + last.stride, streams.order);
@@ -294,7 +294,11 @@ impl Sequence {
 
     /// Returns what follows the last noted open, if it continued a stream. `accuracy`: the share of these suggestions
     /// that is used.
-    pub fn next<'a>(&'a self, listing: &'a Listing, accuracy: f64) -> impl Iterator<Item = Next> + 'a {
+    pub fn next<'a>(
+        &'a self,
+        listing: &'a DirectoryListing,
+        accuracy: f64,
+    ) -> impl Iterator<Item = StreamPrediction> + 'a {
         let streams = self.preferred();
         let stream = streams.streams.last();
         let window = stream.map_or(0, |stream| stream.window.files(accuracy));
@@ -302,12 +306,18 @@ impl Sequence {
             let stream = stream?;
             let file = listing.at(stream.last.position? + ahead * stream.stride, streams.order)?;
             let probability = accuracy * goes_on(stream.steps, ahead);
-            Some(Next { file, stream: stream.number, ahead: ahead as u32, stride: stream.stride, probability })
+            Some(StreamPrediction {
+                file,
+                stream: stream.number,
+                ahead: ahead as u32,
+                stride: stream.stride,
+                probability,
+            })
         })
     }
 
     /// Returns the chance that a file which is opened in no order continues a stream by coincidence.
-    pub fn follows_by_chance(&self, listing: &Listing) -> f64 {
+    pub fn follows_by_chance(&self, listing: &DirectoryListing) -> f64 {
         let near = self.preferred().streams.len() * (2 * SLACK_STEPS as usize + 1);
         (near as f64 / listing.len().max(1) as f64).min(1.0)
     }

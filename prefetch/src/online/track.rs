@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::listing::{Listing, NOTHING};
+use super::listing::{DirectoryListing, NOTHING};
 use super::sequence::{Habit, Sequence};
 use super::siblings;
 
@@ -85,7 +85,7 @@ impl Track {
     }
 
     /// Notes an open; true if it continued a stream. `now`: the reader's opens, in any directory.
-    pub fn touch(&mut self, file: u64, listing: Option<&Listing>, now: u64) -> bool {
+    pub fn touch(&mut self, file: u64, listing: Option<&DirectoryListing>, now: u64) -> bool {
         self.refused = self.refused.saturating_sub(1);
         if self.touched.contains(&file) {
             self.repeats += 1;
@@ -120,7 +120,7 @@ impl Track {
         self.kinds.clear();
     }
 
-    fn count(&mut self, file: u64, listing: &Listing) {
+    fn count(&mut self, file: u64, listing: &DirectoryListing) {
         if self.version != listing.version {
             self.version = listing.version;
             let mut kinds = Vec::new();
@@ -143,7 +143,7 @@ impl Track {
 
     /// Returns the expectation for the unopened files. `None` if a stream explains the opens, or if no file is left.
     /// `accuracy`: the share of such suggestions that is used.
-    pub fn others(&self, listing: &Listing, accuracy: f64) -> Option<Others> {
+    pub fn others(&self, listing: &DirectoryListing, accuracy: f64) -> Option<Others> {
         let known = self.kinds.iter().filter(|(kind, opened)| *kind != NOTHING && *opened >= siblings::OPENED_MIN);
         let (opened, of) = known.fold((0, 0), |(opened, of), kind| (opened + kind.1, of + listing.of_kind(kind.0)));
         if opened == 0 || of <= opened as usize || self.is_in_order() {
@@ -163,7 +163,7 @@ impl Track {
     }
 
     /// Returns at most `wanted` files of the opened kinds that are `free`, from where the last search stopped.
-    pub fn untouched(&mut self, listing: &Listing, wanted: usize, free: impl Fn(u64) -> bool) -> Vec<u64> {
+    pub fn untouched(&mut self, listing: &DirectoryListing, wanted: usize, free: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut found = Vec::new();
         if wanted == 0 {
             return found;

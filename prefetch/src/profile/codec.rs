@@ -3,8 +3,10 @@
 
 use std::io::Read;
 
-use super::{FILES_MAX, File, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, Run, all};
-use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, Parameters, Place, Unit, WORD_BYTES_MAX, WORDS_MAX};
+use super::{FILES_MAX, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, RememberedFile, RememberedRun, all};
+use crate::signature::{
+    Invocation, PARAMETERS_MAX, Parameter, ParameterPlace, Parameters, Unit, WORD_BYTES_MAX, WORDS_MAX,
+};
 
 /// The first byte: the version of the layout.
 const VERSION: u8 = 1;
@@ -58,7 +60,7 @@ impl Profile {
         let mut unpacked = Vec::new();
         let decoder = zstd::stream::read::Decoder::with_buffer(packed).map_err(failed)?.single_frame();
         decoder.take(UNPACKED_BYTES_MAX).read_to_end(&mut unpacked).map_err(failed)?;
-        let mut from = Reader(&unpacked);
+        let mut from = ByteReader(&unpacked);
         let example = from.invocation()?;
         let runs = (0..from.length(RUNS_MAX, "runs")?).map(|_| from.run()).collect::<Result<Vec<_>, _>>()?;
         let files = from.files(all(runs.len()))?;
@@ -99,13 +101,13 @@ impl Writer {
         self.number(of.array_index.unwrap_or_default());
     }
 
-    fn run(&mut self, run: &Run) {
+    fn run(&mut self, run: &RememberedRun) {
         self.number(run.ended_unix);
         self.number(run.parameters.len() as u64);
         for parameter in run.parameters.iter() {
             self.number(match parameter.place {
-                Place::ArrayIndex => 0,
-                Place::Argument(number) => u64::from(number) + 1,
+                ParameterPlace::ArrayIndex => 0,
+                ParameterPlace::Argument(number) => u64::from(number) + 1,
             });
             self.number(parameter.number.into());
             self.number(parameter.unit as u64);
@@ -115,7 +117,7 @@ impl Writer {
     }
 
     /// Writes each column by itself: similar values stand together, which compresses well.
-    fn files(&mut self, files: &[File]) {
+    fn files(&mut self, files: &[RememberedFile]) {
         self.number(files.len() as u64);
         let mut before: &str = "";
         let mut suffixes = String::new();
@@ -154,9 +156,9 @@ fn shared(one: &str, other: &str) -> usize {
     length
 }
 
-struct Reader<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     fn number(&mut self) -> Result<u64, DecodeError> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -215,19 +217,19 @@ impl<'a> Reader<'a> {
         Ok(Invocation { user, account: account.then_some(text), words, array_index: array.then_some(index) })
     }
 
-    fn run(&mut self) -> Result<Run, DecodeError> {
+    fn run(&mut self) -> Result<RememberedRun, DecodeError> {
         let ended_unix = self.number()?;
         let count = self.length(PARAMETERS_MAX, "too many parameters")?;
         let parameters = (0..count).map(|_| self.parameter()).collect::<Result<_, _>>()?;
-        Ok(Run { ended_unix, parameters: Parameters::from_vec(parameters) })
+        Ok(RememberedRun { ended_unix, parameters: Parameters::from_vec(parameters) })
     }
 
     fn parameter(&mut self) -> Result<Parameter, DecodeError> {
         let place = match self.number()? {
-            0 => Place::ArrayIndex,
-            number => {
-                Place::Argument(u16::try_from(number - 1).map_err(|_| DecodeError::Damaged("an argument's number"))?)
-            }
+            0 => ParameterPlace::ArrayIndex,
+            number => ParameterPlace::Argument(
+                u16::try_from(number - 1).map_err(|_| DecodeError::Damaged("an argument's number"))?,
+            ),
         };
         let number = self.small("a number's place")?;
         let units = [Unit::Count, Unit::Month, Unit::Day, Unit::Hour, Unit::Minute, Unit::Second];
@@ -235,13 +237,13 @@ impl<'a> Reader<'a> {
         Ok(Parameter { place, number, unit, value: self.signed()?, width: self.small("a width")? })
     }
 
-    fn files(&mut self, runs: u8) -> Result<Vec<File>, DecodeError> {
+    fn files(&mut self, runs: u8) -> Result<Vec<RememberedFile>, DecodeError> {
         let count = self.length(FILES_MAX, "too many files")?;
         let mut lengths = Vec::with_capacity(count);
         for _ in 0..count {
             lengths.push((self.length(PATH_BYTES_MAX, "a path")?, self.length(PATH_BYTES_MAX, "a path")?));
         }
-        let mut files: Vec<File> = Vec::with_capacity(count);
+        let mut files: Vec<RememberedFile> = Vec::with_capacity(count);
         for (shared, own) in lengths {
             let path = {
                 let before = files.last().map_or("", |file| &file.path);
@@ -254,7 +256,7 @@ impl<'a> Reader<'a> {
                 }
                 path
             };
-            files.push(File { path, size_bytes: 0, rank: 0, used: 0, parts: None });
+            files.push(RememberedFile { path, size_bytes: 0, rank: 0, used: 0, parts: None });
         }
         let used = self.take(count)?;
         for (file, &used) in files.iter_mut().zip(used) {

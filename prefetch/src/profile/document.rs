@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FILES_MAX, File, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, Run};
-use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, Parameters, Place, Unit};
+use super::{FILES_MAX, PATH_BYTES_MAX, Parts, Profile, RUNS_MAX, RememberedFile, RememberedRun};
+use crate::signature::{Invocation, PARAMETERS_MAX, Parameter, ParameterPlace, Parameters, Unit};
 
 /// The version of the document that this program writes and reads.
 const VERSION: u32 = 1;
@@ -131,7 +131,7 @@ impl TryFrom<ProfileDocument> for Profile {
                 return Err(wrong(format!("runs[{at}].parameters"), format!("are more than {PARAMETERS_MAX}")));
             }
             let parameters = Parameters::from_vec(run.parameters.iter().map(Parameter::from).collect());
-            profile.runs.push(Run { ended_unix: run.ended_unix, parameters });
+            profile.runs.push(RememberedRun { ended_unix: run.ended_unix, parameters });
         }
         let runs = profile.runs.len();
         let read = |(at, file): (usize, FileDocument)| file.read(runs, &format!("files[{at}]"));
@@ -145,7 +145,7 @@ impl TryFrom<ProfileDocument> for Profile {
 }
 
 impl FileDocument {
-    fn read(self, runs: usize, at: &str) -> Result<File, DocumentError> {
+    fn read(self, runs: usize, at: &str) -> Result<RememberedFile, DocumentError> {
         if self.path.is_empty() || self.path.len() > PATH_BYTES_MAX {
             return Err(wrong(format!("{at}.path"), format!("must have 1 to {PATH_BYTES_MAX} bytes")));
         }
@@ -175,15 +175,15 @@ impl FileDocument {
             }
             _ => return Err(wrong(format!("{at}.parts"), "parts and part_bytes go together")),
         };
-        Ok(File { path: self.path.into(), size_bytes: self.size_bytes, rank: self.rank, used, parts })
+        Ok(RememberedFile { path: self.path.into(), size_bytes: self.size_bytes, rank: self.rank, used, parts })
     }
 }
 
 impl From<&Parameter> for ParameterDocument {
     fn from(parameter: &Parameter) -> Self {
         let argument = match parameter.place {
-            Place::ArrayIndex => None,
-            Place::Argument(number) => Some(number),
+            ParameterPlace::ArrayIndex => None,
+            ParameterPlace::Argument(number) => Some(number),
         };
         let Parameter { number, unit, value, width, .. } = *parameter;
         Self { argument, number, unit, value, width }
@@ -192,7 +192,7 @@ impl From<&Parameter> for ParameterDocument {
 
 impl From<&ParameterDocument> for Parameter {
     fn from(document: &ParameterDocument) -> Self {
-        let place = document.argument.map_or(Place::ArrayIndex, Place::Argument);
+        let place = document.argument.map_or(ParameterPlace::ArrayIndex, ParameterPlace::Argument);
         let ParameterDocument { number, unit, value, width, .. } = *document;
         Self { place, number, unit, value, width }
     }

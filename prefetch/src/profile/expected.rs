@@ -6,7 +6,7 @@ use super::Parts;
 
 /// A path that a job is expected to read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct ExpectedRead {
     pub path: String,
     /// The size of the file, or an estimate.
     pub bytes: u64,

@@ -6,7 +6,7 @@ use crate::signature::calendar::{Date, is_year};
 
 /// What one number of a path is a part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum NumberRole {
     Count,
     YearMonth,
     YearToDay,
@@ -38,13 +38,13 @@ pub(super) struct Field {
     /// The index of its first number.
     pub first: usize,
     /// The part of each of its numbers, and the number of digits to which it is padded with zeros.
-    pub parts: Vec<(Part, usize)>,
+    pub parts: Vec<(NumberRole, usize)>,
     pub unit: Unit,
 }
 
 /// A point in time, by its parts.
 #[derive(Debug, Clone, Copy)]
-struct Moment {
+struct CalendarTime {
     year: i64,
     month: i64,
     day: i64,
@@ -53,55 +53,55 @@ struct Moment {
     second: i64,
 }
 
-impl Moment {
+impl CalendarTime {
     const BEGIN: Self = Self { year: 1970, month: 1, day: 1, hour: 0, minute: 0, second: 0 };
 
-    fn set(&mut self, part: Part, n: i64) {
+    fn set(&mut self, part: NumberRole, n: i64) {
         match part {
-            Part::Count => {}
-            Part::YearMonth => (self.year, self.month) = (n / 100, n % 100),
-            Part::YearToDay => (self.year, self.month, self.day) = (n / 10_000, n / 100 % 100, n % 100),
-            Part::YearToHour => {
-                self.set(Part::YearToDay, n / 100);
+            NumberRole::Count => {}
+            NumberRole::YearMonth => (self.year, self.month) = (n / 100, n % 100),
+            NumberRole::YearToDay => (self.year, self.month, self.day) = (n / 10_000, n / 100 % 100, n % 100),
+            NumberRole::YearToHour => {
+                self.set(NumberRole::YearToDay, n / 100);
                 self.hour = n % 100;
             }
-            Part::YearToMinute => {
-                self.set(Part::YearToDay, n / 10_000);
-                self.set(Part::HourMinute, n % 10_000);
+            NumberRole::YearToMinute => {
+                self.set(NumberRole::YearToDay, n / 10_000);
+                self.set(NumberRole::HourMinute, n % 10_000);
             }
-            Part::YearToSecond => {
-                self.set(Part::YearToDay, n / 1_000_000);
-                self.set(Part::HourToSecond, n % 1_000_000);
+            NumberRole::YearToSecond => {
+                self.set(NumberRole::YearToDay, n / 1_000_000);
+                self.set(NumberRole::HourToSecond, n % 1_000_000);
             }
-            Part::Year => self.year = n,
-            Part::Month => self.month = n,
-            Part::Day => self.day = n,
-            Part::Hour => self.hour = n,
-            Part::Minute => self.minute = n,
-            Part::Second => self.second = n,
-            Part::HourMinute => (self.hour, self.minute) = (n / 100, n % 100),
-            Part::HourToSecond => (self.hour, self.minute, self.second) = (n / 10_000, n / 100 % 100, n % 100),
+            NumberRole::Year => self.year = n,
+            NumberRole::Month => self.month = n,
+            NumberRole::Day => self.day = n,
+            NumberRole::Hour => self.hour = n,
+            NumberRole::Minute => self.minute = n,
+            NumberRole::Second => self.second = n,
+            NumberRole::HourMinute => (self.hour, self.minute) = (n / 100, n % 100),
+            NumberRole::HourToSecond => (self.hour, self.minute, self.second) = (n / 10_000, n / 100 % 100, n % 100),
         }
     }
 
-    fn get(&self, part: Part) -> i64 {
+    fn get(&self, part: NumberRole) -> i64 {
         let date = (self.year * 100 + self.month) * 100 + self.day;
         let time = self.hour * 100 + self.minute;
         match part {
-            Part::Count => 0,
-            Part::YearMonth => self.year * 100 + self.month,
-            Part::YearToDay => date,
-            Part::YearToHour => date * 100 + self.hour,
-            Part::YearToMinute => date * 10_000 + time,
-            Part::YearToSecond => (date * 10_000 + time) * 100 + self.second,
-            Part::Year => self.year,
-            Part::Month => self.month,
-            Part::Day => self.day,
-            Part::Hour => self.hour,
-            Part::Minute => self.minute,
-            Part::Second => self.second,
-            Part::HourMinute => time,
-            Part::HourToSecond => time * 100 + self.second,
+            NumberRole::Count => 0,
+            NumberRole::YearMonth => self.year * 100 + self.month,
+            NumberRole::YearToDay => date,
+            NumberRole::YearToHour => date * 100 + self.hour,
+            NumberRole::YearToMinute => date * 10_000 + time,
+            NumberRole::YearToSecond => (date * 10_000 + time) * 100 + self.second,
+            NumberRole::Year => self.year,
+            NumberRole::Month => self.month,
+            NumberRole::Day => self.day,
+            NumberRole::Hour => self.hour,
+            NumberRole::Minute => self.minute,
+            NumberRole::Second => self.second,
+            NumberRole::HourMinute => time,
+            NumberRole::HourToSecond => time * 100 + self.second,
         }
     }
 
@@ -126,8 +126,8 @@ impl Moment {
 }
 
 /// Returns a part of a date or time, which a counter may follow.
-pub(super) fn part_of(unit: Unit, value: i64, part: Part) -> Option<i64> {
-    Moment::of(unit, value).map(|moment| moment.get(part))
+pub(super) fn part_of(unit: Unit, value: i64, part: NumberRole) -> Option<i64> {
+    CalendarTime::of(unit, value).map(|moment| moment.get(part))
 }
 
 impl Field {
@@ -136,18 +136,18 @@ impl Field {
         if self.unit == Unit::Count {
             return Some(numbers[self.first]);
         }
-        let mut moment = Moment::BEGIN;
+        let mut moment = CalendarTime::BEGIN;
         self.parts.iter().zip(&numbers[self.first..]).for_each(|((part, _), n)| moment.set(*part, *n));
         moment.to(self.unit)
     }
 
     /// Writes the numbers of a value, as texts; false if the value cannot be written.
     pub fn write(&self, value: i64, out: &mut [Option<String>]) -> bool {
-        let moment = if self.unit == Unit::Count { None } else { Moment::of(self.unit, value) };
+        let moment = if self.unit == Unit::Count { None } else { CalendarTime::of(self.unit, value) };
         for (at, (part, digits)) in self.parts.iter().enumerate() {
             let number = match (part, &moment) {
-                (Part::Count, _) if value >= 0 => value,
-                (Part::Count, _) | (_, None) => return false,
+                (NumberRole::Count, _) if value >= 0 => value,
+                (NumberRole::Count, _) | (_, None) => return false,
                 (part, Some(moment)) => moment.get(*part),
             };
             out[self.first + at] = Some(format!("{number:0digits$}"));
@@ -195,7 +195,7 @@ impl Numbers<'_> {
     /// `008`.
     pub fn is_odd(&self, fields: &[Field], row: usize) -> bool {
         fields.iter().any(|field| match field.parts[..] {
-            [(Part::Count, padding)] => {
+            [(NumberRole::Count, padding)] => {
                 let at = row * self.columns + field.first;
                 usize::from(self.widths[at]) != padding.max(digits(self.values[at]))
             }
@@ -209,7 +209,7 @@ impl Numbers<'_> {
         let mut at = 0;
         while at < self.columns {
             let date = if joined == Joined::Nothing { None } else { self.date(at, joined == Joined::Times) };
-            let counter = || Field { first: at, parts: vec![(Part::Count, self.padding(at))], unit: Unit::Count };
+            let counter = || Field { first: at, parts: vec![(NumberRole::Count, self.padding(at))], unit: Unit::Count };
             let field = date.unwrap_or_else(counter);
             at += field.parts.len();
             out.push(field);
@@ -221,22 +221,22 @@ impl Numbers<'_> {
     fn date(&self, first: usize, with_time: bool) -> Option<Field> {
         let one = |part, unit| (vec![(part, self.width(first))], unit);
         let (mut parts, mut unit) = match self.width(first) {
-            14 => one(Part::YearToSecond, Unit::Second),
-            12 => one(Part::YearToMinute, Unit::Minute),
-            10 => one(Part::YearToHour, Unit::Hour),
-            8 => one(Part::YearToDay, Unit::Day),
-            6 => one(Part::YearMonth, Unit::Month),
-            4 => one(Part::Year, Unit::Month),
+            14 => one(NumberRole::YearToSecond, Unit::Second),
+            12 => one(NumberRole::YearToMinute, Unit::Minute),
+            10 => one(NumberRole::YearToHour, Unit::Hour),
+            8 => one(NumberRole::YearToDay, Unit::Day),
+            6 => one(NumberRole::YearMonth, Unit::Month),
+            4 => one(NumberRole::Year, Unit::Month),
             _ => return None,
         };
-        let valid = |parts: &[(Part, usize)], unit| {
+        let valid = |parts: &[(NumberRole, usize)], unit| {
             let field = Field { first, parts: parts.to_vec(), unit };
             (0..self.rows()).all(|row| field.read(self.row(row)).is_some()).then_some(field)
         };
-        if parts[0].0 == Part::Year {
-            parts.push((Part::Month, self.follows(first, None, "month")?));
+        if parts[0].0 == NumberRole::Year {
+            parts.push((NumberRole::Month, self.follows(first, None, "month")?));
             if let Some(digits) = self.follows(first + 1, Some(self.gaps[first]), "day") {
-                parts.push((Part::Day, digits));
+                parts.push((NumberRole::Day, digits));
                 if valid(&parts, Unit::Day).is_some() {
                     unit = Unit::Day;
                 } else {
@@ -251,16 +251,16 @@ impl Numbers<'_> {
         let mut best = valid(&parts, unit)?;
         if with_time && unit == Unit::Day {
             for (part, width, unit) in [
-                (Part::Hour, 2, Unit::Hour),
-                (Part::Minute, 2, Unit::Minute),
-                (Part::Second, 2, Unit::Second),
-                (Part::HourMinute, 4, Unit::Minute),
-                (Part::HourToSecond, 6, Unit::Second),
+                (NumberRole::Hour, 2, Unit::Hour),
+                (NumberRole::Minute, 2, Unit::Minute),
+                (NumberRole::Second, 2, Unit::Second),
+                (NumberRole::HourMinute, 4, Unit::Minute),
+                (NumberRole::HourToSecond, 6, Unit::Second),
             ] {
                 let of_day = matches!(best.unit, Unit::Day);
                 let in_turn = match part {
-                    Part::Minute => best.unit == Unit::Hour,
-                    Part::Second => best.unit == Unit::Minute && best.parts.len() > 1,
+                    NumberRole::Minute => best.unit == Unit::Hour,
+                    NumberRole::Second => best.unit == Unit::Minute && best.parts.len() > 1,
                     _ => of_day,
                 };
                 let at = first + best.parts.len();

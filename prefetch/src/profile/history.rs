@@ -1,6 +1,6 @@
 //! The parameters of the runs, a row for each parameter: what the movement of paths may follow.
 
-use super::field::{Part, part_of};
+use super::field::{NumberRole, part_of};
 use super::{Profile, RUNS_MAX};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Parameter, Parameters, Unit};
@@ -19,7 +19,7 @@ const EXPLAINED_ONCE: f64 = 0.8;
 const SHORTEST_DATE_DIGITS: usize = 4;
 
 /// One parameter over the runs.
-pub(super) struct Row {
+pub(super) struct ParameterHistory {
     /// Such as `argument 2`.
     pub label: String,
     pub unit: Unit,
@@ -40,7 +40,7 @@ pub(super) struct Reference {
     pub now: i64,
 }
 
-impl Row {
+impl ParameterHistory {
     /// Returns the row for a field of `unit`, restricted to the runs of `active`.
     pub fn read(&self, unit: Unit, active: u8) -> Option<Reference> {
         self.reference(active, |value| self.unit.convert(value, unit))
@@ -52,7 +52,7 @@ impl Row {
         if self.unit == Unit::Count {
             return Vec::new();
         }
-        let parts = [Part::Day, Part::Month, Part::Year]
+        let parts = [NumberRole::Day, NumberRole::Month, NumberRole::Year]
             .map(|part| self.reference(active, |value| part_of(self.unit, value, part)));
         parts.into_iter().flatten().collect()
     }
@@ -81,42 +81,47 @@ struct Classes {
 }
 
 /// The runs, as seen from a job that starts.
-pub(super) struct History {
-    pub rows: Vec<Row>,
+pub(super) struct RunHistory {
+    pub rows: Vec<ParameterHistory>,
     classes: Vec<Classes>,
-    news: News,
+    news: NewValues,
 }
 
 /// The parameters that had one value in all runs, and have another one now.
 #[derive(Default)]
-struct News {
+struct NewValues {
     /// Their previous values, and days, months and years of them.
     numbers: Vec<i64>,
     /// Some of them are dates.
     has_dates: bool,
 }
 
-impl News {
-    fn add(&mut self, row: &Row) {
+impl NewValues {
+    fn add(&mut self, row: &ParameterHistory) {
         let Some(was) = row.values[0].filter(|was| *was != row.now) else { return };
         if row.unit == Unit::Count {
             self.numbers.push(was);
         } else {
             self.has_dates = true;
-            self.numbers.extend([Part::Day, Part::Month, Part::Year].iter().filter_map(|p| part_of(row.unit, was, *p)));
+            self.numbers.extend(
+                [NumberRole::Day, NumberRole::Month, NumberRole::Year]
+                    .iter()
+                    .filter_map(|p| part_of(row.unit, was, *p)),
+            );
         }
     }
 }
 
-impl History {
+impl RunHistory {
     /// `now_unix` is the current time, if it is known, in seconds since 1970.
     pub fn new(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Self {
         let runs = profile.runs.len();
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows: Vec<ParameterHistory> = Vec::new();
         for parameter in invocation.parameters().iter() {
             let of_run = |of: &Parameters| of.at(parameter);
             let row = row(profile, parameter, of_run);
-            let known = |other: &Row| (other.unit, other.now, other.values) == (row.unit, row.now, row.values);
+            let known =
+                |other: &ParameterHistory| (other.unit, other.now, other.values) == (row.unit, row.now, row.values);
             if !rows.iter().any(known) {
                 rows.push(row);
             }
@@ -125,8 +130,8 @@ impl History {
         if let Some(now) = now_unix {
             rows.push(clock(profile, now));
         }
-        let mut news = News::default();
-        let is_news = |row: &&Row| (0..runs).all(|run| row.values[run] == row.values[0]);
+        let mut news = NewValues::default();
+        let is_news = |row: &&ParameterHistory| (0..runs).all(|run| row.values[run] == row.values[0]);
         rows.iter().filter(is_news).for_each(|row| news.add(row));
         Self { rows, classes, news }
     }
@@ -170,7 +175,7 @@ impl History {
 
 impl Classes {
     /// `None` if the value is the same in all runs, or is new now: in both cases it explains nothing.
-    fn of(row: &Row, runs: usize) -> Option<Self> {
+    fn of(row: &ParameterHistory, runs: usize) -> Option<Self> {
         let mut masks: Vec<(i64, u8)> = Vec::new();
         for (run, value) in row.values[..runs].iter().enumerate() {
             let value = (*value)?;
@@ -184,12 +189,13 @@ impl Classes {
     }
 }
 
-fn row(profile: &Profile, parameter: &Parameter, of_run: impl Fn(&Parameters) -> Option<i64>) -> Row {
+fn row(profile: &Profile, parameter: &Parameter, of_run: impl Fn(&Parameters) -> Option<i64>) -> ParameterHistory {
     let mut values = [None; RUNS_MAX];
     values.iter_mut().zip(&profile.runs).for_each(|(to, run)| *to = of_run(&run.parameters));
-    let is_strong =
-        parameter.width > 1 || parameter.unit != Unit::Count || parameter.place == crate::signature::Place::ArrayIndex;
-    Row {
+    let is_strong = parameter.width > 1
+        || parameter.unit != Unit::Count
+        || parameter.place == crate::signature::ParameterPlace::ArrayIndex;
+    ParameterHistory {
         label: parameter.place.to_string(),
         unit: parameter.unit,
         values,
@@ -199,11 +205,11 @@ fn row(profile: &Profile, parameter: &Parameter, of_run: impl Fn(&Parameters) ->
     }
 }
 
-fn clock(profile: &Profile, now_unix: u64) -> Row {
+fn clock(profile: &Profile, now_unix: u64) -> ParameterHistory {
     let day = |unix: u64| (unix / 86_400) as i64;
     let mut values = [None; RUNS_MAX];
     values.iter_mut().zip(&profile.runs).for_each(|(to, run)| *to = Some(day(run.ended_unix)));
-    Row {
+    ParameterHistory {
         label: "the day of the run".into(),
         unit: Unit::Day,
         values,

@@ -1,8 +1,8 @@
 //! How the paths of one template move from run to run: which of their fields follow a parameter, or change by steps.
 
-use super::field::Part;
+use super::field::NumberRole;
 use super::field::{Field, Joined, Numbers, part_of};
-use super::history::{History, Reference};
+use super::history::{Reference, RunHistory};
 use super::masks::Masks;
 use super::{RUNS_MAX, weight};
 use crate::signature::Unit;
@@ -43,7 +43,7 @@ pub(super) enum Tie {
     /// The same moment in the unit of this field.
     Same,
     /// Year, month or day of a date.
-    Part(Part),
+    Part(NumberRole),
     Apart(i64),
 }
 
@@ -139,9 +139,9 @@ impl Fields {
         let finer = unit != of_unit && unit != Unit::Count && of_unit > unit;
         let candidates: &[(Tie, bool)] = &[
             (Tie::Same, finer || (unit == of_unit && distinct.len() >= 2)),
-            (Tie::Part(Part::Year), unit == Unit::Count && of_unit != Unit::Count),
-            (Tie::Part(Part::Month), unit == Unit::Count && of_unit != Unit::Count),
-            (Tie::Part(Part::Day), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Part(NumberRole::Year), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Part(NumberRole::Month), unit == Unit::Count && of_unit != Unit::Count),
+            (Tie::Part(NumberRole::Day), unit == Unit::Count && of_unit != Unit::Count),
             (Tie::Apart(first[field].wrapping_sub(first[of])), unit == of_unit && distinct.len() >= 3),
         ];
         candidates.iter().filter(|(_, applies)| *applies).map(|(tie, _)| *tie).find(holds)
@@ -198,8 +198,8 @@ fn sample(total: usize, limit: usize) -> u64 {
 }
 
 /// The data on which explanations of a template's paths are tested.
-pub(super) struct Trial<'a> {
-    pub history: &'a History,
+pub(super) struct ExplanationTrial<'a> {
+    pub history: &'a RunHistory,
     /// The profile's runs in which the template was used: all masks in this struct refer to these runs alone.
     pub active: u8,
     pub runs: usize,
@@ -207,7 +207,7 @@ pub(super) struct Trial<'a> {
     pub used: &'a [u8],
 }
 
-impl Trial<'_> {
+impl ExplanationTrial<'_> {
     fn full(&self) -> u8 {
         super::all(self.runs)
     }

@@ -9,12 +9,12 @@
 
 use std::collections::HashMap;
 
-use super::expected::{Expected, Reason};
+use super::expected::{ExpectedRead, Reason};
 use super::field::{Joined, Numbers};
-use super::history::{FOLLOWS_WEAKLY, History, Reference, Row};
+use super::history::{FOLLOWS_WEAKLY, ParameterHistory, Reference, RunHistory};
 use super::masks::{Masks, compressed};
-use super::motion::{Fields, Motion, Motions, Trial};
-use super::{File, Profile, all};
+use super::motion::{ExplanationTrial, Fields, Motion, Motions};
+use super::{Profile, RememberedFile, all};
 use crate::signature::digits::each_run;
 use crate::signature::{Invocation, Unit};
 
@@ -30,7 +30,7 @@ const PROBABILITY_MIN: f64 = 0.01;
 /// The paths of a template stay as they are if their score without movement is at least this.
 const STAYS_SCORE_MIN: f64 = 0.999;
 
-pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Vec<Expected> {
+pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Option<u64>) -> Vec<ExpectedRead> {
     if profile.runs.is_empty() {
         return Vec::new();
     }
@@ -44,7 +44,7 @@ pub(super) fn predict(profile: &Profile, invocation: &Invocation, now_unix: Opti
         }
         None => profile,
     };
-    let history = History::new(profile, invocation, now_unix);
+    let history = RunHistory::new(profile, invocation, now_unix);
     let learnt = all_masks.probability(all_masks.frequency());
     let literal = std::array::from_fn(|mask| history.explained(mask as u8).unwrap_or_else(|| learnt(mask as u8)));
     let mut templates: Vec<(u64, u32)> =
@@ -100,7 +100,7 @@ fn template(path: &str) -> u64 {
 /// The state of a prediction.
 struct Forecast<'a> {
     profile: &'a Profile,
-    history: History,
+    history: RunHistory,
     /// The probability of a path that stays, for every mask of its runs.
     literal: [f64; 256],
     /// The probability that a template whose paths move is used at all, for every mask of the runs that used it.
@@ -142,7 +142,7 @@ struct Moved {
 
 impl Forecast<'_> {
     /// Adds what is expected of the files of one template.
-    fn template(&self, no_numbers: bool, files: &[usize], out: &mut Vec<Expected>) {
+    fn template(&self, no_numbers: bool, files: &[usize], out: &mut Vec<ExpectedRead>) {
         let active = files.iter().fold(0, |active, file| active | self.profile.files[*file].used);
         // The common case: a template whose files were always used together, or once only.
         let together = files.iter().all(|file| self.profile.files[*file].used == active);
@@ -163,7 +163,7 @@ impl Forecast<'_> {
             return;
         };
         let history = &self.history;
-        let trial = Trial { history, active, runs, used: &used };
+        let trial = ExplanationTrial { history, active, runs, used: &used };
         let (mut fields, motions) = trial.explain(&numbers);
         let mut news = follows(history, active, &fields, &motions);
         if has_news && !motions.moves() {
@@ -200,8 +200,8 @@ impl Forecast<'_> {
         (numbers.columns > 0 && numbers.values.len() == numbers.columns * files.len()).then_some(numbers)
     }
 
-    fn stays(&self, file: usize, share: f64, out: &mut Vec<Expected>) {
-        let File { used, .. } = self.profile.files[file];
+    fn stays(&self, file: usize, share: f64, out: &mut Vec<ExpectedRead>) {
+        let RememberedFile { used, .. } = self.profile.files[file];
         let probability = self.literal[usize::from(used)] * share;
         let why = Reason::Replayed { used: used.count_ones(), seen: self.profile.runs.len() as u32 };
         self.push(&self.profile.files[file], None, probability, None, why, out);
@@ -209,15 +209,15 @@ impl Forecast<'_> {
 
     fn push(
         &self,
-        file: &File,
+        file: &RememberedFile,
         path: Option<String>,
         probability: f64,
         bytes: Option<u64>,
         why: Reason,
-        out: &mut Vec<Expected>,
+        out: &mut Vec<ExpectedRead>,
     ) {
         if probability >= PROBABILITY_MIN {
-            out.push(Expected {
+            out.push(ExpectedRead {
                 path: path.unwrap_or_else(|| file.path.to_string()),
                 bytes: bytes.unwrap_or(file.size_bytes),
                 rank: file.rank,
@@ -229,7 +229,7 @@ impl Forecast<'_> {
     }
 
     /// Adds the paths of a template, moved and unmoved, each once.
-    fn moves(&self, template: &Template<'_>, numbers: &Numbers<'_>, out: &mut Vec<Expected>) {
+    fn moves(&self, template: &Template<'_>, numbers: &Numbers<'_>, out: &mut Vec<ExpectedRead>) {
         let begin = out.len();
         let all_used = all(template.runs);
         let mut moving = Vec::new();
@@ -237,7 +237,7 @@ impl Forecast<'_> {
             if template.fields.odd[row] {
                 self.stays(file, 1.0, out);
             } else if !template.motions.moves() || (template.motions.mixed && template.used[row] == all_used) {
-                let File { used, size_bytes: bytes, .. } = self.profile.files[file];
+                let RememberedFile { used, size_bytes: bytes, .. } = self.profile.files[file];
                 let probability = self.literal[usize::from(used)];
                 let values = template.fields.row(row).to_vec();
                 let still = Moved { row, values, probability, bytes, used: used.count_ones() };
@@ -327,7 +327,7 @@ impl Forecast<'_> {
         numbers: &Numbers<'_>,
         moved: &Moved,
         by: &str,
-        out: &mut Vec<Expected>,
+        out: &mut Vec<ExpectedRead>,
     ) {
         let Some(path) = self.path(template, numbers, moved) else { return };
         let file = &self.profile.files[template.files[moved.row]];
@@ -370,9 +370,9 @@ impl Forecast<'_> {
 }
 
 /// Of paths that are expected twice since `begin`, keeps the more probable one.
-fn once(out: &mut Vec<Expected>, begin: usize) {
+fn once(out: &mut Vec<ExpectedRead>, begin: usize) {
     let mut known: HashMap<String, usize> = HashMap::new();
-    let mut kept: Vec<Expected> = Vec::with_capacity(out.len() - begin);
+    let mut kept: Vec<ExpectedRead> = Vec::with_capacity(out.len() - begin);
     for expected in out.drain(begin..) {
         match known.get(&expected.path) {
             Some(&at) if kept[at].probability < expected.probability => kept[at] = expected,
@@ -387,7 +387,7 @@ fn once(out: &mut Vec<Expected>, begin: usize) {
 }
 
 /// Returns the fields that may follow parameters with a new value, with the first such parameter for each field.
-fn follows<'a>(history: &'a History, active: u8, fields: &Fields, motions: &Motions) -> Vec<Follows<'a>> {
+fn follows<'a>(history: &'a RunHistory, active: u8, fields: &Fields, motions: &Motions) -> Vec<Follows<'a>> {
     let free = |field: &usize| fields.ties[*field].is_none() && motions.of_fields[*field].is_none();
     let candidates = (0..fields.fields.len()).filter(free).filter(|_| history.has_news());
     // A date that equals a parameter does not follow the clock, even if the parameter did not change.
@@ -399,7 +399,7 @@ fn follows<'a>(history: &'a History, active: u8, fields: &Fields, motions: &Moti
     candidates.filter_map(first).filter(|follows| follows.distance != 0).collect()
 }
 
-fn follow<'a>(row: &'a Row, active: u8, fields: &Fields, field: usize) -> Option<Follows<'a>> {
+fn follow<'a>(row: &'a ParameterHistory, active: u8, fields: &Fields, field: usize) -> Option<Follows<'a>> {
     let unit = fields.fields[field].unit;
     let runs = active.count_ones() as usize;
     let has = |value: i64| (0..fields.odd.len()).any(|row| fields.row(row)[field] == value);

@@ -30,8 +30,8 @@ fn at_day(run: usize) -> u64 {
     (19_747 + run as u64) * DAY + 12_600
 }
 
-fn uses(reads: &[String]) -> Vec<Use> {
-    let of = |(rank, path): (u32, &String)| Use { path: path.clone(), size_bytes: 1 << 20, rank, parts: None };
+fn uses(reads: &[String]) -> Vec<FileUse> {
+    let of = |(rank, path): (u32, &String)| FileUse { path: path.clone(), size_bytes: 1 << 20, rank, parts: None };
     (1..).zip(reads).map(of).collect()
 }
 
@@ -52,8 +52,8 @@ fn foresight(runs: usize, of: impl Fn(usize) -> Job) -> (f64, f64) {
     foresight_of(&profile.predict(&job.invocation), &job)
 }
 
-fn foresight_of(expected: &[Expected], job: &Job) -> (f64, f64) {
-    let staged: Vec<&Expected> = expected.iter().filter(|e| e.probability >= STAGED_MIN).collect();
+fn foresight_of(expected: &[ExpectedRead], job: &Job) -> (f64, f64) {
+    let staged: Vec<&ExpectedRead> = expected.iter().filter(|e| e.probability >= STAGED_MIN).collect();
     let hits = staged.iter().filter(|e| job.reads.contains(&e.path)).count() as f64;
     (hits / job.reads.len() as f64, if staged.is_empty() { 0.0 } else { hits / staged.len() as f64 })
 }

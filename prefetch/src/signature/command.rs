@@ -162,14 +162,14 @@ fn interpreter(program: &str) -> Option<&'static Interpreter> {
 }
 
 /// A parsed command line.
-pub(super) struct Command<'a> {
+pub(super) struct CommandLine<'a> {
     /// The words of the program itself; the first is its name.
     pub words: &'a [String],
     /// For an interpreter: the index of the word with the script, and the script's name in the signature.
     script: Option<(usize, String)>,
 }
 
-impl<'a> Command<'a> {
+impl<'a> CommandLine<'a> {
     pub fn of(words: &'a [String]) -> Self {
         let words = unwrapped(words);
         let script = words.first().and_then(|program| script(file_name(program), words));

@@ -12,14 +12,14 @@ const HASH_CHANGES_MIN: usize = 2;
 
 /// One sequence of digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct DigitRun {
     /// The byte range in the text.
     pub start: usize,
     pub end: usize,
     pub value: i64,
 }
 
-impl Run {
+impl DigitRun {
     pub fn width(&self) -> usize {
         self.end - self.start
     }
@@ -32,7 +32,7 @@ enum Word {
 }
 
 /// Calls `number` for every number in the text, in order. Hashes and too long numbers count as text.
-pub(crate) fn each_run(text: &str, mut number: impl FnMut(Run)) {
+pub(crate) fn each_run(text: &str, mut number: impl FnMut(DigitRun)) {
     each_word(text, |word, start, end| {
         if matches!(word, Word::Plain) {
             runs_of_word(text, start, end, &mut number);
@@ -104,11 +104,11 @@ fn digits(text: &str, start: usize, end: usize, mut found: impl FnMut(usize, usi
     }
 }
 
-fn runs_of_word(text: &str, start: usize, end: usize, number: &mut impl FnMut(Run)) {
+fn runs_of_word(text: &str, start: usize, end: usize, number: &mut impl FnMut(DigitRun)) {
     digits(text, start, end, |start, end| {
         if end - start <= DIGITS_MAX {
             let value = text.as_bytes()[start..end].iter().fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
-            number(Run { start, end, value });
+            number(DigitRun { start, end, value });
         }
     });
 }

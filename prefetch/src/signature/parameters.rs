@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::calendar::{Date, Unit, is_year};
-use super::digits::{Run, each_run};
+use super::digits::{DigitRun, each_run};
 
 /// The most parameters that are remembered of one run: those of its first arguments.
 pub const PARAMETERS_MAX: usize = 32;
@@ -11,13 +11,13 @@ pub const PARAMETERS_MAX: usize = 32;
 /// The place of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum ParameterPlace {
     ArrayIndex,
     /// The n-th word after the program, from 1; a script counts as a word.
     Argument(u16),
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for ParameterPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::ArrayIndex => f.write_str("array index"),
@@ -29,7 +29,7 @@ impl std::fmt::Display for Place {
 /// One number or date. A date of three numbers is a parameter in addition to the three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Parameter {
-    pub place: Place,
+    pub place: ParameterPlace,
     /// The index of the number in the argument, from 0; for a date, of its first number.
     pub number: u16,
     pub unit: Unit,
@@ -49,13 +49,13 @@ impl Parameters {
         let mut found = Vec::new();
         if let Some(value) = array_index.and_then(|index| i64::try_from(index).ok()) {
             let width = value.checked_ilog10().map_or(1, |tens| tens as u8 + 1);
-            found.push(Parameter { place: Place::ArrayIndex, number: 0, unit: Unit::Count, value, width });
+            found.push(Parameter { place: ParameterPlace::ArrayIndex, number: 0, unit: Unit::Count, value, width });
         }
         for (number, word) in (1..=u16::MAX).zip(words.iter().skip(1)) {
             if found.len() >= PARAMETERS_MAX {
                 break;
             }
-            of_word(word, Place::Argument(number), &mut found);
+            of_word(word, ParameterPlace::Argument(number), &mut found);
         }
         found.truncate(PARAMETERS_MAX);
         Self(found)
@@ -85,12 +85,12 @@ impl Parameters {
     }
 }
 
-fn of_word(word: &str, place: Place, found: &mut Vec<Parameter>) {
+fn of_word(word: &str, place: ParameterPlace, found: &mut Vec<Parameter>) {
     let is_fraction = word.parse::<f64>().is_ok() && !word.bytes().all(|b| b.is_ascii_digit());
     if is_fraction {
         return;
     }
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<DigitRun> = Vec::new();
     each_run(word, |run| {
         if runs.len() < PARAMETERS_MAX {
             runs.push(run);
@@ -109,7 +109,7 @@ fn of_word(word: &str, place: Place, found: &mut Vec<Parameter>) {
 }
 
 /// Returns the date or time that begins with the first of the numbers, alone or with the following ones.
-fn moment(word: &str, runs: &[Run]) -> Option<(Unit, i64)> {
+fn moment(word: &str, runs: &[DigitRun]) -> Option<(Unit, i64)> {
     let [first, rest @ ..] = runs else { return None };
     let value = first.value;
     match first.width() {
@@ -121,7 +121,7 @@ fn moment(word: &str, runs: &[Run]) -> Option<(Unit, i64)> {
         4 if is_year(value) => {
             let month = rest.first().filter(|m| m.width() == 2 && word[first.end..m.start].len() == 1)?;
             Date::new(value, month.value, 1)?;
-            let in_day = |d: &&Run| d.width() == 2 && word[month.end..d.start] == word[first.end..month.start];
+            let in_day = |d: &&DigitRun| d.width() == 2 && word[month.end..d.start] == word[first.end..month.start];
             let day = rest.get(1).filter(in_day).and_then(|day| Date::new(value, month.value, day.value));
             Some(match day {
                 Some(date) => (Unit::Day, date.to_days()),

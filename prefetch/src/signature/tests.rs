@@ -80,7 +80,7 @@ fn near_jobs_are_similar_and_other_programs_are_not() {
     assert!(added > other && other > 0.0 && added < 1.0, "{added} {other}");
 }
 
-fn at(line: &str, place: Place, number: u16, unit: Unit) -> Option<i64> {
+fn at(line: &str, place: ParameterPlace, number: u16, unit: Unit) -> Option<i64> {
     let of = words(line).parameters();
     of.at(&Parameter { place, number, unit, value: 0, width: 0 })
 }
@@ -88,15 +88,15 @@ fn at(line: &str, place: Place, number: u16, unit: Unit) -> Option<i64> {
 #[test]
 fn parameters_are_numbers_and_dates_by_place() {
     let line = "srun -n 4 python3 train.py --day=2024-01-17 data/part-0042 20240117 2024011703 0.5 202401";
-    assert_eq!(at(line, Place::Argument(2), 0, Unit::Day), Some(19_739));
-    assert_eq!(at(line, Place::Argument(2), 2, Unit::Count), Some(17));
-    assert_eq!(at(line, Place::Argument(3), 0, Unit::Count), Some(42));
-    assert_eq!(at(line, Place::Argument(4), 0, Unit::Day), Some(19_739));
-    assert_eq!(at(line, Place::Argument(5), 0, Unit::Hour), Some(19_739 * 24 + 3));
-    assert_eq!(at(line, Place::Argument(6), 0, Unit::Count), None);
-    assert_eq!(at(line, Place::Argument(7), 0, Unit::Month), Some(2024 * 12));
+    assert_eq!(at(line, ParameterPlace::Argument(2), 0, Unit::Day), Some(19_739));
+    assert_eq!(at(line, ParameterPlace::Argument(2), 2, Unit::Count), Some(17));
+    assert_eq!(at(line, ParameterPlace::Argument(3), 0, Unit::Count), Some(42));
+    assert_eq!(at(line, ParameterPlace::Argument(4), 0, Unit::Day), Some(19_739));
+    assert_eq!(at(line, ParameterPlace::Argument(5), 0, Unit::Hour), Some(19_739 * 24 + 3));
+    assert_eq!(at(line, ParameterPlace::Argument(6), 0, Unit::Count), None);
+    assert_eq!(at(line, ParameterPlace::Argument(7), 0, Unit::Month), Some(2024 * 12));
     let array = Invocation { array_index: Some(7), ..words("x") };
-    let like = Parameter { place: Place::ArrayIndex, number: 0, unit: Unit::Count, value: 0, width: 0 };
+    let like = Parameter { place: ParameterPlace::ArrayIndex, number: 0, unit: Unit::Count, value: 0, width: 0 };
     assert_eq!(array.parameters().at(&like), Some(7));
     let many = words(&format!("x {}", "1 ".repeat(5000)));
     assert_eq!(many.parameters().len(), PARAMETERS_MAX);

@@ -8,12 +8,12 @@ use super::{Trace, TraceError};
 
 /// The fields of a job that are used.
 #[derive(Debug, Deserialize)]
-struct Job {
-    files: Vec<File>,
+struct RecordedJob {
+    files: Vec<RecordedFile>,
 }
 
 #[derive(Debug, Deserialize)]
-struct File {
+struct RecordedFile {
     /// A string, or the bytes of a path that is not UTF-8.
     path: Value,
     /// All bytes that were read of it, by all opens.
@@ -37,10 +37,10 @@ pub fn parse(text: &[u8]) -> Result<Trace, TraceError> {
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let mut job: Job = serde_json::from_slice(line)
+        let mut job: RecordedJob = serde_json::from_slice(line)
             .map_err(|error| TraceError::Line { number: index + 1, why: error.to_string() })?;
         job.files.sort_by_key(|file| file.first_use_rank);
-        let mut left: Vec<(String, u64, u64)> = job.files.into_iter().map(File::plan).collect();
+        let mut left: Vec<(String, u64, u64)> = job.files.into_iter().map(RecordedFile::plan).collect();
         while !left.is_empty() {
             requests.extend(left.iter().map(|(path, bytes, _)| (path.clone(), *bytes)));
             left.iter_mut().for_each(|(_, _, opens)| *opens -= 1);
@@ -56,7 +56,7 @@ pub fn parse(text: &[u8]) -> Result<Trace, TraceError> {
     }
 }
 
-impl File {
+impl RecordedFile {
     /// Returns its path, its size, and the number of requests for it.
     fn plan(self) -> (String, u64, u64) {
         // A file that was inherited, or opened before the job began, has bytes and no open.

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use forebay_ebpf::{Error, Observer, Way};
+use forebay_ebpf::{Observer, ObserverError, Way};
 use forebay_tests::{observed, reading};
 
 fn main() {
@@ -21,7 +21,7 @@ fn main() {
                 let record = observed::reads(&observer, &dir.join("file"));
                 assert_eq!(record.way(Way::Read).bytes, observed::FILE_BYTES);
             }
-            Err(Error::Denied) => std::process::exit(77),
+            Err(ObserverError::Denied) => std::process::exit(77),
             Err(other) => panic!("{other:?}"),
         },
         other => panic!("{other:?}: read, or observe DIR"),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_backends::decorators::Moment;
+use forebay_backends::decorators::FaultMoment;
 use forebay_backends::{Attrs, Error, ErrorKind, FileKind, Pool, PoolPath, RenameMode, Side, Time};
 use forebay_engine::{Attr, Caller, Entry, Ino, Lookup, Opened, Overlay};
 
@@ -149,7 +149,7 @@ impl Run {
                 }
             }
             Op::Fail { call, after } => {
-                let moment = if after { Moment::After } else { Moment::Before };
+                let moment = if after { FaultMoment::After } else { FaultMoment::Before };
                 self.machine.pool.fail_call(call.into(), moment);
                 self.trouble = true;
             }

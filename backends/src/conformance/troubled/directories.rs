@@ -4,12 +4,12 @@ use crate::conformance::context::Outcome;
 use crate::conformance::ensure;
 use crate::{Error, ErrorKind, FileKind};
 
-use super::{Stage, excused};
+use super::{TroubledCase, excused};
 
 /// A round counts as so many rounds.
 const CALLS_EACH: u32 = 2;
 
-pub(super) async fn work(stage: Stage) -> Outcome {
+pub(super) async fn work(stage: TroubledCase) -> Outcome {
     stage.trouble(500);
     let mut round = 0;
     while stage.goes_on(round * CALLS_EACH) {
@@ -42,7 +42,7 @@ fn alone(what: &str, error: &Error) -> Outcome {
     excused(what, error)
 }
 
-async fn is_there(stage: &Stage, path: &crate::PoolPath) -> Outcome<bool> {
+async fn is_there(stage: &TroubledCase, path: &crate::PoolPath) -> Outcome<bool> {
     match stage.soundly(|| stage.setting.sound.stat(path)).await {
         Ok(_) => Ok(true),
         Err(error) if error.is(ErrorKind::NotFound) => Ok(false),

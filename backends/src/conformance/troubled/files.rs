@@ -6,21 +6,21 @@ use futures::future::try_join_all;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::conformance::context::{Failure, Outcome};
+use crate::conformance::context::{CaseFailure, Outcome};
 use crate::conformance::ensure;
 use crate::{Error, ErrorKind, Expected, PoolPath, RenameMode, Stat};
 
-use super::ledger::{Ledger, State};
-use super::{Stage, content_at, content_of, excused};
+use super::ledger::{PossibleStates, State};
+use super::{TroubledCase, content_at, content_of, excused};
 
 const WORKERS: u64 = 4;
 /// The contents of each worker are numbered from another multiple of this on.
 const NUMBERS: u64 = 1 << 20;
 
 struct Worker {
-    stage: Stage,
+    stage: TroubledCase,
     names: [PoolPath; 2],
-    ledger: Ledger,
+    ledger: PossibleStates,
     random: ChaCha8Rng,
     /// The number of the last content that was put.
     number: u64,
@@ -31,10 +31,10 @@ struct Worker {
 /// The number of calls that a failure reports.
 const HISTORY: usize = 8;
 
-pub(super) async fn work(stage: Stage) -> Outcome {
+pub(super) async fn work(stage: TroubledCase) -> Outcome {
     let workers = (0..WORKERS).map(|n| Worker {
         names: [stage.path(&format!("{n}-a")), stage.path(&format!("{n}-b"))],
-        ledger: Ledger::empty(),
+        ledger: PossibleStates::empty(),
         random: stage.random(n),
         number: (n + 1) * NUMBERS,
         history: VecDeque::new(),
@@ -54,7 +54,7 @@ impl Worker {
     async fn run(mut self) -> Outcome<Self> {
         match self.rounds().await {
             Ok(()) => Ok(self),
-            Err(failure) => Err(Failure::new(format!("{failure}, after {:#?}", self.history))),
+            Err(failure) => Err(CaseFailure::new(format!("{failure}, after {:#?}", self.history))),
         }
     }
 
@@ -109,7 +109,7 @@ impl Worker {
         let path = &self.names[name];
         let unknown = || {
             let possible = self.ledger.contents(name);
-            Failure::new(format!("{path} has {} bytes that are none of {possible:?}", data.len()))
+            CaseFailure::new(format!("{path} has {} bytes that are none of {possible:?}", data.len()))
         };
         known.map(Some).ok_or_else(unknown)
     }
@@ -124,7 +124,9 @@ impl Worker {
             Ok(stat) => Ok(Some(Expected::Version(stat.version))),
             Err(error) if error.is(ErrorKind::NotFound) => {
                 let really = self.stage.truth(path).await?.map(|(stat, _)| stat);
-                Err(Failure::new(format!("{what}: nothing, where {state:?} should be; by the sound way {really:?}")))
+                Err(CaseFailure::new(format!(
+                    "{what}: nothing, where {state:?} should be; by the sound way {really:?}"
+                )))
             }
             Err(error) => excused(&what, &error).map(|()| None),
         }

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 pub(super) type State = [Option<u64>; 2];
 
 #[derive(Debug, Clone)]
-pub(super) struct Ledger {
+pub(super) struct PossibleStates {
     possible: BTreeSet<State>,
 }
 
-impl Ledger {
+impl PossibleStates {
     pub(super) fn empty() -> Self {
         Self { possible: BTreeSet::from([[None, None]]) }
     }

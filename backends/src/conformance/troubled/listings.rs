@@ -6,11 +6,11 @@ use crate::conformance::context::Outcome;
 use crate::conformance::ensure;
 use crate::{ErrorKind, Expected, FileKind};
 
-use super::{Stage, excused, list};
+use super::{TroubledCase, excused, list};
 
 const STAYING: usize = 60;
 
-pub(super) async fn work(stage: Stage) -> Outcome {
+pub(super) async fn work(stage: TroubledCase) -> Outcome {
     let staying: Vec<String> = (0..STAYING).map(|n| format!("staying-{n:03}")).collect();
     for name in &staying {
         make(&stage, name).await?;
@@ -44,7 +44,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
     Ok(())
 }
 
-async fn make(stage: &Stage, name: &str) -> Outcome {
+async fn make(stage: &TroubledCase, name: &str) -> Outcome {
     let (path, attrs) = (stage.path(name), stage.attrs());
     match stage.soundly(|| stage.setting.sound.mknod(&path, FileKind::File, 0, &attrs)).await {
         Err(error) if !error.is(ErrorKind::Exists) => Err(error.into()),

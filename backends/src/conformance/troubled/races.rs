@@ -2,11 +2,11 @@
 
 use futures::future::join_all;
 
-use crate::conformance::context::{Failure, Outcome};
+use crate::conformance::context::{CaseFailure, Outcome};
 use crate::conformance::ensure;
 use crate::{ConditionalPut, ErrorKind, Expected};
 
-use super::{Stage, content_of, excused};
+use super::{TroubledCase, content_of, excused};
 
 const WRITERS: u64 = 6;
 /// The contents of each round are numbered from another multiple of this on.
@@ -14,7 +14,7 @@ const NUMBERS: u64 = 100;
 /// A round makes many calls and counts as so many rounds.
 const CALLS_EACH: u32 = 4;
 
-pub(super) async fn work(stage: Stage) -> Outcome {
+pub(super) async fn work(stage: TroubledCase) -> Outcome {
     let path = stage.path("raced-for");
     stage.trouble(200);
     let mut before = None;
@@ -42,7 +42,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
         let found = stage.truth(&path).await?.map(|(_, data)| data);
         let candidates = (1..=WRITERS).map(|n| Some(round * NUMBERS + n)).chain([before]);
         let is = |number: &Option<u64>| number.map(content_of) == found;
-        let now = candidates.into_iter().find(is).ok_or_else(|| Failure::new("no writer wrote the content"))?;
+        let now = candidates.into_iter().find(is).ok_or_else(|| CaseFailure::new("no writer wrote the content"))?;
         let atomic = stage.setting.troubled.capabilities().conditional_put == ConditionalPut::Atomic;
         ensure!(!atomic || won.len() <= 1, "{won:?} won in round {round}");
         ensure!(!atomic || won.is_empty() || won.first().copied() == now, "{won:?} won, and {now:?} is there");

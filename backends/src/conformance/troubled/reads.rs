@@ -11,7 +11,7 @@ use crate::conformance::context::{Outcome, pattern};
 use crate::conformance::ensure;
 use crate::{ErrorKind, Expected, Version};
 
-use super::{Stage, excused, put};
+use super::{TroubledCase, excused, put};
 
 const READERS: u64 = 4;
 const BYTES_MAX: usize = 1 << 20;
@@ -22,7 +22,7 @@ const READS_EACH: u32 = 5;
 
 type Known = Arc<Mutex<Vec<(Version, Bytes)>>>;
 
-pub(super) async fn work(stage: Stage) -> Outcome {
+pub(super) async fn work(stage: TroubledCase) -> Outcome {
     let known = Known::default();
     write(&stage, &known, 0).await?;
     stage.trouble(300);
@@ -44,7 +44,7 @@ pub(super) async fn work(stage: Stage) -> Outcome {
     Ok(())
 }
 
-async fn write(stage: &Stage, known: &Known, round: u64) -> Outcome {
+async fn write(stage: &TroubledCase, known: &Known, round: u64) -> Outcome {
     let length = 1 + stage.random(round + 1_000).random_range(0..BYTES_MAX);
     let (path, data) = (stage.path("read"), pattern(round + 1, length));
     let write = || put(&stage.setting.sound, &path, data.clone(), stage.attrs(), &Expected::Anything);
@@ -56,7 +56,7 @@ async fn write(stage: &Stage, known: &Known, round: u64) -> Outcome {
     Ok(())
 }
 
-async fn read(stage: Stage, known: Known, part: u64) -> Outcome {
+async fn read(stage: TroubledCase, known: Known, part: u64) -> Outcome {
     let (path, mut random) = (stage.path("read"), stage.random(part + 10_000));
     for _ in 0..READS_EACH {
         let (version, data) = {

@@ -8,19 +8,19 @@ use rustix::ioctl::opcode;
 
 use crate::{Layout, Stripe};
 
-use super::calls::Request;
+use super::calls::IoctlRequest;
 use super::{u16_at, u32_at};
 
 const GROUP: u8 = b'f';
 
 /// Pattern type, chunk size, number of targets, and two bytes of padding.
 pub(super) const STRIPE_INFO_BYTES: usize = 12;
-pub(super) const GET_STRIPE_INFO: Request =
-    Request { opcode: opcode::read::<[u8; STRIPE_INFO_BYTES]>(GROUP, 25), bytes: STRIPE_INFO_BYTES };
+pub(super) const GET_STRIPE_INFO: IoctlRequest =
+    IoctlRequest { opcode: opcode::read::<[u8; STRIPE_INFO_BYTES]>(GROUP, 25), bytes: STRIPE_INFO_BYTES };
 
 pub(super) const ENTRY_INFO_BYTES: usize = 1944;
-pub(super) const GET_ENTRY_INFO_V2: Request =
-    Request { opcode: opcode::read_write::<[u8; ENTRY_INFO_BYTES]>(GROUP, 34), bytes: ENTRY_INFO_BYTES };
+pub(super) const GET_ENTRY_INFO_V2: IoctlRequest =
+    IoctlRequest { opcode: opcode::read_write::<[u8; ENTRY_INFO_BYTES]>(GROUP, 34), bytes: ENTRY_INFO_BYTES };
 
 /// The name in the argument, including the terminating zero.
 const NAME_BYTES: usize = 256;

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// An ioctl whose argument is a structure of a fixed size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct IoctlRequest {
     pub(crate) opcode: rustix::ioctl::Opcode,
     pub(crate) bytes: usize,
 }
@@ -21,7 +21,7 @@ pub(crate) trait SystemCalls: Send + Sync + 'static {
     fn mount_type(&self, fd: BorrowedFd<'_>) -> Option<String>;
 
     /// Passes `argument` to the file system, which may write its answer into it.
-    fn ioctl(&self, fd: BorrowedFd<'_>, request: Request, argument: &mut [u8]) -> rustix::io::Result<()>;
+    fn ioctl(&self, fd: BorrowedFd<'_>, request: IoctlRequest, argument: &mut [u8]) -> rustix::io::Result<()>;
 
     /// Reads an extended attribute into `value` and returns its length.
     fn xattr(&self, fd: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> rustix::io::Result<usize>;
@@ -44,7 +44,7 @@ impl SystemCalls for Kernel {
         type_of(&String::from_utf8_lossy(&mounts), mount)
     }
 
-    fn ioctl(&self, fd: BorrowedFd<'_>, request: Request, argument: &mut [u8]) -> rustix::io::Result<()> {
+    fn ioctl(&self, fd: BorrowedFd<'_>, request: IoctlRequest, argument: &mut [u8]) -> rustix::io::Result<()> {
         if argument.len() < request.bytes {
             return Err(Errno::INVAL);
         }
@@ -88,7 +88,7 @@ mod tests {
         let file = std::fs::File::open(dir.path()).unwrap();
         assert_eq!(Kernel.magic(file.as_fd()), Ok(0x0102_1994));
         assert_eq!(Kernel.mount_type(file.as_fd()).as_deref(), Some("tmpfs"));
-        let request = Request { opcode: rustix::ioctl::opcode::read::<[u8; 12]>(b'f', 25), bytes: 12 };
+        let request = IoctlRequest { opcode: rustix::ioctl::opcode::read::<[u8; 12]>(b'f', 25), bytes: 12 };
         assert_eq!(Kernel.ioctl(file.as_fd(), request, &mut [0; 12]), Err(Errno::NOTTY));
         assert_eq!(Kernel.ioctl(file.as_fd(), request, &mut [0; 11]), Err(Errno::INVAL));
         assert!(Kernel.xattr(file.as_fd(), c"lustre.lov", &mut [0; 64]).is_err());

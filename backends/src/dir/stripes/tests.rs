@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use super::calls::Request;
+use super::calls::IoctlRequest;
 use super::*;
 use crate::dir::DirPool;
 use crate::{Attrs, Expected, Piece, Pool, Time};
@@ -37,12 +37,12 @@ struct Answers {
 
 struct StandIn {
     answers: Answers,
-    asked: Arc<Asked>,
+    asked: Arc<RecordedCalls>,
 }
 
 /// The calls that were made.
 #[derive(Default)]
-struct Asked {
+struct RecordedCalls {
     /// Names in the arguments of `GETENTRYINFO_V2`.
     names: Mutex<Vec<String>>,
     stripe_infos: AtomicUsize,
@@ -57,7 +57,7 @@ impl SystemCalls for StandIn {
         Some(self.answers.fs_type.to_owned())
     }
 
-    fn ioctl(&self, fd: BorrowedFd<'_>, request: Request, argument: &mut [u8]) -> rustix::io::Result<()> {
+    fn ioctl(&self, fd: BorrowedFd<'_>, request: IoctlRequest, argument: &mut [u8]) -> rustix::io::Result<()> {
         let is_dir = stat_fd(fd)?.kind == FileKind::Directory;
         assert!(!rustix::fs::fcntl_getfl(fd)?.contains(OFlags::PATH), "an fd of O_PATH takes no ioctl");
         assert_eq!(request.bytes, argument.len());
@@ -92,14 +92,14 @@ impl SystemCalls for StandIn {
 struct Fixture {
     root: tempfile::TempDir,
     pool: DirPool,
-    asked: Arc<Asked>,
+    asked: Arc<RecordedCalls>,
 }
 
 fn pool(answers: Answers) -> Fixture {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("d")).unwrap();
     std::fs::write(root.path().join("d/f"), "content").unwrap();
-    let asked = Arc::new(Asked::default());
+    let asked = Arc::new(RecordedCalls::default());
     let calls = StandIn { answers, asked: Arc::clone(&asked) };
     let pool = DirPool::with_calls(root.path(), None, Box::new(calls)).unwrap();
     Fixture { root, pool, asked }
@@ -364,7 +364,7 @@ async fn a_file_system_is_known_by_its_number_or_by_its_type() {
 async fn another_file_system_than_the_url_says_is_refused_by_name() {
     let root = tempfile::tempdir_in("/dev/shm").unwrap();
     let url = format!("beegfs://{}", root.path().display());
-    let Err(error) = crate::Location::parse(&url).unwrap().open().await else { panic!("it was opened") };
+    let Err(error) = crate::PoolLocation::parse(&url).unwrap().open().await else { panic!("it was opened") };
     assert!(error.is(ErrorKind::InvalidInput));
     let text = error.to_string();
     assert!(text.contains(&root.path().display().to_string()) && text.contains("on tmpfs, not on BeeGFS"), "{text}");

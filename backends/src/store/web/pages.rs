@@ -19,7 +19,7 @@ use crate::{ErrorKind, is_file_name};
 use super::super::bounds::{
     WEB_DEPTH, WEB_LINK_BYTES, WEB_NAMES, WEB_PAGE_BYTES, WEB_RESOURCE_BYTES, WEB_TITLE_BYTES, WEB_TOKEN_BYTES,
 };
-use super::super::client::{self, Body, Refusal};
+use super::super::client::{self, Body, StoreRefusal};
 use super::super::requests::garbled;
 use super::NO_NAMES;
 
@@ -39,7 +39,7 @@ pub(super) enum Format {
 
 /// A name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Name {
+pub(super) struct PageEntry {
     pub(super) name: Vec<u8>,
     /// The server marks it as a directory.
     pub(super) collection: bool,
@@ -47,7 +47,11 @@ pub(super) struct Name {
 
 /// The names in an answer, each once, in pages, as they arrive. `base` is the URL of the directory, with a slash at
 /// its end.
-pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item = Result<Vec<Name>, Refusal>> + Send {
+pub(super) fn names(
+    body: Body,
+    format: Format,
+    base: Url,
+) -> impl Stream<Item = Result<Vec<PageEntry>, StoreRefusal>> + Send {
     let (pages, waiting) = mpsc::channel(PAGES_AHEAD);
     // The request ends with its listing: the parser does not wait for the rest of the answer.
     let given_up = {
@@ -70,7 +74,7 @@ pub(super) fn names(body: Body, format: Format, base: Url) -> impl Stream<Item =
 }
 
 /// Whether the answer to PROPFIND of one path says that it is a directory.
-pub(super) async fn is_collection(body: Body) -> Result<bool, Refusal> {
+pub(super) async fn is_collection(body: Body) -> Result<bool, StoreRefusal> {
     let answer = client::short(body, WEB_RESOURCE_BYTES).await?;
     let (reader, piece) = Bounded::new(&answer[..]);
     let mut first = None;
@@ -114,25 +118,25 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 /// Why the answer could not be read to its end.
-fn broken(error: &io::Error) -> Refusal {
+fn broken(error: &io::Error) -> StoreRefusal {
     // A retry would be too long again.
     let kind = if error.kind() == io::ErrorKind::InvalidData { ErrorKind::Corrupt } else { ErrorKind::Unavailable };
-    Refusal::local(kind, error.to_string())
+    StoreRefusal::local(kind, error.to_string())
 }
 
 /// The names found so far.
 struct Names {
     base: Url,
-    page: Vec<Name>,
+    page: Vec<PageEntry>,
     /// Hashes of the names: pages may name one thing more than once.
     seen: HashSet<u64>,
-    pages: mpsc::Sender<Result<Vec<Name>, Refusal>>,
+    pages: mpsc::Sender<Result<Vec<PageEntry>, StoreRefusal>>,
 }
 
 impl Names {
     /// Takes a link if it names a child; returns `false` if no more names are wanted. Without `collection`, a slash
     /// marks a directory.
-    fn take(&mut self, href: &str, collection: Option<bool>) -> Result<bool, Refusal> {
+    fn take(&mut self, href: &str, collection: Option<bool>) -> Result<bool, StoreRefusal> {
         if href.len() > WEB_LINK_BYTES {
             return Ok(true);
         }
@@ -152,7 +156,7 @@ impl Names {
 }
 
 /// The direct child of `base` that a link names, if there is one.
-fn child(base: &Url, href: &str) -> Option<Name> {
+fn child(base: &Url, href: &str) -> Option<PageEntry> {
     let url = base.join(href).ok()?;
     let same = (url.scheme(), url.host_str(), url.port_or_known_default())
         == (base.scheme(), base.host_str(), base.port_or_known_default());
@@ -165,7 +169,7 @@ fn child(base: &Url, href: &str) -> Option<Name> {
         return None;
     }
     let name: Vec<u8> = percent_decode_str(name).collect();
-    is_file_name(&name).then_some(Name { name, collection: slash })
+    is_file_name(&name).then_some(PageEntry { name, collection: slash })
 }
 
 /// The part of a path below the directory's path, which servers may encode differently.
@@ -183,8 +187,8 @@ fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
 fn multi_status(
     reader: impl Read,
     piece: &AtomicU64,
-    mut each: impl FnMut(&str, bool) -> Result<bool, Refusal>,
-) -> Result<(), Refusal> {
+    mut each: impl FnMut(&str, bool) -> Result<bool, StoreRefusal>,
+) -> Result<(), StoreRefusal> {
     let mut xml = quick_xml::Reader::from_reader(BufReader::new(reader));
     let mut buffer = Vec::new();
     let (mut href, mut collection, mut in_href, mut complete) = (String::new(), false, false, false);
@@ -237,7 +241,7 @@ fn multi_status(
 }
 
 /// Takes the links of a page. A page without a link to a child is valid only if its title is that of an index.
-fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), Refusal> {
+fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), StoreRefusal> {
     let (mut title, mut in_title) = (Vec::new(), false);
     for token in Tokenizer::new(IoReader::new(reader)) {
         piece.store(0, Ordering::Relaxed);
@@ -262,7 +266,7 @@ fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), R
     let title = String::from_utf8_lossy(&title).trim().to_ascii_lowercase();
     let is_index = title.starts_with("index of") || title.starts_with("directory listing");
     if found.seen.is_empty() && !is_index {
-        return Err(Refusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
+        return Err(StoreRefusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
     }
     Ok(())
 }

@@ -18,11 +18,11 @@ use super::{ContentIo, buffer_for, check_write, clip_read, describe, into_bytes}
 /// process shares.
 const IN_FLIGHT_MAX: usize = 64;
 
-pub(super) struct Plain {
+pub(super) struct PlainIo {
     in_flight: Arc<Semaphore>,
 }
 
-impl Plain {
+impl PlainIo {
     pub fn new() -> Self {
         Self { in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)) }
     }
@@ -46,7 +46,7 @@ impl Plain {
 }
 
 #[async_trait]
-impl ContentIo for Plain {
+impl ContentIo for PlainIo {
     async fn write_at(&self, file: Arc<File>, offset: u64, data: Bytes) -> Result<()> {
         check_write(offset, data.len())?;
         let what = describe("write", offset, data.len());

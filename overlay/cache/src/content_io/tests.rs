@@ -10,10 +10,10 @@ use super::*;
 const MIB: usize = 1 << 20;
 
 fn plain() -> Arc<dyn ContentIo> {
-    Arc::new(Plain::new())
+    Arc::new(PlainIo::new())
 }
 
-pub(super) fn start_uring(limits: Limits) -> Uring {
+pub(super) fn start_uring(limits: RingLimits) -> Uring {
     Uring::start(limits).expect(
         "these tests need io_uring: set sysctl kernel.io_uring_disabled=0, and let the container's seccomp profile \
          allow io_uring_setup, io_uring_enter and io_uring_register",
@@ -21,11 +21,11 @@ pub(super) fn start_uring(limits: Limits) -> Uring {
 }
 
 fn uring() -> Arc<dyn ContentIo> {
-    Arc::new(start_uring(Limits::DEFAULT))
+    Arc::new(start_uring(RingLimits::DEFAULT))
 }
 
 /// With these limits, submissions do not fit, completions overflow, and every operation takes several steps.
-pub(super) const TIGHT: Limits = Limits { entries: 2, in_flight: 40, step_bytes: 4096 };
+pub(super) const TIGHT: RingLimits = RingLimits { entries: 2, in_flight: 40, step_bytes: 4096 };
 
 fn tight_uring() -> Arc<dyn ContentIo> {
     Arc::new(start_uring(TIGHT))
@@ -213,7 +213,7 @@ fn the_choice_is_heeded_and_a_fallback_has_a_reason() {
         let (io, reason) = open(choice);
         assert_eq!((io.name(), reason), ("io_uring", None));
     }
-    let (io, reason) = open_uring_or_plain(Limits { entries: 0, ..Limits::DEFAULT });
+    let (io, reason) = open_uring_or_plain(RingLimits { entries: 0, ..RingLimits::DEFAULT });
     assert_eq!(io.name(), "plain");
     let reason = reason.expect("the kernel refuses a ring without entries");
     assert!(reason.contains("Invalid argument"), "{reason}");

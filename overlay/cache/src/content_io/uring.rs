@@ -1,6 +1,6 @@
 //! Content I/O by io_uring: one thread owns the ring, and callers send their operations to it.
 //!
-//! An operation owns its buffer and its file in [`op::Op`] from the moment it is sent until its completion. The
+//! An operation owns its buffer and its file in [`op::RingOp`] from the moment it is sent until its completion. The
 //! caller's future holds only the receiving end of a channel, so dropping it frees no memory that the kernel still
 //! writes to.
 
@@ -24,14 +24,14 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{ContentIo, buffer_for, check_write, clip_read, describe};
 use driver::Driver;
-use op::{Op, Request};
+use op::{IoRequest, RingOp};
 use wake::Wake;
 
 /// How long the first round trip may take before io_uring counts as not working.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct RingLimits {
     /// Entries of the submission queue; the completion queue has twice as many.
     pub entries: u32,
     /// Operations under way at once.
@@ -40,7 +40,7 @@ pub(super) struct Limits {
     pub step_bytes: usize,
 }
 
-impl Limits {
+impl RingLimits {
     /// All operations and the wake-up fit into the submission queue, so completions never overflow. A step is the
     /// largest power of two below the most that Linux moves in one call (`MAX_RW_COUNT`, 2 GiB less a page), and fits a
     /// u32.
@@ -49,7 +49,7 @@ impl Limits {
 
 pub(super) struct Uring {
     /// `None` only during the drop.
-    inbox: Option<mpsc::Sender<Op>>,
+    inbox: Option<mpsc::Sender<RingOp>>,
     wake: Arc<Wake>,
     in_flight: Arc<Semaphore>,
     thread: Option<JoinHandle<()>>,
@@ -57,7 +57,7 @@ pub(super) struct Uring {
 
 impl Uring {
     /// Starts the thread and tries the ring. The error says why io_uring cannot be used.
-    pub fn start(limits: Limits) -> Result<Self, String> {
+    pub fn start(limits: RingLimits) -> Result<Self, String> {
         let wake = Arc::new(Wake::new().map_err(|error| format!("no eventfd for io_uring: {error}"))?);
         let (inbox, received) = mpsc::channel();
         let (started, outcome) = mpsc::sync_channel(1);
@@ -89,10 +89,10 @@ impl Uring {
     }
 
     /// Waits for a permit, sends the operation, and waits for its end.
-    async fn run(&self, file: Arc<File>, offset: u64, request: Request) -> io::Result<Bytes> {
+    async fn run(&self, file: Arc<File>, offset: u64, request: IoRequest) -> io::Result<Bytes> {
         let permit = Arc::clone(&self.in_flight).acquire_owned().await.map_err(io::Error::other)?;
         let (reply, outcome) = oneshot::channel();
-        let op = Op::new(file, offset, request, reply, permit);
+        let op = RingOp::new(file, offset, request, reply, permit);
         let sent = self.inbox.as_ref().is_some_and(|inbox| inbox.send(op).is_ok());
         if !sent {
             return Err(stopped());
@@ -125,7 +125,7 @@ impl ContentIo for Uring {
         if len == 0 {
             return Ok(());
         }
-        let written = self.run(file, offset, Request::Write(data)).await;
+        let written = self.run(file, offset, IoRequest::Write(data)).await;
         written.map(drop).map_err(|error| as_error(error, || describe("write", offset, len)))
     }
 
@@ -134,7 +134,7 @@ impl ContentIo for Uring {
         if len == 0 {
             return Ok(Bytes::new());
         }
-        let request = Request::Read { buffer: buffer_for(offset, len)?, len };
+        let request = IoRequest::Read { buffer: buffer_for(offset, len)?, len };
         let read = self.run(file, offset, request).await;
         read.map_err(|error| as_error(error, || describe("read", offset, len)))
     }

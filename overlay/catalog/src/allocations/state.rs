@@ -17,7 +17,7 @@ use thiserror::Error;
 /// What an allocation did when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum AllocationWork {
     StageIn,
     Run,
     StageOut,
@@ -32,7 +32,7 @@ pub enum AllocationState {
     Running,
     StagingOut,
     Done,
-    Failed { during: Work, reason: String },
+    Failed { during: AllocationWork, reason: String },
     Cancelled,
 }
 
@@ -69,7 +69,7 @@ impl AllocationState {
     /// A failed staging is tried again.
     pub fn stage_in(&self) -> Allowed {
         match self {
-            Declared | Failed { during: Work::StageIn, .. } => Ok(To(StagingIn)),
+            Declared | Failed { during: AllocationWork::StageIn, .. } => Ok(To(StagingIn)),
             StagingIn | Ready | Running => Ok(Stays),
             StagingOut | Done | Failed { .. } | Cancelled => Err(self.wrong("stage-in")),
         }
@@ -83,7 +83,7 @@ impl AllocationState {
     /// A job starts even if its staging has not ended, or has failed.
     pub fn start(&self) -> Allowed {
         match self {
-            Declared | StagingIn | Ready | Failed { during: Work::StageIn, .. } => Ok(To(Running)),
+            Declared | StagingIn | Ready | Failed { during: AllocationWork::StageIn, .. } => Ok(To(Running)),
             Running => Ok(Stays),
             StagingOut | Done | Failed { .. } | Cancelled => Err(self.wrong("start")),
         }
@@ -92,15 +92,19 @@ impl AllocationState {
     /// The job is over, or will not run. What it wrote is still to be written back.
     pub fn end(&self) -> Transition {
         match self {
-            Declared | StagingIn | Ready | Running | Failed { during: Work::StageIn | Work::Run, .. } => To(StagingOut),
-            StagingOut | Done | Failed { during: Work::StageOut, .. } | Cancelled => Stays,
+            Declared
+            | StagingIn
+            | Ready
+            | Running
+            | Failed { during: AllocationWork::StageIn | AllocationWork::Run, .. } => To(StagingOut),
+            StagingOut | Done | Failed { during: AllocationWork::StageOut, .. } | Cancelled => Stays,
         }
     }
 
     /// Ends the job if it has not ended. A failed write-back is tried again.
     pub fn stage_out(&self) -> Transition {
         match self {
-            Failed { during: Work::StageOut, .. } => To(StagingOut),
+            Failed { during: AllocationWork::StageOut, .. } => To(StagingOut),
             other => other.end(),
         }
     }
@@ -111,21 +115,24 @@ impl AllocationState {
     }
 
     /// Part of the work failed. Changes nothing if the allocation has gone on to other work.
-    pub fn fail(&self, during: Work, reason: &str) -> Transition {
+    pub fn fail(&self, during: AllocationWork, reason: &str) -> Transition {
         match (during, self) {
-            (Work::StageIn, StagingIn) | (Work::Run, Running) | (Work::StageOut, StagingOut) => {
-                To(Failed { during, reason: reason.to_owned() })
-            }
+            (AllocationWork::StageIn, StagingIn)
+            | (AllocationWork::Run, Running)
+            | (AllocationWork::StageOut, StagingOut) => To(Failed { during, reason: reason.to_owned() }),
             _ => Stays,
         }
     }
 
     pub fn cancel(&self) -> Transition {
         match self {
-            Declared | StagingIn | Ready | Running | StagingOut | Failed { during: Work::StageIn | Work::Run, .. } => {
-                To(Cancelled)
-            }
-            Done | Failed { during: Work::StageOut, .. } | Cancelled => Stays,
+            Declared
+            | StagingIn
+            | Ready
+            | Running
+            | StagingOut
+            | Failed { during: AllocationWork::StageIn | AllocationWork::Run, .. } => To(Cancelled),
+            Done | Failed { during: AllocationWork::StageOut, .. } | Cancelled => Stays,
         }
     }
 
@@ -156,12 +163,12 @@ impl AllocationState {
 mod tests {
     use super::*;
 
-    fn failed(during: Work) -> AllocationState {
+    fn failed(during: AllocationWork) -> AllocationState {
         Failed { during, reason: "why".into() }
     }
 
     fn all() -> Vec<AllocationState> {
-        let failed = [Work::StageIn, Work::Run, Work::StageOut].map(failed);
+        let failed = [AllocationWork::StageIn, AllocationWork::Run, AllocationWork::StageOut].map(failed);
         [Declared, StagingIn, Ready, Running, StagingOut, Done, Cancelled].into_iter().chain(failed).collect()
     }
 
@@ -175,9 +182,9 @@ mod tests {
         ("end", |state| Ok(state.end())),
         ("stage-out", |state| Ok(state.stage_out())),
         ("staged-out", |state| Ok(state.staged_out())),
-        ("fail to stage in", |state| Ok(state.fail(Work::StageIn, "why"))),
-        ("fail to run", |state| Ok(state.fail(Work::Run, "why"))),
-        ("fail to stage out", |state| Ok(state.fail(Work::StageOut, "why"))),
+        ("fail to stage in", |state| Ok(state.fail(AllocationWork::StageIn, "why"))),
+        ("fail to run", |state| Ok(state.fail(AllocationWork::Run, "why"))),
+        ("fail to stage out", |state| Ok(state.fail(AllocationWork::StageOut, "why"))),
         ("cancel", |state| Ok(state.cancel())),
     ];
 
@@ -225,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_job_that_ended_runs_again_only_if_it_is_begun_again() {
-        for over in [StagingOut, Done, Cancelled, failed(Work::StageOut)] {
+        for over in [StagingOut, Done, Cancelled, failed(AllocationWork::StageOut)] {
             let reached = reachable(over.clone());
             let running = [Declared, StagingIn, Ready, Running];
             assert!(!reached.iter().any(|state| running.contains(state)), "from {over:?}: {reached:?}");
@@ -244,8 +251,8 @@ mod tests {
 
     #[test]
     fn a_failure_of_earlier_work_does_not_stop_what_runs_now() {
-        assert_eq!(Running.fail(Work::StageIn, "why"), Stays);
-        assert_eq!(StagingOut.fail(Work::Run, "why"), Stays);
-        assert_eq!(failed(Work::StageIn).start(), Ok(To(Running)), "the mount serves the job from the pool");
+        assert_eq!(Running.fail(AllocationWork::StageIn, "why"), Stays);
+        assert_eq!(StagingOut.fail(AllocationWork::Run, "why"), Stays);
+        assert_eq!(failed(AllocationWork::StageIn).start(), Ok(To(Running)), "the mount serves the job from the pool");
     }
 }

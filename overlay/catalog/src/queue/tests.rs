@@ -66,7 +66,7 @@ proptest! {
                 Step::Fail { name } => if let Some(user) = user_of.get(&name) {
                     let intent = Intent::Name(PARENT, [b'a' + name].as_slice().into());
                     let entry = catalog.queued_as(&intent).unwrap().unwrap();
-                    let slot = Slot { user: *user, lane: Lane::Later, at_us: catalog.queue_unique() };
+                    let slot = QueueSlot { user: *user, lane: Lane::Later, at_us: catalog.queue_unique() };
                     let failures = entry.wait.failures + 1;
                     let mut batch = catalog.batch();
                     batch.requeue(&entry, slot, Wait { failures, ..entry.wait }).unwrap();

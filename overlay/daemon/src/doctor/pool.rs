@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_backends::conformance::{self, Trial, Verdict};
-use forebay_backends::{Capabilities, Location, Pool};
+use forebay_backends::conformance::{self, CaseVerdict, Trial};
+use forebay_backends::{Capabilities, Pool, PoolLocation};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::{Check, Verdict as CheckVerdict, probes};
+use super::{Check, CheckVerdict, probes};
 use crate::{Failure, FailureKind, limits};
 
 /// One step of the check, reported as it happens.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
-pub enum Step {
+pub enum CheckStep {
     /// The directory of the pool was checked.
     Looked(Check),
     Attached {
@@ -39,7 +39,7 @@ pub enum Step {
         result: CaseEnd,
         reason: Option<String>,
     },
-    Done(Summary),
+    Done(SuiteSummary),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -52,7 +52,7 @@ pub enum CaseEnd {
 
 /// The result of the suite.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Summary {
+pub struct SuiteSummary {
     pub passed: usize,
     pub failed: usize,
     pub not_applicable: usize,
@@ -64,25 +64,25 @@ pub struct Summary {
 
 /// The outcome of the check.
 #[derive(Debug, Clone)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The directory of the pool lacks something that it needs.
     NotThere,
     /// A dry run.
     Planned,
-    Tried(Summary),
+    Tried(SuiteSummary),
 }
 
 /// A pool to check.
 #[derive(Debug)]
-pub struct Candidate {
-    location: Location,
+pub struct CandidatePool {
+    location: PoolLocation,
 }
 
-impl Candidate {
+impl CandidatePool {
     /// # Errors
     /// `Usage` if it is no URL of a pool. No request is made.
     pub fn parse(url: &str) -> Result<Self, Failure> {
-        let location = Location::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
+        let location = PoolLocation::parse(url).map_err(|error| Failure::usage(error.to_string()))?;
         Ok(Self { location })
     }
 
@@ -91,13 +91,13 @@ impl Candidate {
     ///
     /// # Errors
     /// If the pool cannot be attached or written to, or a signal came before anything was done.
-    pub fn examine(&self, dry_run: bool, tell: &mut dyn FnMut(&Step)) -> Result<Outcome, Failure> {
-        if let Location::Directory(dir) = &self.location {
+    pub fn examine(&self, dry_run: bool, tell: &mut dyn FnMut(&CheckStep)) -> Result<CheckOutcome, Failure> {
+        if let PoolLocation::Directory(dir) = &self.location {
             let check = probes::pool_dir(dir);
             let there = check.verdict == CheckVerdict::Ok;
-            tell(&Step::Looked(check));
+            tell(&CheckStep::Looked(check));
             if !there {
-                return Ok(Outcome::NotThere);
+                return Ok(CheckOutcome::NotThere);
             }
         }
         let runtime = Runtime::new().map_err(|error| Failure::io("start threads", &error))?;
@@ -138,19 +138,19 @@ async fn examine(
     pool: Arc<dyn Pool>,
     dry_run: bool,
     stop: &Stop,
-    tell: &mut dyn FnMut(&Step),
-) -> Result<Outcome, Failure> {
+    tell: &mut dyn FnMut(&CheckStep),
+) -> Result<CheckOutcome, Failure> {
     let (cases, scratch) = (conformance::cases(), Trial::unique_name());
     let capabilities = pool.capabilities().clone();
     let read_only = capabilities.read_only;
-    tell(&Step::Attached { pool: pool.url(), capabilities });
+    tell(&CheckStep::Attached { pool: pool.url(), capabilities });
     if stop.count() > 0 {
         return Err(interrupted());
     }
-    let planned = Step::Planned { scratch: scratch.to_string(), cases: cases.len(), dry_run };
+    let planned = CheckStep::Planned { scratch: scratch.to_string(), cases: cases.len(), dry_run };
     if dry_run {
         tell(&planned);
-        return Ok(Outcome::Planned);
+        return Ok(CheckOutcome::Planned);
     }
     let to_see = "its capabilities are above; use a writable pool, or leave out the suite with --dry-run";
     if read_only {
@@ -172,22 +172,22 @@ async fn examine(
         }
     };
     tell(&planned);
-    let mut summary = Summary { not_run: cases.len(), ..Summary::default() };
+    let mut summary = SuiteSummary { not_run: cases.len(), ..SuiteSummary::default() };
     for case in cases {
-        tell(&Step::Begun { case: case.name });
+        tell(&CheckStep::Begun { case: case.name });
         let Some(verdict) = trial.run(case, limits::POOL_CASE, stop.asked(1)).await else { break };
         summary.not_run -= 1;
         let (result, reason) = match verdict {
-            Verdict::Passed => (CaseEnd::Passed, None),
-            Verdict::NotApplicable => (CaseEnd::NotApplicable, None),
-            Verdict::Failed(why) => (CaseEnd::Failed, Some(why)),
+            CaseVerdict::Passed => (CaseEnd::Passed, None),
+            CaseVerdict::NotApplicable => (CaseEnd::NotApplicable, None),
+            CaseVerdict::Failed(why) => (CaseEnd::Failed, Some(why)),
         };
         match result {
             CaseEnd::Passed => summary.passed += 1,
             CaseEnd::Failed => summary.failed += 1,
             CaseEnd::NotApplicable => summary.not_applicable += 1,
         }
-        tell(&Step::Ended { case: case.name, result, reason });
+        tell(&CheckStep::Ended { case: case.name, result, reason });
         if stop.count() > 0 {
             break;
         }
@@ -197,8 +197,8 @@ async fn examine(
         () = stop.asked(2) => Err("interrupted".to_owned()),
     };
     summary.left_behind = cleared.err().map(|why| format!("{scratch} is still in the pool: {why}"));
-    tell(&Step::Done(summary.clone()));
-    Ok(Outcome::Tried(summary))
+    tell(&CheckStep::Done(summary.clone()));
+    Ok(CheckOutcome::Tried(summary))
 }
 
 /// Waits for a limited time for background work of calls that were interrupted.

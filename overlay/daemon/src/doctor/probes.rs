@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use forebay_fuse::WAKEUP_DEVICE as DEVICE;
 
-use super::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, Check, Verdict, fs_type, holds, in_path, version};
+use super::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, Check, CheckVerdict, fs_type, holds, in_path, version};
 use crate::{limits, mounts};
 
 /// The first kernel with passthrough.
@@ -38,14 +38,14 @@ fn kernel() -> Check {
     match version(&release) {
         Some(v) if v < OLDEST => Check::lacking(
             NAME,
-            Verdict::Needed,
+            CheckVerdict::Needed,
             release,
             "not tested on kernels this old",
             "upgrade to 5.15 or later; 6.9 or later for passthrough",
         ),
         Some(v) if v < PASSTHROUGH_SINCE => Check::lacking(
             NAME,
-            Verdict::Missing,
+            CheckVerdict::Missing,
             release,
             "no passthrough: the daemon serves every read, at 0.05 to 0.5 of the local speed",
             "upgrade to Linux 6.9 or later",
@@ -60,12 +60,14 @@ fn device() -> Check {
         Ok(_) => Check::ok(NAME, "can be opened"),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Check::lacking(
             NAME,
-            Verdict::Needed,
+            CheckVerdict::Needed,
             "does not exist",
             "nothing can be mounted",
             "modprobe fuse; in a container: --device /dev/fuse",
         ),
-        Err(e) => Check::lacking(NAME, Verdict::Needed, e.to_string(), "nothing can be mounted", "chmod 666 /dev/fuse"),
+        Err(e) => {
+            Check::lacking(NAME, CheckVerdict::Needed, e.to_string(), "nothing can be mounted", "chmod 666 /dev/fuse")
+        }
     }
 }
 
@@ -89,14 +91,14 @@ fn unprivileged_mount() -> Vec<Check> {
         Some((file, true)) => Check::ok("fusermount3", file.display().to_string()),
         Some((file, false)) => Check::lacking(
             "fusermount3",
-            Verdict::Needed,
+            CheckVerdict::Needed,
             format!("{} is not set-uid root", file.display()),
             "nothing can be mounted without root",
             format!("chmod u+s {}", file.display()),
         ),
         None => Check::lacking(
             "fusermount3",
-            Verdict::Needed,
+            CheckVerdict::Needed,
             "not in the search path",
             "nothing can be mounted without root",
             install,
@@ -144,7 +146,7 @@ fn observer() -> Vec<Check> {
         let forebay_ebpf::Hook { name, shows, without, .. } = state.hook;
         match state.lacking {
             None => Check::ok(name, format!("shows {shows}")),
-            Some(why) => Check::lacking(name, Verdict::Missing, why, without, "a kernel that has it and its BTF"),
+            Some(why) => Check::lacking(name, CheckVerdict::Missing, why, without, "a kernel that has it and its BTF"),
         }
     };
     std::iter::once(allowed).chain(forebay_ebpf::probe(&[]).into_iter().map(hook)).collect()
@@ -180,26 +182,32 @@ fn fast_dir(dir: &Path) -> Check {
         Ok(stat) => stat,
         Err(e) => {
             let found = format!("{}: {e}", dir.display());
-            return Check::lacking(NAME, Verdict::Needed, found, "there is nowhere to cache", "give another --fast");
+            return Check::lacking(
+                NAME,
+                CheckVerdict::Needed,
+                found,
+                "there is nowhere to cache",
+                "give another --fast",
+            );
         }
     };
     let kind = fs_type(place).unwrap_or("unknown");
     let (free, total) = (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize);
     let found = format!("{} on {kind}, {} free of {}", dir.display(), ByteSize(free), ByteSize(total));
     if free < limits::FAST_FREE_BYTES {
-        return Check::lacking(NAME, Verdict::Needed, found, "the file system is full", "free some space there");
+        return Check::lacking(NAME, CheckVerdict::Needed, found, "the file system is full", "free some space there");
     }
     match kind {
         "tmpfs" => Check::lacking(
             NAME,
-            Verdict::Missing,
+            CheckVerdict::Missing,
             found,
             "memory, not NVMe: a power cut loses what is not flushed",
             "a directory on a local disk",
         ),
         "nfs" | "beegfs" | "lustre" | "cifs" | "fuse" => Check::lacking(
             NAME,
-            Verdict::Missing,
+            CheckVerdict::Missing,
             found,
             "not local: as slow as the pool",
             "a directory on a local ext4 or xfs",
@@ -226,14 +234,14 @@ pub(super) fn pool_dir(dir: &Path) -> Check {
         Ok(Ok(())) => Check::ok(NAME, format!("{place} on {kind} answers")),
         Ok(Err(e)) => Check::lacking(
             NAME,
-            Verdict::Needed,
+            CheckVerdict::Needed,
             format!("{place} on {kind}: {e}"),
             "there is nothing to mount",
             "mount the pool first",
         ),
         Err(_) => Check::lacking(
             NAME,
-            Verdict::Needed,
+            CheckVerdict::Needed,
             format!("{place} on {kind} has not answered for {} s", limits::POOL_CHECK.as_secs()),
             "only resident files can be served",
             "check the pool's servers and the network",

@@ -8,15 +8,15 @@ use bytesize::ByteSize;
 use super::super::preflight::{self, apart};
 use super::super::registry;
 use super::super::{Failure, FailureKind, paths, unmount};
-use super::table::{Named, within};
-use super::{Root, directory};
+use super::table::{NamedPool, within};
+use super::{MixedRoot, directory};
 
 /// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
-pub struct Plan {
-    pub root: Root,
+pub struct MixedRootPlan {
+    pub root: MixedRoot,
     /// One plan for each pool of the root, in the root's order.
-    pub pools: Vec<preflight::Plan>,
+    pub pools: Vec<preflight::MountPlan>,
     /// Dead mounts below the mountpoint that must be detached first.
     pub dead_mounts: Vec<PathBuf>,
     /// The mountpoint has files that the mount would hide.
@@ -24,7 +24,7 @@ pub struct Plan {
 }
 
 /// Checks the pools of `file` for a root at `mountpoint`, and completes their configuration. Changes nothing.
-pub fn check(mountpoint: &Path, file: &Path, pools: Vec<Named>) -> Result<Plan, Failure> {
+pub fn check(mountpoint: &Path, file: &Path, pools: Vec<NamedPool>) -> Result<MixedRootPlan, Failure> {
     let file = paths::absolute(file).map_err(|e| Failure::io(file.display(), &e))?;
     let names: Vec<String> = pools.iter().map(|p| p.name.clone()).collect();
     let text = paths::absolute(mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
@@ -34,18 +34,18 @@ pub fn check(mountpoint: &Path, file: &Path, pools: Vec<Named>) -> Result<Plan, 
         directory::refuse_content(&place, &names)?;
     }
     let mut plans = Vec::with_capacity(pools.len());
-    for Named { name, mut config } in pools {
+    for NamedPool { name, mut config } in pools {
         // The pool must lie apart from the whole root, not only from its own directory there: the root hides all that
         // lies below it.
         config.mountpoint = place.clone();
         let to_create = preflight::storage(&mut config).map_err(|f| within(&label(&file, &name), f))?;
         config.mountpoint = place.join(&name);
-        plans.push(preflight::Plan { config, to_create, stale_mount: false, hides_files: false });
+        plans.push(preflight::MountPlan { config, to_create, stale_mount: false, hides_files: false });
     }
-    let root = Root { mountpoint: place, pools: names, file, made: Vec::new() };
+    let root = MixedRoot { mountpoint: place, pools: names, file, made: Vec::new() };
     apart_from_each_other(&root, &plans)?;
     fits(&root, &plans)?;
-    Ok(Plan { root, pools: plans, dead_mounts, hides_files })
+    Ok(MixedRootPlan { root, pools: plans, dead_mounts, hides_files })
 }
 
 /// Returns the name of a pool for messages.
@@ -55,7 +55,7 @@ pub(super) fn label(file: &Path, name: &str) -> String {
 
 /// Returns the mounts that an earlier root left at the mountpoint, innermost first. Fails if that root is served.
 fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure> {
-    let left = Root::at(mountpoint);
+    let left = MixedRoot::at(mountpoint);
     if let Some(root) = left.as_ref().filter(|root| root.is_served()) {
         return Err(root.is_here());
     }
@@ -78,7 +78,7 @@ fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Fail
 }
 
 /// The fast directories of a pool must not be visible in another pool, nor be shared with it.
-fn apart_from_each_other(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
+fn apart_from_each_other(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
     let named = || root.pools.iter().zip(plans);
     for (at, (name, plan)) in named().enumerate() {
         for fast in &plan.config.fast {
@@ -98,7 +98,7 @@ fn apart_from_each_other(root: &Root, plans: &[preflight::Plan]) -> Result<(), F
 }
 
 /// The limits of pools that share the same devices must fit there together.
-fn fits(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
+fn fits(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
     let mut total_bytes: BTreeMap<u64, u64> = BTreeMap::new();
     let mut users: Vec<(&str, BTreeSet<u64>, u64)> = Vec::new();
     for (name, plan) in root.pools.iter().zip(plans) {
@@ -135,7 +135,7 @@ fn fits(root: &Root, plans: &[preflight::Plan]) -> Result<(), Failure> {
 }
 
 /// Carries out the plan: detaches dead mounts and creates fast directories.
-pub(super) fn prepare(plan: &Plan) -> Result<(), Failure> {
+pub(super) fn prepare(plan: &MixedRootPlan) -> Result<(), Failure> {
     for place in &plan.dead_mounts {
         if directory::is_mounted(place) {
             directory::remove(&plan.root, true)?;
@@ -144,7 +144,7 @@ pub(super) fn prepare(plan: &Plan) -> Result<(), Failure> {
             registry::Runtime::of(place).remove();
         }
     }
-    if let Ok(left) = Root::load(&plan.root.runtime()) {
+    if let Ok(left) = MixedRoot::load(&plan.root.runtime()) {
         directory::remove(&left, true)?;
     }
     for (name, pool) in plan.root.pools.iter().zip(&plan.pools) {

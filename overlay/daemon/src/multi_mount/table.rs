@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use forebay_backends::{Location, RESERVED_PREFIX};
+use forebay_backends::{PoolLocation, RESERVED_PREFIX};
 use forebay_policy::Policy;
 use serde::Deserialize;
 
@@ -18,7 +18,7 @@ const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nf
 
 /// A pool of a mixed root, and how it is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedPool {
     pub name: String,
     pub config: MountConfig,
 }
@@ -26,7 +26,7 @@ pub struct Named {
 /// One `[[pool]]`. The command line gives the values that are missing.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Table {
+struct PoolTable {
     name: String,
     url: String,
     #[serde(default)]
@@ -48,13 +48,13 @@ struct Table {
 ///
 /// # Errors
 /// `Usage`, with the file, the table and what is wrong in it.
-pub fn read(file: &Path, common: &MountConfig) -> Result<Vec<Named>, Failure> {
+pub fn read(file: &Path, common: &MountConfig) -> Result<Vec<NamedPool>, Failure> {
     let text = std::fs::read_to_string(file).map_err(|e| Failure::given(file.display(), &e))?;
     let file = paths::absolute(file).map_err(|e| Failure::io(file.display(), &e))?;
     parse(&text, &file, common)
 }
 
-fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<Named>, Failure> {
+fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<NamedPool>, Failure> {
     let place = file.display();
     let mut shared: toml::Table =
         toml::from_str(text).map_err(|e| Failure::usage(format!("{place}: {}", e.to_string().trim_end())))?;
@@ -69,7 +69,7 @@ fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<Named>, Fa
     }
     Policy::from_table(shared.clone())
         .map_err(|e| Failure::usage(format!("{place}: beside [[pool]]: {e}")).remedy(EXAMPLE))?;
-    let mut pools: Vec<Named> = Vec::with_capacity(tables.len());
+    let mut pools: Vec<NamedPool> = Vec::with_capacity(tables.len());
     for (at, table) in tables.into_iter().enumerate() {
         let mut label = format!("{place}: [[pool]] {}", at + 1);
         if let Some(name) = table.get("name").and_then(toml::Value::as_str) {
@@ -90,17 +90,17 @@ pub(super) fn within(label: &str, failure: Failure) -> Failure {
     Failure { what: format!("{label}: {}", failure.what), ..failure }
 }
 
-fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConfig) -> Result<Named, Failure> {
-    let table: Table = table
+fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConfig) -> Result<NamedPool, Failure> {
+    let table: PoolTable = table
         .try_into()
         .map_err(|e: toml::de::Error| Failure::usage(e.to_string().trim_end().to_string()).remedy(EXAMPLE))?;
     check_name(&table.name)?;
     let beside = |path: &Path| file.parent().unwrap_or(Path::new("/")).join(path);
-    let pool = match Location::parse(&table.url).map_err(|e| Failure::usage(e.to_string()))? {
-        Location::Directory(_) if table.url.is_empty() => {
+    let pool = match PoolLocation::parse(&table.url).map_err(|e| Failure::usage(e.to_string()))? {
+        PoolLocation::Directory(_) if table.url.is_empty() => {
             return Err(Failure::usage("the url is empty").remedy(EXAMPLE));
         }
-        Location::Directory(dir) if dir.is_relative() => beside(&dir).to_string_lossy().into_owned(),
+        PoolLocation::Directory(dir) if dir.is_relative() => beside(&dir).to_string_lossy().into_owned(),
         _ => table.url.clone(),
     };
     let fast: Vec<PathBuf> = match table.fast.is_empty() {
@@ -130,7 +130,7 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
         memory_bytes: bytes("memory", table.memory.as_deref())?.or(common.memory_bytes),
         ..common.clone()
     };
-    Ok(Named { name: table.name, config })
+    Ok(NamedPool { name: table.name, config })
 }
 
 /// Checks a name: it becomes one directory that all users see.
@@ -164,7 +164,7 @@ fn bytes(key: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
 
 /// Returns the policy of one pool as text, since its daemon is restarted without the file.
 fn policy(
-    table: &Table,
+    table: &PoolTable,
     beside: impl Fn(&Path) -> PathBuf,
     shared: &toml::Table,
     immutable: bool,

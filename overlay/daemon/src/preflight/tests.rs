@@ -1,20 +1,20 @@
 use super::*;
 
-struct Dirs {
+struct TestDirs {
     _temp: tempfile::TempDir,
     root: PathBuf,
 }
 
-fn dirs() -> Dirs {
+fn dirs() -> TestDirs {
     let temp = tempfile::tempdir().unwrap();
     let root = temp.path().canonicalize().unwrap();
     for name in ["pool", "mnt", "fast"] {
         std::fs::create_dir(root.join(name)).unwrap();
     }
-    Dirs { _temp: temp, root }
+    TestDirs { _temp: temp, root }
 }
 
-fn config(dirs: &Dirs) -> MountConfig {
+fn config(dirs: &TestDirs) -> MountConfig {
     MountConfig {
         pool: dirs.root.join("pool").to_str().unwrap().into(),
         mountpoint: dirs.root.join("mnt"),

@@ -9,20 +9,20 @@ use forebay_policy::Policy;
 
 use super::*;
 use crate::client;
-use crate::registry::{Entry, Phase, Process, Runtime, State};
+use crate::registry::{MountState, Phase, Process, RegisteredMount, Runtime};
 
 struct Daemon {
     temp: tempfile::TempDir,
-    entry: Entry,
+    entry: RegisteredMount,
     jobs: Jobs,
     _server: Server,
 }
 
-fn entry(dir: PathBuf) -> Entry {
+fn entry(dir: PathBuf) -> RegisteredMount {
     let config = serde_json::from_value(serde_json::json!({
         "pool": "/p", "mountpoint": "/m", "fast": ["/f"], "read_only": false, "immutable": false, "allow_other": false
     }));
-    let state = State {
+    let state = MountState {
         version: "1".into(),
         config: config.unwrap(),
         supervisor: Process::current(),
@@ -33,7 +33,7 @@ fn entry(dir: PathBuf) -> Entry {
         last_exit: None,
         command: "forebay mount".into(),
     };
-    Entry { runtime: Runtime::at(dir), state }
+    RegisteredMount { runtime: Runtime::at(dir), state }
 }
 
 async fn daemon() -> Daemon {

@@ -31,7 +31,7 @@ use futures::TryStreamExt;
 use super::super::handles::{failed, set_mtime};
 use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
 use super::import::note_object;
-use super::{Age, Asked};
+use super::{Age, QueryStamp};
 use crate::node::{Node, NodeState};
 
 /// Limits the bytes that are compared: each time the file has grown, all its resident bytes are read from the pool
@@ -59,17 +59,17 @@ pub(crate) struct Growth {
 }
 
 /// The outcome for a file that may have grown.
-enum News {
+enum GrowthOutcome {
     /// The inode has the new version.
     Taken,
     /// The pool cannot confirm the growth at the moment: the known state stays.
     Unconfirmed,
     /// By this answer of the pool, the file did not grow by an append, or this cannot be found out.
-    Other(Box<Stat>, Asked),
+    Other(Box<Stat>, QueryStamp),
 }
 
 /// The resident part of a file, and its version.
-struct Part {
+struct ResidentPart {
     version: Version,
     file: FileState,
     size: u64,
@@ -78,7 +78,7 @@ struct Part {
     content: Option<Arc<Content>>,
 }
 
-impl Part {
+impl ResidentPart {
     fn ranges(&self) -> Vec<Range<u64>> {
         let whole = self.file.is_whole() && self.size > 0;
         if whole { std::iter::once(0..self.size).collect() } else { self.extents.ranges().collect() }
@@ -151,7 +151,7 @@ impl Inner {
         node: &Arc<Node>,
         link: Option<&Link>,
         stat: &Stat,
-        asked: Asked,
+        asked: QueryStamp,
     ) -> Result<bool> {
         if !self.is_candidate(node, stat) {
             return self.changed(node.ino, link, stat, asked);
@@ -163,13 +163,13 @@ impl Inner {
         let grow = self.grow(node, stat.clone(), asked, waited);
         let news = match tokio::time::timeout(GROW_WITHIN, grow).await {
             Ok(news) => news?,
-            Err(_) if node.state.lock().record.version != version => News::Taken,
-            Err(_) => News::Other(Box::new(stat.clone()), asked),
+            Err(_) if node.state.lock().record.version != version => GrowthOutcome::Taken,
+            Err(_) => GrowthOutcome::Other(Box::new(stat.clone()), asked),
         };
         match news {
-            News::Taken => Ok(true),
-            News::Unconfirmed => Ok(false),
-            News::Other(stat, asked) => self.changed(node.ino, link, &stat, asked),
+            GrowthOutcome::Taken => Ok(true),
+            GrowthOutcome::Unconfirmed => Ok(false),
+            GrowthOutcome::Other(stat, asked) => self.changed(node.ino, link, &stat, asked),
         }
     }
 
@@ -196,7 +196,7 @@ impl Inner {
     }
 
     /// Takes over the appended bytes. `again`: the pool must be asked anew first.
-    async fn grow(&self, node: &Arc<Node>, stat: Stat, asked: Asked, again: bool) -> Result<News> {
+    async fn grow(&self, node: &Arc<Node>, stat: Stat, asked: QueryStamp, again: bool) -> Result<GrowthOutcome> {
         let (mut stat, mut asked, mut again) = (stat, asked, again);
         for _ in 0..ATTEMPTS {
             let path = self.pool_path(node.ino)?.of_object(None);
@@ -205,28 +205,28 @@ impl Inner {
                 stat = match self.ask(self.pool.stat(&path)).await {
                     Ok(stat) => stat,
                     // The next question finds out whether the object is gone.
-                    Err(_) => return Ok(News::Unconfirmed),
+                    Err(_) => return Ok(GrowthOutcome::Unconfirmed),
                 };
             }
             let part = {
                 let mut state = node.state.lock();
                 if state.record.version.as_ref() == Some(&stat.version) {
                     state.validated = Some(Instant::now());
-                    return Ok(News::Taken);
+                    return Ok(GrowthOutcome::Taken);
                 }
                 if state.growth.shown_bytes.is_some() || !self.still_holds(asked, &state) {
-                    return Ok(News::Unconfirmed);
+                    return Ok(GrowthOutcome::Unconfirmed);
                 }
                 if !may_be_grown(&state, &stat) {
-                    return Ok(News::Other(Box::new(stat), asked));
+                    return Ok(GrowthOutcome::Other(Box::new(stat), asked));
                 }
                 self.part_of(node, &mut state)
             };
-            let Ok(part) = part else { return Ok(News::Other(Box::new(stat), asked)) };
+            let Ok(part) = part else { return Ok(GrowthOutcome::Other(Box::new(stat), asked)) };
             let appended = if part.file.is_whole() { stat.size - part.size } else { 0 };
             let compared: u64 = part.ranges().iter().map(|range| range.end - range.start).sum();
             if compared > COMPARED_BYTES_MAX || appended > APPENDED_BYTES_MAX {
-                return Ok(News::Other(Box::new(stat), asked));
+                return Ok(GrowthOutcome::Other(Box::new(stat), asked));
             }
             if self.land(node).await {
                 continue;
@@ -235,30 +235,30 @@ impl Inner {
             // awaited chunks take memory, too.
             let _memory = self.memory.acquire_many((2 * CHUNK_BYTES / MEMORY_UNIT_BYTES) as u32).await;
             match self.grow_to(node, &path, &part, &stat, asked).await {
-                Ok(Some(true)) => return Ok(News::Taken),
-                Ok(Some(false)) => return Ok(News::Other(Box::new(stat), asked)),
+                Ok(Some(true)) => return Ok(GrowthOutcome::Taken),
+                Ok(Some(false)) => return Ok(GrowthOutcome::Other(Box::new(stat), asked)),
                 Ok(None) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
-                    return Ok(News::Unconfirmed);
+                    return Ok(GrowthOutcome::Unconfirmed);
                 }
                 Err(error) => {
                     tracing::debug!(%path, %error, "the file with the appended bytes is shown as another file");
-                    return Ok(News::Other(Box::new(stat), asked));
+                    return Ok(GrowthOutcome::Other(Box::new(stat), asked));
                 }
             }
         }
-        Ok(News::Other(Box::new(stat), asked))
+        Ok(GrowthOutcome::Other(Box::new(stat), asked))
     }
 
-    fn part_of(&self, node: &Node, state: &mut NodeState) -> Result<Part> {
+    fn part_of(&self, node: &Node, state: &mut NodeState) -> Result<ResidentPart> {
         let file = state.record.file;
         let Some(version) = state.record.version.clone() else {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: no version", node.ino)));
         };
         let content = if file.is_absent() { None } else { Some(self.content(node.ino, state)?) };
         let extents = if file.is_partial() { self.residency(state)?.extents().clone() } else { ExtentSet::default() };
-        Ok(Part { version, file, size: state.record.size, extents, content })
+        Ok(ResidentPart { version, file, size: state.record.size, extents, content })
     }
 
     /// Waits for fetches of chunks of the old version. Returns whether there were any.
@@ -277,9 +277,9 @@ impl Inner {
         &self,
         node: &Arc<Node>,
         path: &PoolPath,
-        part: &Part,
+        part: &ResidentPart,
         stat: &Stat,
-        asked: Asked,
+        asked: QueryStamp,
     ) -> Result<Option<bool>> {
         if let Some(content) = &part.content
             && !self.has_same_bytes(path, &stat.version, content, part.ranges()).await?
@@ -326,7 +326,7 @@ impl Inner {
         &self,
         node: &'n Node,
         path: &PoolPath,
-        part: &Part,
+        part: &ResidentPart,
         content: &Arc<Content>,
         stat: &Stat,
     ) -> Result<Option<Appending<'n>>> {
@@ -369,7 +369,7 @@ impl Inner {
     }
 
     /// Commits the size and version of `stat` to the record. Returns whether it did.
-    fn take_growth(&self, node: &Node, part: &Part, stat: &Stat, asked: Asked) -> Result<bool> {
+    fn take_growth(&self, node: &Node, part: &ResidentPart, stat: &Stat, asked: QueryStamp) -> Result<bool> {
         let ino = node.ino;
         let mut txn = Txn::begin(self);
         if !part.holds(txn.state(ino)?) || !txn.believes(ino, asked)? {
@@ -402,7 +402,7 @@ impl Inner {
 
     /// Makes the kernel forget the page in which the file ended, because it is filled up with zeros. Only then is the
     /// file shown longer. If the content is not whole, the kernel forgets all pages.
-    async fn tell_kernel_grown(&self, node: &Arc<Node>, part: &Part) {
+    async fn tell_kernel_grown(&self, node: &Arc<Node>, part: &ResidentPart) {
         let Some(kernel) = self.kernel.get() else { return };
         let from = if part.file.is_whole() { part.size } else { 0 };
         let told = kernel.invalidate_from(node.ino, from);

@@ -14,13 +14,13 @@ use forebay_catalog::{InodeRecord, Link, NameRecord};
 
 use super::super::writeback::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
-use super::watch::Watched;
-use super::{Asked, Growth};
+use super::watch::NameQuery;
+use super::{Growth, QueryStamp};
 
 impl Inner {
     /// Adds an object of the pool to the catalog under a name that the catalog does not have. `None`: the answer came
     /// too late to count, or the mount hides the name by now.
-    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &Watched<'_>) -> Result<Option<Ino>> {
+    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &NameQuery<'_>) -> Result<Option<Ino>> {
         self.note_names_in(parent)?;
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;
@@ -154,7 +154,7 @@ impl Inner {
     ///
     /// # Errors
     /// `Stale` if the name now stands for another inode.
-    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: Asked) -> Result<bool> {
+    pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: QueryStamp) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         if record.file.is_dirty() {
@@ -273,7 +273,7 @@ impl Inner {
     }
 
     /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`.
-    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: Asked) -> Result<()> {
+    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: QueryStamp) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         let same = there.is_some_and(|stat| record.is_object(stat));
@@ -299,7 +299,7 @@ impl Inner {
     ///
     /// # Errors
     /// `Stale` if the inode is gone with its name.
-    pub(crate) async fn missing(&self, ino: Ino, asked: Asked) -> Result<()> {
+    pub(crate) async fn missing(&self, ino: Ino, asked: QueryStamp) -> Result<()> {
         match self.resolve_doubt(ino).await {
             Ok(false) => self.vanished(ino, asked),
             // The next question uses the inode's new path.
@@ -310,7 +310,7 @@ impl Inner {
     }
 
     /// Handles an inode that the pool no longer has under its known name.
-    pub(super) fn vanished(&self, ino: Ino, asked: Asked) -> Result<()> {
+    pub(super) fn vanished(&self, ino: Ino, asked: QueryStamp) -> Result<()> {
         let mut txn = Txn::begin(self);
         if !txn.believes(ino, asked)? || ino == Ino::ROOT {
             return Ok(());

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
-use forebay_catalog::{Link, Listing, NameRecord, append, decode_first, unmatched};
+use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
 use futures::TryStreamExt;
 
 use super::super::namespace::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
-use super::watch::Watched;
+use super::watch::NameQuery;
 use super::{Age, may_enter};
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
@@ -69,12 +69,12 @@ impl Entries {
 /// Names in a listing that are invalid or reserved. They do not enter the catalog, and the directory is shown without
 /// them.
 #[derive(Debug, Default)]
-struct Refused {
+struct InvalidNames {
     names: u64,
     first: String,
 }
 
-impl Refused {
+impl InvalidNames {
     fn lets_in(&mut self, name: &[u8]) -> bool {
         let good = may_enter(name);
         if !good {
@@ -154,7 +154,7 @@ impl Inner {
             if state.is_unlinked(dir) || (!state.record.in_pool() && dir != Ino::ROOT) {
                 return Ok(());
             }
-            let complete = matches!(state.record.listing, Listing::Complete(_));
+            let complete = matches!(state.record.listing, ListingState::Complete(_));
             if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(());
             }
@@ -165,7 +165,7 @@ impl Inner {
         match self.list(dir, contents).await {
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                 // If all names were known once, known names are better than an error.
-                let complete = matches!(node.state.lock().record.listing, Listing::Complete(_));
+                let complete = matches!(node.state.lock().record.listing, ListingState::Complete(_));
                 if complete { Ok(()) } else { Err(e) }
             }
             other => other,
@@ -193,7 +193,7 @@ impl Inner {
                     None => self.pool.list(&path).await?,
                 };
                 let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
-                let mut refused = Refused::default();
+                let mut refused = InvalidNames::default();
                 while let Some(page) = listing.try_next().await? {
                     let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
                     if bytes > LISTED_BYTES {
@@ -241,7 +241,7 @@ impl Inner {
                 if self.children_changed(children, &watched).await? && !watched.looks_again() {
                     let mut state = node.state.lock();
                     // Not if something that was found meanwhile requires another listing.
-                    if matches!(state.record.listing, Listing::Complete(_)) {
+                    if matches!(state.record.listing, ListingState::Complete(_)) {
                         state.names.listed_at = Some(began);
                     }
                 }
@@ -252,7 +252,7 @@ impl Inner {
             }
             tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
         }
-        if matches!(node.state.lock().record.listing, Listing::Complete(_)) {
+        if matches!(node.state.lock().record.listing, ListingState::Complete(_)) {
             // The flusher is busy in this directory. All its names were known once.
             return Ok(());
         }
@@ -268,7 +268,7 @@ impl Inner {
         dir: Ino,
         stat: &Stat,
         entries: Entries,
-        watched: &Watched<'_>,
+        watched: &NameQuery<'_>,
         began: Instant,
     ) -> Result<Option<Vec<Child>>> {
         self.note_names_in(dir)?;
@@ -277,7 +277,7 @@ impl Inner {
             return Ok(None);
         }
         let links_before = txn.record(dir)?.dir_nlink;
-        let was_complete = matches!(txn.record(dir)?.listing, Listing::Complete(_));
+        let was_complete = matches!(txn.record(dir)?.listing, ListingState::Complete(_));
         // The kernel may have cached that a new name does not exist.
         let told_absent = was_complete || !txn.state(dir)?.names.negative.is_empty();
         let mut names = Vec::new();
@@ -367,7 +367,8 @@ impl Inner {
             record.version = Some(stat.version.clone());
         }
         let may_change_unseen = racy || hides || touched || !self.pool.capabilities().versions.of_directories;
-        record.listing = Listing::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
+        record.listing =
+            ListingState::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
         let state = txn.state(dir)?;
         // The listing does not confirm known files before they have the listed state.
         state.names.listed_at = None;
@@ -384,7 +385,7 @@ impl Inner {
     }
 
     /// Applies to known files what a listing says of them. `false`: the listing is too old for some of them.
-    async fn children_changed(&self, children: Vec<Child>, watched: &Watched<'_>) -> Result<bool> {
+    async fn children_changed(&self, children: Vec<Child>, watched: &NameQuery<'_>) -> Result<bool> {
         let mut believed = true;
         for (ino, link, stat) in children {
             let same = match self.table.peek(ino) {

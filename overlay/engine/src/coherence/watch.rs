@@ -16,10 +16,10 @@ use super::super::{Inner, Ino, Txn};
 
 /// The questions about names that are under way.
 #[derive(Debug, Default)]
-pub(crate) struct Watches(Mutex<Vec<Arc<Watch>>>);
+pub(crate) struct Watches(Mutex<Vec<Arc<NameWatch>>>);
 
 #[derive(Debug)]
-struct Watch {
+struct NameWatch {
     dir: Ino,
     seen: Mutex<Seen>,
 }
@@ -56,18 +56,18 @@ impl Watches {
 }
 
 /// A question about names of a directory. Created before the pool is asked.
-pub(crate) struct Watched<'a> {
+pub(crate) struct NameQuery<'a> {
     inner: &'a Inner,
-    watch: Arc<Watch>,
+    watch: Arc<NameWatch>,
     /// Moves of directories: how many had begun and ended when the question began.
     moves: (u64, u64),
 }
 
 impl Inner {
-    pub(super) fn watch(&self, dir: Ino) -> Watched<'_> {
-        let watch = Arc::new(Watch { dir, seen: Mutex::default() });
+    pub(super) fn watch(&self, dir: Ino) -> NameQuery<'_> {
+        let watch = Arc::new(NameWatch { dir, seen: Mutex::default() });
         self.watches.0.lock().push(watch.clone());
-        Watched { inner: self, watch, moves: self.dir_moves() }
+        NameQuery { inner: self, watch, moves: self.dir_moves() }
     }
 
     /// Reads the ended moves first, so that a move that begins in between counts as under way.
@@ -78,7 +78,7 @@ impl Inner {
     }
 }
 
-impl Watched<'_> {
+impl NameQuery<'_> {
     /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
         self.moves.0 == self.moves.1 && self.moves == self.inner.dir_moves()
@@ -107,7 +107,7 @@ impl Watched<'_> {
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for NameQuery<'_> {
     fn drop(&mut self) {
         self.inner.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
     }

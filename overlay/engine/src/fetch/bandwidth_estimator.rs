@@ -43,7 +43,7 @@ pub(crate) struct Speed {
 
 /// Measurements of the requests so far.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct BandwidthEstimator {
     measured: Mutex<Measured>,
 }
 
@@ -88,8 +88,8 @@ struct Line {
 }
 
 /// A request in flight.
-pub(super) struct UnderWay<'a> {
-    pace: &'a Pace,
+pub(super) struct TimedRequest<'a> {
+    pace: &'a BandwidthEstimator,
     is_stream: bool,
     bytes: u64,
     missing: u64,
@@ -97,14 +97,14 @@ pub(super) struct UnderWay<'a> {
     first_byte: Option<Duration>,
 }
 
-impl Pace {
+impl BandwidthEstimator {
     /// Begins a request for `bytes` bytes. The pool streams them (`is_stream`), or returns them as a whole.
-    pub(super) fn begin(&self, bytes: u64, is_stream: bool, now: Instant) -> UnderWay<'_> {
+    pub(super) fn begin(&self, bytes: u64, is_stream: bool, now: Instant) -> TimedRequest<'_> {
         let line = &mut self.measured.lock().line;
         line.look(now);
         line.requests += 1;
         line.bytes_under_way += bytes;
-        UnderWay { pace: self, is_stream, bytes, missing: bytes, asked: now, first_byte: None }
+        TimedRequest { pace: self, is_stream, bytes, missing: bytes, asked: now, first_byte: None }
     }
 
     pub fn speed(&self) -> Speed {
@@ -121,7 +121,7 @@ impl Pace {
     }
 }
 
-impl UnderWay<'_> {
+impl TimedRequest<'_> {
     /// Counts bytes that arrived.
     pub(super) fn came(&mut self, bytes: u64, now: Instant) {
         // No more than was requested, even if the pool sends more.
@@ -151,7 +151,7 @@ impl UnderWay<'_> {
 }
 
 /// Bytes that will not arrive any more are not in flight.
-impl Drop for UnderWay<'_> {
+impl Drop for TimedRequest<'_> {
     fn drop(&mut self) {
         if self.missing > 0 {
             let line = &mut self.pace.measured.lock().line;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn after(latency_ms: u64, mib_per_sec: u64) -> u64 {
-        let (pace, begun) = (Pace::default(), Instant::now());
+        let (pace, begun) = (BandwidthEstimator::default(), Instant::now());
         assert_eq!(pace.request_bytes(), FIRST_BYTES);
         for _ in 0..50 {
             let mut request = pace.begin(mib_per_sec * MIB, true, begun);
@@ -240,7 +240,13 @@ mod tests {
     }
 
     /// Keeps `at_once` requests in flight. Answers arrive in bunches of `bunch`, one bunch every `each`.
-    fn requests(pace: &Pace, begun: Instant, [at_once, bunch]: [usize; 2], bytes: u64, each: Duration) -> Instant {
+    fn requests(
+        pace: &BandwidthEstimator,
+        begun: Instant,
+        [at_once, bunch]: [usize; 2],
+        bytes: u64,
+        each: Duration,
+    ) -> Instant {
         let mut now = begun;
         let mut under_way: VecDeque<_> = (0..at_once).map(|_| pace.begin(bytes, false, now)).collect();
         for _ in 0..1600 / bunch {
@@ -253,13 +259,13 @@ mod tests {
         now
     }
 
-    fn mb_per_second(pace: &Pace) -> f64 {
+    fn mb_per_second(pace: &BandwidthEstimator) -> f64 {
         (pace.speed().bytes_per_second / 1e6).round()
     }
 
     #[test]
     fn a_pool_gives_what_came_of_all_requests_together() {
-        let pace = Pace::default();
+        let pace = BandwidthEstimator::default();
         assert_eq!(pace.speed(), UNMEASURED);
         let now = requests(&pace, Instant::now(), [16, 1], MIB, ms(21));
         assert_eq!(mb_per_second(&pace), 50.0);
@@ -277,7 +283,7 @@ mod tests {
 
     #[test]
     fn small_requests_measure_latency_and_not_bandwidth() {
-        let pace = Pace::default();
+        let pace = BandwidthEstimator::default();
         let now = requests(&pace, Instant::now(), [1, 1], 4096, ms(4));
         assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 100.0));
         let now = requests(&pace, now, [1, 1], 500_000, ms(10));
@@ -289,7 +295,7 @@ mod tests {
     /// Models a line that lets a burst pass after a pause.
     #[test]
     fn the_first_measurement_weighs_no_more_than_the_next() {
-        let pace = Pace::default();
+        let pace = BandwidthEstimator::default();
         let mut now = Instant::now();
         for mib_per_second in [400, 50, 50, 50, 50] {
             let mut request = pace.begin(mib_per_second * MIB / 4, false, now);
@@ -302,7 +308,7 @@ mod tests {
 
     #[test]
     fn one_reader_of_a_pool_far_away_does_not_make_it_slow() {
-        let pace = Pace::default();
+        let pace = BandwidthEstimator::default();
         let now = requests(&pace, Instant::now(), [1, 1], MIB, ms(60));
         assert_eq!(mb_per_second(&pace), 100.0, "50 ms until the first byte, for all that is known");
         requests(&pace, now, [16, 1], MIB, ms(5));

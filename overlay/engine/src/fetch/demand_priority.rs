@@ -29,9 +29,9 @@ impl Default for DemandPriority {
 
 /// While this lives, a reader waits for the pool.
 #[derive(Debug)]
-pub(crate) struct Reading<'a>(&'a DemandPriority);
+pub(crate) struct DemandRead<'a>(&'a DemandPriority);
 
-impl Drop for Reading<'_> {
+impl Drop for DemandRead<'_> {
     fn drop(&mut self) {
         if self.0.readers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.no_reader.notify_waiters();
@@ -40,9 +40,9 @@ impl Drop for Reading<'_> {
 }
 
 impl DemandPriority {
-    pub fn read(&self) -> Reading<'_> {
+    pub fn read(&self) -> DemandRead<'_> {
         self.readers.fetch_add(1, Ordering::AcqRel);
-        Reading(self)
+        DemandRead(self)
     }
 
     /// Waits until a request that no reader waits for may begin. The caller keeps the permit as long as the request

@@ -14,7 +14,7 @@ use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
-use super::bandwidth_estimator::UnderWay;
+use super::bandwidth_estimator::TimedRequest;
 use super::{changed, lost};
 use crate::node::Node;
 
@@ -30,14 +30,14 @@ pub(super) struct Chunk {
 }
 
 /// One call to the pool.
-pub(super) struct Request {
+pub(super) struct FetchRequest {
     pub path: PoolPath,
     pub version: Version,
     /// Consecutive chunks.
     pub chunks: VecDeque<Chunk>,
 }
 
-impl Request {
+impl FetchRequest {
     pub fn is_all_of(&self, version: &Version, bytes: u64) -> bool {
         let (first, last) = (self.chunks.front(), self.chunks.back());
         self.version == *version
@@ -68,7 +68,7 @@ struct Source<'a> {
     /// Bytes that arrived beyond the end of the last chunk.
     rest: Bytes,
     /// `None`: the bytes came with a listing.
-    under_way: Option<UnderWay<'a>>,
+    under_way: Option<TimedRequest<'a>>,
 }
 
 impl Source<'_> {
@@ -101,20 +101,20 @@ impl Source<'_> {
 
 impl Inner {
     /// Fetches the chunks of a request one after the other, and notifies those that wait for each.
-    pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: Request) {
+    pub(super) async fn answer(self: &Arc<Self>, node: &Arc<Node>, mut request: FetchRequest) {
         let Err(error) = self.bring_in(node, &mut request).await else { return };
         self.fail(node, request, error);
     }
 
     /// The same with bytes that have already arrived.
-    pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: Request, content: Bytes) {
+    pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: FetchRequest, content: Bytes) {
         let stream = stream::once(future::ready(Ok(content))).boxed();
         let mut source = Source { stream, rest: Bytes::new(), under_way: None };
         let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
         self.fail(node, request, error);
     }
 
-    fn fail(&self, node: &Node, request: Request, error: Error) {
+    fn fail(&self, node: &Node, request: FetchRequest, error: Error) {
         let error = Arc::new(error);
         for chunk in request.chunks {
             node.state.lock().flights.remove(&chunk.index);
@@ -122,7 +122,7 @@ impl Inner {
         }
     }
 
-    async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut Request) -> Result<()> {
+    async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut FetchRequest) -> Result<()> {
         let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) else { return Ok(()) };
         let range = first.range.start..last.range.end;
         // A pool that does not stream returns the whole range at once.
@@ -141,7 +141,7 @@ impl Inner {
     async fn pour(
         self: &Arc<Self>,
         node: &Arc<Node>,
-        request: &mut Request,
+        request: &mut FetchRequest,
         source: &mut Source<'_>,
         mut space: Option<Reservation>,
     ) -> Result<()> {
@@ -169,7 +169,13 @@ impl Inner {
     }
 
     /// Writes a chunk to the content file, and records that it is valid.
-    async fn keep(self: &Arc<Self>, node: &Arc<Node>, request: &Request, chunk: &Chunk, data: Bytes) -> Result<()> {
+    async fn keep(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        request: &FetchRequest,
+        chunk: &Chunk,
+        data: Bytes,
+    ) -> Result<()> {
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
         self.counters.pool_read_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         let Some((content, id)) = self.content_for_fetch(node, &request.version)? else {

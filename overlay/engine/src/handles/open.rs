@@ -8,12 +8,12 @@ use std::time::Instant;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
-use forebay_policy::{Flush, PathPolicy};
+use forebay_policy::{FlushPolicy, PathPolicy};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
-use crate::node::{Attachment, Node, NodeState, Opens};
+use crate::node::{Attachment, FileOpens, Node, NodeState};
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
@@ -66,7 +66,7 @@ impl Overlay {
             inner.truncate_to_zero(&node).await?;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
-        let no_flush = !(write || truncates) || policy.flush != Flush::OnClose;
+        let no_flush = !(write || truncates) || policy.flush != FlushPolicy::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();
@@ -180,7 +180,7 @@ impl Inner {
     }
 
     /// `end` ends a use of a file, and returns whether it was a writer.
-    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut Opens) -> bool) {
+    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut FileOpens) -> bool) {
         let inner = self;
         let Ok(node) = inner.node(ino) else { return };
         let (last_writer, unlinked, idle) = {

@@ -3,8 +3,8 @@
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::FileState;
-use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, Listing, Xattrs};
-use forebay_policy::Flush;
+use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, ListingState, Xattrs};
+use forebay_policy::FlushPolicy;
 use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
@@ -12,7 +12,7 @@ use super::exists;
 use crate::acl::{self, Acl};
 
 /// The properties of a new inode.
-pub(super) struct New<'a> {
+pub(super) struct NewInode<'a> {
     kind: FileKind,
     mode: u32,
     umask: u32,
@@ -21,7 +21,7 @@ pub(super) struct New<'a> {
     caller: Caller,
 }
 
-impl New<'_> {
+impl NewInode<'_> {
     /// A device 0:0. overlayfs takes it for a removed name, whatever the lower layers have there.
     pub fn whiteout(caller: Caller) -> Self {
         Self { kind: FileKind::CharDevice, mode: 0, umask: 0, rdev: 0, target: None, caller }
@@ -44,12 +44,12 @@ impl Overlay {
         if kind != FileKind::File && !self.inner.pool.capabilities().objects.special_files {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Pool, "the pool cannot hold special files"));
         }
-        let ino = self.inner.make(parent, name, New { kind, mode, umask, rdev, target: None, caller }).await?;
+        let ino = self.inner.make(parent, name, NewInode { kind, mode, umask, rdev, target: None, caller }).await?;
         self.inner.counted_entry(ino)
     }
 
     pub async fn mkdir(&self, parent: Ino, name: &[u8], mode: u32, umask: u32, caller: Caller) -> Result<Entry> {
-        let new = New { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
+        let new = NewInode { kind: FileKind::Directory, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.counted_entry(ino)
     }
@@ -69,7 +69,7 @@ impl Overlay {
                 "a symlink target of 4096 bytes or more",
             ));
         }
-        let new = New { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
+        let new = NewInode { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: Some(target), caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.counted_entry(ino)
     }
@@ -84,7 +84,7 @@ impl Overlay {
         flags: i32,
         caller: Caller,
     ) -> Result<(Entry, Opened)> {
-        let new = New { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
+        let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
         self.inner.learn_storage_pool(&*self.inner.node(ino)?).await;
         self.opened(ino, flags)
@@ -94,7 +94,7 @@ impl Overlay {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let entry = inner.counted_entry(ino)?;
-        let no_flush = inner.policy_of(&node).flush != Flush::OnClose;
+        let no_flush = inner.policy_of(&node).flush != FlushPolicy::OnClose;
         let mut state = node.state.lock();
         let content = match inner.content(ino, &mut state) {
             Ok(content) => content,
@@ -146,7 +146,7 @@ impl Overlay {
 }
 
 impl Inner {
-    async fn make(&self, parent: Ino, name: &[u8], new: New<'_>) -> Result<Ino> {
+    async fn make(&self, parent: Ino, name: &[u8], new: NewInode<'_>) -> Result<Ino> {
         self.check_new_name(parent, name)?;
         if self.find(parent, name).await?.is_some() {
             return Err(exists(name));
@@ -200,7 +200,7 @@ impl Inner {
         &self,
         txn: &mut Txn<'_>,
         parent: Ino,
-        new: &New<'_>,
+        new: &NewInode<'_>,
         default_acl: Option<&[u8]>,
     ) -> Result<InodeRecord> {
         let dir = txn.live_dir(parent)?;
@@ -235,7 +235,7 @@ impl Inner {
             sent_to: Default::default(),
             version: None,
             file: FileState::absent(),
-            listing: Listing::Complete(None),
+            listing: ListingState::Complete(None),
             target: new.target.map(Into::into),
             dirty_xattrs: xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
             changed_since_removal: false,

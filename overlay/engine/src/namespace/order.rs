@@ -81,13 +81,13 @@ pub struct DirOrder {
     pub dir: Ino,
     pub parent: Ino,
     state: u64,
-    slots: Vec<Slot>,
+    slots: Vec<OrderSlot>,
     /// All names, one after the other.
     names: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct OrderSlot {
     cookie: u64,
     ino: Ino,
     name_at: u32,
@@ -112,7 +112,7 @@ impl DirOrder {
 
     /// Returns its size in memory.
     pub fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + self.names.capacity() + size_of::<Self>()
+        self.slots.capacity() * size_of::<OrderSlot>() + self.names.capacity() + size_of::<Self>()
     }
 
     /// Returns the entries after a cookie, whose own name may be gone.
@@ -126,7 +126,7 @@ impl DirOrder {
         })
     }
 
-    fn name(&self, slot: &Slot) -> &[u8] {
+    fn name(&self, slot: &OrderSlot) -> &[u8] {
         let at = slot.name_at as usize;
         self.names.get(at..at + usize::from(slot.name_len)).unwrap_or_default()
     }
@@ -136,7 +136,7 @@ impl DirOrder {
             return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "a directory with 4 GiB of names"));
         };
         self.names.extend_from_slice(name);
-        self.slots.push(Slot { cookie: hash.place(name), ino, name_at, name_len, kind });
+        self.slots.push(OrderSlot { cookie: hash.place(name), ino, name_at, name_len, kind });
         Ok(())
     }
 

@@ -6,13 +6,13 @@ use forebay_backends::{Error, ErrorKind, FileKind, RenameMode, Result, Side};
 use forebay_system::clock::stamp_now;
 
 use super::super::{Caller, Inner, Ino, Overlay, Txn};
-use super::create::New;
+use super::create::NewInode;
 use super::remove::not_empty;
 use super::{exists, not_found};
 
 /// A name in a directory.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct RenameEndpoint<'a> {
     parent: Ino,
     name: &'a [u8],
 }
@@ -27,7 +27,7 @@ impl Overlay {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
+        let (from, to) = (RenameEndpoint { parent, name }, RenameEndpoint { parent: new_parent, name: new_name });
         self.inner.move_name(from, to, mode, None).await
     }
 
@@ -47,7 +47,7 @@ impl Overlay {
         if !self.inner.pool.capabilities().objects.special_files {
             return Err(Error::new(ErrorKind::InvalidInput, Side::Pool, "the pool cannot hold whiteouts"));
         }
-        let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
+        let (from, to) = (RenameEndpoint { parent, name }, RenameEndpoint { parent: new_parent, name: new_name });
         self.inner.move_name(from, to, mode, Some(caller)).await
     }
 }
@@ -55,13 +55,13 @@ impl Overlay {
 impl Inner {
     async fn move_name(
         self: &Arc<Self>,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: RenameEndpoint<'_>,
+        to: RenameEndpoint<'_>,
         mode: RenameMode,
         whiteout: Option<Caller>,
     ) -> Result<()> {
         let inner = self;
-        let (Place { parent, name }, Place { parent: new_parent, name: new_name }) = (from, to);
+        let (RenameEndpoint { parent, name }, RenameEndpoint { parent: new_parent, name: new_name }) = (from, to);
         inner.check_new_name(new_parent, new_name)?;
         inner.sync_many_replaced().await;
         let moved = inner.find(parent, name).await?.ok_or_else(|| not_found(name))?;
@@ -98,7 +98,7 @@ impl Inner {
             _ => shift(inner, &mut txn, from, to, moved, target)?,
         }
         if let Some(caller) = whiteout {
-            let mut record = inner.new_record(&mut txn, parent, &New::whiteout(caller), None)?;
+            let mut record = inner.new_record(&mut txn, parent, &NewInode::whiteout(caller), None)?;
             record.links.push((parent, name.into()));
             let ino = txn.create(record)?;
             txn.show(parent, name, Some((ino, FileKind::CharDevice)))?;
@@ -134,8 +134,8 @@ fn is_around(inner: &Inner, parent: Ino, target: Option<Ino>) -> bool {
 fn shift(
     inner: &Inner,
     txn: &mut Txn<'_>,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: RenameEndpoint<'_>,
+    to: RenameEndpoint<'_>,
     moved: Ino,
     target: Option<Ino>,
 ) -> Result<()> {
@@ -157,7 +157,7 @@ fn shift(
 }
 
 /// Makes two names change places.
-fn swap(txn: &mut Txn<'_>, a: Place<'_>, b: Place<'_>, first: Ino, second: Ino) -> Result<()> {
+fn swap(txn: &mut Txn<'_>, a: RenameEndpoint<'_>, b: RenameEndpoint<'_>, first: Ino, second: Ino) -> Result<()> {
     let first_kind = relink(txn, first, a, b)?;
     let second_kind = relink(txn, second, b, a)?;
     txn.show(a.parent, a.name, Some((second, second_kind)))?;
@@ -167,7 +167,7 @@ fn swap(txn: &mut Txn<'_>, a: Place<'_>, b: Place<'_>, first: Ino, second: Ino) 
     txn.touch_dir(b.parent, dirs(first_kind) - dirs(second_kind))
 }
 
-fn relink(txn: &mut Txn<'_>, ino: Ino, from: Place<'_>, to: Place<'_>) -> Result<FileKind> {
+fn relink(txn: &mut Txn<'_>, ino: Ino, from: RenameEndpoint<'_>, to: RenameEndpoint<'_>) -> Result<FileKind> {
     let record = txn.record(ino)?;
     for link in &mut record.links {
         if link.0 == from.parent && *link.1 == *from.name {

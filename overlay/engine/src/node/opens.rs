@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The opens of one file. A change that the daemon makes for a request counts as a writer while it is under way.
 #[derive(Debug, Default)]
-pub(crate) struct Opens {
+pub(crate) struct FileOpens {
     readers: u32,
     writers: u32,
     changes: u32,
     direct: bool,
 }
 
-impl Opens {
+impl FileOpens {
     /// Counts an open by a program. `direct`: for direct I/O. `all`: the opens of all files.
     pub fn add(&mut self, write: bool, direct: bool, all: &AtomicU64) {
         *self.count(write) += 1;

@@ -20,7 +20,7 @@ const CROWD: usize = 10_000;
 
 /// The inodes in memory.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct NodeTable {
     nodes: DashMap<Ino, Arc<Node>>,
     /// The kernel's lookup count of each inode. Locked after a shard of `nodes`.
     lookups: DashMap<Ino, u64>,
@@ -32,7 +32,7 @@ pub(crate) struct Table {
     pub opens: AtomicU64,
 }
 
-impl Table {
+impl NodeTable {
     /// Returns the node of an inode, from memory or from the catalog, or `None` if there is no such inode.
     ///
     /// `distrust` gets each record that was read from the catalog. It may give up content that a power cut may have
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_forgotten_inodes_is_given_back() {
-        let table = Table::default();
+        let table = NodeTable::default();
         let all = (1..=10 * CROWD as u64).map(Ino);
         all.clone().for_each(|ino| table.count_lookup(ino));
         assert!(!table.has_forgotten_many() && !table.holds_spare_memory());
@@ -213,7 +213,7 @@ mod tests {
     fn inodes_that_only_the_kernel_knows_leave_the_memory_and_keep_their_count() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
-        let table = Table::default();
+        let table = NodeTable::default();
         let get = |ino| table.get(&catalog, ino, |_| Ok(())).unwrap().unwrap();
         let all = (1000..1000 + 4 * IDLE_INODES as u64).map(Ino);
         for ino in all.clone() {

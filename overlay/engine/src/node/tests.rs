@@ -8,7 +8,7 @@ use forebay_catalog::InodeRecord;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Attachment, Bypass, DirtyContent, Opens};
+use super::{Attachment, Bypass, DirtyContent, FileOpens};
 
 /// Returns the record of a file that the pool has.
 pub(crate) fn file_of_pool(size: u64) -> InodeRecord {
@@ -69,7 +69,7 @@ fn steps() -> impl Strategy<Value = Step> {
 /// A file that the engine would keep, and what is true of it.
 #[derive(Default)]
 struct World {
-    opens: Opens,
+    opens: FileOpens,
     bypass: Bypass,
     dirty: DirtyContent,
     all: AtomicU64,

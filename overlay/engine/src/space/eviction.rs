@@ -15,7 +15,7 @@ use crate::node::NodeState;
 
 /// Why the content of a file is not evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum KeepReason {
     Dirty,
     Leased,
     Open,
@@ -24,7 +24,7 @@ pub(crate) enum Kept {
     Absent,
 }
 
-impl Kept {
+impl KeepReason {
     /// Returns the reason for operators, with what helps.
     pub fn reason(self) -> &'static str {
         match self {
@@ -64,19 +64,19 @@ pub(crate) struct MakingRoom {
 }
 
 /// One caller of `reserve` that waits for room.
-struct Asked<'a> {
+struct RoomRequest<'a> {
     making_room: &'a MakingRoom,
     bytes: u64,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> RoomRequest<'a> {
     fn begin(making_room: &'a MakingRoom, bytes: u64) -> Self {
         making_room.asked.fetch_add(bytes, Ordering::Relaxed);
         Self { making_room, bytes }
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for RoomRequest<'_> {
     fn drop(&mut self) {
         self.making_room.asked.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -98,7 +98,7 @@ impl Inner {
         super::super::blocking(move || {
             for _ in 0..2 {
                 if bytes <= inner.room_after_eviction() {
-                    let _asked = Asked::begin(&inner.making_room, bytes);
+                    let _asked = RoomRequest::begin(&inner.making_room, bytes);
                     inner.make_room(bytes)?;
                 }
                 inner.trash.drain();
@@ -153,7 +153,7 @@ impl Inner {
             let Some(victim) = self.victim(&mut leased) else { break };
             match self.evict_inode(victim, ChosenBy::Policy) {
                 Ok(Ok(freed)) => wanted = wanted.saturating_sub(freed.max(1)),
-                Ok(Err(Kept::Absent)) => {}
+                Ok(Err(KeepReason::Absent)) => {}
                 Err(error) if error.is(ErrorKind::Stale) => {}
                 // It came into use meanwhile. The policy has dropped it, so it is inserted again below.
                 Ok(Err(_)) => stayed.push(victim),
@@ -168,7 +168,7 @@ impl Inner {
         for ino in stayed {
             let Ok(node) = self.node(ino) else { continue };
             let mut state = node.state.lock();
-            if !matches!(self.kept(&state, now), Some(Kept::Absent | Kept::Dirty)) {
+            if !matches!(self.kept(&state, now), Some(KeepReason::Absent | KeepReason::Dirty)) {
                 self.evictor.insert(ino.0, self.counted_bytes(&mut state));
             }
         }
@@ -186,7 +186,7 @@ impl Inner {
             Some(node) => node
                 .state
                 .try_lock()
-                .is_some_and(|state| self.kept(&state, now).is_none_or(|kept| kept == Kept::Absent)),
+                .is_some_and(|state| self.kept(&state, now).is_none_or(|kept| kept == KeepReason::Absent)),
             None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
         };
         let mut evictor = self.evictor.lock();
@@ -195,20 +195,20 @@ impl Inner {
     }
 
     /// Returns why the content of an inode may not be evicted; `None`: it may.
-    pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<Kept> {
+    pub(crate) fn kept(&self, state: &NodeState, now_unix: u64) -> Option<KeepReason> {
         let file = state.record.file;
         match () {
-            () if file.is_absent() || state.is_deleted() => Some(Kept::Absent),
-            () if file.is_dirty() => Some(Kept::Dirty),
-            () if state.leases.hold(now_unix) => Some(Kept::Leased),
-            () if state.opens.any() => Some(Kept::Open),
-            () if !state.flights.is_empty() => Some(Kept::Fetching),
+            () if file.is_absent() || state.is_deleted() => Some(KeepReason::Absent),
+            () if file.is_dirty() => Some(KeepReason::Dirty),
+            () if state.leases.hold(now_unix) => Some(KeepReason::Leased),
+            () if state.opens.any() => Some(KeepReason::Open),
+            () if !state.flights.is_empty() => Some(KeepReason::Fetching),
             () => None,
         }
     }
 
     /// Evicts the content of an inode. Returns the bytes that it occupied, or why it stays.
-    pub(crate) fn evict_inode(&self, ino: Ino, chosen_by: ChosenBy) -> Result<Result<u64, Kept>> {
+    pub(crate) fn evict_inode(&self, ino: Ino, chosen_by: ChosenBy) -> Result<Result<u64, KeepReason>> {
         let mut txn = Txn::begin(self);
         if let Some(kept) = self.kept(txn.state(ino)?, unix_now()) {
             return Ok(Err(kept));

@@ -9,7 +9,7 @@ const EVENTS: usize = 256;
 const EVENTS_MAX: usize = 16 * EVENTS;
 
 /// What the policy does not know yet.
-enum Event {
+enum EvictionEvent {
     Use(u64),
     /// Clean content with this many bytes.
     Insert(u64, u64),
@@ -20,7 +20,7 @@ enum Event {
 /// policy, because the choice of a victim asks foresight and the catalog.
 pub(crate) struct EvictionOrder {
     policy: Mutex<Box<dyn Evictor>>,
-    events: Mutex<Vec<Event>>,
+    events: Mutex<Vec<EvictionEvent>>,
     /// As of the last events that the policy learned.
     evictable: Mutex<Evictable>,
 }
@@ -39,23 +39,23 @@ impl EvictionOrder {
 
     /// Notes that content was used.
     pub fn note_use(&self, key: u64) {
-        self.note(Event::Use(key));
+        self.note(EvictionEvent::Use(key));
     }
 
     /// Notes that content may be evicted, and how many bytes it occupies.
     pub fn insert(&self, key: u64, bytes: u64) {
-        self.note(Event::Insert(key, bytes));
+        self.note(EvictionEvent::Insert(key, bytes));
     }
 
     /// Notes that there is nothing to evict any more: content is gone, or dirty.
     pub fn remove(&self, key: u64) {
-        self.note(Event::Remove(key));
+        self.note(EvictionEvent::Remove(key));
     }
 
-    fn note(&self, event: Event) {
+    fn note(&self, event: EvictionEvent) {
         {
             let mut events = self.events.lock();
-            if events.len() < EVENTS_MAX || !matches!(event, Event::Use(_)) {
+            if events.len() < EVENTS_MAX || !matches!(event, EvictionEvent::Use(_)) {
                 events.push(event);
             }
             if events.len() < EVENTS_MAX && !events.len().is_multiple_of(EVENTS) {
@@ -86,9 +86,9 @@ impl EvictionOrder {
         let events = std::mem::take(&mut *self.events.lock());
         for event in events {
             match event {
-                Event::Use(key) => policy.access(key),
-                Event::Insert(key, bytes) => policy.insert(key, bytes),
-                Event::Remove(key) => policy.remove(key),
+                EvictionEvent::Use(key) => policy.access(key),
+                EvictionEvent::Insert(key, bytes) => policy.insert(key, bytes),
+                EvictionEvent::Remove(key) => policy.remove(key),
             }
         }
         *self.evictable.lock() = Evictable { files: policy.len() as u64, bytes: policy.bytes() };

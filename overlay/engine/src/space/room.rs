@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, Result, Side};
 use forebay_catalog::Intent;
-use forebay_policy::Flush;
+use forebay_policy::FlushPolicy;
 use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, blocking};
@@ -22,21 +22,21 @@ const KNOWN_FOR: Duration = Duration::from_millis(500);
 
 /// The writers that wait for room.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct WaitingWriters {
     writers: AtomicU64,
     /// When it was last checked whether the flush can make room, and the result.
     coming: Mutex<Option<(Instant, bool)>>,
 }
 
 /// A writer that waits.
-struct Waiting<'a> {
-    room: &'a Room,
+struct WriterWait<'a> {
+    room: &'a WaitingWriters,
     began: Instant,
     progress: (u64, u64),
     progressed: Instant,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WriterWait<'_> {
     fn drop(&mut self) {
         self.room.writers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -79,10 +79,10 @@ impl Inner {
         self.room.writers.load(Ordering::Relaxed)
     }
 
-    fn wait_for_room(&self) -> Waiting<'_> {
+    fn wait_for_room(&self) -> WriterWait<'_> {
         self.room.writers.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
-        Waiting { room: &self.room, began: now, progress: self.progress(), progressed: now }
+        WriterWait { room: &self.room, began: now, progress: self.progress(), progressed: now }
     }
 
     fn progress(&self) -> (u64, u64) {
@@ -113,7 +113,7 @@ impl Inner {
     /// Whether the background flush is expected to send a file, so that it may be evicted then.
     fn frees_room(&self, ino: Ino) -> bool {
         let Ok(node) = self.node(ino) else { return false };
-        if self.policy_of(&node).flush == Flush::Manual || self.flusher.errors.of(ino).is_some() {
+        if self.policy_of(&node).flush == FlushPolicy::Manual || self.flusher.errors.of(ino).is_some() {
             return false;
         }
         {

@@ -10,14 +10,14 @@ use super::super::coherence::PoolChange;
 use super::super::coherence::note_object;
 use super::super::{Inner, Ino, Txn};
 use super::conflict::look_again;
-use super::reconcile::{Next, Step, leads_to_unseen};
+use super::reconcile::{NextStep, ReconcileStep, leads_to_unseen};
 use crate::node::Node;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.
 pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
 
 /// What the pool has under the name to which something is to be moved.
-enum Target {
+enum TargetOccupant {
     /// What the catalog expects, or nothing.
     Ours,
     Theirs,
@@ -29,16 +29,16 @@ impl Inner {
         parent: Ino,
         name: &[u8],
         record: &NameRecord,
-        step: Step,
+        step: ReconcileStep,
     ) -> Result<()> {
         let (subject, other) = match &step {
-            Step::Remove { occupant } => (*occupant, None),
-            Step::Rename { moved, occupant, .. } => (*moved, *occupant),
-            Step::Link { ino, .. } => (*ino, None),
-            Step::Create { ino, occupant } => (*ino, *occupant),
+            ReconcileStep::Remove { occupant } => (*occupant, None),
+            ReconcileStep::Rename { moved, occupant, .. } => (*moved, *occupant),
+            ReconcileStep::Link { ino, .. } => (*ino, None),
+            ReconcileStep::Create { ino, occupant } => (*ino, *occupant),
         };
         let moves_dir =
-            matches!(&step, Step::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
+            matches!(&step, ReconcileStep::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
         let (_exclusive, _shared) = match moves_dir {
             true => (Some(self.flusher.moves.write().await), None),
             false => (None, Some(self.flusher.moves.read().await)),
@@ -50,7 +50,7 @@ impl Inner {
             return Ok(());
         }
         // A step on another name of the same inode may also have come first.
-        if !matches!(self.next(parent, name, record)?, Next::Step(again) if again == step) {
+        if !matches!(self.next(parent, name, record)?, NextStep::Step(again) if again == step) {
             return Ok(());
         }
         // And the answer to that step may have been lost.
@@ -59,22 +59,22 @@ impl Inner {
         }
         let mut touched = vec![parent, subject];
         touched.extend(other);
-        if let Step::Rename { from, .. } = &step {
+        if let ReconcileStep::Rename { from, .. } = &step {
             touched.push(from.0);
         }
         let at: Link = (parent, name.into());
         // The step sends what is recorded as sent, even if the overlay changes meanwhile.
         let sent = self.record_of(subject)?;
         let what = match &step {
-            Step::Remove { .. } => {
+            ReconcileStep::Remove { .. } => {
                 self.sync_written().await?;
                 None
             }
-            Step::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
-            Step::Link { .. } => Some(SentWhat::Linked),
+            ReconcileStep::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
+            ReconcileStep::Link { .. } => Some(SentWhat::Linked),
             // For a file, the upload records what is sent.
-            Step::Create { .. } if sent.kind == FileKind::File => None,
-            Step::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
+            ReconcileStep::Create { .. } if sent.kind == FileKind::File => None,
+            ReconcileStep::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
         };
         if let Some(what) = what
             && !self.about_to_send(&at, subject, what).await?
@@ -84,10 +84,12 @@ impl Inner {
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
         let path = self.pool_path_of(parent, name)?;
         match step {
-            Step::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
-            Step::Rename { from, moved, occupant } => self.move_to(parent, name, &from, moved, occupant, &path).await,
-            Step::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
-            Step::Create { ino, occupant } => self.create_at(parent, name, (ino, sent), occupant, &path).await,
+            ReconcileStep::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
+            ReconcileStep::Rename { from, moved, occupant } => {
+                self.move_to(parent, name, &from, moved, occupant, &path).await
+            }
+            ReconcileStep::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
+            ReconcileStep::Create { ino, occupant } => self.create_at(parent, name, (ino, sent), occupant, &path).await,
         }
     }
 
@@ -228,8 +230,8 @@ impl Inner {
         if let Some(occupant) = occupant {
             self.ready_to_go(occupant).await?;
             match self.at_target(occupant, path).await? {
-                Target::Ours => self.expect_version_to_move(occupant)?,
-                Target::Theirs => return self.keep_both(parent, name, moved, path).await,
+                TargetOccupant::Ours => self.expect_version_to_move(occupant)?,
+                TargetOccupant::Theirs => return self.keep_both(parent, name, moved, path).await,
             }
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
@@ -267,12 +269,12 @@ impl Inner {
     }
 
     /// Returns what the pool has under a path that is to be taken from `occupant`.
-    async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<Target> {
+    async fn at_target(&self, occupant: Ino, path: &PoolPath) -> Result<TargetOccupant> {
         let ours = self.record_of(occupant)?.removed_version();
         match self.ask(self.pool.stat(path)).await {
-            Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(Target::Ours),
-            Ok(_) => Ok(Target::Theirs),
-            Err(e) if e.is(ErrorKind::NotFound) => Ok(Target::Ours),
+            Ok(stat) if ours.is_none_or(|v| v.same_content(&stat.version)) => Ok(TargetOccupant::Ours),
+            Ok(_) => Ok(TargetOccupant::Theirs),
+            Err(e) if e.is(ErrorKind::NotFound) => Ok(TargetOccupant::Ours),
             Err(e) => Err(e.context(path)),
         }
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
-use forebay_catalog::Listing;
+use forebay_catalog::ListingState;
 use forebay_system::clock::unix_now;
 
 use super::super::{Inner, Ino, Txn};
@@ -90,7 +90,7 @@ impl Inner {
 /// Makes the next look at a directory ask the pool, however fresh its cached state is: the pool has more names there
 /// than the catalog knew.
 pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    txn.record(dir)?.listing = Listing::Partly;
+    txn.record(dir)?.listing = ListingState::Partly;
     txn.inner().watches.look_again(dir);
     let state = txn.state(dir)?;
     state.names.listed_at = None;

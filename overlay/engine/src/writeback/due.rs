@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_cache::Stamp;
 use forebay_catalog::{Intent, Lane, Queued};
-use forebay_policy::Flush;
+use forebay_policy::FlushPolicy;
 use forebay_system::clock::unix_now;
 
 use super::super::{Inner, Ino};
@@ -49,9 +49,9 @@ impl Inner {
             return Ok(Due::In(Lane::Later, AFTER_CLOSE));
         }
         let idle = match self.policy_of(&node).flush {
-            Flush::Manual => return Ok(Due::Manual),
-            Flush::Idle(idle) => idle,
-            Flush::OnClose => AFTER_CLOSE,
+            FlushPolicy::Manual => return Ok(Due::Manual),
+            FlushPolicy::Idle(idle) => idle,
+            FlushPolicy::OnClose => AFTER_CLOSE,
         };
         let queued = Duration::from_micros(self.catalog.queue_now().saturating_sub(entry.wait.since_us));
         let mut state = node.state.lock();

@@ -10,7 +10,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
-use forebay_catalog::{InodeRecord, Link, NameRecord, Sent, SentWhat};
+use forebay_catalog::{InodeRecord, Link, NameRecord, SentCall, SentWhat};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
@@ -179,7 +179,7 @@ impl Inner {
     }
 
     /// Whether what the pool has under a name is what was sent there.
-    async fn arrived(&self, sent: &Sent, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+    async fn arrived(&self, sent: &SentCall, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let record = self.record_of(sent.ino)?;
         let before = match name.pool {
             Some(before) => self.record_of(before)?.version.map(|version| (before, version)),
@@ -208,7 +208,7 @@ impl Inner {
     }
 
     /// Whether the pool's file under a name has several names and was being written in place when the answer was lost.
-    async fn is_half_written(&self, sent: &Sent, stat: &Stat, path: &PoolPath) -> Result<bool> {
+    async fn is_half_written(&self, sent: &SentCall, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
         let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
         if !same || stat.nlink < 2 || !self.pool.capabilities().objects.xattrs {
@@ -243,7 +243,7 @@ impl Inner {
             if anothers && name.pool != Some(ino) {
                 return Ok(false);
             }
-            txn.send(at.0, &at.1, Sent { ino, what })?;
+            txn.send(at.0, &at.1, SentCall { ino, what })?;
             txn.commit()?;
         }
         self.sync_written().await?;

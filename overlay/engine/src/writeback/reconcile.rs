@@ -19,17 +19,17 @@ const MAX_STEPS: u32 = 100_000;
 const MAX_STUCK: u32 = 1000;
 
 /// What is to be done next for a name.
-pub(super) enum Next {
+pub(super) enum NextStep {
     /// Other names come first.
     First(Vec<Link>),
     /// What was written to a file is flushed first: after this name is gone, no known name leads to the file.
     Content(Ino),
-    Step(Step),
+    Step(ReconcileStep),
 }
 
 /// One call to the pool.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReconcileStep {
     /// Remove what the pool has there.
     Remove { occupant: Ino },
     /// Move an object of the pool to this name; `occupant` is replaced.
@@ -50,14 +50,14 @@ enum Freed {
 }
 
 /// A name that is being placed.
-struct Waiting {
+struct BlockedName {
     link: Link,
     /// The names that it waits for and that were not looked at yet.
     first: std::vec::IntoIter<Link>,
     looks: u32,
 }
 
-impl Waiting {
+impl BlockedName {
     fn new(link: Link) -> Self {
         Self { link, first: Vec::new().into_iter(), looks: 0 }
     }
@@ -68,13 +68,13 @@ impl Inner {
     ///
     /// The chain of waiting names is a list, not recursive calls: a removed tree may have any depth.
     pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
-        let mut chain = vec![Waiting::new((parent, name.into()))];
+        let mut chain = vec![BlockedName::new((parent, name.into()))];
         let (mut stuck, mut looked) = (0, false);
         while let Some(last) = chain.last_mut() {
             let (parent, name) = last.link.clone();
             if let Some(link) = last.first.next() {
                 if chain.iter().all(|w| w.link != link) {
-                    chain.push(Waiting::new(link));
+                    chain.push(BlockedName::new(link));
                     continue;
                 }
                 match self.break_cycle(&link, &chain).await? {
@@ -110,9 +110,9 @@ impl Inner {
                 Err(e) => Err(e),
             };
             let step = match next {
-                Ok(Next::Content(ino)) => self.flush_last(ino).await,
-                Ok(Next::Step(step)) => self.take_step(parent, &name, &record, step).await,
-                Ok(Next::First(names)) => {
+                Ok(NextStep::Content(ino)) => self.flush_last(ino).await,
+                Ok(NextStep::Step(step)) => self.take_step(parent, &name, &record, step).await,
+                Ok(NextStep::First(names)) => {
                     last.first = names.into_iter();
                     Ok(())
                 }
@@ -151,7 +151,7 @@ impl Inner {
 
     /// Frees one of the names that wait for each other, from `link` down to the end of the chain: one under which the
     /// pool has something.
-    async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[Waiting]) -> Result<Freed> {
+    async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[BlockedName]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
@@ -165,15 +165,15 @@ impl Inner {
         Ok(Freed::None)
     }
 
-    pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<Next> {
+    pub(super) fn next(&self, parent: Ino, name: &[u8], record: &NameRecord) -> Result<NextStep> {
         let above = self.unplaced_above(parent)?;
         if !above.is_empty() {
-            return Ok(Next::First(above));
+            return Ok(NextStep::First(above));
         }
         let mut occupant = None;
         if let Some(ino) = record.pool {
             match self.way_out(ino, parent, name)? {
-                Some(names) => return Ok(Next::First(names)),
+                Some(names) => return Ok(NextStep::First(names)),
                 None => occupant = Some((ino, self.record_of(ino)?)),
             }
         }
@@ -181,18 +181,18 @@ impl Inner {
             && leads_to_unseen(record)
             && record.is_dirty()
         {
-            return Ok(Next::Content(*ino));
+            return Ok(NextStep::Content(*ino));
         }
         let Some((ino, kind)) = record.here else {
             let occupant = record.pool.ok_or_else(|| corrupt(name))?;
-            return Ok(Next::Step(Step::Remove { occupant }));
+            return Ok(NextStep::Step(ReconcileStep::Remove { occupant }));
         };
         let mover = self.record_of(ino)?;
         let occupant_is_dir = occupant.as_ref().is_some_and(|(_, r)| r.kind == FileKind::Directory);
         let must_clear = occupant.is_some() && (occupant_is_dir || kind == FileKind::Directory);
         let occupant = occupant.map(|(ino, _)| ino);
         if let (true, Some(occupant)) = (must_clear, occupant) {
-            return Ok(Next::Step(Step::Remove { occupant }));
+            return Ok(NextStep::Step(ReconcileStep::Remove { occupant }));
         }
         let mut elsewhere = None;
         for (p, n) in &mover.pool_links {
@@ -202,13 +202,13 @@ impl Inner {
             }
         }
         if let Some(from) = elsewhere {
-            return Ok(Next::Step(Step::Rename { from, moved: ino, occupant }));
+            return Ok(NextStep::Step(ReconcileStep::Rename { from, moved: ino, occupant }));
         }
         match (mover.pool_links.first(), occupant) {
-            (Some(_), Some(occupant)) => Ok(Next::Step(Step::Remove { occupant })),
-            (Some(existing), None) => Ok(Next::Step(Step::Link { ino, existing: existing.clone() })),
-            (None, Some(occupant)) if kind != FileKind::File => Ok(Next::Step(Step::Remove { occupant })),
-            (None, occupant) => Ok(Next::Step(Step::Create { ino, occupant })),
+            (Some(_), Some(occupant)) => Ok(NextStep::Step(ReconcileStep::Remove { occupant })),
+            (Some(existing), None) => Ok(NextStep::Step(ReconcileStep::Link { ino, existing: existing.clone() })),
+            (None, Some(occupant)) if kind != FileKind::File => Ok(NextStep::Step(ReconcileStep::Remove { occupant })),
+            (None, occupant) => Ok(NextStep::Step(ReconcileStep::Create { ino, occupant })),
         }
     }
 

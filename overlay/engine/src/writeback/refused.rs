@@ -18,15 +18,15 @@ pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Names that the pool refused, by file.
 #[derive(Debug)]
-pub(crate) struct Refused(Mutex<lru::LruCache<Ino, Vec<Box<[u8]>>>>);
+pub(crate) struct RefusedNames(Mutex<lru::LruCache<Ino, Vec<Box<[u8]>>>>);
 
-impl Default for Refused {
+impl Default for RefusedNames {
     fn default() -> Self {
         Self(Mutex::new(lru::LruCache::new(REMEMBERED)))
     }
 }
 
-impl Refused {
+impl RefusedNames {
     /// Notes the attribute that an error says was refused. Returns whether it was not known to be.
     pub fn note(&self, ino: Ino, error: &Error) -> bool {
         let Some(name) = error.attribute() else { return false };

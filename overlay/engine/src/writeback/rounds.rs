@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
-use forebay_catalog::{Intent, Lane, Queued, Slot, Wait};
-use forebay_policy::Flush;
+use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
+use forebay_policy::FlushPolicy;
 use forebay_system::descriptors::for_flush;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -54,7 +54,7 @@ const HASTENED: usize = 64 << 10;
 
 /// What other parts of the engine tell the queue.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct QueueNotices {
     /// Files that waited in the queue for the close of their last writer, which has come.
     hastened: HashSet<Ino>,
     /// Names moved: another rule of the policy may hold for what is below them.
@@ -71,7 +71,7 @@ pub(crate) struct Stuck {
 type LaneOf = (u32, Lane);
 
 /// How a round ended.
-struct End {
+struct RoundEnd {
     lane: LaneOf,
     /// All entries before this are done.
     until_us: u64,
@@ -118,7 +118,7 @@ impl Inner {
 
 /// Flushes by policy until the engine stops.
 pub(crate) async fn flush_loop(inner: Arc<Inner>) {
-    if inner.policy.uniform().is_some_and(|policy| policy.flush == Flush::Manual) {
+    if inner.policy.uniform().is_some_and(|policy| policy.flush == FlushPolicy::Manual) {
         return std::future::pending().await;
     }
     let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
@@ -164,7 +164,7 @@ impl Rounds {
     async fn begin(
         &mut self,
         inner: &Arc<Inner>,
-        running: &mut JoinSet<Result<End, (LaneOf, forebay_backends::Error)>>,
+        running: &mut JoinSet<Result<RoundEnd, (LaneOf, forebay_backends::Error)>>,
     ) -> Result<Option<Duration>> {
         let calls = std::mem::take(&mut *inner.flusher.calls.lock());
         if !calls.hastened.is_empty() {
@@ -215,7 +215,7 @@ impl Rounds {
         Ok(wait)
     }
 
-    fn end(&mut self, inner: &Inner, end: End) {
+    fn end(&mut self, inner: &Inner, end: RoundEnd) {
         self.running.remove(&end.lane);
         if self.cursors.len() >= CURSORS {
             self.cursors.clear();
@@ -243,7 +243,7 @@ impl Rounds {
 
     /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
     /// moved. Returns whether there are more.
-    async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[Slot]) -> Result<bool> {
+    async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[QueueSlot]) -> Result<bool> {
         let Some(looked) = &mut self.manual else { return Ok(false) };
         if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
             return Ok(true);
@@ -265,7 +265,7 @@ impl Rounds {
 
 impl Inner {
     /// Runs one round: takes what is due of a lane, flushes it, and requeues what still differs.
-    async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<End> {
+    async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<RoundEnd> {
         let now = self.catalog.queue_now();
         let again = self.clone();
         let (due, until_us) = blocking(move || {
@@ -290,13 +290,13 @@ impl Inner {
         })
         .await?;
         if due.is_empty() {
-            return Ok(End { lane, until_us, tried: 0, done: 0, stuck: Vec::new() });
+            return Ok(RoundEnd { lane, until_us, tried: 0, done: 0, stuck: Vec::new() });
         }
         let plan = self.plan_flush(due.iter().map(|entry| entry.intent.clone()).collect());
         let failed = self.flush_some(plan, steps, |_| {}).await;
         let (tried, again) = (due.len(), self.clone());
         let (done, stuck) = blocking(move || again.put_back(due, &failed)).await?;
-        Ok(End { lane, until_us, tried, done, stuck })
+        Ok(RoundEnd { lane, until_us, tried, done, stuck })
     }
 
     /// After a round: entries that no longer differ leave the queue, the other ones wait. Returns how many are done,
@@ -310,10 +310,10 @@ impl Inner {
             let why = failed.get(&entry.intent);
             let place = if !self.still_differs(&entry.intent) {
                 done += 1;
-                Place::Leave
+                QueueDestination::Leave
             } else if why.is_none() && held {
                 done += 1;
-                Place::Held
+                QueueDestination::Held
             } else {
                 if stuck.len() < STUCK_NAMED {
                     stuck.push(why.cloned().unwrap_or_else(|| {
@@ -323,7 +323,7 @@ impl Inner {
                         )
                     }));
                 }
-                Place::Failed
+                QueueDestination::Failed
             };
             places.push((entry, place));
         }
@@ -334,16 +334,16 @@ impl Inner {
     fn give_places(&self, places: Vec<(Queued, Due)>) -> Result<()> {
         let placed = places.into_iter().map(|(entry, due)| {
             let place = match due {
-                Due::In(lane, wait) => Place::In(lane, wait),
-                Due::Manual => Place::Manual,
-                Due::Gone | Due::Now => Place::Leave,
+                Due::In(lane, wait) => QueueDestination::In(lane, wait),
+                Due::Manual => QueueDestination::Manual,
+                Due::Gone | Due::Now => QueueDestination::Leave,
             };
             (entry, place)
         });
         self.place_all(placed.collect())
     }
 
-    fn place_all(&self, places: Vec<(Queued, Place)>) -> Result<()> {
+    fn place_all(&self, places: Vec<(Queued, QueueDestination)>) -> Result<()> {
         let mut places = places.into_iter().peekable();
         while places.peek().is_some() {
             let mut txn = Txn::begin(self);
@@ -355,7 +355,7 @@ impl Inner {
         Ok(())
     }
 
-    fn place_one(&self, txn: &mut Txn<'_>, entry: &Queued, place: Place) -> Result<()> {
+    fn place_one(&self, txn: &mut Txn<'_>, entry: &Queued, place: QueueDestination) -> Result<()> {
         // An intent that was settled and differs again since has a new entry.
         if !self.catalog.is_queued_as(entry)? {
             txn.batch.leave_queue(entry);
@@ -363,7 +363,7 @@ impl Inner {
         }
         let now = self.catalog.queue_unique();
         let (lane, wait, next) = match place {
-            Place::Leave => {
+            QueueDestination::Leave => {
                 let is_gone = match &entry.intent {
                     Intent::Inode(ino) => self.catalog.inode(*ino)?.is_none_or(|record| !record.is_dirty()),
                     Intent::Name(parent, name) => !self.catalog.name(*parent, name)?.differs(),
@@ -375,10 +375,10 @@ impl Inner {
                 // It differs, but its subject cannot be found.
                 (Lane::Later, RETRY_LAST, entry.wait)
             }
-            Place::In(lane, wait) => (lane, wait, Wait { failures: 0, ..entry.wait }),
-            Place::Manual => (Lane::Manual, Duration::ZERO, Wait { failures: 0, ..entry.wait }),
-            Place::Held => (Lane::Later, LOOK_AGAIN, Wait { since_us: now, failures: 0 }),
-            Place::Failed => {
+            QueueDestination::In(lane, wait) => (lane, wait, Wait { failures: 0, ..entry.wait }),
+            QueueDestination::Manual => (Lane::Manual, Duration::ZERO, Wait { failures: 0, ..entry.wait }),
+            QueueDestination::Held => (Lane::Later, LOOK_AGAIN, Wait { since_us: now, failures: 0 }),
+            QueueDestination::Failed => {
                 let wait = RETRY_FIRST.saturating_mul(1 << entry.wait.failures.min(16)).min(RETRY_LAST);
                 (Lane::Later, wait, Wait { failures: entry.wait.failures.saturating_add(1), ..entry.wait })
             }
@@ -395,7 +395,7 @@ impl Inner {
             state.quiescence.postponed |= lane == Lane::Later;
             user = state.record.uid;
         }
-        txn.batch.requeue(entry, Slot { user, lane, at_us }, next)
+        txn.batch.requeue(entry, QueueSlot { user, lane, at_us }, next)
     }
 
     /// Requeues files whose last writer closed them as if they had just been queued.
@@ -403,14 +403,14 @@ impl Inner {
         let mut places = Vec::new();
         for ino in inos {
             let Ok(node) = self.node(ino) else { continue };
-            let Flush::Idle(idle) = self.policy_of(&node).flush else { continue };
+            let FlushPolicy::Idle(idle) = self.policy_of(&node).flush else { continue };
             let links = node.state.lock().record.links.clone();
             let names = links.into_iter().map(|(parent, name)| Intent::Name(parent, name));
             for intent in names.chain([Intent::Inode(ino)]) {
                 if let Some(entry) = self.catalog.queued_as(&intent)?
                     && entry.slot.lane == Lane::Later
                 {
-                    places.push((entry, Place::In(Lane::Fresh, idle)));
+                    places.push((entry, QueueDestination::In(Lane::Fresh, idle)));
                 }
             }
         }
@@ -437,7 +437,7 @@ impl Inner {
 
 /// Where an entry of the queue goes.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum QueueDestination {
     Leave,
     In(Lane, Duration),
     Manual,

@@ -23,10 +23,10 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// Uploads in progress in each directory. A directory without uploads stays until the next sync of the catalog.
 #[derive(Debug, Default)]
-pub(crate) struct Uploading(Mutex<Dirs>);
+pub(crate) struct Uploading(Mutex<UploadDirs>);
 
 #[derive(Debug, Default)]
-struct Dirs {
+struct UploadDirs {
     uploads: HashMap<Ino, u32>,
     /// Directories from which the files of earlier daemons are not removed yet.
     unswept: HashSet<Ino>,

@@ -19,7 +19,7 @@ const SLOTS_MAX: usize = 1 << 18;
 
 /// The opens of one inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Record {
+pub struct OpenRecord {
     pub ino: u64,
     /// The content file that is registered as `backing`.
     pub content: u64,
@@ -34,7 +34,7 @@ pub struct Record {
 }
 
 #[repr(C, align(64))]
-struct Slot {
+struct OpenSlot {
     /// 0 for a free slot. Stored last when a slot is taken, first when it is given back.
     ino: AtomicU64,
     content: AtomicU64,
@@ -53,40 +53,40 @@ struct Header {
 }
 
 #[repr(C)]
-struct Layout {
+struct TableLayout {
     header: Header,
-    slots: [Slot; SLOTS_MAX],
+    slots: [OpenSlot; SLOTS_MAX],
 }
 
 /// The slot of a record. Not `Clone`, since it is given back once.
 #[derive(Debug)]
 pub struct SlotId(usize);
 
-pub struct Table {
-    map: NonNull<Layout>,
+pub struct OpenTable {
+    map: NonNull<TableLayout>,
     free: Mutex<Vec<usize>>,
     _file: File,
 }
 
 // SAFETY: the mapping is only accessed through atomics and lives as long as the table.
-unsafe impl Send for Table {}
+unsafe impl Send for OpenTable {}
 // SAFETY: as above.
-unsafe impl Sync for Table {}
+unsafe impl Sync for OpenTable {}
 
-impl Table {
+impl OpenTable {
     /// Creates an empty table.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-        file.set_len(size_of::<Layout>() as u64)?;
+        file.set_len(size_of::<TableLayout>() as u64)?;
         let table = Self::map(file)?;
         table.layout().header.magic.store(MAGIC, Ordering::Release);
         Ok(table)
     }
 
     /// Opens the table that a previous process left. Returns it with its records.
-    pub fn open(path: &Path) -> io::Result<(Self, Vec<(SlotId, Record)>)> {
+    pub fn open(path: &Path) -> io::Result<(Self, Vec<(SlotId, OpenRecord)>)> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        if file.metadata()?.len() != size_of::<Layout>() as u64 {
+        if file.metadata()?.len() != size_of::<TableLayout>() as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong size"));
         }
         let table = Self::map(file)?;
@@ -97,7 +97,7 @@ impl Table {
         let used = table.layout().header.high_water.load(Ordering::Acquire).min(SLOTS_MAX as u64) as usize;
         for at in 0..used {
             match table.load(at) {
-                Record { ino: 0, .. } => table.free.lock().push(at),
+                OpenRecord { ino: 0, .. } => table.free.lock().push(at),
                 record => records.push((SlotId(at), record)),
             }
         }
@@ -105,7 +105,7 @@ impl Table {
     }
 
     /// Puts `record` into a free slot. Returns `None` if the table is full.
-    pub fn insert(&self, record: &Record) -> Option<SlotId> {
+    pub fn insert(&self, record: &OpenRecord) -> Option<SlotId> {
         let at = self.free.lock().pop().or_else(|| self.grow())?;
         let slot = SlotId(at);
         self.store(&slot, record);
@@ -113,7 +113,7 @@ impl Table {
     }
 
     /// Replaces the record in a slot that is taken.
-    pub fn store(&self, slot: &SlotId, record: &Record) {
+    pub fn store(&self, slot: &SlotId, record: &OpenRecord) {
         let to = &self.layout().slots[slot.0];
         to.content.store(record.content, Ordering::Relaxed);
         to.backing.store(record.backing, Ordering::Relaxed);
@@ -129,9 +129,9 @@ impl Table {
         self.free.lock().push(slot.0);
     }
 
-    fn load(&self, at: usize) -> Record {
+    fn load(&self, at: usize) -> OpenRecord {
         let from = &self.layout().slots[at];
-        Record {
+        OpenRecord {
             ino: from.ino.load(Ordering::Acquire),
             content: from.content.load(Ordering::Relaxed),
             backing: from.backing.load(Ordering::Relaxed),
@@ -154,7 +154,7 @@ impl Table {
         None
     }
 
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &TableLayout {
         // SAFETY: the mapping has the size of a layout, is aligned to a page, and all bit patterns are valid.
         unsafe { self.map.as_ref() }
     }
@@ -164,7 +164,7 @@ impl Table {
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                size_of::<Layout>(),
+                size_of::<TableLayout>(),
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
@@ -179,10 +179,10 @@ impl Table {
     }
 }
 
-impl Drop for Table {
+impl Drop for OpenTable {
     fn drop(&mut self) {
         // SAFETY: the address and length of the mapping that `map` made; no reference outlives the table.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), size_of::<Layout>()) };
+        unsafe { libc::munmap(self.map.as_ptr().cast(), size_of::<TableLayout>()) };
     }
 }
 
@@ -194,21 +194,21 @@ mod tests {
     fn the_next_process_finds_what_this_one_stored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("modes");
-        let table = Table::create(&path).unwrap();
+        let table = OpenTable::create(&path).unwrap();
         let record =
-            |ino| Record { ino, content: ino + 1, backing: 3, cached: 0, passthrough: 2, direct: 1, writers: 1 };
+            |ino| OpenRecord { ino, content: ino + 1, backing: 3, cached: 0, passthrough: 2, direct: 1, writers: 1 };
         let slots: Vec<_> = (1..=100).map(|ino| table.insert(&record(ino)).unwrap()).collect();
         for slot in slots.into_iter().take(50) {
             table.remove(slot);
         }
-        let (again, records) = Table::open(&path).unwrap();
+        let (again, records) = OpenTable::open(&path).unwrap();
         let mut found: Vec<_> = records.iter().map(|(_, record)| *record).collect();
         found.sort_by_key(|record| record.ino);
         assert_eq!(found, (51..=100).map(record).collect::<Vec<_>>());
         for ino in 1..=50 {
             again.insert(&record(ino)).unwrap();
         }
-        assert_eq!(Table::open(&path).unwrap().1.len(), 100);
+        assert_eq!(OpenTable::open(&path).unwrap().1.len(), 100);
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("modes");
         std::fs::write(&path, b"no table").unwrap();
-        assert!(Table::open(&path).is_err());
-        File::create(&path).unwrap().set_len(size_of::<Layout>() as u64).unwrap();
-        assert!(Table::open(&path).is_err());
+        assert!(OpenTable::open(&path).is_err());
+        File::create(&path).unwrap().set_len(size_of::<TableLayout>() as u64).unwrap();
+        assert!(OpenTable::open(&path).is_err());
     }
 }

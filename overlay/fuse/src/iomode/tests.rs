@@ -149,7 +149,8 @@ fn the_next_process_goes_on_with_the_opens_of_the_last() {
     let (after, mut opens) = IoModes::inherit(Box::new(ids.clone()), &path).unwrap();
     let after = Arc::new(after);
     opens.sort_by_key(|open| open.ino);
-    let want = [Inherited { ino: INO, readers: 1, writers: 1 }, Inherited { ino: Ino(8), readers: 1, writers: 0 }];
+    let want =
+        [InheritedOpens { ino: INO, readers: 1, writers: 1 }, InheritedOpens { ino: Ino(8), readers: 1, writers: 0 }];
     assert_eq!(opens, want);
     assert_eq!(ids.live.lock().len(), 1, "the unused id is given back");
 

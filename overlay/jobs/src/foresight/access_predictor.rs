@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::FileKind;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Opened, blocking, requests_of};
-use forebay_prefetch::online::{Online, Opens, ReaderId, Sibling, Suggestion, Touch, Who};
-use forebay_prefetch::plan::{Candidate, Limits, PROBABILITY_MIN, plan};
+use forebay_prefetch::online::{Online, OpenEvent, OpenedKind, ReaderId, Sibling, Suggestion, Who};
+use forebay_prefetch::plan::{PROBABILITY_MIN, PlanLimits, StagingCandidate, plan};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
 use super::directory_prefetch::{NextDirectory, Walks};
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 
 /// Opens that wait to be examined. More are ignored: a busy daemon has no time for predictions.
 const WAITING_MAX: usize = 4096;
@@ -46,7 +46,7 @@ const LISTING_SHARE: f64 = 0.05;
 const LISTING_AT_ONCE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy)]
-enum Event {
+enum PredictorEvent {
     Opened {
         reader: Who,
         ino: Ino,
@@ -59,7 +59,7 @@ enum Event {
 
 /// A file that was staged, or was resident, and is expected to be opened.
 #[derive(Debug)]
-struct Awaited {
+struct AwaitedFile {
     reader: Who,
     since: Instant,
     /// The bytes that were requested from the pool for it.
@@ -67,7 +67,7 @@ struct Awaited {
     why: String,
 }
 
-impl Awaited {
+impl AwaitedFile {
     fn is_kept(&self) -> bool {
         self.bytes > 0 && self.since.elapsed() < PATIENCE
     }
@@ -76,34 +76,34 @@ impl Awaited {
 /// Awaited files, and the sum of their bytes.
 #[derive(Debug, Default)]
 struct AwaitedFiles {
-    files: HashMap<Ino, Awaited>,
+    files: HashMap<Ino, AwaitedFile>,
     bytes: u64,
 }
 
 impl AwaitedFiles {
-    fn insert(&mut self, ino: Ino, awaited: Awaited) {
+    fn insert(&mut self, ino: Ino, awaited: AwaitedFile) {
         self.bytes += awaited.bytes;
         if let Some(before) = self.files.insert(ino, awaited) {
             self.bytes -= before.bytes;
         }
     }
 
-    fn remove(&mut self, ino: Ino) -> Option<Awaited> {
+    fn remove(&mut self, ino: Ino) -> Option<AwaitedFile> {
         let removed = self.files.remove(&ino);
         self.bytes -= removed.as_ref().map_or(0, |awaited| awaited.bytes);
         removed
     }
 
     /// Removes the files for which `holds` returns true, and returns them.
-    fn take(&mut self, holds: impl Fn(&Awaited) -> bool) -> Vec<(Ino, Awaited)> {
-        let taken: Vec<(Ino, Awaited)> = self.files.extract_if(|_, awaited| holds(awaited)).collect();
+    fn take(&mut self, holds: impl Fn(&AwaitedFile) -> bool) -> Vec<(Ino, AwaitedFile)> {
+        let taken: Vec<(Ino, AwaitedFile)> = self.files.extract_if(|_, awaited| holds(awaited)).collect();
         self.bytes -= taken.iter().map(|(_, awaited)| awaited.bytes).sum::<u64>();
         taken
     }
 }
 
 /// A file that a reader will probably open.
-pub(super) struct Wanted {
+pub(super) struct PredictedFile {
     pub ino: Ino,
     pub probability: f64,
     pub why: String,
@@ -119,7 +119,7 @@ pub(super) struct Admitted {
 
 /// What to stage and list after some opens.
 #[derive(Default)]
-pub(super) struct Next {
+pub(super) struct PrefetchPlan {
     files: Vec<Admitted>,
     pub directories: Vec<NextDirectory>,
     /// Directories whose names are not known.
@@ -144,15 +144,15 @@ impl ListingTime {
 
 /// The bytes that the fast pool can hold beside dirty, leased and staged content, as of `at`.
 #[derive(Debug, Default)]
-struct Room {
+struct RoomEstimate {
     at: Option<Instant>,
     bytes: u64,
 }
 
 /// The readers that are followed, and the files that they are expected to open.
 pub(crate) struct AccessPredictor {
-    events: mpsc::Sender<Event>,
-    queue: Mutex<Option<mpsc::Receiver<Event>>>,
+    events: mpsc::Sender<PredictorEvent>,
+    queue: Mutex<Option<mpsc::Receiver<PredictorEvent>>>,
     awaited: Mutex<AwaitedFiles>,
     /// The number of awaited files, to be read without the lock.
     awaited_count: AtomicUsize,
@@ -160,7 +160,7 @@ pub(crate) struct AccessPredictor {
     awaiting: Notify,
     online: Mutex<Online>,
     pub(super) walks: Mutex<Walks>,
-    room: Mutex<Room>,
+    room: Mutex<RoomEstimate>,
     listing: Mutex<ListingTime>,
     since: Instant,
 }
@@ -190,7 +190,7 @@ impl AccessPredictor {
 
     /// Returns whether a file was staged a short while ago for a reader that has not opened it yet.
     pub fn keeps(&self, ino: Ino) -> bool {
-        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(Awaited::is_kept)
+        self.awaits(ino) && self.awaited.lock().files.get(&ino).is_some_and(AwaitedFile::is_kept)
     }
 
     /// Returns why a file was staged that no reader has opened yet.
@@ -202,19 +202,19 @@ impl AccessPredictor {
     /// Handles the eviction of a file's content.
     pub fn evicted(&self, ino: Ino) {
         if self.awaits(ino) {
-            self.tell(Event::Gone(ino));
+            self.tell(PredictorEvent::Gone(ino));
         }
     }
 
     pub fn job_ended(&self, number: u32) {
-        self.tell(Event::Ended(Who::Job(number)));
+        self.tell(PredictorEvent::Ended(Who::Job(number)));
     }
 
     pub(super) fn not_brought_in(&self, ino: Ino) {
-        self.tell(Event::Failed(ino));
+        self.tell(PredictorEvent::Failed(ino));
     }
 
-    fn tell(&self, event: Event) {
+    fn tell(&self, event: PredictorEvent) {
         // If the queue is full, the event is dropped.
         let _ = self.events.try_send(event);
     }
@@ -246,11 +246,11 @@ impl Jobs {
                 Who::Session(session.map_or(0, |session| session.as_raw_nonzero().get().cast_unsigned()))
             }
         };
-        following.tell(Event::Opened { reader, ino });
+        following.tell(PredictorEvent::Opened { reader, ino });
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Follows readers until the mount ends.
     pub(crate) async fn follow_readers(self: Arc<Self>) {
         let Some(mut queue) = self.foresight.following.queue.lock().take() else { return };
@@ -327,23 +327,23 @@ impl Inner {
     }
 
     /// Returns what to stage and list after some events.
-    fn next_files(&self, events: &[Event]) -> Next {
+    fn next_files(&self, events: &[PredictorEvent]) -> PrefetchPlan {
         let following = &self.foresight.following;
         let mut online = following.online.lock();
-        let mut next = Next::default();
+        let mut next = PrefetchPlan::default();
         for event in events {
             match *event {
-                Event::Gone(ino) => {
+                PredictorEvent::Gone(ino) => {
                     following.change(|awaited| awaited.remove(ino));
                     online.wasted(ino.0);
                 }
-                Event::Failed(ino) => online.not_staged(ino.0),
-                Event::Ended(reader) => {
+                PredictorEvent::Failed(ino) => online.not_staged(ino.0),
+                PredictorEvent::Ended(reader) => {
                     following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
                     online.ended(reader);
                     following.walks.lock().end(reader);
                 }
-                Event::Opened { reader, ino } => {
+                PredictorEvent::Opened { reader, ino } => {
                     let was_awaited = following.change(|awaited| awaited.remove(ino));
                     if was_awaited.is_some_and(|awaited| awaited.bytes > 0) {
                         self.engine.count_ahead_used();
@@ -355,8 +355,8 @@ impl Inner {
                     }
                     let Some(directory) = self.engine.directory_of(ino) else { continue };
                     let at = following.since.elapsed();
-                    let id = ReaderId { who: reader, opens: Opens::Files };
-                    let touch = Touch { reader: id, directory: directory.0, file: ino.0, at };
+                    let id = ReaderId { who: reader, opens: OpenedKind::Files };
+                    let touch = OpenEvent { reader: id, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
                     next.files.extend(self.choose(reader, suggestions, &mut online));
                     self.walk_on(&touch, &mut online, &mut next);
@@ -368,7 +368,7 @@ impl Inner {
 
     /// Returns those of the suggested files that are worth staging now.
     fn choose(&self, reader: Who, suggestions: Vec<Suggestion>, online: &mut Online) -> Vec<Admitted> {
-        let wanted = suggestions.into_iter().map(|suggestion| Wanted {
+        let wanted = suggestions.into_iter().map(|suggestion| PredictedFile {
             ino: Ino(suggestion.file),
             probability: suggestion.probability,
             why: suggestion.why.to_string(),
@@ -384,7 +384,7 @@ impl Inner {
     pub(super) fn admit(
         &self,
         reader: Who,
-        wanted: Vec<Wanted>,
+        wanted: Vec<PredictedFile>,
         pool_share: f64,
         mut tell: impl FnMut(Ino, bool),
     ) -> Vec<Admitted> {
@@ -407,7 +407,7 @@ impl Inner {
             }
             match self.engine.missing_of(wanted.ino, FILE_BYTES_MAX) {
                 None => tell(wanted.ino, false),
-                Some(bytes) => candidates.push(Candidate {
+                Some(bytes) => candidates.push(StagingCandidate {
                     file: at as u64,
                     bytes,
                     missing_bytes: bytes,
@@ -420,7 +420,7 @@ impl Inner {
             * self.engine.policy().space.low_watermark
             * pool_share) as u64;
         let room = self.room_for_followed().min(limit);
-        let of = |candidate: &Candidate| &wanted[candidate.file as usize];
+        let of = |candidate: &StagingCandidate| &wanted[candidate.file as usize];
         following.change(|awaited| {
             if awaited.files.len() + candidates.len() > AWAITED_MAX {
                 candidates.iter().for_each(|candidate| tell(of(candidate).ino, false));
@@ -430,12 +430,12 @@ impl Inner {
             let plan = plan(
                 candidates,
                 &self.engine.pool_rate(None),
-                &Limits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
+                &PlanLimits { room_bytes, time: None, probability_min: PROBABILITY_MIN },
             );
             // A resident file is awaited as well: its open shows where the reader is.
             for candidate in &plan.chosen {
-                let Wanted { ino, why, .. } = of(candidate);
-                awaited.insert(*ino, Awaited { reader, since: now, bytes: candidate.bytes, why: why.clone() });
+                let PredictedFile { ino, why, .. } = of(candidate);
+                awaited.insert(*ino, AwaitedFile { reader, since: now, bytes: candidate.bytes, why: why.clone() });
                 tell(*ino, true);
             }
             plan.refused.iter().for_each(|(candidate, _)| tell(of(candidate).ino, false));
@@ -448,7 +448,7 @@ impl Inner {
     pub(super) fn room_for_followed(&self) -> u64 {
         let mut room = self.foresight.following.room.lock();
         if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
-            *room = Room { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
+            *room = RoomEstimate { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
         }
         room.bytes
     }

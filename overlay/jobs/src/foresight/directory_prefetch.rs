@@ -13,13 +13,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use forebay_engine::{Ino, blocking};
-use forebay_prefetch::online::{Online, Opens, ReaderId, Touch, Who};
+use forebay_prefetch::online::{Online, OpenEvent, OpenedKind, ReaderId, Who};
 use forebay_prefetch::plan::PROBABILITY_MIN;
 use lru::LruCache;
 use tokio::sync::Semaphore;
 
-use super::access_predictor::{Next, POOL_SHARE, Wanted};
-use crate::Inner;
+use super::access_predictor::{POOL_SHARE, PredictedFile, PrefetchPlan};
+use crate::JobsInner;
 
 /// Readers whose directories are remembered.
 const WALKS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
@@ -48,7 +48,7 @@ pub(super) struct NextDirectory {
 
 /// The position of a reader in the tree.
 #[derive(Debug)]
-struct Walk {
+struct ReaderWalk {
     /// The directories from the root to the reader's directory.
     way: Vec<Ino>,
     /// How many files the reader opened in each directory where it was recently.
@@ -62,7 +62,7 @@ struct Walk {
 
 /// The positions of all readers.
 #[derive(Debug)]
-pub(super) struct Walks(LruCache<Who, Walk>);
+pub(super) struct Walks(LruCache<Who, ReaderWalk>);
 
 impl Default for Walks {
     fn default() -> Self {
@@ -75,8 +75,8 @@ impl Walks {
         self.0.pop(&reader);
     }
 
-    fn of(&mut self, reader: Who) -> &mut Walk {
-        self.0.get_or_insert_mut(reader, Walk::default)
+    fn of(&mut self, reader: Who) -> &mut ReaderWalk {
+        self.0.get_or_insert_mut(reader, ReaderWalk::default)
     }
 
     fn is_expected(&self, next: &NextDirectory) -> bool {
@@ -90,14 +90,14 @@ impl Walks {
     }
 }
 
-impl Default for Walk {
+impl Default for ReaderWalk {
     fn default() -> Self {
         let recent = LruCache::new(RECENT_MAX);
         Self { way: Vec::new(), recent, share: 1.0, noted: 0, expected: HashSet::new() }
     }
 }
 
-impl Walk {
+impl ReaderWalk {
     fn is_in(&self, directory: Ino) -> bool {
         self.way.last() == Some(&directory)
     }
@@ -134,9 +134,9 @@ impl Walk {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Follows a reader after an open, and predicts which directories it enters next.
-    pub(super) fn walk_on(&self, touch: &Touch, online: &mut Online, next: &mut Next) {
+    pub(super) fn walk_on(&self, touch: &OpenEvent, online: &mut Online, next: &mut PrefetchPlan) {
         let (reader, directory) = (touch.reader.who, Ino(touch.directory));
         // Never locked during a look-up in the engine.
         let walks = &self.foresight.following.walks;
@@ -155,8 +155,8 @@ impl Inner {
             (walk.go(way), walk.share)
         };
         for (above, entered) in entered {
-            let id = ReaderId { who: reader, opens: Opens::Directories };
-            let touch = Touch { reader: id, directory: above.0, file: entered.0, at: touch.at };
+            let id = ReaderId { who: reader, opens: OpenedKind::Directories };
+            let touch = OpenEvent { reader: id, directory: above.0, file: entered.0, at: touch.at };
             let suggestions =
                 online.touched(&touch, &mut |number| self.subdirectories(Ino(number), &mut next.unlisted));
             for suggestion in suggestions {
@@ -225,8 +225,8 @@ impl Inner {
                 let unlisted = &mut HashSet::new();
                 let files = inner.siblings(directory, unlisted).unwrap_or_default();
                 let files = files.into_iter().filter(|file| file.bytes > 0).take(room);
-                let wanted: Vec<Wanted> =
-                    files.map(|file| Wanted { ino: Ino(file.file), probability, why: why.clone() }).collect();
+                let wanted: Vec<PredictedFile> =
+                    files.map(|file| PredictedFile { ino: Ino(file.file), probability, why: why.clone() }).collect();
                 let (wanted_count, mut taken) = (wanted.len(), 0);
                 let admitted = inner.admit(reader, wanted, WALKS_SHARE, |_, is_taken| taken += usize::from(is_taken));
                 let below = inner.subdirectories(directory, unlisted).unwrap_or_default();
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_reader_enters_directories_and_comes_back() {
-        let mut walk = Walk::default();
+        let mut walk = ReaderWalk::default();
         assert_eq!(walk.go(way(&[1, 2, 3])), pairs(&[(1, 2), (2, 3)]));
         assert!(walk.is_in(Ino(3)));
         walk.expected.extend(way(&[4, 6]));
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_left_when_other_directories_have_been_read_since() {
-        let mut walk = Walk::default();
+        let mut walk = ReaderWalk::default();
         // Several processes of one job.
         for _ in 0..10 {
             (0..8).for_each(|directory| assert_eq!(walk.opens(Ino(directory)), None));
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_opens_few_files_of_each_directory_is_not_given_them_all() {
-        let mut walk = Walk::default();
+        let mut walk = ReaderWalk::default();
         (0..5).for_each(|_| walk.note(1, 20));
         assert!(walk.share < PROBABILITY_MIN, "{}", walk.share);
         walk.note(3, 0);

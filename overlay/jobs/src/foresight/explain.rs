@@ -1,13 +1,13 @@
 //! Explains why a file is cached, how probable its use is, and what would evict it.
 
-use forebay_api::foresight::{Explanation, Reader};
+use forebay_api::foresight::{Explanation, ReaderJob};
 use forebay_api::operator::{ContentState, TypedPath};
 use forebay_api::paths;
 use forebay_backends::{PoolPath, Result};
 use forebay_engine::{Ino, blocking};
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 
 /// Profiles that are searched, the most recent ones first: each must be read from the catalog.
 const PROFILES_MAX: usize = 256;
@@ -25,7 +25,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     fn explain(&self, ino: Ino) -> Result<Explanation> {
         let (file, kept) = self.engine.describe(ino)?;
         let ahead = self.foresight.staged_for(ino);
@@ -50,7 +50,7 @@ impl Inner {
         Ok(Explanation { file, why, goes, read_by })
     }
 
-    fn readers(&self, path: &TypedPath) -> Result<Vec<Reader>> {
+    fn readers(&self, path: &TypedPath) -> Result<Vec<ReaderJob>> {
         let mut heads = Vec::new();
         self.engine.catalog().profiles(|head| {
             heads.push(head);
@@ -61,7 +61,7 @@ impl Inner {
         for head in heads.into_iter().take(PROFILES_MAX) {
             let Some(profile) = self.engine.catalog().profile(&head.signature)? else { continue };
             let Some(file) = profile.files().find(|file| file.path == path) else { continue };
-            readers.push(Reader {
+            readers.push(ReaderJob {
                 profile: head.signature.id(),
                 signature: head.signature.as_str().to_owned(),
                 used: file.used,

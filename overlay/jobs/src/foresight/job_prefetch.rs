@@ -12,15 +12,15 @@ use std::time::Instant;
 use forebay_backends::{ErrorKind, Result};
 use forebay_catalog::JobSerial;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Means, blocking, parse_path, requests_of};
-use forebay_prefetch::profile::Expected;
+use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Invocation;
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::Inner;
 use crate::Jobs;
+use crate::JobsInner;
 
 /// If at least this share of a file is wanted, the whole file is fetched: then the kernel can serve it by passthrough.
 const WHOLE_SHARE: f64 = 0.75;
@@ -60,7 +60,7 @@ impl Jobs {
         let begun = Instant::now();
         let turns = &Semaphore::new(AHEAD_REQUESTS);
         let in_turn =
-            |expected: Expected| async move { (turns.acquire_many(requests_of(expected.bytes)).await, expected) };
+            |expected: ExpectedRead| async move { (turns.acquire_many(requests_of(expected.bytes)).await, expected) };
         stream::iter(foreseen.into_chosen())
             .then(in_turn)
             .for_each_concurrent(None, |(turn, expected)| async move {
@@ -77,7 +77,7 @@ impl Jobs {
         Ok(())
     }
 
-    async fn bring_in_file(&self, ahead: &JobPrefetch, expected: &Expected, begun: Instant) -> Result<()> {
+    async fn bring_in_file(&self, ahead: &JobPrefetch, expected: &ExpectedRead, begun: Instant) -> Result<()> {
         let engine = &self.inner.engine;
         let ino = engine.resolve(&parse_path(&expected.path)?).await?;
         engine.check_is_file(ino)?;
@@ -89,7 +89,7 @@ impl Jobs {
     }
 }
 
-impl Inner {
+impl JobsInner {
     /// Ends staging for a job. Returns what was staged.
     pub(crate) fn end_ahead(&self, job: JobSerial) -> Option<Arc<JobPrefetch>> {
         let ahead = self.foresight.running.lock().remove(&job);
@@ -101,7 +101,7 @@ impl Inner {
 }
 
 /// Returns the ranges of a file of this size that are wanted.
-fn wanted(expected: &Expected, size: u64) -> Vec<std::ops::Range<u64>> {
+fn wanted(expected: &ExpectedRead, size: u64) -> Vec<std::ops::Range<u64>> {
     let all = || std::iter::once(0..size).collect();
     let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return all() };
     let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
@@ -127,7 +127,7 @@ mod tests {
     fn of(bits: [u64; 4], size: u64) -> Vec<(u64, u64)> {
         let parts = Some(Parts { part_bytes: 10, bits });
         let why = Reason::Replayed { used: 1, seen: 1 };
-        let expected = Expected { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why };
+        let expected = ExpectedRead { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why };
         wanted(&expected, size).into_iter().map(|range| (range.start, range.end)).collect()
     }
 

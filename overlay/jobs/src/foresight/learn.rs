@@ -10,17 +10,17 @@
 use forebay_api::jobs::ObserverKind;
 use forebay_backends::Result;
 use forebay_catalog::{JobHead, ProfileHead};
-use forebay_prefetch::profile::{Parts, Profile, Use};
+use forebay_prefetch::profile::{FileUse, Parts, Profile};
 
 use super::AheadReport;
 use super::job_prefetch::JobPrefetch;
-use crate::Inner;
+use crate::JobsInner;
 use crate::{FileId, UsedFile};
 
 /// Weight of each run relative to the run after it.
 const DECAY: f64 = 0.5;
 
-impl Inner {
+impl JobsInner {
     /// Folds what a job used into the profile of its signature, if the whole run was observed.
     pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
         let summary = &head.summary;
@@ -29,7 +29,7 @@ impl Inner {
         let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
             return Ok(report);
         };
-        let uses: Vec<Use> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
+        let uses: Vec<FileUse> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
         if uses.is_empty() {
             return Ok(report);
         }
@@ -55,11 +55,11 @@ impl Inner {
 
     /// Returns what a run read of a file that the pool has; `None` if it read nothing of it. `tells_all`: no read goes
     /// unseen.
-    fn use_of(&self, file: &UsedFile, tells_all: bool) -> Option<Use> {
+    fn use_of(&self, file: &UsedFile, tells_all: bool) -> Option<FileUse> {
         let FileId::Overlay(ino) = file.id else { return None };
         let size_bytes = self.engine.size_in_pool(ino)?;
         let parts = file.parts.read_parts();
-        (file.reads_unwritten() || is_taken_for_read(file, tells_all)).then(|| Use {
+        (file.reads_unwritten() || is_taken_for_read(file, tells_all)).then(|| FileUse {
             path: file.shown.path.clone(),
             size_bytes,
             rank: u32::try_from(file.shown.first_use_rank).unwrap_or(u32::MAX),

@@ -16,7 +16,7 @@ const LATE_ONE_IN: u64 = 16;
 
 /// A content, resident or a ghost.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(super) struct HistoryNode {
     pub key: u64,
     pub bytes: u64,
     pub used_at: u64,
@@ -30,7 +30,7 @@ pub(super) struct Node {
     pub in_lru: bool,
 }
 
-impl Node {
+impl HistoryNode {
     pub fn is_resident(&self) -> bool {
         self.place != NIL
     }
@@ -38,9 +38,9 @@ impl Node {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct History {
+pub(super) struct AccessHistory {
     slots: HashMap<u64, u32>,
-    nodes: Vec<Node>,
+    nodes: Vec<HistoryNode>,
     free: Vec<u32>,
     residents: Vec<u32>,
     resident_bytes: u128,
@@ -58,7 +58,7 @@ pub(super) struct History {
     capacity_bytes: u64,
 }
 
-impl History {
+impl AccessHistory {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             slots: HashMap::new(),
@@ -81,11 +81,11 @@ impl History {
         self.slots.get(&key).copied()
     }
 
-    pub fn node(&self, slot: u32) -> &Node {
+    pub fn node(&self, slot: u32) -> &HistoryNode {
         &self.nodes[slot as usize]
     }
 
-    fn node_mut(&mut self, slot: u32) -> &mut Node {
+    fn node_mut(&mut self, slot: u32) -> &mut HistoryNode {
         &mut self.nodes[slot as usize]
     }
 
@@ -106,7 +106,7 @@ impl History {
     pub fn admit(&mut self, key: u64, bytes: u64, now: u64) {
         let past = Past::once();
         let (newer, older, place) = (NIL, NIL, NIL);
-        let node = Node { key, bytes, used_at: now, newer, older, place, past, bucket: 0, in_lru: false };
+        let node = HistoryNode { key, bytes, used_at: now, newer, older, place, past, bucket: 0, in_lru: false };
         let slot = match self.free.pop() {
             Some(slot) => {
                 *self.node_mut(slot) = node;
@@ -200,7 +200,7 @@ impl History {
         self.walk(self.oldest_resident, |node| node.newer, most)
     }
 
-    fn walk(&self, from: u32, next: fn(&Node) -> u32, most: usize) -> impl Iterator<Item = u32> {
+    fn walk(&self, from: u32, next: fn(&HistoryNode) -> u32, most: usize) -> impl Iterator<Item = u32> {
         let mut at = from;
         let steps = std::iter::from_fn(move || {
             let here = at;
@@ -257,7 +257,7 @@ impl History {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Node { newer, older, bucket, bytes, in_lru, .. } = *self.node(slot);
+        let HistoryNode { newer, older, bucket, bytes, in_lru, .. } = *self.node(slot);
         // The bounds that this content would have been the next to reach.
         let next_for = if older == NIL { BUCKETS } else { usize::from(self.node(older).bucket) };
         self.cursors[usize::from(bucket)..next_for].fill(newer);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn ages_pass_the_bounds_in_order_and_what_is_used_begins_anew() {
-        let mut history = History::new(100);
+        let mut history = AccessHistory::new(100);
         for now in 0..40 {
             history.admit(now, 1, now);
             history.age(now + 1, |_, _| ());
@@ -304,11 +304,11 @@ mod tests {
 
     #[test]
     fn lru_would_have_what_was_used_last() {
-        let mut history = History::new(3);
+        let mut history = AccessHistory::new(3);
         for key in 0..5 {
             history.admit(key, 1, key);
         }
-        let in_lru = |history: &History, key| history.node(history.find(key).unwrap()).in_lru;
+        let in_lru = |history: &AccessHistory, key| history.node(history.find(key).unwrap()).in_lru;
         assert!(!in_lru(&history, 1) && in_lru(&history, 2));
         history.renew(history.find(0).unwrap(), Past::once(), 5);
         assert!(in_lru(&history, 0) && !in_lru(&history, 2));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn ghosts_are_bounded_and_forgotten_in_order() {
-        let mut history = History::new(1);
+        let mut history = AccessHistory::new(1);
         for key in 0..GHOSTS_MAX as u64 + 3 {
             history.admit(key, 1, key);
             history.evict(history.find(key).unwrap());

@@ -89,12 +89,12 @@ type Row = [f64; BUCKETS];
 
 /// Counts by bucket.
 #[derive(Debug, Clone)]
-struct Counts {
+struct BucketCounts {
     reached: Row,
     used: Row,
 }
 
-impl Counts {
+impl BucketCounts {
     const NONE: Self = Self { reached: [0.0; BUCKETS], used: [0.0; BUCKETS] };
 
     fn add(&mut self, other: &Self) {
@@ -120,7 +120,7 @@ struct Index {
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Reuse {
-    counts: Vec<Counts>,
+    counts: Vec<BucketCounts>,
     indices: Vec<Index>,
     /// For all contents of an interval; used for classes without data at the last renewal.
     general: Vec<Index>,
@@ -133,7 +133,7 @@ pub(super) struct Reuse {
 impl Reuse {
     pub fn new() -> Self {
         Self {
-            counts: vec![Counts::NONE; CLASSES],
+            counts: vec![BucketCounts::NONE; CLASSES],
             indices: vec![Index::UNKNOWN; CLASSES],
             general: vec![Index::UNKNOWN; INTERVALS],
             of_all: Index::UNKNOWN,
@@ -170,15 +170,15 @@ impl Reuse {
     }
 
     fn renew(&mut self, buckets: usize) {
-        let mut all = Counts::NONE;
+        let mut all = BucketCounts::NONE;
         self.counts.iter().for_each(|counts| all.add(counts));
-        let doubt = |counts: &Counts| std::array::from_fn(|bucket| 1.0 / (counts.reached[bucket] + LEAN));
+        let doubt = |counts: &BucketCounts| std::array::from_fn(|bucket| 1.0 / (counts.reached[bucket] + LEAN));
         let doubt_of_all = doubt(&all);
         let all = all.chances(&[CHANCE_UNKNOWN; BUCKETS], 1.0);
         self.of_all.renew(&all, &doubt_of_all, buckets);
         for interval in 0..INTERVALS {
             let classes = interval * FREQUENCIES..(interval + 1) * FREQUENCIES;
-            let mut of_interval = Counts::NONE;
+            let mut of_interval = BucketCounts::NONE;
             self.counts[classes.clone()].iter().for_each(|counts| of_interval.add(counts));
             let general = of_interval.chances(&all, LEAN);
             if of_interval.reached[0] > 0.0 {

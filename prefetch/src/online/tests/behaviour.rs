@@ -193,7 +193,7 @@ fn it_may_be_handed_from_thread_to_thread() {
 fn time_that_goes_back_does_no_harm() {
     let mut online = Online::new();
     for at in (0..100).rev() {
-        let touch = Touch { reader: reader_of(1), directory: 1, file: at % 7, at: Duration::from_secs(at) };
+        let touch = OpenEvent { reader: reader_of(1), directory: 1, file: at % 7, at: Duration::from_secs(at) };
         online.touched(&touch, &mut |_| None);
     }
     check_bounds(&online);

@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::super::{Online, Touch};
+use super::super::{Online, OpenEvent};
 use super::play::{Open, Play, Tree, check_bounds, reader_of, who};
 
 const READER: u64 = 1;
@@ -160,7 +160,7 @@ fn large_sets_and_many_readers_stay_within_the_bounds() {
         let mut online = Online::new();
         let (mut total, mut slowest) = (Duration::ZERO, Duration::ZERO);
         for (at, &(reader, directory, file)) in row.opens.iter().enumerate() {
-            let touch = Touch { reader: reader_of(reader), directory, file, at: Duration::from_secs(at as u64) };
+            let touch = OpenEvent { reader: reader_of(reader), directory, file, at: Duration::from_secs(at as u64) };
             let mut listed = false;
             let begun = Instant::now();
             let suggestions = online.touched(&touch, &mut |directory| {

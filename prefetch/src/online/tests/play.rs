@@ -84,7 +84,7 @@ impl Play {
             self.score.used += 1;
             self.score.by_predictor.entry(predictor).or_default().1 += 1;
         }
-        let touch = Touch { reader: reader_of(reader), directory, file, at: Duration::from_secs(self.seconds) };
+        let touch = OpenEvent { reader: reader_of(reader), directory, file, at: Duration::from_secs(self.seconds) };
         let (tree, listings) = (&self.tree, &mut self.score.listings);
         let suggestions = self.online.touched(&touch, &mut |directory| {
             *listings += 1;
@@ -112,7 +112,7 @@ impl Play {
 
 /// Returns a reader of files, by its number in a test.
 pub fn reader_of(number: u64) -> ReaderId {
-    ReaderId { who: who(number), opens: Opens::Files }
+    ReaderId { who: who(number), opens: OpenedKind::Files }
 }
 
 pub fn who(number: u64) -> Who {
@@ -154,8 +154,8 @@ pub fn check_bounds(online: &Online) {
     assert!(online.asked.len() <= asked::ASKED_MAX);
     for (number, reader) in online.readers.iter() {
         let mine = |predictor| {
-            let is_mine = |asked: &Asked| {
-                (asked.reader, asked.predictor) == (*number, predictor) && asked.state != State::Refused
+            let is_mine = |asked: &TrackedSuggestion| {
+                (asked.reader, asked.predictor) == (*number, predictor) && asked.state != SuggestionState::Refused
             };
             online.asked.iter().filter(|(_, asked)| is_mine(asked)).count()
         };

@@ -249,7 +249,7 @@ fn what_is_expected_says_why() {
 fn a_moved_file_is_as_large_as_those_that_it_stands_for() {
     let mut profile = Profile::new(&job("x", []).invocation);
     for (run, size) in [100, 120, 900, 110, 130].into_iter().enumerate() {
-        let used = Use { path: format!("step-{run}"), size_bytes: size, rank: 1, parts: None };
+        let used = FileUse { path: format!("step-{run}"), size_bytes: size, rank: 1, parts: None };
         profile.fold(&job("x", []).invocation, 0, vec![used]);
     }
     let expected = profile.predict(&job("x", []).invocation);
@@ -316,7 +316,7 @@ fn a_digit_of_a_script_is_no_part_of_a_path() {
     let mut profile = Profile::new(&command("2026-01-28"));
     for day in ["2026-01-28", "2026-01-29", "2026-01-30", "2026-01-31"] {
         let paths = ["model".to_owned(), format!("data/{day}/part-0.bin"), format!("data/{day}/part-1.bin")];
-        let used = |(at, path): (usize, &String)| Use {
+        let used = |(at, path): (usize, &String)| FileUse {
             path: path.clone(),
             size_bytes: 10_000 * (at as u64 + 1),
             rank: at as u32 + 1,

@@ -6,10 +6,10 @@ fn parts() -> impl Strategy<Value = Option<Parts>> {
     proptest::option::of((1_u64..1 << 40, any::<[u64; 4]>()).prop_map(|(part_bytes, bits)| Parts { part_bytes, bits }))
 }
 
-fn some_use() -> impl Strategy<Value = Use> {
+fn some_use() -> impl Strategy<Value = FileUse> {
     let path =
         prop_oneof!["[a-c]{1,3}/(part-)?[0-9]{1,6}(\\.h5)?", "[a-z]/2024-0[1-9]-[0-2][0-9]/[0-9]{1,4}", "\\PC{1,12}"];
-    (path, any::<u64>(), any::<u32>(), parts()).prop_map(|(path, size_bytes, rank, parts)| Use {
+    (path, any::<u64>(), any::<u32>(), parts()).prop_map(|(path, size_bytes, rank, parts)| FileUse {
         path,
         size_bytes,
         rank,
@@ -17,7 +17,7 @@ fn some_use() -> impl Strategy<Value = Use> {
     })
 }
 
-fn some_run() -> impl Strategy<Value = (Invocation, u64, Vec<Use>)> {
+fn some_run() -> impl Strategy<Value = (Invocation, u64, Vec<FileUse>)> {
     let words = proptest::collection::vec("[a-z./=-]{0,8}[0-9]{0,18}(-[0-9]{2}){0,2}", 0..6);
     let invocation = (any::<u32>(), proptest::option::of("[a-z]{0,8}"), words, proptest::option::of(any::<u64>()));
     let invocation =
@@ -100,7 +100,7 @@ proptest! {
 
 fn one_file() -> Profile {
     let parts = Some(Parts { part_bytes: 65_536, bits: [0b1000_1111, 0, 0, 1 << 63] });
-    let used = Use { path: "data/part-0007".into(), size_bytes: 1 << 24, rank: 1, parts };
+    let used = FileUse { path: "data/part-0007".into(), size_bytes: 1 << 24, rank: 1, parts };
     let mut profile = Profile::new(&job("x --day=2024-01-17 7", []).invocation);
     profile.fold(&job("x --day=2024-01-17 7", []).invocation, 100, vec![used]);
     profile
@@ -206,7 +206,7 @@ fn what_is_used_of_a_file_is_kept_unless_it_changes_each_time() {
     let of = |bits: u64| Some(Parts { part_bytes: 4096, bits: [bits, 0, 0, 0] });
     let mut profile = Profile::new(&Invocation::default());
     let mut fold = |bits: u64| {
-        let used = Use { path: "f".into(), size_bytes: 1 << 20, rank: 1, parts: of(bits) };
+        let used = FileUse { path: "f".into(), size_bytes: 1 << 20, rank: 1, parts: of(bits) };
         profile.fold(&Invocation::default(), 0, vec![used]);
         profile.files().next().unwrap().parts.unwrap().bits[0]
     };

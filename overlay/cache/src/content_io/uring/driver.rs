@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use io_uring::{IoUring, opcode, types};
 
-use super::op::{Next, Op};
+use super::op::{OpProgress, RingOp};
 use super::wake::Wake;
-use super::{Limits, stopped};
+use super::{RingLimits, stopped};
 
 /// The `user_data` of the wake-up; for operations, it is their slot.
 const WAKE: u64 = u64::MAX;
@@ -21,10 +21,10 @@ const KERNEL_BUSY_REST: Duration = Duration::from_millis(1);
 
 pub(super) struct Driver {
     ring: IoUring,
-    limits: Limits,
-    inbox: mpsc::Receiver<Op>,
+    limits: RingLimits,
+    inbox: mpsc::Receiver<RingOp>,
     wake: Arc<Wake>,
-    in_flight: InFlight,
+    in_flight: OpsInFlight,
     /// Slots of operations to submit.
     ready: VecDeque<usize>,
     /// Slot and result of each completion. Empty between two rounds; it is kept to reuse its memory.
@@ -34,13 +34,13 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub fn new(ring: IoUring, limits: Limits, inbox: mpsc::Receiver<Op>, wake: Arc<Wake>) -> Self {
+    pub fn new(ring: IoUring, limits: RingLimits, inbox: mpsc::Receiver<RingOp>, wake: Arc<Wake>) -> Self {
         Self {
             ring,
             limits,
             inbox,
             wake,
-            in_flight: InFlight::default(),
+            in_flight: OpsInFlight::default(),
             ready: VecDeque::new(),
             completions: Vec::new(),
             closing: false,
@@ -73,7 +73,7 @@ impl Driver {
                 .build()
                 .user_data(WAKE);
             self.in_flight.wake_armed = true;
-            // SAFETY: the number and the eventfd live until the completion, or are leaked (see `InFlight`).
+            // SAFETY: the number and the eventfd live until the completion, or are leaked (see `OpsInFlight`).
             let pushed = unsafe { submissions.push(&entry) };
             assert!(pushed.is_ok(), "there was room");
         }
@@ -81,7 +81,7 @@ impl Driver {
             let Some(slot) = self.ready.pop_front() else { break };
             let entry = self.in_flight.op(slot).entry(self.limits.step_bytes).user_data(slot as u64);
             // SAFETY: buffer and file belong to the operation, which stays in its slot until the completion, or is
-            // leaked (see `InFlight`).
+            // leaked (see `OpsInFlight`).
             let pushed = unsafe { submissions.push(&entry) };
             assert!(pushed.is_ok(), "there was room");
         }
@@ -119,8 +119,8 @@ impl Driver {
             }
             let slot = user_data as usize;
             match self.in_flight.op(slot).complete(result) {
-                Next::Submit => self.ready.push_back(slot),
-                Next::Finish(result) => self.in_flight.take(slot).finish(result),
+                OpProgress::Submit => self.ready.push_back(slot),
+                OpProgress::Finish(result) => self.in_flight.take(slot).finish(result),
             }
         }
         self.completions = completions;
@@ -154,21 +154,21 @@ impl Driver {
 /// panicked or the kernel refused the ring, are leaked: a leak is better than memory that the kernel writes to after
 /// its reuse.
 #[derive(Default)]
-struct InFlight {
+struct OpsInFlight {
     /// Never longer than the number of operations that callers were permitted at once.
-    slots: Vec<Option<Op>>,
+    slots: Vec<Option<RingOp>>,
     free: Vec<usize>,
     /// Receives the eventfd's counter, whose value is not used.
     wake_number: Box<u64>,
     wake_armed: bool,
 }
 
-impl InFlight {
+impl OpsInFlight {
     fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len() && !self.wake_armed
     }
 
-    fn put(&mut self, op: Op) -> usize {
+    fn put(&mut self, op: RingOp) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -178,14 +178,14 @@ impl InFlight {
         slot
     }
 
-    fn op(&mut self, slot: usize) -> &mut Op {
+    fn op(&mut self, slot: usize) -> &mut RingOp {
         match &mut self.slots[slot] {
             Some(op) => op,
             None => unreachable!("slot {slot} holds an operation"),
         }
     }
 
-    fn take(&mut self, slot: usize) -> Op {
+    fn take(&mut self, slot: usize) -> RingOp {
         match self.slots[slot].take() {
             Some(op) => {
                 self.free.push(slot);
@@ -196,7 +196,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for OpsInFlight {
     fn drop(&mut self) {
         if self.wake_armed {
             mem::forget(mem::take(&mut self.wake_number));
@@ -209,6 +209,6 @@ impl Drop for InFlight {
 
 /// Ends in the way the thread does when it panics with `op` under way.
 #[cfg(test)]
-pub(super) fn die_with(op: Op) {
-    InFlight::default().put(op);
+pub(super) fn die_with(op: RingOp) {
+    OpsInFlight::default().put(op);
 }

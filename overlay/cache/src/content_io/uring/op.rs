@@ -15,7 +15,7 @@ use crate::content_io::into_bytes;
 /// Interruptions without progress after which an operation is given up.
 const INTERRUPTIONS_MAX: u32 = 1000;
 
-pub(super) enum Request {
+pub(super) enum IoRequest {
     Write(Bytes),
     /// `buffer` starts empty and has room for `len` bytes.
     Read {
@@ -26,17 +26,17 @@ pub(super) enum Request {
 
 /// The next step of an operation after a completion.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum OpProgress {
     /// Submit the remaining bytes.
     Submit,
     Finish(io::Result<()>),
 }
 
 /// An operation. Its buffer does not move in memory when the operation is moved: it is on the heap, or static.
-pub(super) struct Op {
+pub(super) struct RingOp {
     file: Arc<File>,
     offset: u64,
-    request: Request,
+    request: IoRequest,
     done_bytes: usize,
     /// Bytes that the current submission requests.
     step_bytes: usize,
@@ -47,11 +47,11 @@ pub(super) struct Op {
     permit: OwnedSemaphorePermit,
 }
 
-impl Op {
+impl RingOp {
     pub fn new(
         file: Arc<File>,
         offset: u64,
-        request: Request,
+        request: IoRequest,
         reply: oneshot::Sender<io::Result<Bytes>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
@@ -66,8 +66,8 @@ impl Op {
         self.step_bytes = (self.len() - self.done_bytes).min(step_bytes_max);
         let step = u32::try_from(self.step_bytes).unwrap_or(u32::MAX);
         match &mut self.request {
-            Request::Write(data) => opcode::Write::new(fd, data[self.done_bytes..].as_ptr(), step).offset(at).build(),
-            Request::Read { buffer, .. } => {
+            IoRequest::Write(data) => opcode::Write::new(fd, data[self.done_bytes..].as_ptr(), step).offset(at).build(),
+            IoRequest::Read { buffer, .. } => {
                 let room = buffer.spare_capacity_mut().as_mut_ptr().cast();
                 opcode::Read::new(fd, room, step).offset(at).build()
             }
@@ -75,7 +75,7 @@ impl Op {
     }
 
     /// Processes the result of the current submission: a count of bytes, or a negated errno.
-    pub fn complete(&mut self, result: i32) -> Next {
+    pub fn complete(&mut self, result: i32) -> OpProgress {
         let Ok(moved) = usize::try_from(result) else {
             return self.failed(-result);
         };
@@ -83,31 +83,31 @@ impl Op {
         self.interruptions = 0;
         self.done_bytes += moved;
         match &mut self.request {
-            Request::Write(_) if moved == 0 => return Next::Finish(Err(io::ErrorKind::WriteZero.into())),
-            Request::Write(_) => {}
-            Request::Read { buffer, .. } => {
+            IoRequest::Write(_) if moved == 0 => return OpProgress::Finish(Err(io::ErrorKind::WriteZero.into())),
+            IoRequest::Write(_) => {}
+            IoRequest::Read { buffer, .. } => {
                 // SAFETY: the kernel initialised this many bytes, within the room of the entry.
                 unsafe { buffer.set_len(self.done_bytes) };
                 if moved == 0 {
-                    return Next::Finish(Ok(())); // the end of the file
+                    return OpProgress::Finish(Ok(())); // the end of the file
                 }
             }
         }
-        if self.done_bytes == self.len() { Next::Finish(Ok(())) } else { Next::Submit }
+        if self.done_bytes == self.len() { OpProgress::Finish(Ok(())) } else { OpProgress::Submit }
     }
 
-    fn failed(&mut self, errno: i32) -> Next {
+    fn failed(&mut self, errno: i32) -> OpProgress {
         self.interruptions += 1;
         if matches!(errno, libc::EINTR | libc::EAGAIN) && self.interruptions <= INTERRUPTIONS_MAX {
-            return Next::Submit;
+            return OpProgress::Submit;
         }
-        Next::Finish(Err(io::Error::from_raw_os_error(errno)))
+        OpProgress::Finish(Err(io::Error::from_raw_os_error(errno)))
     }
 
     fn len(&self) -> usize {
         match &self.request {
-            Request::Write(data) => data.len(),
-            Request::Read { len, .. } => *len,
+            IoRequest::Write(data) => data.len(),
+            IoRequest::Read { len, .. } => *len,
         }
     }
 
@@ -115,8 +115,8 @@ impl Op {
     pub fn finish(self, result: io::Result<()>) {
         let Self { file, request, reply, permit, .. } = self;
         let answer = result.map(|()| match request {
-            Request::Read { buffer, .. } => into_bytes(buffer),
-            Request::Write(_) => Bytes::new(),
+            IoRequest::Read { buffer, .. } => into_bytes(buffer),
+            IoRequest::Write(_) => Bytes::new(),
         });
         // Dropped first, so that the caller finds the file closed and the permit free.
         drop((file, permit));

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::Limits;
+use super::RingLimits;
 
 const PATTERN: &[u8; 16] = b"forebay io_uring";
 
 /// Returns a ring that has done a no-op, a write and a read. The error names the remedy.
-pub(super) fn working_ring(limits: Limits) -> Result<IoUring, String> {
+pub(super) fn working_ring(limits: RingLimits) -> Result<IoUring, String> {
     let mut ring = IoUring::builder().dontfork().build(limits.entries).map_err(why_not)?;
     if !ring.params().is_feature_nodrop() {
         return Err("the kernel may drop io_uring completions (Linux 5.5 does not)".into());

@@ -48,7 +48,7 @@ fn watched(bytes: Bytes) -> (Bytes, Arc<AtomicBool>) {
 
 #[tokio::test]
 async fn the_buffer_of_a_dropped_write_lives_until_the_kernel_is_done() {
-    let io = start_uring(Limits::DEFAULT);
+    let io = start_uring(RingLimits::DEFAULT);
     let (mut reader, pipe) = pipe_to_write();
     let expected = pattern(1, 1 << 20);
     let (data, freed) = watched(expected.clone());
@@ -64,7 +64,7 @@ async fn the_buffer_of_a_dropped_write_lives_until_the_kernel_is_done() {
 
 #[tokio::test]
 async fn the_buffer_of_a_dropped_read_takes_what_comes_late() {
-    let io = start_uring(Limits::DEFAULT);
+    let io = start_uring(RingLimits::DEFAULT);
     let (pipe, mut writer) = empty_pipe();
     assert!(poll_immediate(io.read_at(Arc::clone(&pipe), 0, 4096)).await.is_none());
     tokio::time::sleep(UNDER_WAY).await;
@@ -79,7 +79,7 @@ async fn the_buffer_of_a_dropped_read_takes_what_comes_late() {
 
 #[tokio::test]
 async fn dropping_the_ring_waits_for_what_is_under_way() {
-    let io = start_uring(Limits::DEFAULT);
+    let io = start_uring(RingLimits::DEFAULT);
     let (mut reader, pipe) = pipe_to_write();
     let expected = pattern(2, 300_000);
     let (data, freed) = watched(expected.clone());
@@ -98,7 +98,7 @@ async fn dropping_the_ring_waits_for_what_is_under_way() {
 
 #[tokio::test]
 async fn more_than_the_bound_wait_for_their_turn() {
-    let io = start_uring(Limits { in_flight: 4, ..Limits::DEFAULT });
+    let io = start_uring(RingLimits { in_flight: 4, ..RingLimits::DEFAULT });
     let (pipe, mut writer) = empty_pipe();
     let file = Arc::new(tempfile::tempfile().unwrap());
     let mut blocked = join_all((0..4).map(|_| io.read_at(Arc::clone(&pipe), 0, 1)));
@@ -135,7 +135,7 @@ async fn completions_that_overflow_are_not_lost() {
 
 #[test]
 fn futures_need_no_runtime() {
-    let io = start_uring(Limits::DEFAULT);
+    let io = start_uring(RingLimits::DEFAULT);
     let file = Arc::new(tempfile::tempfile().unwrap());
     futures::executor::block_on(io.write_at(Arc::clone(&file), 3, pattern(5, 10))).unwrap();
     assert_eq!(futures::executor::block_on(io.read_at(file, 3, 10)).unwrap(), pattern(5, 10));
@@ -149,7 +149,7 @@ fn starting_and_dropping_leaves_no_thread_or_descriptor() {
     };
     // Other tests run beside this one and have rings as well, but not hundreds.
     for _ in 0..300 {
-        drop(start_uring(Limits::DEFAULT));
+        drop(start_uring(RingLimits::DEFAULT));
     }
     assert!(descriptors("anon_inode:[io_uring]") < 100);
     assert!(descriptors("anon_inode:[eventfd]") < 100);
@@ -162,7 +162,7 @@ async fn what_is_under_way_when_the_thread_dies_is_answered_and_leaked() {
     let (reply, outcome) = oneshot::channel();
     let (data, freed) = watched(pattern(6, 100));
     let file = Arc::new(tempfile::tempfile().unwrap());
-    let op = Op::new(Arc::clone(&file), 0, Request::Write(data), reply, permit);
+    let op = RingOp::new(Arc::clone(&file), 0, IoRequest::Write(data), reply, permit);
     driver::die_with(op);
     let error = outcome.await.unwrap().unwrap_err();
     assert_eq!(as_error(error, || "write".into()).kind(), ErrorKind::Unavailable);
@@ -173,7 +173,7 @@ async fn what_is_under_way_when_the_thread_dies_is_answered_and_leaked() {
 
 #[tokio::test]
 async fn a_dead_thread_gives_errors_and_no_hang() {
-    let mut io = start_uring(Limits::DEFAULT);
+    let mut io = start_uring(RingLimits::DEFAULT);
     let (inbox, received) = mpsc::channel();
     drop(received);
     drop(io.inbox.replace(inbox));
@@ -189,13 +189,16 @@ fn endless_interruptions_are_given_up() {
     let permit = turns.try_acquire_owned().unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     let (reply, _outcome) = oneshot::channel();
-    let mut op = Op::new(file, 0, Request::Write(pattern(8, 100)), reply, permit);
+    let mut op = RingOp::new(file, 0, IoRequest::Write(pattern(8, 100)), reply, permit);
     let _ = op.entry(100);
     let mut again = 0;
-    while matches!(op.complete(-libc::EAGAIN), op::Next::Submit) {
+    while matches!(op.complete(-libc::EAGAIN), op::OpProgress::Submit) {
         again += 1;
         assert!(again < 100_000);
     }
     assert!(again > 10);
-    assert!(matches!(op.complete(0), op::Next::Finish(Err(_))), "a write that moves nothing does not go on forever");
+    assert!(
+        matches!(op.complete(0), op::OpProgress::Finish(Err(_))),
+        "a write that moves nothing does not go on forever"
+    );
 }

@@ -1,5 +1,5 @@
 use super::*;
-use forebay_policy::{Consistency, Flush};
+use forebay_policy::{Consistency, FlushPolicy};
 
 fn common() -> MountConfig {
     MountConfig {
@@ -19,7 +19,7 @@ fn common() -> MountConfig {
     }
 }
 
-fn read_text(text: &str) -> Result<Vec<Named>, Failure> {
+fn read_text(text: &str) -> Result<Vec<NamedPool>, Failure> {
     parse(text, Path::new("/etc/forebay.toml"), &common())
 }
 
@@ -64,8 +64,8 @@ fn the_policy_beside_the_pools_is_that_of_each() {
     let policy = |at: usize| Policy::parse(pools[at].config.policy.as_deref().unwrap()).unwrap();
     let path = |text: &str| forebay_backends::PoolPath::parse(text).unwrap();
     for policy in [policy(0), policy(1)] {
-        assert_eq!(policy.for_path(&path("x"), None).flush, Flush::OnClose);
-        assert_eq!(policy.for_path(&path("tmp/x"), None).flush, Flush::Manual);
+        assert_eq!(policy.for_path(&path("x"), None).flush, FlushPolicy::OnClose);
+        assert_eq!(policy.for_path(&path("tmp/x"), None).flush, FlushPolicy::Manual);
     }
     assert_eq!(policy(0).pool_deadline.as_secs(), 3);
     assert_ne!(policy(1).pool_deadline.as_secs(), 3);
