@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use forebay_daemon::config::ThrottleConfig;
 
-pub use batch::{AllocationCommand, BeginArgs, JobCommand, JobNameArgs, SlurmCommand, StartArgs, WaitArgs};
+pub use batch::{AllocationCommand, BeginArgs, HookArgs, JobCommand, JobNameArgs, SlurmCommand, StartArgs, WaitArgs};
 
 use crate::values;
 

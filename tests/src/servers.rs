@@ -2,6 +2,7 @@
 
 pub mod nfs;
 pub mod s3;
+pub mod slurm;
 mod started;
 pub mod stores;
 

@@ -68,6 +68,9 @@ pub struct BeginArgs {
     /// How long the leases last at most, such as 12h. Default: until the job ends.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub lease: Option<Duration>,
+    /// How often the scheduler has requeued the job: a larger number than before begins the next attempt.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub requeues: u64,
     /// The command that the job runs: what earlier runs read is staged as well, and this run is learned.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -101,15 +104,18 @@ pub struct StartArgs {
 #[derive(Debug, Subcommand)]
 pub enum SlurmCommand {
     /// What Prolog= runs: stage what the job will read, at every mount of this user, and observe the job.
-    Prolog(WithinArgs),
+    Prolog(HookArgs),
     /// What Epilog= runs: learn from the job, and write back what it wrote.
-    Epilog(WithinArgs),
+    Epilog(HookArgs),
     /// What TaskProlog= runs: print the variables that tasks get.
     TaskProlog,
 }
 
 #[derive(Debug, Args)]
-pub struct WithinArgs {
+pub struct HookArgs {
+    /// Use only the mount that this path lies in.
+    #[arg(long, value_name = "PATH")]
+    pub mount: Option<PathBuf>,
     /// How long it may take. What is not done by then goes on in the daemon.
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
     pub within: Duration,

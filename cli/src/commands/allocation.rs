@@ -1,4 +1,4 @@
-//! `forebay job begin` to `teardown`: the allocations of batch jobs.
+//! `forebay job begin` to `forebay job teardown`: the allocations of batch jobs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,6 +51,19 @@ pub fn send(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<O
     Ok(known)
 }
 
+/// Returns the allocations of a mount on which work may still be done.
+pub fn not_over(entry: &RegisteredMount) -> Result<Vec<Allocation>, Failure> {
+    let mut all = Vec::new();
+    for reply in client::call(entry, &Request::Allocations)? {
+        if let Reply::Allocations(allocations) = reply? {
+            all.extend(allocations);
+        }
+    }
+    let over = [AllocationPhase::Done, AllocationPhase::Failed, AllocationPhase::Cancelled];
+    all.retain(|allocation| !over.contains(&allocation.phase));
+    Ok(all)
+}
+
 fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
     let found = |paths: Vec<std::ffi::OsString>| match paths.is_empty() {
         true => Ok(Vec::new()),
@@ -75,6 +88,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
             stage_out: below(&stage_out, entry),
             invocation: invocation.clone(),
             lease_secs: args.lease.map(|lease| lease.as_secs()),
+            requeues: args.requeues,
         };
         send(entry, &args.named.id, AllocationVerb::Begin(request))
     })

@@ -153,6 +153,10 @@ fn list(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
             jobs.iter().for_each(|job| output.json(job));
             return Ok(Exit::Done);
         }
+        // What holds leases, although no job may run.
+        for allocation in allocation::not_over(&entry)? {
+            output.line(allocation::summary(entry.mountpoint(), &allocation));
+        }
         let rows: Vec<Vec<String>> = jobs
             .iter()
             .map(|job| {

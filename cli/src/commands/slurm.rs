@@ -9,19 +9,20 @@ use forebay_slurm::SlurmJob;
 use forebay_system::mounts;
 
 use super::allocation::send;
-use crate::args::SlurmCommand;
+use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::targets;
 
 /// Time that is left to a daemon for its answer, and to this program for its exit.
 const ANSWER: Duration = Duration::from_secs(2);
 
 pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
-        SlurmCommand::Prolog(args) => at_mounts(args.within, output, |job, entry, until| {
+        SlurmCommand::Prolog(args) => at_mounts(args, output, |job, entry, until| {
             forebay_slurm::prolog(job, until, |verb| send(entry, &job.allocation(), verb))
         }),
-        SlurmCommand::Epilog(args) => at_mounts(args.within, output, |job, entry, until| {
+        SlurmCommand::Epilog(args) => at_mounts(args, output, |job, entry, until| {
             forebay_slurm::epilog(until, |verb| send(entry, &job.allocation(), verb))
         }),
         SlurmCommand::TaskProlog => task_prolog(output),
@@ -29,13 +30,16 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
 }
 
 /// Does this at all mounts of this user at the same time. What is short is noted and is no failure; a broken mount is.
-fn at_mounts<F>(within: Duration, output: &Output, act: F) -> Result<Exit, Failure>
+fn at_mounts<F>(args: &HookArgs, output: &Output, act: F) -> Result<Exit, Failure>
 where
     F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
 {
     let job = SlurmJob::of(|name| std::env::var(name).ok())?;
-    let begun = Instant::now();
-    let entries = registry::entries();
+    let (begun, within) = (Instant::now(), args.within);
+    let entries = match &args.mount {
+        Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
+        None => registry::entries(),
+    };
     if entries.is_empty() {
         return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount on this node")
             .remedy("mount it before slurmd starts: systemctl enable --now forebay@..., or /etc/fstab"));

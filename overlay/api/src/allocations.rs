@@ -92,6 +92,10 @@ pub struct AllocationRequest {
     /// Seconds until the leases end, whatever becomes of the job. `None`: they end with the job.
     #[serde(default)]
     pub lease_secs: Option<u64>,
+    /// How often the scheduler has requeued the job. A larger number than that of the known attempt begins the next
+    /// attempt, in whatever phase the known one is.
+    #[serde(default)]
+    pub requeues: u64,
 }
 
 /// What is to be done with an allocation. Each verb may be repeated, and may arrive in any order that the retries of a

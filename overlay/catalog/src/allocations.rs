@@ -24,6 +24,9 @@ pub struct AllocationRecord {
     #[serde(default)]
     pub message: Option<String>,
     pub attempt: u32,
+    /// How often the scheduler had requeued the job when this attempt began.
+    #[serde(default)]
+    pub requeues: u64,
     pub begun_unix: u64,
     /// When the state was entered.
     pub since_unix: u64,
@@ -123,6 +126,7 @@ mod tests {
             state,
             message: None,
             attempt: 1,
+            requeues: 0,
             begun_unix: 1,
             since_unix,
             started_unix: None,

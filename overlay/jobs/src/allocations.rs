@@ -177,7 +177,6 @@ impl Jobs {
         }
         let jobs = self.clone();
         inner.foresight.runtime.clone().spawn(async move {
-            let id = record.id.clone();
             let moving = async {
                 if work == AllocationWork::StageOut {
                     jobs.stage_out(&record).await
@@ -187,7 +186,8 @@ impl Jobs {
             };
             let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
             stop.cancel();
-            let recorded = blocking(move || inner.end_work(&id, work, outcome)).await;
+            inner.allocations.work.lock().retain(|_, (_, stop)| !stop.is_cancelled());
+            let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
             if let Err(error) = recorded {
                 tracing::error!(%error, "an allocation is not recorded");
             }
@@ -266,19 +266,23 @@ struct Outcome {
 impl Outcome {
     fn of((summary, failures): (Summary, Vec<(String, String)>), what: &str) -> Self {
         let moved = TransferCounts { files: summary.files, bytes: summary.bytes, failed: summary.failed };
-        let failed = summary.failed.max(failures.len() as u64);
-        let failure = match (summary.refused, failed) {
-            (None, 0) => None,
-            (Some(errno), 0) => {
-                Some(summary.message.clone().unwrap_or_else(|| std::io::Error::from_raw_os_error(errno).to_string()))
+        // A file that failed in several attempts counts once.
+        let mut named: Vec<(String, String)> = Vec::new();
+        for (path, why) in failures {
+            if !named.iter().any(|(known, _)| *known == path) {
+                let why = why.strip_prefix(&format!("{path}: ")).map(str::to_owned).unwrap_or(why);
+                named.push((path, why));
             }
-            (_, failed) => {
-                let named = failures.iter().take(NAMED_FAILURES).map(|(path, why)| format!("{path}: {why}"));
-                let mut named: Vec<String> = named.collect();
-                if failed > named.len() as u64 {
-                    named.push("...".into());
-                }
-                Some(format!("{failed} {what}: {}", named.join("; ")))
+        }
+        let failure = match (named.len(), summary.failed, &summary.message) {
+            (0, 0, _) => None,
+            (0, _, Some(message)) => Some(message.clone()),
+            (0, failed, None) => Some(format!("{failed} {what}")),
+            (failed, ..) => {
+                let mut shown: Vec<String> =
+                    named.iter().take(NAMED_FAILURES).map(|(path, why)| format!("{path}: {why}")).collect();
+                shown.extend((failed > NAMED_FAILURES).then(|| "...".to_owned()));
+                Some(format!("{failed} {what}: {}", shown.join("; ")))
             }
         };
         Self { moved, message: summary.message, failure }
@@ -290,7 +294,8 @@ impl JobsInner {
     fn begin_allocation(&self, id: &str, request: &AllocationRequest, uid: u32) -> Result<AllocationRecord> {
         let _changing = self.allocations.changing.lock();
         let known = self.engine.catalog().allocation(id)?;
-        match (AllocationState::begin(known.as_ref().map(|known| &known.state)), known) {
+        let is_requeued = known.as_ref().is_some_and(|known| known.requeues < request.requeues);
+        match (AllocationState::begin(known.as_ref().map(|known| &known.state), is_requeued), known) {
             (Transition::Stays, Some(known)) => Ok(known),
             (Transition::Stays, None) => Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("allocation {id}"))),
             (Transition::To(state), known) => {
@@ -304,6 +309,11 @@ impl JobsInner {
                 for typed in &request.stage_out {
                     parse_path(typed)?;
                 }
+                if known.as_ref().is_some_and(|known| !known.state.is_over()) {
+                    // No end of the earlier attempt was seen here.
+                    self.stop_work(id, AllocationWork::StageOut);
+                    self.release_holdings(id, JobEnd::Orphaned)?;
+                }
                 let now = unix_now();
                 let record = AllocationRecord {
                     id: id.to_owned(),
@@ -311,6 +321,7 @@ impl JobsInner {
                     state,
                     message: None,
                     attempt: known.map_or(1, |known| known.attempt + 1),
+                    requeues: request.requeues,
                     begun_unix: now,
                     since_unix: now,
                     started_unix: None,
@@ -390,9 +401,10 @@ impl JobsInner {
 
     /// Ends what an allocation holds for a job that is over: staging, observation, leases.
     fn end_holding(&self, id: &str, end: JobEnd) -> Result<()> {
-        if self.allocations.is_active(id) {
-            return Ok(());
-        }
+        if self.allocations.is_active(id) { Ok(()) } else { self.release_holdings(id, end) }
+    }
+
+    fn release_holdings(&self, id: &str, end: JobEnd) -> Result<()> {
         self.stop_work(id, AllocationWork::StageIn);
         if let Some(number) = self.registry.number_of(id) {
             self.finish_job(number, end)?;
@@ -409,10 +421,13 @@ impl JobsInner {
         }
     }
 
-    /// Records how work ended.
-    fn end_work(&self, id: &str, work: AllocationWork, outcome: Outcome) -> Result<()> {
-        self.stop_work(id, work);
+    /// Records how work on an attempt ended.
+    fn end_work(&self, of: &AllocationRecord, work: AllocationWork, outcome: Outcome) -> Result<()> {
+        let id = &of.id;
         let changed = self.change_allocation(id, |record| {
+            if record.attempt != of.attempt {
+                return Ok(Transition::Stays);
+            }
             *(if work == AllocationWork::StageOut { &mut record.flushed } else { &mut record.staged }) = outcome.moved;
             record.message = outcome.failure.clone().or(outcome.message);
             Ok(match (&outcome.failure, work) {

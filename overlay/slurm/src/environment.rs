@@ -12,6 +12,8 @@ pub struct SlurmJob {
     pub account: Option<String>,
     pub work_dir: String,
     pub comment: String,
+    /// How often it was requeued.
+    pub requeues: u64,
 }
 
 impl SlurmJob {
@@ -33,6 +35,7 @@ impl SlurmJob {
             account: given("SLURM_JOB_ACCOUNT"),
             work_dir: given("SLURM_JOB_WORK_DIR").unwrap_or_default(),
             comment: given("SLURM_JOB_COMMENT").unwrap_or_default(),
+            requeues: given("SLURM_JOB_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0),
         })
     }
 

@@ -25,8 +25,12 @@ where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     let mut notes = Vec::new();
-    let request =
-        AllocationRequest { uid: Some(job.uid), invocation: Some(job.invocation()), ..AllocationRequest::default() };
+    let request = AllocationRequest {
+        uid: Some(job.uid),
+        invocation: Some(job.invocation()),
+        requeues: job.requeues,
+        ..AllocationRequest::default()
+    };
     let staged = note(send(AllocationVerb::Begin(request)), &mut notes)
         .and_then(|_| note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes))
         .and_then(|_| {
@@ -113,7 +117,7 @@ mod tests {
     use super::*;
 
     fn job() -> SlurmJob {
-        SlurmJob { id: "7".into(), uid: 1, account: None, work_dir: "/w".into(), comment: String::new() }
+        SlurmJob { id: "7".into(), uid: 1, account: None, work_dir: "/w".into(), comment: String::new(), requeues: 0 }
     }
 
     fn allocation(phase: AllocationPhase, reason: Option<&str>) -> Allocation {

@@ -58,10 +58,12 @@ use AllocationState::{Cancelled, Declared, Done, Failed, Ready, Running, Staging
 use Transition::{Stays, To};
 
 impl AllocationState {
-    /// Begins an allocation, or begins it again after its end: the job was requeued.
-    pub fn begin(known: Option<&Self>) -> Transition {
+    /// Begins an allocation, or begins it again: after its end, or if the scheduler says that it has requeued the job
+    /// since.
+    pub fn begin(known: Option<&Self>, is_requeued: bool) -> Transition {
         match known {
             None | Some(Done | Failed { .. } | Cancelled) => To(Declared),
+            Some(Declared | StagingIn | Ready | Running | StagingOut) if is_requeued => To(Declared),
             Some(Declared | StagingIn | Ready | Running | StagingOut) => Stays,
         }
     }
@@ -217,15 +219,16 @@ mod tests {
                 let once = after(&state, verb);
                 assert_eq!(after(&once, verb), once, "{name} twice, from {state:?}");
             }
-            let begun = AllocationState::begin(Some(&state));
-            let once = if let To(next) = begun { next } else { state };
-            assert_eq!(AllocationState::begin(Some(&once)), Stays);
+            let begun = AllocationState::begin(Some(&state), false);
+            let once = if let To(next) = begun { next } else { state.clone() };
+            assert_eq!(AllocationState::begin(Some(&once), false), Stays);
+            assert_eq!(AllocationState::begin(Some(&state), true), To(Declared));
         }
     }
 
     #[test]
     fn every_state_is_reached_from_a_new_allocation() {
-        assert_eq!(AllocationState::begin(None), To(Declared));
+        assert_eq!(AllocationState::begin(None, false), To(Declared));
         let reached = reachable(Declared);
         all().iter().for_each(|state| assert!(reached.contains(state), "{state:?}"));
     }

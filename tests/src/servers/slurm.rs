@@ -1,0 +1,237 @@
+//! Slurm on one machine: munged, slurmctld, and one slurmd for each node, with all their state in one directory.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use super::started::{end, free_port, spawn, wait_until};
+use crate::process::{self, Answer, forebay};
+
+const CALL: Duration = Duration::from_secs(60);
+
+/// A controller and a node `n1`.
+#[derive(Debug)]
+pub struct Slurm {
+    dir: PathBuf,
+    munged: Child,
+    controller: Option<Child>,
+    node: Child,
+}
+
+/// The scripts that `packaging/slurm` has for a site.
+const HOOKS: [&str; 3] = ["prolog", "epilog", "task-prolog"];
+
+impl Slurm {
+    /// Starts all daemons. Prolog, Epilog and TaskProlog are those of `packaging/slurm`, for the program under test and
+    /// one mount. `within` limits the time of the first two.
+    pub fn start(dir: &Path, mount: &Path, within: &str) -> Self {
+        process::need(&["munged", "slurmctld", "slurmd", "sbatch"]);
+        let make = |name: &str, mode: u32| {
+            let path = dir.join(name);
+            fs::create_dir_all(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        make("", 0o755);
+        ["munge", "log", "state"].iter().for_each(|name| make(name, 0o755));
+        make("spool", 0o755);
+        HOOKS.iter().for_each(|hook| write_hook(dir, hook, mount, within));
+        let key = dir.join("munge.key");
+        fs::write(&key, crate::mount::content(std::process::id().into(), 128)).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).unwrap();
+        let mut munged = Command::new("munged");
+        munged.args(["--foreground", "--force"]);
+        for (option, file) in [
+            ("key-file", "munge.key"),
+            ("socket", "munge/socket"),
+            ("pid-file", "munge/pid"),
+            ("log-file", "log/munged"),
+            ("seed-file", "munge/seed"),
+        ] {
+            munged.arg(format!("--{option}={}", dir.join(file).display()));
+        }
+        let log = dir.join("log/started");
+        let munged = spawn(munged, &log);
+        wait_until("munged", &log, || dir.join("munge/socket").exists());
+        fs::write(dir.join("slurm.conf"), configuration(dir)).unwrap();
+        let mut slurm = Self { munged, controller: None, node: spawn(slurmd(dir), &log), dir: dir.to_owned() };
+        slurm.start_controller();
+        slurm.wait_until_idle();
+        slurm
+    }
+
+    pub fn start_controller(&mut self) {
+        let mut command = Command::new("slurmctld");
+        command.args(["-D", "-f"]).arg(self.dir.join("slurm.conf"));
+        self.controller = Some(spawn(command, &self.dir.join("log/started")));
+    }
+
+    /// `kill -9` of the controller.
+    pub fn kill_controller(&mut self) {
+        self.controller.as_mut().into_iter().for_each(end);
+        self.controller = None;
+    }
+
+    pub fn wait_until_idle(&self) {
+        self.wait("the node is idle", || self.node().0.starts_with("IDLE"));
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("SLURM_CONF", self.dir.join("slurm.conf")).current_dir(&self.dir);
+        command
+    }
+
+    /// Runs a program of Slurm.
+    pub fn call(&self, program: &str, arguments: &[&str]) -> Answer {
+        process::run(self.command(program).args(arguments), CALL)
+    }
+
+    /// Submits a job that runs a script of the shell. Returns its number.
+    #[track_caller]
+    pub fn submit(&self, options: &[&str], script: &str) -> String {
+        let file = self.dir.join("script");
+        fs::write(&file, format!("#!/bin/bash\n{script}\n")).unwrap();
+        let output = format!("--output={}/log/job-%j", self.dir.display());
+        let mut arguments = vec!["--parsable", output.as_str()];
+        arguments.extend(options);
+        arguments.push(file.to_str().unwrap());
+        self.call("sbatch", &arguments).ok().out.trim().to_owned()
+    }
+
+    /// Returns what the processes of a job have printed.
+    pub fn output(&self, job: &str) -> String {
+        fs::read_to_string(self.dir.join(format!("log/job-{job}"))).unwrap_or_default()
+    }
+
+    /// Returns a field of `scontrol show`, or an empty text.
+    fn field(&self, kind: &str, name: &str, field: &str) -> String {
+        let shown = self.call("scontrol", &["show", kind, name]).out;
+        let value = shown.split_whitespace().find_map(|word| word.strip_prefix(field)?.strip_prefix('='));
+        value.unwrap_or_default().to_owned()
+    }
+
+    /// Returns the state of a job, such as `COMPLETED`.
+    pub fn job(&self, job: &str) -> String {
+        self.field("job", job, "JobState")
+    }
+
+    /// Returns the state of the node, and the reason why it is drained.
+    pub fn node(&self) -> (String, String) {
+        (self.field("node", "n1", "State"), self.field("node", "n1", "Reason"))
+    }
+
+    #[track_caller]
+    pub fn wait_for(&self, job: &str, state: &str) {
+        self.wait(&format!("job {job} is {state}"), || self.job(job) == state);
+    }
+
+    /// Waits until a job has completed and its epilog, too.
+    #[track_caller]
+    pub fn completed(&self, job: &str) {
+        self.wait_for(job, "COMPLETED");
+        self.wait_until_idle();
+    }
+
+    #[track_caller]
+    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let log = || {
+            let logs = ["slurmctld", "slurmd", "hooks"].map(|name| self.dir.join("log").join(name));
+            logs.map(|log| fs::read_to_string(log).unwrap_or_default()).join("\n")
+        };
+        let begun = std::time::Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < CALL, "{what}: not within {CALL:?}\n{}", log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Returns what prologs and epilogs have said.
+    pub fn hooks(&self) -> String {
+        fs::read_to_string(self.dir.join("log/hooks")).unwrap_or_default()
+    }
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        if self.controller.is_some() {
+            self.call("scancel", &["--user=root", "--signal=KILL", "--full"]);
+            self.call("scancel", &["--user=root"]);
+        }
+        // slurmd ends after its epilogs; steps are no children of it.
+        let _ =
+            rustix::process::kill_process(rustix::process::Pid::from_child(&self.node), rustix::process::Signal::TERM);
+        process::wait(&mut self.node, Duration::from_secs(20));
+        end(&mut self.node);
+        self.kill_controller();
+        end(&mut self.munged);
+        let steps = format!("slurmstepd.*{}", self.dir.display());
+        process::sh(&self.dir, &format!("pkill -9 -f '{steps}' || true"), CALL);
+    }
+}
+
+fn slurmd(dir: &Path) -> Command {
+    let mut command = Command::new("slurmd");
+    command.args(["-D", "-N", "n1", "-f"]).arg(dir.join("slurm.conf"));
+    command
+}
+
+/// Writes a script of `packaging/slurm`, changed to run the program under test at one mount, and to log what it says.
+fn write_hook(dir: &Path, hook: &str, mount: &Path, within: &str) {
+    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm").join(hook);
+    let mut text = fs::read_to_string(packaged).unwrap();
+    let mut replace = |what: &str, by: String| {
+        assert!(text.contains(what), "{hook} has no `{what}`");
+        text = text.replace(what, &by);
+    };
+    let program = forebay();
+    replace("PATH=/usr/local/bin", format!("PATH={}", program.parent().unwrap().display()));
+    if hook != "task-prolog" {
+        let log = dir.join("log/hooks");
+        replace("--within 20s", format!("--within {within} --mount {} >>{} 2>&1", mount.display(), log.display()));
+    }
+    let path = dir.join(hook);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn configuration(dir: &Path) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host.split('.').next().unwrap_or("localhost").to_owned();
+    let (controller, node) = (free_port(), free_port());
+    let at = dir.display();
+    format!(
+        "ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={at}/munge/socket
+CredType=cred/munge
+StateSaveLocation={at}/state
+SlurmdSpoolDir={at}/spool
+SlurmctldPidFile={at}/slurmctld.pid
+SlurmdPidFile={at}/slurmd.pid
+SlurmctldLogFile={at}/log/slurmctld
+SlurmdLogFile={at}/log/slurmd
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+MpiDefault=none
+ReturnToService=2
+KillWait=2
+MinJobAge=600
+PrologFlags=Alloc
+Prolog={at}/prolog
+Epilog={at}/epilog
+TaskProlog={at}/task-prolog
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=2 RealMemory=1000 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"
+    )
+}

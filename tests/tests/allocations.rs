@@ -1,0 +1,273 @@
+//! What a batch job holds at a mount, from its declaration until its results are in the pool, without a batch system.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_tests::mount::{COMMAND, Mount, Options, content};
+use forebay_tests::process::{Answer, forebay, run, wait_until};
+use forebay_tests::servers::Server;
+use forebay_tests::servers::s3::Versitygw;
+use serde_json::Value;
+
+const INCOMPLETE: i32 = 1;
+const USAGE: i32 = 2;
+const BUSY: i32 = 6;
+
+/// A mount whose pool has four files of 1 MiB below `in`, and reads them with 4 MiB/s.
+fn slow() -> Mount {
+    let options = Options { throttle: Some("4MiB/s,1ms".into()), ..Options::policy("[default]\nflush = \"manual\"\n") };
+    let mount = Mount::new(options);
+    fill(&mount);
+    mount
+}
+
+fn fill(mount: &Mount) {
+    fs::create_dir(mount.pool("in")).unwrap();
+    (0..4).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, 1 << 20)).unwrap());
+}
+
+/// `forebay job VERB j`, with further words.
+fn job(mount: &Mount, verb: &str, more: &[&str]) -> Answer {
+    let mut command = std::process::Command::new(forebay());
+    command.args(["--json", "job", verb, "j", "--mount"]).arg(mount.place.mnt()).args(more);
+    run(&mut command, COMMAND)
+}
+
+fn begin(mount: &Mount, paths: &[&str]) -> Answer {
+    let paths: Vec<String> = paths.iter().map(|path| mount.path(path).display().to_string()).collect();
+    let words: Vec<&str> = paths.iter().flat_map(|path| ["--stage-in", path]).collect();
+    job(mount, "begin", &words).ok()
+}
+
+fn value(answer: &Answer) -> Value {
+    serde_json::from_str(answer.out.lines().next().unwrap_or("null")).unwrap()
+}
+
+fn shown(mount: &Mount) -> Value {
+    value(&job(mount, "show", &[]).ok())["allocation"].clone()
+}
+
+fn phase(mount: &Mount) -> String {
+    shown(mount)["phase"].as_str().unwrap().to_owned()
+}
+
+/// Returns how many files below a path are leased by the allocation.
+fn leased(mount: &Mount, path: &str) -> usize {
+    let answer = mount.forebay(["--json", "ls", "-R"], &[&mount.path(path)]).ok();
+    answer.out.lines().filter(|line| serde_json::from_str::<Value>(line).unwrap()["lease_owner"] == "j").count()
+}
+
+fn status_of(mount: &Mount, path: &str) -> String {
+    let answer = mount.forebay(["--json", "ls"], &[&mount.path(path)]).ok();
+    value(&answer)["state"].as_str().unwrap().to_owned()
+}
+
+/// SEMANTICS 62: "An allocation keeps what it has reached if the daemon dies: the next daemon goes on with its staging
+/// and its write-back."
+#[test]
+fn staging_goes_on_after_the_death_of_the_daemon() {
+    let mount = slow();
+    begin(&mount, &["in"]);
+    assert_eq!(phase(&mount), "declared");
+    job(&mount, "stage-in", &[]).refused(BUSY, &[]);
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    let ready = job(&mount, "ready", &["--wait", "60s"]).ok();
+    assert_eq!(value(&ready)["phase"], "ready");
+    assert_eq!(leased(&mount, "in"), 4);
+    mount.umount();
+    mount.mount();
+    assert_eq!((phase(&mount).as_str(), leased(&mount, "in")), ("ready", 4));
+    job(&mount, "end", &[]).refused(BUSY, &[]);
+    assert_eq!(leased(&mount, "in"), 0, "the leases end with the job");
+    assert_eq!(status_of(&mount, "in/0"), "resident");
+}
+
+/// SEMANTICS 61: "Each verb of an allocation may be repeated, and may arrive in any order that the retries of a
+/// scheduler produce."
+#[test]
+fn verbs_may_be_repeated_and_come_in_any_order() {
+    let mount = slow();
+    for verb in ["stage-in", "ready", "start", "show"] {
+        job(&mount, verb, &[]).refused(USAGE, &["j"]);
+    }
+    for verb in ["end", "stage-out", "teardown"] {
+        job(&mount, verb, &[]).ok();
+    }
+    for _ in 0..2 {
+        begin(&mount, &["in/0"]);
+        job(&mount, "stage-in", &["--wait", "60s"]).ok();
+        job(&mount, "ready", &[]).ok();
+    }
+    (0..2).for_each(|_| _ = job(&mount, "start", &[]).ok());
+    assert_eq!(phase(&mount), "running");
+    job(&mount, "stage-in", &["--wait", "1s"]).ok();
+    (0..2).for_each(|_| _ = job(&mount, "stage-out", &["--wait", "60s"]).ok());
+    assert_eq!(phase(&mount), "done");
+    // What comes too late is refused with the reason, and changes nothing.
+    job(&mount, "start", &[]).refused(USAGE, &["done", "forebay job begin"]);
+    (0..2).for_each(|_| _ = job(&mount, "teardown", &[]).ok());
+    assert_eq!(phase(&mount), "done");
+    // A job that is requeued begins again.
+    begin(&mount, &["in/1"]);
+    assert_eq!((phase(&mount).as_str(), shown(&mount)["attempt"].as_u64()), ("declared", Some(2)));
+    job(&mount, "teardown", &[]).ok();
+    assert_eq!((phase(&mount).as_str(), leased(&mount, "in")), ("cancelled", 0));
+}
+
+#[test]
+fn a_job_starts_before_its_staging_has_ended_and_the_staging_goes_on() {
+    let mount = slow();
+    begin(&mount, &["in"]);
+    job(&mount, "stage-in", &[]).refused(BUSY, &[]);
+    job(&mount, "start", &[]).ok();
+    wait_until("all files are staged", || shown(&mount)["staged"]["files"] == 4);
+    assert_eq!((phase(&mount).as_str(), leased(&mount, "in")), ("running", 4));
+    job(&mount, "teardown", &[]).ok();
+}
+
+/// SEMANTICS 64: "The leases of an allocation end when its job ends, at the latest when the allocation is torn down."
+#[test]
+fn a_cancelled_staging_leaves_no_lease_behind() {
+    let mount = slow();
+    begin(&mount, &["in"]);
+    job(&mount, "stage-in", &[]).refused(BUSY, &[]);
+    job(&mount, "teardown", &[]).ok();
+    assert_eq!(phase(&mount), "cancelled");
+    // Longer than the staging would have taken.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!((leased(&mount, "in"), mount.status().leased_bytes), (0, 0));
+}
+
+#[test]
+fn a_stage_that_fails_is_told_with_its_reason_and_can_be_repeated() {
+    let mount = slow();
+    begin(&mount, &["in/0", "in/new"]);
+    let answer = job(&mount, "stage-in", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    assert!(value(&answer)["reason"].as_str().unwrap().contains("in/new"), "{answer}");
+    job(&mount, "ready", &[]).refused(INCOMPLETE, &[]);
+    fs::write(mount.pool("in/new"), "new").unwrap();
+    job(&mount, "stage-in", &["--wait", "60s"]).ok();
+    assert_eq!(leased(&mount, "in"), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers() {
+    let mount = Mount::new(Options { limit: Some("3M".into()), ..Options::default() });
+    fill(&mount);
+    begin(&mount, &["in"]);
+    let answer = job(&mount, "stage-in", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    let reason = value(&answer)["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("4194304 bytes are to be staged"), "{reason}");
+    // The job can run nevertheless: the mount serves it from the pool.
+    job(&mount, "start", &[]).ok();
+    assert_eq!(fs::read(mount.path("in/3")).unwrap(), content(3, 1 << 20));
+    job(&mount, "end", &[]).refused(BUSY, &[]);
+}
+
+/// SEMANTICS 63: "If the write-back of an allocation fails, its phase is `failed`, its reason names what is not in the
+/// pool, and these files stay dirty."
+#[test]
+fn a_failed_write_back_keeps_what_the_job_wrote() {
+    let mut server = Versitygw::start();
+    let policy = "[default]\nflush = \"manual\"\n[pool]\ndeadline = \"2s\"\nretry = \"200ms\"\n";
+    let mount = Mount::new(Options { remote: Some(server.remote()), ..Options::policy(policy) });
+    job(&mount, "begin", &[]).ok();
+    job(&mount, "start", &[]).ok();
+    fs::write(mount.path("result"), "the result").unwrap();
+    job(&mount, "end", &[]).refused(BUSY, &[]);
+    server.kill();
+    let answer = job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    let reason = value(&answer)["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("result") && reason.contains("not in the pool yet"), "{reason}");
+    assert_eq!((phase(&mount).as_str(), status_of(&mount, "result").as_str()), ("failed", "dirty"));
+    // A teardown does not give up data either.
+    job(&mount, "teardown", &[]).refused(INCOMPLETE, &[]);
+    server.resume();
+    wait_until("the pool has the result", || {
+        let answer = job(&mount, "stage-out", &["--wait", "60s"]);
+        value(&answer)["phase"] == "done"
+    });
+    assert_eq!(server.remote().tree.read("result").unwrap(), b"the result");
+}
+
+#[test]
+fn what_is_written_back_is_what_the_jobs_user_changed_since_its_start() {
+    let mount = slow();
+    fs::write(mount.path("before"), "1").unwrap();
+    // Changes count from the second in which the job started.
+    std::thread::sleep(Duration::from_millis(1100));
+    job(&mount, "begin", &["--uid", "65534"]).ok();
+    job(&mount, "start", &[]).ok();
+    fs::write(mount.path("other"), "2").unwrap();
+    fs::create_dir(mount.path("results")).unwrap();
+    fs::write(mount.path("results/a"), "3").unwrap();
+    for path in ["results", "results/a"] {
+        std::os::unix::fs::chown(mount.path(path), Some(65534), None).unwrap();
+    }
+    job(&mount, "stage-out", &["--wait", "60s"]).ok();
+    assert_eq!(phase(&mount), "done");
+    assert_eq!(fs::read_to_string(mount.pool("results/a")).unwrap(), "3");
+    assert!(!mount.pool("before").exists() && !mount.pool("other").exists());
+}
+
+#[test]
+fn a_declared_result_that_does_not_exist_is_told() {
+    let mount = slow();
+    let result = mount.path("out").display().to_string();
+    job(&mount, "begin", &["--stage-out", &result]).ok();
+    job(&mount, "start", &[]).ok();
+    let answer = job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    assert!(value(&answer)["reason"].as_str().unwrap().contains("out"), "{answer}");
+    fs::write(mount.path("out"), "late").unwrap();
+    job(&mount, "stage-out", &["--wait", "60s"]).ok();
+    assert_eq!(fs::read_to_string(mount.pool("out")).unwrap(), "late");
+}
+
+#[test]
+fn a_started_job_outlives_its_clients_and_the_daemon_and_is_learned() {
+    let mount = Mount::new(Options::default());
+    fill(&mount);
+    job(&mount, "begin", &["--", "solver", "7"]).ok();
+    job(&mount, "start", &[]).ok();
+    let read = || {
+        let mut command = std::process::Command::new(forebay());
+        command.args(["run", "--job", "j", "--mount"]).arg(mount.place.mnt()).args(["--", "cat"]);
+        run(command.arg(mount.path("in/2")), COMMAND).ok();
+    };
+    read();
+    let of_job = || value(&job(&mount, "show", &[]).ok());
+    assert_eq!((of_job()["ended_unix"].clone(), of_job()["bytes"].clone()), (Value::Null, (1 << 20).into()));
+    let profiles = |mount: &Mount| mount.forebay(["--json", "profile", "list", "--mount"], &[&mount.place.mnt()]).ok();
+    assert_eq!(profiles(&mount).out, "", "it goes on");
+    job(&mount, "end", &[]);
+    assert!(of_job()["ended_unix"].is_u64());
+    assert!(profiles(&mount).out.contains("solver #"), "{}", profiles(&mount));
+    // A job that runs while its daemon dies goes on in the next daemon. It was requeued before its results were there.
+    job(&mount, "begin", &["--requeues", "1", "--", "solver", "7"]).ok();
+    job(&mount, "stage-in", &["--wait", "60s"]).ok();
+    assert_eq!(leased(&mount, "in"), 1, "what the first run read");
+    job(&mount, "start", &[]).ok();
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    assert_eq!((phase(&mount).as_str(), of_job()["ended_unix"].clone()), ("running", Value::Null));
+    read();
+    job(&mount, "end", &[]);
+    assert!(of_job()["ended_unix"].is_u64() && of_job()["interrupted"] == true);
+}
+
+#[test]
+fn bad_arguments_are_refused_by_name() {
+    let mount = slow();
+    let outside = Path::new("/etc/passwd").display().to_string();
+    job(&mount, "begin", &["--stage-in", &outside]).refused(3, &["/etc/passwd"]);
+    job(&mount, "begin", &["--uid", "x"]).refused(USAGE, &["--uid"]);
+    job(&mount, "ready", &["--wait", "never"]).refused(USAGE, &["--wait"]);
+    assert_eq!(job(&mount, "start", &["--pid", "1", "--slurm-job", "2"]).refused(USAGE, &[]).out, "");
+    let mut command = std::process::Command::new(forebay());
+    command.args(["slurm", "prolog", "--mount"]).arg(mount.place.mnt()).env_remove("SLURM_JOB_ID");
+    run(&mut command, COMMAND).refused(USAGE, &["SLURM_JOB_ID"]);
+}
