@@ -33,7 +33,7 @@ fn mount() -> Mount {
 }
 
 fn slurm(mount: &Mount) -> Slurm {
-    Slurm::start(&mount.place.at("slurm"), &mount.place.mnt(), "20s")
+    Slurm::start(&mount.place, "20s")
 }
 
 fn shown(mount: &Mount, job: &str) -> Value {
@@ -101,7 +101,7 @@ fn all_steps_of_a_job_are_observed_and_no_process_beside_it() {
         setsid sh -c 'cat $FOREBAY_MOUNT/in/3 >/dev/null; touch $FOREBAY_MOUNT/detached' & sleep 1
         touch $FOREBAY_MOUNT/waits; while [ -e $FOREBAY_MOUNT/waits ]; do sleep .1; done";
     let job = slurm.submit(&[], script);
-    wait_until("the job waits", || mount.path("waits").exists() && mount.path("detached").exists());
+    slurm.wait("the job waits", || mount.path("waits").exists() && mount.path("detached").exists());
     fs::read(mount.path("in/4")).unwrap();
     fs::remove_file(mount.path("waits")).unwrap();
     slurm.completed(&job);
@@ -120,17 +120,18 @@ fn a_cancelled_job_keeps_its_data_and_no_lease() {
     slurm.completed(&first);
     let script = format!("{READS}; echo part > part; sleep 600");
     let job = slurm.submit(&[], &script);
-    wait_until("the job has written", || mount.path("part").exists());
+    slurm.wait("the job has written", || mount.path("part").exists());
     assert_eq!(phase(&mount, &job), "running");
     assert!(mount.status().leased_bytes >= FILES * FILE_BYTES);
     slurm.call("scancel", &[&job]).ok();
     slurm.wait_for(&job, "CANCELLED");
     slurm.wait_until_idle();
     assert_eq!((phase(&mount, &job).as_str(), mount.status().leased_bytes), ("done", 0));
+    assert!(mount.pool("part").exists(), "{}\n{}", shown(&mount, &job), mount.log());
     assert_eq!(fs::read_to_string(mount.pool("part")).unwrap(), "part\n");
     // A job that runs into its time limit is ended in the same way.
     let job = slurm.submit(&["--time=0:01"], "echo late > $FOREBAY_MOUNT/late; sleep 600");
-    wait_until("the job has written", || mount.path("late").exists());
+    slurm.wait("the job has written", || mount.path("late").exists());
     slurm.call("scontrol", &["update", &format!("jobid={job}"), "timelimit=0:01"]);
     slurm.call("scancel", &[&job]).ok();
     slurm.wait_until_idle();
@@ -144,14 +145,19 @@ fn a_requeued_job_begins_a_new_attempt() {
     let slurm = slurm(&mount);
     let script = format!("[ $SLURM_RESTART_COUNT ] && {{ {READS}; exit 0; }}; touch $FOREBAY_MOUNT/first; sleep 600");
     let job = slurm.submit(&["--requeue"], &script);
-    wait_until("the job runs", || mount.path("first").exists());
+    slurm.wait("the job runs", || mount.path("first").exists());
     slurm.call("scontrol", &["requeue", &job]).ok();
     slurm.wait_until_idle();
-    // Slurm begins a job again after a while.
-    slurm.call("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]);
+    // Slurm begins it again when its credential has expired. Before that, slurmd would not run the prolog again.
     slurm.completed(&job);
     let report = shown(&mount, &job);
-    assert_eq!((report["allocation"]["attempt"].as_u64(), phase(&mount, &job).as_str()), (Some(2), "done"));
+    assert_eq!(
+        (report["allocation"]["attempt"].as_u64(), phase(&mount, &job).as_str()),
+        (Some(2), "done"),
+        "{}\n{}",
+        slurm.log(),
+        mount.log()
+    );
     assert!(mount.pool(format!("result-{job}")).exists());
     undrained(&slurm);
 }
@@ -163,8 +169,9 @@ fn a_pool_that_is_gone_drains_no_node_and_loses_nothing() {
     (0..FILES).for_each(|at| _ = server.curl(&["-X", "PUT", "-d", &at.to_string()], &format!("in/{at}")));
     let policy = format!("{POLICY}[pool]\ndeadline = \"2s\"\nretry = \"200ms\"\n");
     let mount = Mount::new(Options { remote: Some(server.remote()), ..Options::policy(&policy) });
-    let slurm = Slurm::start(&mount.place.at("slurm"), &mount.place.mnt(), "8s");
-    let job = slurm.submit(&[], READS);
+    let slurm = Slurm::start(&mount.place, "8s");
+    // While the pool is gone, a new name can be created where all names are known.
+    let job = slurm.submit(&[], &format!("ls $FOREBAY_MOUNT; {READS}"));
     slurm.completed(&job);
     // In the prolog: the job starts, and reads what is resident.
     server.kill();
@@ -179,7 +186,7 @@ fn a_pool_that_is_gone_drains_no_node_and_loses_nothing() {
     server.resume();
     let script = format!("{READS}; touch ran; while [ -e ran ]; do sleep .1; done; echo more > more");
     let job = slurm.submit(&[], &script);
-    wait_until("the job runs", || mount.path("ran").exists());
+    slurm.wait("the job runs", || mount.path("ran").exists());
     server.kill();
     fs::remove_file(mount.path("ran")).unwrap();
     slurm.completed(&job);
@@ -194,7 +201,7 @@ fn a_pool_that_is_gone_drains_no_node_and_loses_nothing() {
 
 #[test]
 fn a_full_fast_pool_drains_no_node() {
-    let mount = Mount::new(Options { limit: Some("1M".into()), ..Options::policy(POLICY) });
+    let mount = Mount::new(Options { limit: Some("2M".into()), ..Options::policy(POLICY) });
     fill(&mount);
     let slurm = slurm(&mount);
     for _ in 0..2 {
@@ -224,16 +231,16 @@ fn a_daemon_that_is_killed_in_each_phase_goes_on() {
     let job = slurm.submit(&[], &script);
     let id = format!("slurm-{job}");
     let knows = || mount.forebay(["job", "ready", &id, "--mount"], &[&mount.place.mnt()]).code == Some(6);
-    wait_until("it is staged in", knows);
+    slurm.wait("it is staged in", knows);
     kill();
-    wait_until("the job runs", || mount.path("ran").exists());
+    slurm.wait("the job runs", || mount.path("ran").exists());
     kill();
     let large = fs::read(mount.path("large")).unwrap();
     fs::remove_file(mount.path("ran")).unwrap();
-    wait_until("it is staged out", || phase(&mount, &job) == "staging-out");
+    slurm.wait("it is staged out", || phase(&mount, &job) == "staging-out");
     kill();
     slurm.completed(&job);
-    wait_until("the results are in the pool", || phase(&mount, &job) == "done");
+    slurm.wait("the results are in the pool", || phase(&mount, &job) == "done");
     assert_eq!(fs::read(mount.pool("large")).unwrap(), large);
     undrained(&slurm);
 }
@@ -244,7 +251,8 @@ fn a_controller_that_is_killed_finds_its_jobs_again() {
     let mut slurm = slurm(&mount);
     let script = format!("{READS}; touch ran; while [ -e ran ]; do sleep .1; done");
     let job = slurm.submit(&[], &script);
-    wait_until("the job runs", || mount.path("ran").exists());
+    slurm.wait("the job runs", || mount.path("ran").exists());
+    slurm.store(&job);
     slurm.kill_controller();
     fs::remove_file(mount.path("ran")).unwrap();
     std::thread::sleep(Duration::from_secs(1));
@@ -260,13 +268,12 @@ fn a_node_whose_daemon_is_dead_is_drained_and_its_job_waits() {
     let slurm = slurm(&mount);
     mount.kill_all();
     let job = slurm.submit(&[], READS);
-    wait_until("the node is drained", || slurm.node().0.contains("DRAIN"));
+    slurm.wait("the node is drained", || slurm.node().0.contains("DRAIN"));
     assert!(slurm.hooks().contains("is not running"), "{}", slurm.hooks());
     slurm.wait_for(&job, "PENDING");
     mount.mount();
     slurm.call("scontrol", &["update", "nodename=n1", "state=resume"]).ok();
     slurm.call("scontrol", &["release", &job]).ok();
-    slurm.call("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]);
     slurm.completed(&job);
     assert!(mount.pool(format!("result-{job}")).exists());
 }

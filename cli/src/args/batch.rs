@@ -108,7 +108,11 @@ pub enum SlurmCommand {
     /// What Epilog= runs: learn from the job, and write back what it wrote.
     Epilog(HookArgs),
     /// What TaskProlog= runs: print the variables that tasks get.
-    TaskProlog,
+    TaskProlog {
+        /// The mountpoint that tasks get as FOREBAY_MOUNT. Default: the first one on this node.
+        #[arg(long, value_name = "PATH")]
+        mount: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Args)]

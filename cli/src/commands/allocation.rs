@@ -7,7 +7,7 @@ use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, A
 use forebay_api::jobs::Members;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
-use forebay_daemon::{Failure, client, process_discovery};
+use forebay_daemon::{Failure, FailureKind, client, process_discovery};
 use serde::Serialize;
 
 use crate::args::{AllocationCommand, BeginArgs, JobNameArgs, PathArgs, StartArgs, WaitArgs};
@@ -19,6 +19,9 @@ use crate::values::{bytes, files, moment, shown};
 
 /// How long one request waits: a client that waits holds a turn of the daemon.
 const WAIT: Duration = Duration::from_secs(1);
+/// How long a daemon that is started again is waited for.
+const RESTART: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(100);
 
 pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
@@ -40,8 +43,23 @@ pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure>
     }
 }
 
-/// Carries out a verb at one mount. Returns `None` if the allocation is not known there.
+/// Carries out a verb at one mount. Returns `None` if the allocation is not known there. If the daemon dies meanwhile and
+/// is started again, asks again: a verb may be repeated.
 pub fn send(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
+    let until = Instant::now() + RESTART;
+    loop {
+        match attempt(entry, id, verb.clone()) {
+            Err(failure)
+                if failure.kind == FailureKind::NoDaemon && entry.supervisor_alive() && Instant::now() < until =>
+            {
+                std::thread::sleep(PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn attempt(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
     let mut known = None;
     for reply in client::call(entry, &Request::Allocation { id: id.to_owned(), verb })? {
         if let Reply::Allocations(mut allocations) = reply? {

@@ -1,5 +1,6 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
         SlurmCommand::Epilog(args) => at_mounts(args, output, |job, entry, until| {
             forebay_slurm::epilog(until, |verb| send(entry, &job.allocation(), verb))
         }),
-        SlurmCommand::TaskProlog => task_prolog(output),
+        SlurmCommand::TaskProlog { mount } => task_prolog(mount.as_deref(), output),
     }
 }
 
@@ -88,17 +89,14 @@ where
 }
 
 /// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.
-fn task_prolog(output: &Output) -> Result<Exit, Failure> {
+fn task_prolog(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let all = mounts::list().map_err(|e| Failure::io("cannot list the mounts", &e))?;
-    let ours: Vec<String> = all
-        .iter()
-        .filter(|mount| mounts::is_ours(&mount.mountpoint))
-        .map(|mount| mount.mountpoint.display().to_string())
-        // A line break would begin another command to Slurm.
-        .filter(|mountpoint| !mountpoint.contains(char::is_control))
-        .collect();
-    if let Some(first) = ours.first() {
-        output.line(format!("export FOREBAY_MOUNT={first}"));
+    let mut ours = all.iter().map(|mount| mount.mountpoint.as_path()).filter(|mountpoint| mounts::is_ours(mountpoint));
+    let Some(mountpoint) = mount.or_else(|| ours.next()) else { return Ok(Exit::Done) };
+    let shown = mountpoint.display().to_string();
+    // To Slurm, a line break would begin another command.
+    if !shown.contains(char::is_control) {
+        output.line(format!("export FOREBAY_MOUNT={shown}"));
     }
     Ok(Exit::Done)
 }

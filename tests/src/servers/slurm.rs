@@ -7,6 +7,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use super::started::{end, free_port, spawn, wait_until};
+use crate::mount::Place;
 use crate::process::{self, Answer, forebay};
 
 const CALL: Duration = Duration::from_secs(60);
@@ -26,7 +27,8 @@ const HOOKS: [&str; 3] = ["prolog", "epilog", "task-prolog"];
 impl Slurm {
     /// Starts all daemons. Prolog, Epilog and TaskProlog are those of `packaging/slurm`, for the program under test and
     /// one mount. `within` limits the time of the first two.
-    pub fn start(dir: &Path, mount: &Path, within: &str) -> Self {
+    pub fn start(place: &Place, within: &str) -> Self {
+        let (dir, mount) = (&place.at("slurm"), &place.mnt());
         process::need(&["munged", "slurmctld", "slurmd", "sbatch"]);
         let make = |name: &str, mode: u32| {
             let path = dir.join(name);
@@ -34,9 +36,12 @@ impl Slurm {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         };
         make("", 0o755);
-        ["munge", "log", "state"].iter().for_each(|name| make(name, 0o755));
-        make("spool", 0o755);
-        HOOKS.iter().for_each(|hook| write_hook(dir, hook, mount, within));
+        ["munge", "state", "spool"].iter().for_each(|name| make(name, 0o755));
+        // The output of jobs of all users.
+        make("log", 0o777);
+        // Every user can run it.
+        let program = place.lend(&forebay());
+        HOOKS.iter().for_each(|hook| write_hook(dir, hook, &program, mount, within));
         let key = dir.join("munge.key");
         fs::write(&key, crate::mount::content(std::process::id().into(), 128)).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).unwrap();
@@ -67,6 +72,16 @@ impl Slurm {
         self.controller = Some(spawn(command, &self.dir.join("log/started")));
     }
 
+    /// Makes the controller store what it knows of a job, and waits for that. It stores the start of a job only with the
+    /// next change of another kind.
+    pub fn store(&self, job: &str) {
+        let begun = std::time::SystemTime::now();
+        self.call("scontrol", &["update", &format!("jobid={job}"), "admincomment=stored"]).ok();
+        let state = self.dir.join("state/job_state");
+        let stored = || fs::metadata(&state).is_ok_and(|state| state.modified().is_ok_and(|at| at > begun));
+        self.wait("the controller stores its state", stored);
+    }
+
     /// `kill -9` of the controller.
     pub fn kill_controller(&mut self) {
         self.controller.as_mut().into_iter().for_each(end);
@@ -74,7 +89,8 @@ impl Slurm {
     }
 
     pub fn wait_until_idle(&self) {
-        self.wait("the node is idle", || self.node().0.starts_with("IDLE"));
+        // Not `IDLE+COMPLETING`: an epilog runs.
+        self.wait("the node is idle", || self.node().0 == "IDLE");
     }
 
     fn command(&self, program: &str) -> Command {
@@ -134,22 +150,42 @@ impl Slurm {
         self.wait_until_idle();
     }
 
+    /// Waits until something holds. Shows the logs if it does not.
     #[track_caller]
-    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let log = || {
-            let logs = ["slurmctld", "slurmd", "hooks"].map(|name| self.dir.join("log").join(name));
-            logs.map(|log| fs::read_to_string(log).unwrap_or_default()).join("\n")
-        };
+    pub fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let begun = std::time::Instant::now();
         while !holds() {
-            assert!(begun.elapsed() < CALL, "{what}: not within {CALL:?}\n{}", log());
+            assert!(begun.elapsed() < CALL, "{what}: not within {CALL:?}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Returns what all daemons and hooks have logged.
+    pub fn log(&self) -> String {
+        let logs =
+            ["slurmctld", "slurmd", "hooks", "job-1", "job-2", "job-3"].map(|name| self.dir.join("log").join(name));
+        logs.map(|log| fs::read_to_string(log).unwrap_or_default()).join("\n")
     }
 
     /// Returns what prologs and epilogs have said.
     pub fn hooks(&self) -> String {
         fs::read_to_string(self.dir.join("log/hooks")).unwrap_or_default()
+    }
+}
+
+impl Slurm {
+    /// Returns the processes of steps that have outlived slurmd: they work in its spool directory.
+    fn steps(&self) -> Vec<rustix::process::Pid> {
+        let is_ours = |pid: &u32| {
+            let of = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+            let name = fs::read_to_string(of("comm")).unwrap_or_default();
+            let environment = fs::read(of("environ")).unwrap_or_default();
+            let is_here = fs::read_link(of("cwd")).is_ok_and(|dir| dir.starts_with(&self.dir));
+            let names_us = String::from_utf8_lossy(&environment).contains(&self.dir.display().to_string());
+            name.trim() == "slurmstepd" && (is_here || names_us)
+        };
+        let all = forebay_system::process::all().filter(is_ours);
+        all.filter_map(|pid| rustix::process::Pid::from_raw(pid as i32)).collect()
     }
 }
 
@@ -166,8 +202,9 @@ impl Drop for Slurm {
         end(&mut self.node);
         self.kill_controller();
         end(&mut self.munged);
-        let steps = format!("slurmstepd.*{}", self.dir.display());
-        process::sh(&self.dir, &format!("pkill -9 -f '{steps}' || true"), CALL);
+        for step in self.steps() {
+            let _ = rustix::process::kill_process(step, rustix::process::Signal::KILL);
+        }
     }
 }
 
@@ -178,18 +215,21 @@ fn slurmd(dir: &Path) -> Command {
 }
 
 /// Writes a script of `packaging/slurm`, changed to run the program under test at one mount, and to log what it says.
-fn write_hook(dir: &Path, hook: &str, mount: &Path, within: &str) {
+fn write_hook(dir: &Path, hook: &str, program: &Path, mount: &Path, within: &str) {
     let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm").join(hook);
     let mut text = fs::read_to_string(packaged).unwrap();
     let mut replace = |what: &str, by: String| {
         assert!(text.contains(what), "{hook} has no `{what}`");
         text = text.replace(what, &by);
     };
-    let program = forebay();
     replace("PATH=/usr/local/bin", format!("PATH={}", program.parent().unwrap().display()));
-    if hook != "task-prolog" {
-        let log = dir.join("log/hooks");
-        replace("--within 20s", format!("--within {within} --mount {} >>{} 2>&1", mount.display(), log.display()));
+    let mount = mount.display();
+    match hook {
+        "task-prolog" => replace("slurm task-prolog", format!("slurm task-prolog --mount {mount}")),
+        _ => {
+            let log = dir.join("log/hooks");
+            replace("--within 20s", format!("--within {within} --mount {mount} >>{} 2>&1", log.display()));
+        }
     }
     let path = dir.join(hook);
     fs::write(&path, text).unwrap();
@@ -208,7 +248,7 @@ SlurmctldPort={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={at}/munge/socket
+AuthInfo=socket={at}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={at}/state
 SlurmdSpoolDir={at}/spool
