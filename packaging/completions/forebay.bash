@@ -73,6 +73,9 @@ _forebay() {
             forebay,simulate)
                 cmd="forebay__subcmd__simulate"
                 ;;
+            forebay,slurm)
+                cmd="forebay__subcmd__slurm"
+                ;;
             forebay,stage)
                 cmd="forebay__subcmd__stage"
                 ;;
@@ -145,6 +148,9 @@ _forebay() {
             forebay__subcmd__help,simulate)
                 cmd="forebay__subcmd__help__subcmd__simulate"
                 ;;
+            forebay__subcmd__help,slurm)
+                cmd="forebay__subcmd__help__subcmd__slurm"
+                ;;
             forebay__subcmd__help,stage)
                 cmd="forebay__subcmd__help__subcmd__stage"
                 ;;
@@ -160,11 +166,32 @@ _forebay() {
             forebay__subcmd__help,umount)
                 cmd="forebay__subcmd__help__subcmd__umount"
                 ;;
+            forebay__subcmd__help__subcmd__job,begin)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__begin"
+                ;;
+            forebay__subcmd__help__subcmd__job,end)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__end"
+                ;;
             forebay__subcmd__help__subcmd__job,list)
                 cmd="forebay__subcmd__help__subcmd__job__subcmd__list"
                 ;;
+            forebay__subcmd__help__subcmd__job,ready)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__ready"
+                ;;
             forebay__subcmd__help__subcmd__job,show)
                 cmd="forebay__subcmd__help__subcmd__job__subcmd__show"
+                ;;
+            forebay__subcmd__help__subcmd__job,stage-in)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__stage__subcmd__in"
+                ;;
+            forebay__subcmd__help__subcmd__job,stage-out)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__stage__subcmd__out"
+                ;;
+            forebay__subcmd__help__subcmd__job,start)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__start"
+                ;;
+            forebay__subcmd__help__subcmd__job,teardown)
+                cmd="forebay__subcmd__help__subcmd__job__subcmd__teardown"
                 ;;
             forebay__subcmd__help__subcmd__profile,export)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__export"
@@ -181,14 +208,50 @@ _forebay() {
             forebay__subcmd__help__subcmd__profile,show)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__show"
                 ;;
+            forebay__subcmd__help__subcmd__slurm,epilog)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__epilog"
+                ;;
+            forebay__subcmd__help__subcmd__slurm,prolog)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__prolog"
+                ;;
+            forebay__subcmd__help__subcmd__slurm,task-prolog)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__task__subcmd__prolog"
+                ;;
+            forebay__subcmd__job,begin)
+                cmd="forebay__subcmd__job__subcmd__begin"
+                ;;
+            forebay__subcmd__job,end)
+                cmd="forebay__subcmd__job__subcmd__end"
+                ;;
             forebay__subcmd__job,help)
                 cmd="forebay__subcmd__job__subcmd__help"
                 ;;
             forebay__subcmd__job,list)
                 cmd="forebay__subcmd__job__subcmd__list"
                 ;;
+            forebay__subcmd__job,ready)
+                cmd="forebay__subcmd__job__subcmd__ready"
+                ;;
             forebay__subcmd__job,show)
                 cmd="forebay__subcmd__job__subcmd__show"
+                ;;
+            forebay__subcmd__job,stage-in)
+                cmd="forebay__subcmd__job__subcmd__stage__subcmd__in"
+                ;;
+            forebay__subcmd__job,stage-out)
+                cmd="forebay__subcmd__job__subcmd__stage__subcmd__out"
+                ;;
+            forebay__subcmd__job,start)
+                cmd="forebay__subcmd__job__subcmd__start"
+                ;;
+            forebay__subcmd__job,teardown)
+                cmd="forebay__subcmd__job__subcmd__teardown"
+                ;;
+            forebay__subcmd__job__subcmd__help,begin)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__begin"
+                ;;
+            forebay__subcmd__job__subcmd__help,end)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__end"
                 ;;
             forebay__subcmd__job__subcmd__help,help)
                 cmd="forebay__subcmd__job__subcmd__help__subcmd__help"
@@ -196,8 +259,23 @@ _forebay() {
             forebay__subcmd__job__subcmd__help,list)
                 cmd="forebay__subcmd__job__subcmd__help__subcmd__list"
                 ;;
+            forebay__subcmd__job__subcmd__help,ready)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__ready"
+                ;;
             forebay__subcmd__job__subcmd__help,show)
                 cmd="forebay__subcmd__job__subcmd__help__subcmd__show"
+                ;;
+            forebay__subcmd__job__subcmd__help,stage-in)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__stage__subcmd__in"
+                ;;
+            forebay__subcmd__job__subcmd__help,stage-out)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__stage__subcmd__out"
+                ;;
+            forebay__subcmd__job__subcmd__help,start)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__start"
+                ;;
+            forebay__subcmd__job__subcmd__help,teardown)
+                cmd="forebay__subcmd__job__subcmd__help__subcmd__teardown"
                 ;;
             forebay__subcmd__profile,export)
                 cmd="forebay__subcmd__profile__subcmd__export"
@@ -235,6 +313,30 @@ _forebay() {
             forebay__subcmd__profile__subcmd__help,show)
                 cmd="forebay__subcmd__profile__subcmd__help__subcmd__show"
                 ;;
+            forebay__subcmd__slurm,epilog)
+                cmd="forebay__subcmd__slurm__subcmd__epilog"
+                ;;
+            forebay__subcmd__slurm,help)
+                cmd="forebay__subcmd__slurm__subcmd__help"
+                ;;
+            forebay__subcmd__slurm,prolog)
+                cmd="forebay__subcmd__slurm__subcmd__prolog"
+                ;;
+            forebay__subcmd__slurm,task-prolog)
+                cmd="forebay__subcmd__slurm__subcmd__task__subcmd__prolog"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,epilog)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__epilog"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,help)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,prolog)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__prolog"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,task-prolog)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__task__subcmd__prolog"
+                ;;
             *)
                 ;;
         esac
@@ -242,7 +344,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -390,7 +492,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict release dirty ls du explain run observe job profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount status stage flush evict release dirty ls du explain run observe job slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -544,8 +646,36 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__job)
-            opts="show list"
+            opts="show list begin stage-in ready start end stage-out teardown"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__begin)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__end)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -571,7 +701,77 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__help__subcmd__job__subcmd__ready)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__help__subcmd__job__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__stage__subcmd__in)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__stage__subcmd__out)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__start)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__job__subcmd__teardown)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -767,6 +967,62 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__help__subcmd__slurm)
+            opts="prolog epilog task-prolog"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__epilog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__prolog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__task__subcmd__prolog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__help__subcmd__stage)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -838,7 +1094,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__job)
-            opts="-h --json --help show list help"
+            opts="-h --json --help show list begin stage-in ready start end stage-out teardown help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -851,9 +1107,93 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        forebay__subcmd__job__subcmd__help)
-            opts="show list help"
+        forebay__subcmd__job__subcmd__begin)
+            opts="-h --mount --uid --stage-in --stage-out --lease --requeues --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --uid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --stage-in)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --stage-out)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --lease)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --requeues)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__end)
+            opts="-h --mount --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help)
+            opts="show list begin stage-in ready start end stage-out teardown help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__begin)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__end)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -893,7 +1233,77 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__job__subcmd__help__subcmd__ready)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__job__subcmd__help__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__stage__subcmd__in)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__stage__subcmd__out)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__start)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__help__subcmd__teardown)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -925,7 +1335,121 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__job__subcmd__ready)
+            opts="-h --mount --wait --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__job__subcmd__show)
+            opts="-h --mount --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__stage__subcmd__in)
+            opts="-h --mount --wait --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__stage__subcmd__out)
+            opts="-h --mount --wait --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__start)
+            opts="-h --mount --pid --cgroup --slurm-job --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --cgroup)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slurm-job)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__job__subcmd__teardown)
             opts="-h --mount --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -1309,6 +1833,152 @@ _forebay() {
                     return 0
                     ;;
                 --plot)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm)
+            opts="-h --json --help prolog epilog task-prolog help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__epilog)
+            opts="-h --mount --within --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --within)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help)
+            opts="prolog epilog task-prolog help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__epilog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__prolog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__task__subcmd__prolog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__prolog)
+            opts="-h --mount --within --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --within)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__task__subcmd__prolog)
+            opts="-h --mount --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
