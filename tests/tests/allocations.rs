@@ -194,33 +194,47 @@ fn a_failed_write_back_keeps_what_the_job_wrote() {
 }
 
 #[test]
-fn what_is_written_back_is_what_the_jobs_user_changed_since_its_start() {
+fn what_is_written_back_is_what_the_job_wrote_and_what_its_user_owns() {
+    const USER: u32 = 65534;
     let mount = slow();
-    fs::write(mount.path("before"), "1").unwrap();
-    // Changes count from the second in which the job started.
-    std::thread::sleep(Duration::from_millis(1100));
+    let put = |name: &str, owner: u32| {
+        fs::write(mount.path(name), name).unwrap();
+        std::os::unix::fs::chown(mount.path(name), Some(owner), None).unwrap();
+    };
+    put("others", 0);
+    // The job may change again what was not in the pool when it started.
+    put("checkpoint", USER);
     job(&mount, "begin", &["--uid", "65534"]).ok();
     job(&mount, "start", &[]).ok();
-    fs::write(mount.path("other"), "2").unwrap();
     fs::create_dir(mount.path("results")).unwrap();
-    fs::write(mount.path("results/a"), "3").unwrap();
-    for path in ["results", "results/a"] {
-        std::os::unix::fs::chown(mount.path(path), Some(65534), None).unwrap();
-    }
+    put("results/a", USER);
+    put("results/removed", USER);
+    fs::remove_file(mount.path("results/removed")).unwrap();
+    put("renamed-from", USER);
+    fs::rename(mount.path("renamed-from"), mount.path("renamed")).unwrap();
+    // A result that does not belong to the user.
+    let mut command = std::process::Command::new(forebay());
+    command.args(["run", "--job", "j", "--mount"]).arg(mount.place.mnt()).args(["--", "sh", "-c", "echo x > shared"]);
+    run(command.current_dir(mount.place.mnt()), COMMAND).ok();
     job(&mount, "stage-out", &["--wait", "60s"]).ok();
     assert_eq!(phase(&mount), "done");
-    assert_eq!(fs::read_to_string(mount.pool("results/a")).unwrap(), "3");
-    assert!(!mount.pool("before").exists() && !mount.pool("other").exists());
+    for name in ["checkpoint", "results/a", "renamed"] {
+        assert!(mount.pool(name).exists(), "{name}");
+    }
+    assert_eq!(fs::read_to_string(mount.pool("shared")).unwrap(), "x\n");
+    assert!(!mount.pool("others").exists() && !mount.pool("results/removed").exists());
 }
 
 #[test]
 fn a_declared_result_that_does_not_exist_is_told() {
     let mount = slow();
-    let result = mount.path("out").display().to_string();
-    job(&mount, "begin", &["--stage-out", &result]).ok();
+    let [result, other] = ["out", "other"].map(|name| mount.path(name).display().to_string());
+    job(&mount, "begin", &["--stage-out", &result, "--stage-out", &other]).ok();
     job(&mount, "start", &[]).ok();
+    fs::write(mount.path("other"), "there").unwrap();
     let answer = job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
-    assert!(value(&answer)["reason"].as_str().unwrap().contains("out"), "{answer}");
+    assert!(value(&answer)["reason"].as_str().unwrap().starts_with("1 not in the pool yet: out: "), "{answer}");
+    assert_eq!(fs::read_to_string(mount.pool("other")).unwrap(), "there", "the rest arrives");
     fs::write(mount.path("out"), "late").unwrap();
     job(&mount, "stage-out", &["--wait", "60s"]).ok();
     assert_eq!(fs::read_to_string(mount.pool("out")).unwrap(), "late");
@@ -253,6 +267,10 @@ fn a_started_job_outlives_its_clients_and_the_daemon_and_is_learned() {
     let old = mount.worker();
     mount.kill_worker();
     mount.wait_for_other_worker(old);
+    assert_eq!((phase(&mount).as_str(), of_job()["ended_unix"].clone()), ("running", Value::Null));
+    // And in the daemon after an unmount.
+    mount.umount();
+    mount.mount();
     assert_eq!((phase(&mount).as_str(), of_job()["ended_unix"].clone()), ("running", Value::Null));
     read();
     job(&mount, "end", &[]);

@@ -129,13 +129,6 @@ fn a_cancelled_job_keeps_its_data_and_no_lease() {
     assert_eq!((phase(&mount, &job).as_str(), mount.status().leased_bytes), ("done", 0));
     assert!(mount.pool("part").exists(), "{}\n{}", shown(&mount, &job), mount.log());
     assert_eq!(fs::read_to_string(mount.pool("part")).unwrap(), "part\n");
-    // A job that runs into its time limit is ended in the same way.
-    let job = slurm.submit(&["--time=0:01"], "echo late > $FOREBAY_MOUNT/late; sleep 600");
-    slurm.wait("the job has written", || mount.path("late").exists());
-    slurm.call("scontrol", &["update", &format!("jobid={job}"), "timelimit=0:01"]);
-    slurm.call("scancel", &[&job]).ok();
-    slurm.wait_until_idle();
-    assert_eq!(fs::read_to_string(mount.pool("late")).unwrap(), "late\n");
     undrained(&slurm);
 }
 

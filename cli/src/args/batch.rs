@@ -62,7 +62,8 @@ pub struct BeginArgs {
     /// A file, directory or glob under a mount that the job will read. Repeat it for more.
     #[arg(long, value_name = "PATH")]
     pub stage_in: Vec<OsString>,
-    /// What must be in the pool at the end. Repeat it for more. Default: what the job's user changed since the start.
+    /// What must be in the pool at the end. Repeat it for more. Default: what the job wrote, and what
+    /// its user owns.
     #[arg(long, value_name = "PATH")]
     pub stage_out: Vec<OsString>,
     /// How long the leases last at most, such as 12h. Default: until the job ends.

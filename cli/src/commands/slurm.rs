@@ -15,8 +15,10 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::targets;
 
-/// Time that is left to a daemon for its answer, and to this program for its exit.
+/// Time that is left to a daemon for its last answer.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long a daemon that has not finished in time may take to show that it lives.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
 
 pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
@@ -30,7 +32,8 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
     }
 }
 
-/// Does this at all mounts of this user at the same time. What is short is noted and is no failure; a broken mount is.
+/// Does this at all mounts of this user at the same time. What is short, or takes too long, is noted and is no failure: a
+/// failure drains the node. A daemon that is dead, or does not answer, is one.
 fn at_mounts<F>(args: &HookArgs, output: &Output, act: F) -> Result<Exit, Failure>
 where
     F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
@@ -51,7 +54,7 @@ where
         std::thread::spawn(move || {
             let outcome = match entry.supervisor_alive() || entry.worker_alive() {
                 true => act(&job, &entry, begun + within.saturating_sub(ANSWER)),
-                false => Err(client::dead(&entry)),
+                false => Err(dead(&entry, &job)),
             };
             // If the time is up, nobody waits for the answer.
             let _ = done.send((entry, outcome));
@@ -77,21 +80,42 @@ where
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                let place = waits[0].mountpoint().display();
-                let what = format!("the daemon of {place} has not answered for {} s", within.as_secs());
-                return Err(Failure::new(FailureKind::NoDaemon, what).remedy(
-                    "check its fast pool: `forebay doctor`, `dmesg`; then scontrol update nodename=... state=resume",
-                ));
+                for entry in waits {
+                    let place = entry.mountpoint().display().to_string();
+                    if !lives(entry) {
+                        let what = format!("the daemon of {place} has not answered for {} s", within.as_secs());
+                        return Err(Failure::new(FailureKind::NoDaemon, what)
+                            .remedy("check its fast pool: `forebay doctor`, `dmesg`; then resume the node"));
+                    }
+                    output.note(format!("forebay: {} at {place}: not finished in time", job.allocation()));
+                }
+                break;
             }
         }
     }
     broken.map_or(Ok(Exit::Done), Err)
 }
 
+fn dead(entry: &RegisteredMount, job: &SlurmJob) -> Failure {
+    let failure = client::dead(entry);
+    let mount = failure.remedy.clone().unwrap_or_default();
+    failure.remedy(format!("{mount}\n       then: forebay job stage-out {}; resume the node", job.allocation()))
+}
+
+/// Returns whether a daemon answers. It answers this request whatever else it does.
+fn lives(entry: RegisteredMount) -> bool {
+    let (done, answer) = channel();
+    std::thread::spawn(move || {
+        let _ = done.send(client::status(&entry).is_ok());
+    });
+    answer.recv_timeout(SIGN_OF_LIFE).unwrap_or(false)
+}
+
 /// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.
 fn task_prolog(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let all = mounts::list().map_err(|e| Failure::io("cannot list the mounts", &e))?;
-    let mut ours = all.iter().map(|mount| mount.mountpoint.as_path()).filter(|mountpoint| mounts::is_ours(mountpoint));
+    // Any user can mount, but only root's mount is meant for all.
+    let mut ours = all.iter().filter(|mount| mount.is_roots()).map(|mount| mount.mountpoint.as_path());
     let Some(mountpoint) = mount.or_else(|| ours.next()) else { return Ok(Exit::Done) };
     let shown = mountpoint.display().to_string();
     // To Slurm, a line break would begin another command.

@@ -83,7 +83,8 @@ pub struct AllocationRequest {
     /// Files, directories and globs to stage before the job starts.
     #[serde(default)]
     pub stage_in: Vec<TypedPath>,
-    /// What must be in the pool before the allocation is done. Empty: what the job's user changed since the job started.
+    /// What must be in the pool before the allocation is done. Empty: what the job wrote, and what its
+    /// user owns.
     #[serde(default)]
     pub stage_out: Vec<TypedPath>,
     /// How the job is started: what earlier runs read is staged as well, and this run is learned.

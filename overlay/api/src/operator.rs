@@ -20,7 +20,7 @@ pub struct StageRequest {
     /// The job in which the request is made: if this job runs on this mount, it owns the lease.
     #[serde(default)]
     pub job: Option<String>,
-    /// The owner of the lease otherwise: a job or a user.
+    /// The owner of the lease otherwise: a job or a user. Empty: the request is refused.
     pub lease_owner: String,
     /// Seconds until the lease ends; `None`: until it is released, or until its job ends.
     pub lease_secs: Option<u64>,

@@ -30,9 +30,6 @@ pub struct AllocationRecord {
     pub begun_unix: u64,
     /// When the state was entered.
     pub since_unix: u64,
-    /// When the job started.
-    #[serde(default)]
-    pub started_unix: Option<u64>,
     /// The boot of the machine in which the job started.
     #[serde(default)]
     pub boot: String,
@@ -52,8 +49,8 @@ impl AllocationRecord {
         self.boot != boot::boot_id()
     }
 
-    pub fn note_start(&mut self, now_unix: u64) {
-        self.started_unix = Some(now_unix);
+    /// Records that the job starts now.
+    pub fn note_boot(&mut self) {
         self.boot = boot::boot_id();
     }
 
@@ -80,17 +77,24 @@ impl AllocationRecord {
     }
 }
 
+/// Returns a record. One that only a later version can read counts as absent: it must not keep other jobs from running.
+fn readable(id: &[u8], value: &[u8]) -> Option<AllocationRecord> {
+    let record = serde_json::from_slice(value);
+    if let Err(error) = &record {
+        tracing::warn!(%error, "allocation {} is not understood", id.escape_ascii());
+    }
+    record.ok()
+}
+
 impl Catalog {
     /// Visits all kept allocations, in the order of their names.
     pub fn allocations(&self, mut each: impl FnMut(AllocationRecord) -> Result<bool>) -> Result<()> {
-        self.scan(cf::ALLOCATIONS, b"", |_, value| {
-            each(serde_json::from_slice(value).map_err(|e| corrupt(cf::ALLOCATIONS).with_source(e))?)
-        })
+        self.scan(cf::ALLOCATIONS, b"", |id, value| readable(id, value).map_or(Ok(true), &mut each))
     }
 
     pub fn allocation(&self, id: &str) -> Result<Option<AllocationRecord>> {
         let value = self.db.get_cf(self.family(cf::ALLOCATIONS)?, id).map_err(|e| failed("read the catalog", e))?;
-        value.map(|v| serde_json::from_slice(&v).map_err(|e| corrupt(cf::ALLOCATIONS).with_source(e))).transpose()
+        Ok(value.and_then(|value| readable(id.as_bytes(), &value)))
     }
 
     /// Stores an allocation durably, and deletes the oldest ones beyond the limit that are over.
@@ -129,7 +133,6 @@ mod tests {
             requeues: 0,
             begun_unix: 1,
             since_unix,
-            started_unix: None,
             boot: String::new(),
             stage_in: vec!["a".into()],
             stage_out: Vec::new(),
@@ -153,6 +156,12 @@ mod tests {
         assert_eq!(catalog.allocation("slurm-7").unwrap(), Some(stored.clone()));
         assert_eq!(stored.shown().reason.as_deref(), Some("the pool is full"));
         assert_eq!(catalog.allocation("slurm-8").unwrap(), None);
+        // A record of a later version.
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::ALLOCATIONS, b"slurm-8", br#"{"id":"slurm-8","phase":"resting"}"#);
+        catalog.write(batch).unwrap();
+        assert_eq!(catalog.allocation("slurm-8").unwrap(), None);
+        catalog.put_allocation(&stored).unwrap();
     }
 
     #[test]

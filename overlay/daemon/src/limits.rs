@@ -14,13 +14,13 @@ pub const REQUEST: Duration = Duration::from_secs(10);
 /// Bytes of one request line: room for a list of some hundred thousand paths.
 pub const REQUEST_BYTES: u64 = 64 << 20;
 /// Clients whose requests are carried out at the same time; other clients get heartbeats until their turn. `status`
-/// does not wait for a turn.
+/// and the verbs of allocations do not wait for a turn.
 pub const CLIENTS: usize = 64;
 /// Connections that are open at the same time; more wait in the socket's backlog.
 pub const CONNECTIONS: usize = 1024;
 /// The longest time between two samples during which jobs stay observed.
 pub const INTERVAL_MS: u64 = 86_400_000;
-/// The longest that one request waits for staging or a write-back: it holds a turn of [`CLIENTS`].
+/// The longest that one request waits for staging or a write-back.
 pub const ALLOCATION_WAIT_MS: u64 = 5_000;
 /// Entries of a listing in one reply line.
 pub const ENTRIES_PER_REPLY: usize = 500;

@@ -147,7 +147,8 @@ async fn carry_out(
 ) -> Result<(), Gone> {
     let ServerContext { overlay, jobs, facts, engine, turns } = context;
     let _turn = match request {
-        Request::Status => None,
+        // A verb may wait for a pool, and must be answered before the time of a prolog is up.
+        Request::Status | Request::Allocation { .. } => None,
         _ => Some(out.alive_until(pin!(turns.acquire())).await?),
     };
     match request {

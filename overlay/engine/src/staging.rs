@@ -121,6 +121,10 @@ impl Overlay {
             return Ok(());
         }
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
+        if owner.is_empty() {
+            let what = "the job that is to own the leases does not run";
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
+        }
         let terms = &StagingTerms {
             begun,
             owner,

@@ -146,9 +146,9 @@ impl Registry {
 }
 
 impl JobsInner {
-    /// Ends all jobs, for a daemon that ends.
+    /// Ends all jobs, for a daemon that ends. Those that allocations hold go on in the next daemon.
     pub(crate) fn end_jobs(&self) {
-        self.end_jobs_where(JobEnd::Unseen, |_| true);
+        self.end_jobs_where(JobEnd::Unseen, |head| !head.is_held);
         self.registry.wake_keeper();
     }
 

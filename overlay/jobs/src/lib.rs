@@ -90,6 +90,8 @@ struct Registry {
     running: AtomicU32,
     table: Mutex<JobTable>,
     attribution: Attribution,
+    /// Held while a step of a Slurm job is added to its job.
+    adopting: Mutex<()>,
     contents: Mutex<LruCache<ContentId, Ino>>,
     /// Bytes that a job's opens fetched from the pool, and that the observer has not seen read yet.
     fetched: Mutex<LruCache<(u32, Ino), u64>>,
@@ -129,6 +131,7 @@ impl Default for Registry {
             running: AtomicU32::new(0),
             table: Mutex::default(),
             attribution: Attribution::default(),
+            adopting: Mutex::default(),
             contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
             fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
             starting: AtomicBool::new(false),

@@ -19,6 +19,9 @@ const RUNNING_MAX: usize = 256;
 /// A tree of processes is read this many times, to find processes that were forked while it was added.
 const TREE_LOOKS: usize = 4;
 
+/// Processes of a job that are listed before those that have ended are dropped from the list.
+const MEMBERS_MAX: usize = 1024;
+
 /// How a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobEnd {
@@ -151,13 +154,25 @@ impl JobsInner {
         if !self.registry.table.lock().running.values().any(waits) {
             return None;
         }
-        let (step, slurm_job) = slurm_steps::step_of(thread)?;
-        let is_job = |running: &Running| running.head.slurm_job.as_ref() == Some(&slurm_job);
+        let (pid, slurm_job) = slurm_steps::step_of(thread)?;
+        let step = Process::of(pid);
+        // The first requests of a step may arrive at the same time.
+        let _adopting = self.registry.adopting.lock();
         let number = {
-            let table = self.registry.table.lock();
-            table.running.iter().find(|(_, running)| is_job(running)).map(|(number, _)| *number)?
+            let mut table = self.registry.table.lock();
+            let is_job = |running: &Running| running.head.slurm_job.as_ref() == Some(&slurm_job);
+            let (number, running) = table.running.iter_mut().find(|(_, running)| is_job(running))?;
+            let members = &mut running.head.summary.processes;
+            if members.contains(&step) {
+                return Some(*number);
+            }
+            // A job may have any number of steps, one after the other.
+            if members.len() >= MEMBERS_MAX {
+                members.retain(Process::is_alive);
+            }
+            *number
         };
-        self.add_processes(number, &[step]);
+        self.add_processes(number, &[pid]);
         Some(number)
     }
 

@@ -31,12 +31,10 @@ where
         requeues: job.requeues,
         ..AllocationRequest::default()
     };
-    let staged = note(send(AllocationVerb::Begin(request)), &mut notes)
-        .and_then(|_| note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes))
-        .and_then(|_| {
-            wait_while(AllocationPhase::StagingIn, until, |wait_ms| AllocationVerb::Ready { wait_ms }, &send)
-        });
-    match staged? {
+    note(send(AllocationVerb::Begin(request)), &mut notes)?;
+    note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes)?;
+    let ready = |wait_ms| AllocationVerb::Ready { wait_ms };
+    match wait_while(AllocationPhase::StagingIn, until, ready, &send, &mut notes)? {
         Some(Allocation { phase: AllocationPhase::StagingIn, .. }) => {
             notes.push("the time for staging is up: the job starts, and staging goes on".into());
         }
@@ -60,7 +58,7 @@ where
     let mut notes = Vec::new();
     note(send(AllocationVerb::End), &mut notes)?;
     let out = |wait_ms| AllocationVerb::StageOut { wait_ms };
-    match wait_while(AllocationPhase::StagingOut, until, out, &send)? {
+    match wait_while(AllocationPhase::StagingOut, until, out, &send, &mut notes)? {
         Some(Allocation { phase: AllocationPhase::StagingOut, .. }) => {
             notes.push("the time for the write-back is up: it goes on".into());
         }
@@ -76,16 +74,14 @@ fn wait_while<S>(
     until: Instant,
     verb: impl Fn(u64) -> AllocationVerb,
     send: &S,
+    notes: &mut Vec<String>,
 ) -> Result<Option<Allocation>, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let known = match send(verb(left.min(WAIT).as_millis() as u64)) {
-            Err(failure) if !is_broken(&failure) => return Ok(None),
-            answer => answer?,
-        };
+        let known = note(send(verb(left.min(WAIT).as_millis() as u64)), notes)?;
         if left.is_zero() || known.as_ref().is_none_or(|known| known.phase != phase) {
             return Ok(known);
         }
@@ -193,5 +189,10 @@ mod tests {
         assert_eq!(notes, ["out/a: no space"]);
         assert_eq!(epilog(Instant::now(), answer(AllocationPhase::Done, None)).unwrap(), Vec::<String>::new());
         assert_eq!(epilog(Instant::now(), |_| Ok(None)).unwrap(), Vec::<String>::new(), "it never began here");
+        let refused = |verb| match verb {
+            AllocationVerb::StageOut { .. } => Err(Failure::new(FailureKind::Other, "cannot look it up")),
+            _ => Ok(None),
+        };
+        assert_eq!(epilog(Instant::now(), refused).unwrap(), ["cannot look it up"]);
     }
 }

@@ -21,6 +21,15 @@ pub struct MountEntry {
     pub read_only: bool,
     /// Flags of the mount and of its file system.
     pub flags: MountFlags,
+    /// For a FUSE mount: the user who mounted it.
+    pub user: Option<u32>,
+}
+
+impl MountEntry {
+    /// Returns whether it is a Forebay mount that root made.
+    pub fn is_roots(&self) -> bool {
+        self.fs_type == FS_TYPE && self.user == Some(0)
+    }
 }
 
 /// Returns all mounts of this process's namespace, in the order in which they were made.
@@ -51,6 +60,9 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<MountEntry>> {
             device: String::from_utf8_lossy(device).into_owned(),
             read_only: own.contains(MountFlags::RDONLY),
             flags: own | shown_flags(shared),
+            user: shared
+                .split(|b| *b == b',')
+                .find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok()),
         });
     }
     Ok(mounts)
@@ -221,7 +233,8 @@ mod tests {
 
     #[test]
     fn mountinfo_lines_are_parsed_with_and_without_optional_fields() {
-        let text = b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw,sync\n\
+        let text =
+            b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw,sync,user_id=0\n\
                      37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
         let mounts = parse(&text[..]).unwrap();
         assert_eq!(mounts.len(), 2);
@@ -230,6 +243,7 @@ mod tests {
         assert_eq!((mounts[0].read_only, mounts[1].read_only), (false, true));
         assert_eq!(mounts[0].flags, MountFlags::NOATIME | MountFlags::SYNCHRONOUS);
         assert_eq!((mounts[1].fs_type.as_str(), mounts[1].device.as_str()), ("tmpfs", "0:44"));
+        assert_eq!((mounts[0].is_roots(), mounts[1].is_roots()), (true, false));
     }
 
     #[test]

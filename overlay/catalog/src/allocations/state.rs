@@ -151,9 +151,17 @@ impl AllocationState {
         }
     }
 
+    /// Returns whether the job may still run: until then, the allocation may hold leases.
+    pub fn may_run(&self) -> bool {
+        match self {
+            Declared | StagingIn | Ready | Running | Failed { during: AllocationWork::StageIn, .. } => true,
+            StagingOut | Done | Failed { .. } | Cancelled => false,
+        }
+    }
+
     /// Returns whether nothing more happens unless somebody asks for it.
     pub fn is_over(&self) -> bool {
-        matches!(self, Done | Failed { .. } | Cancelled)
+        !self.may_run() && *self != StagingOut
     }
 
     fn wrong(&self, verb: &'static str) -> WrongPhase {
@@ -237,8 +245,7 @@ mod tests {
     fn a_job_that_ended_runs_again_only_if_it_is_begun_again() {
         for over in [StagingOut, Done, Cancelled, failed(AllocationWork::StageOut)] {
             let reached = reachable(over.clone());
-            let running = [Declared, StagingIn, Ready, Running];
-            assert!(!reached.iter().any(|state| running.contains(state)), "from {over:?}: {reached:?}");
+            assert!(!reached.iter().any(AllocationState::may_run), "from {over:?}: {reached:?}");
         }
     }
 

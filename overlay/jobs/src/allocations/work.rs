@@ -1,0 +1,286 @@
+//! The staging and the write-back of allocations, in the background.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_api::allocations::TransferCounts;
+use forebay_api::operator::{FlushRequest, Progress, StageRequest, TypedPath};
+use forebay_backends::{ErrorKind, Result};
+use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition};
+use forebay_engine::{blocking, parse_path};
+use futures::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::JobsInner;
+
+/// Failures that the reason of an allocation names.
+const NAMED_FAILURES: usize = 3;
+/// How often the results of a job are looked up again, because some were removed meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// Work that is being done for an allocation.
+pub(super) struct WorkInProgress {
+    work: AllocationWork,
+    attempt: u32,
+    /// Cancelled when the work is to stop, and when it has ended.
+    stop: CancellationToken,
+}
+
+impl JobsInner {
+    /// Begins work on an allocation that is in the phase of this work, unless it is in progress.
+    pub(super) fn begin_work(self: &Arc<Self>, id: &str, work: AllocationWork) -> Result<()> {
+        let _changing = self.allocations.changing.lock();
+        let Some(record) = self.engine.catalog().allocation(id)? else { return Ok(()) };
+        let phase = match work {
+            AllocationWork::StageIn => AllocationState::StagingIn,
+            AllocationWork::Run => AllocationState::Running,
+            AllocationWork::StageOut => AllocationState::StagingOut,
+        };
+        if record.state != phase || work == AllocationWork::Run {
+            return Ok(());
+        }
+        let attempt = record.attempt;
+        let stop = self.engine.stop().child_token();
+        let known =
+            self.allocations.work.lock().insert(id.to_owned(), WorkInProgress { work, attempt, stop: stop.clone() });
+        match known {
+            Some(known) if known.work == work && known.attempt == attempt && !known.stop.is_cancelled() => {
+                self.allocations.work.lock().insert(id.to_owned(), known);
+                return Ok(());
+            }
+            Some(known) => known.stop.cancel(),
+            None => {}
+        }
+        let inner = self.clone();
+        self.foresight.runtime.spawn(async move {
+            // Also if it panics: then the next request for the work begins it again.
+            let ended = stop.clone().drop_guard();
+            let moving = async {
+                if work == AllocationWork::StageOut {
+                    inner.write_back(&record).await
+                } else {
+                    inner.stage_in(&record).await
+                }
+            };
+            let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
+            let (inner, id) = (inner.clone(), record.id.clone());
+            let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
+            if let Err(error) = recorded {
+                tracing::error!(%error, "allocation {id}: its progress is not recorded");
+            }
+            drop(ended);
+        });
+        Ok(())
+    }
+
+    /// Stops all work on an allocation.
+    pub(super) fn stop_work(&self, id: &str) {
+        if let Some(known) = self.allocations.work.lock().remove(id) {
+            known.stop.cancel();
+        }
+    }
+
+    /// Stops the staging for an allocation.
+    pub(super) fn stop_staging(&self, id: &str) {
+        let mut all = self.allocations.work.lock();
+        if all.get(id).is_some_and(|known| known.work == AllocationWork::StageIn)
+            && let Some(known) = all.remove(id)
+        {
+            known.stop.cancel();
+        }
+    }
+
+    /// Records how work on an attempt ended.
+    fn end_work(&self, of: &AllocationRecord, work: AllocationWork, outcome: Outcome) -> Result<()> {
+        let id = &of.id;
+        let failure =
+            outcome.failure(if work == AllocationWork::StageOut { "not in the pool yet" } else { "not staged" });
+        let changed = self.change_allocation(id, |record| {
+            // Under the lock: a verb that comes next finds no work, and begins it again if it has to.
+            let mut all = self.allocations.work.lock();
+            if all.get(id).is_none_or(|known| known.work != work || known.attempt != of.attempt) {
+                return Ok(Transition::Stays);
+            }
+            all.remove(id);
+            drop(all);
+            *(if work == AllocationWork::StageOut { &mut record.flushed } else { &mut record.staged }) = outcome.moved;
+            record.message = failure.clone().or(outcome.message);
+            Ok(match (&failure, work) {
+                (Some(reason), work) => record.state.fail(work, reason),
+                (None, AllocationWork::StageOut) => record.state.staged_out(),
+                (None, _) => record.state.staged(),
+            })
+        })?;
+        if let (Some(_), Some(reason)) = (changed, failure) {
+            tracing::warn!("allocation {id}: {reason}");
+        }
+        Ok(())
+    }
+
+    async fn stage_in(&self, record: &AllocationRecord) -> Outcome {
+        let request = StageRequest {
+            paths: record.stage_in.clone(),
+            invocation: record.invocation.clone().filter(|_| self.engine.policy().prefetch.jobs),
+            // No lease outlives the allocation: there is no other owner.
+            job: Some(record.id.clone()),
+            lease_owner: String::new(),
+            lease_secs: record.lease_secs,
+            ..StageRequest::default()
+        };
+        let mut outcome = Outcome::default();
+        outcome.follow("", self.engine.stage(request)).await;
+        outcome
+    }
+
+    async fn write_back(self: &Arc<Self>, record: &AllocationRecord) -> Outcome {
+        let flush = |paths| self.engine.flush(FlushRequest { paths, wait: true, dry_run: false });
+        let mut outcome = Outcome::default();
+        if !record.stage_out.is_empty() {
+            // One by one: what does not exist must not keep the rest from the pool.
+            for path in &record.stage_out {
+                outcome.follow(path, flush(vec![path.clone()])).await;
+            }
+            return outcome;
+        }
+        for _ in 0..ATTEMPTS {
+            let results = match self.results_of(record).await {
+                Ok(results) => results,
+                Err(error) => return Outcome { failures: vec![(String::new(), error.to_string())], ..outcome },
+            };
+            outcome = Outcome::default();
+            if results.is_empty() {
+                break;
+            }
+            let refused = outcome.follow("", flush(results)).await;
+            // A file was removed since it was looked up.
+            if refused != Some(rustix::io::Errno::NOENT.raw_os_error()) {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Returns what a job wrote, and what its user owns, as far as it is not in the pool.
+    ///
+    /// It does not matter since when a file is dirty: the job may have changed one that was dirty before. A removed name
+    /// has no owner any more: its removal is flushed by policy.
+    async fn results_of(self: &Arc<Self>, record: &AllocationRecord) -> Result<Vec<TypedPath>> {
+        let engine = &self.engine;
+        let name = |path: &str| path.trim_matches('/').to_owned();
+        let (inner, id) = (self.clone(), record.id.clone());
+        let written: HashSet<TypedPath> = match blocking(move || inner.job(&id)).await? {
+            Some((_, files)) => {
+                let written = files.iter().filter(|file| file.traffic.written_bytes > 0 && !file.in_pool);
+                written.map(|file| name(&file.path)).collect()
+            }
+            None => HashSet::new(),
+        };
+        let mut results = Vec::new();
+        for file in engine.dirty().await? {
+            let owner = async {
+                let ino = engine.resolve(&parse_path(&file.path)?).await?;
+                Ok(engine.getattr(ino).await?.0.uid)
+            };
+            let owner: Result<u32> = owner.await;
+            match owner {
+                Ok(owner) if owner == record.uid || written.contains(&name(&file.path)) => results.push(file.path),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(results)
+    }
+}
+
+/// What work on an allocation has done so far.
+#[derive(Debug, Default)]
+struct Outcome {
+    moved: TransferCounts,
+    message: Option<String>,
+    /// Paths, and why they could not be moved. An empty path stands for the whole request.
+    failures: Vec<(String, String)>,
+}
+
+impl Outcome {
+    /// Adds the progress of an operation on `path`. Returns the errno with which the whole operation was refused.
+    async fn follow(&mut self, path: &str, progress: impl Stream<Item = Progress>) -> Option<i32> {
+        let mut progress = std::pin::pin!(progress);
+        let mut last = None;
+        while let Some(step) = progress.next().await {
+            match step {
+                Progress::Failed { path, reason } => self.failures.push((path, reason)),
+                Progress::Done(summary) => last = Some(summary),
+                _ => {}
+            }
+        }
+        let Some(summary) = last else {
+            self.failures.push((path.to_owned(), "it ended without a result; the log may tell why".into()));
+            return None;
+        };
+        self.moved.files += summary.files;
+        self.moved.bytes += summary.bytes;
+        self.moved.failed += summary.failed;
+        match summary.refused {
+            Some(errno) => {
+                let why = summary.message.unwrap_or_else(|| std::io::Error::from_raw_os_error(errno).to_string());
+                self.failures.push((path.to_owned(), why));
+            }
+            None => {
+                // What was cut off by a time limit, for example, has no failure of its own.
+                if summary.failed > 0 && self.failures.is_empty() {
+                    self.failures.push((path.to_owned(), summary.message.clone().unwrap_or_default()));
+                }
+                self.message = summary.message.or(self.message.take());
+            }
+        }
+        summary.refused
+    }
+
+    /// Returns why the work failed.
+    fn failure(&self, what: &str) -> Option<String> {
+        // A file that failed in several attempts counts once.
+        let mut named: Vec<String> = Vec::new();
+        let mut seen = HashSet::new();
+        for (path, why) in self.failures.iter().filter(|(path, _)| seen.insert(path)) {
+            let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
+            named.push(if path.is_empty() { why.to_owned() } else { format!("{path}: {why}") });
+        }
+        match named.len() {
+            0 => None,
+            1 if self.failures[0].0.is_empty() => named.pop(),
+            failed => {
+                named.truncate(NAMED_FAILURES);
+                named.extend((failed > NAMED_FAILURES).then(|| "...".to_owned()));
+                Some(format!("{failed} {what}: {}", named.join("; ")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(path: &str, why: &str) -> (String, String) {
+        (path.into(), why.into())
+    }
+
+    #[test]
+    fn a_reason_names_each_file_once_and_not_too_many() {
+        let outcome = |failures| Outcome { failures, ..Outcome::default() };
+        assert_eq!(outcome(Vec::new()).failure("short"), None);
+        assert_eq!(outcome(vec![failed("", "no space")]).failure("short").as_deref(), Some("no space"));
+        let twice = vec![failed("/a", "/a: gone"), failed("/a", "again"), failed("/b", "gone")];
+        assert_eq!(outcome(twice).failure("short").as_deref(), Some("2 short: /a: gone; /b: gone"));
+        let many = (0..5).map(|at| failed(&at.to_string(), "x")).collect();
+        assert_eq!(outcome(many).failure("short").as_deref(), Some("5 short: 0: x; 1: x; 2: x; ..."));
+    }
+
+    #[tokio::test]
+    async fn work_that_ends_without_a_result_has_failed() {
+        let mut outcome = Outcome::default();
+        outcome.follow("", futures::stream::empty()).await;
+        assert!(outcome.failure("short").is_some());
+    }
+}
