@@ -208,8 +208,14 @@ _forebay() {
             forebay__subcmd__help__subcmd__profile,show)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__show"
                 ;;
+            forebay__subcmd__help__subcmd__slurm,check)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__check"
+                ;;
             forebay__subcmd__help__subcmd__slurm,epilog)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__epilog"
+                ;;
+            forebay__subcmd__help__subcmd__slurm,install)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__install"
                 ;;
             forebay__subcmd__help__subcmd__slurm,prolog)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__prolog"
@@ -313,11 +319,17 @@ _forebay() {
             forebay__subcmd__profile__subcmd__help,show)
                 cmd="forebay__subcmd__profile__subcmd__help__subcmd__show"
                 ;;
+            forebay__subcmd__slurm,check)
+                cmd="forebay__subcmd__slurm__subcmd__check"
+                ;;
             forebay__subcmd__slurm,epilog)
                 cmd="forebay__subcmd__slurm__subcmd__epilog"
                 ;;
             forebay__subcmd__slurm,help)
                 cmd="forebay__subcmd__slurm__subcmd__help"
+                ;;
+            forebay__subcmd__slurm,install)
+                cmd="forebay__subcmd__slurm__subcmd__install"
                 ;;
             forebay__subcmd__slurm,prolog)
                 cmd="forebay__subcmd__slurm__subcmd__prolog"
@@ -325,11 +337,17 @@ _forebay() {
             forebay__subcmd__slurm,task-prolog)
                 cmd="forebay__subcmd__slurm__subcmd__task__subcmd__prolog"
                 ;;
+            forebay__subcmd__slurm__subcmd__help,check)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__check"
+                ;;
             forebay__subcmd__slurm__subcmd__help,epilog)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__epilog"
                 ;;
             forebay__subcmd__slurm__subcmd__help,help)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,install)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__install"
                 ;;
             forebay__subcmd__slurm__subcmd__help,prolog)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__prolog"
@@ -968,7 +986,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__slurm)
-            opts="prolog epilog task-prolog"
+            opts="prolog epilog install check task-prolog"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -981,7 +999,35 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__help__subcmd__slurm__subcmd__epilog)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__install)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -1844,8 +1890,22 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm)
-            opts="-h --json --help prolog epilog task-prolog help"
+            opts="-h --json --help prolog epilog install check task-prolog help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__check)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -1880,8 +1940,22 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__help)
-            opts="prolog epilog task-prolog help"
+            opts="prolog epilog install check task-prolog help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -1921,6 +1995,20 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__install)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__slurm__subcmd__help__subcmd__prolog)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
@@ -1942,6 +2030,24 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__install)
+            opts="-h --scripts --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --scripts)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

@@ -10,6 +10,7 @@ use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::servers::slurm::Slurm;
 use serde_json::Value;
 
+const CALL: Duration = Duration::from_secs(60);
 const FILES: u64 = 24;
 const FILE_BYTES: u64 = 100_000;
 
@@ -278,4 +279,35 @@ fn a_node_without_a_mount_tells_what_is_missing() {
     command.args(["slurm", "prolog", "--mount"]).arg(place.mnt());
     command.envs([("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "0")]);
     forebay_tests::process::run(&mut command, Duration::from_secs(20)).refused(3, &["forebay mount"]);
+}
+
+#[test]
+fn a_sites_configuration_is_checked() {
+    let mount = Mount::new(Options::policy(POLICY));
+    let slurm = slurm(&mount);
+    let check =
+        || forebay_tests::process::run(slurm.command(forebay_tests::process::forebay()).args(["slurm", "check"]), CALL);
+    let place = mount.place.mnt().display().to_string();
+    let answer = check().refused(1, &["BatchStartTimeout=10", "allow_other", &place]);
+    assert!(!answer.out.contains("prolog="), "{answer}");
+    let config = mount.place.at("slurm/slurm.conf");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("PrologFlags=Alloc\n", "BatchStartTimeout=30\n").replace("Epilog=", "#")).unwrap();
+    slurm.call("scontrol", &["reconfigure"]).ok();
+    let answer = check().refused(1, &["Epilog= is not set", "PrologFlags= lacks Alloc"]);
+    assert!(!answer.out.contains("BatchStartTimeout"), "{answer}");
+    // What `install` prints is what `check` wants.
+    let mut command = std::process::Command::new(forebay_tests::process::forebay());
+    let lines =
+        forebay_tests::process::run(command.args(["slurm", "install", "--scripts"]).arg(mount.place.at("slurm")), CALL)
+            .ok();
+    let text: String = text
+        .lines()
+        .filter(|line| !line.contains("rolog") && !line.contains("pilog="))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(&config, format!("{text}{}", lines.out)).unwrap();
+    slurm.call("scontrol", &["reconfigure"]).ok();
+    let answer = check();
+    assert!(!answer.out.contains("rolog") && !answer.out.contains("Timeout"), "{answer}");
 }

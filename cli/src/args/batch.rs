@@ -108,6 +108,14 @@ pub enum SlurmCommand {
     Prolog(HookArgs),
     /// What Epilog= runs: learn from the job, and write back what it wrote.
     Epilog(HookArgs),
+    /// Print the lines for slurm.conf.
+    Install {
+        /// The directory with the scripts.
+        #[arg(long, value_name = "DIR", default_value = "/usr/local/share/forebay/slurm")]
+        scripts: PathBuf,
+    },
+    /// Check the configuration of Slurm and the mounts of this node, and say what is wrong. Exits with 1 if something is.
+    Check,
     /// What TaskProlog= runs: print the variables that tasks get.
     TaskProlog {
         /// The mountpoint that tasks get as FOREBAY_MOUNT. Default: the first one on this node.

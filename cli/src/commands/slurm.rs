@@ -1,12 +1,13 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_slurm::SlurmJob;
+use forebay_slurm::site::{self, Finding, Site};
 use forebay_system::mounts;
 
 use super::allocation::send;
@@ -14,11 +15,15 @@ use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::targets;
+use crate::values::shown;
 
 /// Time that is left to a daemon for its last answer.
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long a daemon that has not finished in time may take to show that it lives.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
+
+/// The largest file that is read as a script.
+const SCRIPT_BYTES: u64 = 1 << 20;
 
 pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
@@ -28,6 +33,11 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
         SlurmCommand::Epilog(args) => at_mounts(args, output, |job, entry, until| {
             forebay_slurm::epilog(until, |verb| send(entry, &job.allocation(), verb))
         }),
+        SlurmCommand::Install { scripts } => {
+            output.line(site::lines(&scripts.display().to_string()).trim_end());
+            Ok(Exit::Done)
+        }
+        SlurmCommand::Check => check(output),
         SlurmCommand::TaskProlog { mount } => task_prolog(mount.as_deref(), output),
     }
 }
@@ -117,10 +127,64 @@ fn task_prolog(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     // Any user can mount, but only root's mount is meant for all.
     let mut ours = all.iter().filter(|mount| mount.is_roots()).map(|mount| mount.mountpoint.as_path());
     let Some(mountpoint) = mount.or_else(|| ours.next()) else { return Ok(Exit::Done) };
-    let shown = mountpoint.display().to_string();
+    let text = mountpoint.display().to_string();
     // To Slurm, a line break would begin another command.
-    if !shown.contains(char::is_control) {
-        output.line(format!("export FOREBAY_MOUNT={shown}"));
+    if !text.contains(char::is_control) {
+        output.line(format!("export FOREBAY_MOUNT={text}"));
     }
     Ok(Exit::Done)
+}
+
+fn check(output: &Output) -> Result<Exit, Failure> {
+    let answer = std::process::Command::new("scontrol").args(["show", "config"]).output();
+    let answer =
+        answer.map_err(|e| Failure::new(FailureKind::Missing, format!("scontrol: {e}")).remedy("install Slurm"))?;
+    if !answer.status.success() {
+        let why = String::from_utf8_lossy(&answer.stderr).trim().to_owned();
+        return Err(Failure::new(FailureKind::Missing, format!("scontrol show config: {why}"))
+            .remedy("run it where slurmctld answers"));
+    }
+    let mut findings = Site::parse(&String::from_utf8_lossy(&answer.stdout)).findings(scripts);
+    let mut finding = |what: String, remedy: &str| findings.push(Finding { what, remedy: remedy.into() });
+    let entries = registry::entries();
+    if entries.is_empty() {
+        finding("there is no forebay mount on this node".into(), "mount it before slurmd starts");
+    }
+    for entry in &entries {
+        let place = entry.mountpoint().display();
+        if !entry.supervisor_alive() {
+            finding(format!("the daemon of {place} is not running: no job starts"), &entry.state.command);
+        }
+        if !entry.state.config.allow_other {
+            finding(format!("only root sees {place}: jobs of other users do not"), "mount it with -o allow_other");
+        }
+    }
+    for Finding { what, remedy } in &findings {
+        match output.json {
+            true => output.json(&serde_json::json!({ "what": what, "remedy": remedy })),
+            false => output.line(format!("{}\n  try: {}", shown(what), shown(remedy))),
+        }
+    }
+    if findings.is_empty() && !output.json {
+        output.line("Slurm runs forebay for each job on this node");
+    }
+    Ok(if findings.is_empty() { Exit::Done } else { Exit::Incomplete })
+}
+
+/// Returns the text of the scripts that a setting names: one file, or all that a glob matches.
+fn scripts(setting: &str) -> Option<String> {
+    let path = Path::new(setting);
+    let files: Vec<PathBuf> = match path.file_name() {
+        Some(name) if name == "*" => {
+            std::fs::read_dir(path.parent()?).ok()?.flatten().map(|entry| entry.path()).collect()
+        }
+        _ => vec![path.to_owned()],
+    };
+    // A script is short. What is larger is none.
+    let read = |file: &PathBuf| {
+        let is_script = std::fs::metadata(file).is_ok_and(|file| file.is_file() && file.len() < SCRIPT_BYTES);
+        is_script.then(|| std::fs::read(file).ok()).flatten()
+    };
+    let texts: Vec<Vec<u8>> = files.iter().filter_map(read).collect();
+    (!texts.is_empty()).then(|| String::from_utf8_lossy(&texts.concat()).into_owned())
 }

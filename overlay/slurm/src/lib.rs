@@ -1,5 +1,5 @@
 //! Slurm's calls, in terms of allocations (`forebay_api::allocations`). This crate knows neither sockets nor mounts: the
-//! caller carries out the verbs.
+//! caller carries out the verbs. `site` checks the configuration of Slurm.
 //!
 //! Slurm's own promises, which these calls rely on (prolog_epilog guide of Slurm 22.05 and 24.11): a prolog runs as
 //! root before any process of the job, without a user's environment; if it fails, the node is drained and the job is
@@ -7,6 +7,7 @@
 
 mod environment;
 mod phases;
+pub mod site;
 
 pub use environment::SlurmJob;
 pub use phases::{epilog, prolog};

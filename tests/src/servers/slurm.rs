@@ -93,7 +93,8 @@ impl Slurm {
         self.wait("the node is idle", || self.node().0 == "IDLE");
     }
 
-    fn command(&self, program: &str) -> Command {
+    /// Returns a command that finds this Slurm.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("SLURM_CONF", self.dir.join("slurm.conf")).current_dir(&self.dir);
         command
