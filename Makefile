@@ -1,4 +1,5 @@
 # make demo    the main job on real files, with a table of times
+# make demo-slurm  one script, submitted twice to a real Slurm
 # make test    everything that a change must pass
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make bench-observer   what the observer costs those that read
@@ -40,7 +41,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo test check test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm test check test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly mutants deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,6 +66,12 @@ build:
 demo: build
 	@packaging/deps demo
 	@timeout 600 packaging/demo/demo.sh
+	@if command -v slurmctld >/dev/null; then timeout 300 packaging/demo/slurm.sh; \
+	else echo "make demo-slurm shows a job of Slurm, and installs Slurm for it"; fi
+
+demo-slurm: build
+	@packaging/deps slurm
+	@timeout 300 packaging/demo/slurm.sh
 
 # Another compiler than the one that the project is written with has other lints: it shows them.
 lint:

@@ -273,6 +273,19 @@ fn a_node_whose_daemon_is_dead_is_drained_and_its_job_waits() {
 }
 
 #[test]
+fn a_daemon_that_hangs_is_a_broken_node_and_is_not_waited_for() {
+    let mount = Mount::new(Options::policy(POLICY));
+    let worker = rustix::process::Pid::from_raw(mount.worker().pid as i32).unwrap();
+    rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
+    let mut command = std::process::Command::new(forebay_tests::process::forebay());
+    command.args(["slurm", "prolog", "--within", "3s", "--mount"]).arg(mount.place.mnt());
+    command.envs([("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "0")]);
+    let answer = forebay_tests::process::run(&mut command, Duration::from_secs(20));
+    rustix::process::kill_process(worker, rustix::process::Signal::CONT).unwrap();
+    answer.refused(3, &["has not answered"]);
+}
+
+#[test]
 fn a_node_without_a_mount_tells_what_is_missing() {
     let place = Place::new();
     let mut command = std::process::Command::new(forebay_tests::process::forebay());

@@ -30,7 +30,8 @@ pub enum AllocationCommand {
     Begin(BeginArgs),
     /// Begin to fetch and lease what the job will read.
     StageIn(WaitArgs),
-    /// Exit with 0 if everything is resident and leased, with 6 while it is being fetched, with 1 if that failed.
+    /// Exit with 0 if everything is resident and leased, with 6 while it is being fetched, with 1 if that failed or was
+    /// not requested.
     Ready(WaitArgs),
     /// The processes of the job are about to run: observe them.
     Start(StartArgs),

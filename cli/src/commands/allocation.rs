@@ -17,7 +17,7 @@ use crate::registration;
 use crate::targets::{self, MountTarget};
 use crate::values::{bytes, files, moment, shown};
 
-/// How long one request waits: a client that waits holds a turn of the daemon.
+/// How long one request waits.
 const WAIT: Duration = Duration::from_secs(1);
 /// How long a daemon that is started again is waited for.
 const RESTART: Duration = Duration::from_secs(15);
@@ -26,21 +26,56 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
         AllocationCommand::Begin(args) => begin(args, output),
-        AllocationCommand::StageIn(args) => waiting(&args, AllocationPhase::StagingIn, output, |wait_ms, first| {
-            if first { AllocationVerb::StageIn { wait_ms } } else { AllocationVerb::Ready { wait_ms } }
-        }),
+        AllocationCommand::StageIn(args) => {
+            let verb = |wait_ms| AllocationVerb::StageIn { wait_ms };
+            needed(&args.named, output, is_staged, |entry| waited(entry, &args, verb))
+        }
         AllocationCommand::Ready(args) => {
-            waiting(&args, AllocationPhase::StagingIn, output, |wait_ms, _| AllocationVerb::Ready { wait_ms })
+            let verb = |wait_ms| AllocationVerb::Ready { wait_ms };
+            needed(&args.named, output, is_staged, |entry| waited(entry, &args, verb))
         }
         AllocationCommand::Start(args) => start(args, output),
-        AllocationCommand::End(named) => all(&named, output, |entry| send(entry, &named.id, AllocationVerb::End)),
+        AllocationCommand::End(named) => {
+            let (exit, _) = each(&named, output, is_done, |entry| send(entry, &named.id, AllocationVerb::End))?;
+            Ok(exit)
+        }
         AllocationCommand::StageOut(args) => {
-            waiting(&args, AllocationPhase::StagingOut, output, |wait_ms, _| AllocationVerb::StageOut { wait_ms })
+            let verb = |wait_ms| AllocationVerb::StageOut { wait_ms };
+            let (exit, _) = each(&args.named, output, is_written_back, |entry| waited(entry, &args, verb))?;
+            Ok(exit)
         }
         AllocationCommand::Teardown(named) => {
-            all(&named, output, |entry| send(entry, &named.id, AllocationVerb::Teardown))
+            let verb = |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown);
+            let (exit, _) = each(&named, output, is_torn_down, verb)?;
+            Ok(exit)
         }
     }
+}
+
+/// The verb is carried out, whatever the phase is.
+fn is_done(_: &Allocation) -> Exit {
+    Exit::Done
+}
+
+fn is_staged(allocation: &Allocation) -> Exit {
+    match allocation.phase {
+        _ if allocation.is_staging => Exit::Busy,
+        AllocationPhase::Ready | AllocationPhase::Running => Exit::Done,
+        _ => Exit::Incomplete,
+    }
+}
+
+fn is_written_back(allocation: &Allocation) -> Exit {
+    match allocation.phase {
+        AllocationPhase::StagingOut => Exit::Busy,
+        AllocationPhase::Failed => Exit::Incomplete,
+        _ => Exit::Done,
+    }
+}
+
+/// A teardown gives up no data: a write-back that failed is still to be done.
+fn is_torn_down(allocation: &Allocation) -> Exit {
+    if allocation.phase == AllocationPhase::Failed { Exit::Incomplete } else { Exit::Done }
 }
 
 /// Carries out a verb at one mount. Returns `None` if the allocation is not known there. If the daemon dies meanwhile and
@@ -99,7 +134,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
         targets.iter().filter(|target| is_of(target, entry)).flat_map(|target| target.paths.clone()).collect()
     };
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
-    all(&args.named, output, |entry| {
+    let begun = each(&args.named, output, is_done, |entry| {
         let request = AllocationRequest {
             uid: args.uid,
             stage_in: below(&stage_in, entry),
@@ -109,7 +144,8 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
             requeues: args.requeues,
         };
         send(entry, &args.named.id, AllocationVerb::Begin(request))
-    })
+    });
+    Ok(begun?.0)
 }
 
 fn is_of(target: &MountTarget, entry: &RegisteredMount) -> bool {
@@ -122,40 +158,37 @@ fn start(args: StartArgs, output: &Output) -> Result<Exit, Failure> {
         (None, Some(job)) => Members::SlurmSteps { job },
         (None, None) => Members::Processes(args.pid),
     };
-    known(&args.named, output, |entry| send(entry, &args.named.id, AllocationVerb::Start { members: members.clone() }))
+    needed(&args.named, output, is_done, |entry| {
+        send(entry, &args.named.id, AllocationVerb::Start { members: members.clone() })
+    })
 }
 
-fn waiting(
+/// Carries out a verb, and waits for the work that it begins.
+fn waited(
+    entry: &RegisteredMount,
     args: &WaitArgs,
-    phase: AllocationPhase,
-    output: &Output,
-    verb: impl Fn(u64, bool) -> AllocationVerb,
-) -> Result<Exit, Failure> {
+    verb: impl Fn(u64) -> AllocationVerb,
+) -> Result<Option<Allocation>, Failure> {
     let until = args.wait.and_then(|wait| Instant::now().checked_add(wait));
-    let carry_out = |entry: &RegisteredMount| {
-        let mut first = true;
-        loop {
-            let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-            let known = send(entry, &args.named.id, verb(left.min(WAIT).as_millis() as u64, first))?;
-            if left.is_zero() || known.as_ref().is_none_or(|known| known.phase != phase) {
-                return Ok(known);
-            }
-            first = false;
+    let mut known = send(entry, &args.named.id, verb(0))?;
+    loop {
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        let goes_on = |known: &Allocation| known.is_staging || known.phase == AllocationPhase::StagingOut;
+        if left.is_zero() || !known.as_ref().is_some_and(goes_on) {
+            return Ok(known);
         }
-    };
-    match phase {
-        AllocationPhase::StagingOut => all(&args.named, output, carry_out),
-        _ => known(&args.named, output, carry_out),
+        known = send(entry, &args.named.id, AllocationVerb::Ready { wait_ms: left.min(WAIT).as_millis() as u64 })?;
     }
 }
 
 /// Carries out a verb that needs an allocation: it is a mistake if no mount knows it.
-fn known(
+fn needed(
     named: &JobNameArgs,
     output: &Output,
+    exit: impl Fn(&Allocation) -> Exit,
     verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<Exit, Failure> {
-    let (exit, found) = each(named, output, verb)?;
+    let (exit, found) = each(named, output, exit, verb)?;
     if !found && exit == Exit::Done {
         return Err(Failure::usage(format!("there is no allocation `{}`", shown(&named.id)))
             .remedy(format!("forebay job begin {}", shown(&named.id))));
@@ -163,18 +196,11 @@ fn known(
     Ok(exit)
 }
 
-/// Carries out a verb that has nothing to do where the allocation is not known.
-fn all(
-    named: &JobNameArgs,
-    output: &Output,
-    verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
-) -> Result<Exit, Failure> {
-    Ok(each(named, output, verb)?.0)
-}
-
+/// Carries out a verb at each mount. Returns whether any of them knows the allocation.
 fn each(
     named: &JobNameArgs,
     output: &Output,
+    exit: impl Fn(&Allocation) -> Exit,
     verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<(Exit, bool), Failure> {
     let mut found = false;
@@ -182,11 +208,7 @@ fn each(
         let Some(allocation) = verb(&entry)? else { return Ok(Exit::Done) };
         found = true;
         present(entry.mountpoint(), &allocation, output);
-        Ok(match allocation.phase {
-            AllocationPhase::Failed => Exit::Incomplete,
-            AllocationPhase::StagingIn | AllocationPhase::StagingOut => Exit::Busy,
-            _ => Exit::Done,
-        })
+        Ok(exit(&allocation))
     })?;
     Ok((exit, found))
 }

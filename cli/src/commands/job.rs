@@ -41,7 +41,13 @@ fn show(id: &str, mount: Option<&Path>, output: &Output) -> Result<Exit, Failure
     let mut unknown = Vec::new();
     let mut found = false;
     for entry in registration::mounts(mount)? {
-        let allocation = allocation::send(&entry, id, AllocationVerb::Show)?;
+        let allocation = match allocation::send(&entry, id, AllocationVerb::Show) {
+            Ok(allocation) => allocation,
+            Err(failure) => {
+                unknown.push(failure);
+                continue;
+            }
+        };
         match ask(&entry, id) {
             Ok((job, files)) => {
                 found = true;

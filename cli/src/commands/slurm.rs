@@ -31,7 +31,7 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
             forebay_slurm::prolog(job, until, |verb| send(entry, &job.allocation(), verb))
         }),
         SlurmCommand::Epilog(args) => at_mounts(args, output, |job, entry, until| {
-            forebay_slurm::epilog(until, |verb| send(entry, &job.allocation(), verb))
+            forebay_slurm::epilog(job, until, |verb| send(entry, &job.allocation(), verb))
         }),
         SlurmCommand::Install { scripts } => {
             output.line(site::lines(&scripts.display().to_string()).trim_end());
@@ -90,9 +90,12 @@ where
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                for entry in waits {
+                let checks = waits.into_iter().map(|entry| {
                     let place = entry.mountpoint().display().to_string();
-                    if !lives(entry) {
+                    (place, std::thread::spawn(move || client::is_alive(&entry, SIGN_OF_LIFE)))
+                });
+                for (place, check) in checks.collect::<Vec<_>>() {
+                    if !check.join().unwrap_or(false) {
                         let what = format!("the daemon of {place} has not answered for {} s", within.as_secs());
                         return Err(Failure::new(FailureKind::NoDaemon, what)
                             .remedy("check its fast pool: `forebay doctor`, `dmesg`; then resume the node"));
@@ -110,15 +113,6 @@ fn dead(entry: &RegisteredMount, job: &SlurmJob) -> Failure {
     let failure = client::dead(entry);
     let mount = failure.remedy.clone().unwrap_or_default();
     failure.remedy(format!("{mount}\n       then: forebay job stage-out {}; resume the node", job.allocation()))
-}
-
-/// Returns whether a daemon answers. It answers this request whatever else it does.
-fn lives(entry: RegisteredMount) -> bool {
-    let (done, answer) = channel();
-    std::thread::spawn(move || {
-        let _ = done.send(client::status(&entry).is_ok());
-    });
-    answer.recv_timeout(SIGN_OF_LIFE).unwrap_or(false)
 }
 
 /// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.

@@ -61,6 +61,12 @@ pub struct Allocation {
     pub reason: Option<String>,
     /// From 1; a job that is requeued begins the next one.
     pub attempt: u32,
+    /// How often the scheduler had requeued the job when this attempt began.
+    #[serde(default)]
+    pub requeues: u64,
+    /// Staging goes on; the job may have started meanwhile.
+    #[serde(default)]
+    pub is_staging: bool,
     /// Seconds since 1970.
     pub begun_unix: u64,
     /// When it entered its phase, in seconds since 1970.
@@ -109,7 +115,7 @@ pub enum AllocationVerb {
     StageIn {
         wait_ms: u64,
     },
-    /// Waits until the staging has ended, for this many milliseconds at most.
+    /// Waits until staging or the write-back has ended, for this many milliseconds at most.
     Ready {
         wait_ms: u64,
     },

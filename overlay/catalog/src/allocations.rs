@@ -37,6 +37,9 @@ pub struct AllocationRecord {
     pub stage_out: Vec<TypedPath>,
     pub invocation: Option<Invocation>,
     pub lease_secs: Option<u64>,
+    /// Staging has begun and has not ended; the job may have started meanwhile.
+    #[serde(default)]
+    pub is_staging: bool,
     #[serde(default)]
     pub staged: TransferCounts,
     #[serde(default)]
@@ -54,6 +57,11 @@ impl AllocationRecord {
         self.boot = boot::boot_id();
     }
 
+    /// Returns whether staging or the write-back has begun, or is about to, and has not ended.
+    pub fn is_at_work(&self) -> bool {
+        self.state == AllocationState::StagingOut || (self.state.may_run() && self.is_staging)
+    }
+
     /// Returns the allocation as operators see it.
     pub fn shown(&self) -> Allocation {
         let failure = match &self.state {
@@ -66,6 +74,8 @@ impl AllocationRecord {
             phase: self.state.phase(),
             reason: failure.or_else(|| self.message.clone()),
             attempt: self.attempt,
+            requeues: self.requeues,
+            is_staging: self.state.may_run() && self.is_staging,
             begun_unix: self.begun_unix,
             since_unix: self.since_unix,
             command: self.invocation.as_ref().map(|invocation| invocation.words.join(" ")).unwrap_or_default(),
@@ -138,6 +148,7 @@ mod tests {
             stage_out: Vec::new(),
             invocation: None,
             lease_secs: None,
+            is_staging: false,
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         }

@@ -45,6 +45,14 @@ pub fn status(entry: &RegisteredMount) -> Result<Status, Failure> {
     Err(Failure::new(FailureKind::NoDaemon, "the daemon ended its answer before the status"))
 }
 
+/// Returns whether the daemon says anything within this time. It sends heartbeats whatever else it does.
+pub fn is_alive(entry: &RegisteredMount, within: Duration) -> bool {
+    let Ok(mut replies) = call(entry, &Request::Status) else { return false };
+    let limited = replies.lines.get_ref().set_read_timeout(Some(within));
+    let mut line = Vec::new();
+    limited.and_then(|()| replies.lines.read_until(b'\n', &mut line)).is_ok_and(|bytes| bytes > 0)
+}
+
 impl Iterator for ReplyReader {
     type Item = Result<Reply, Failure>;
 

@@ -3,13 +3,13 @@
 //! An allocation outlives the processes that ask for it, and the daemon: the next daemon goes on with the staging or
 //! the write-back that this one had begun. Its leases are in its name. They end with the job, or with the allocation.
 //!
-//! A verb is carried out to its end, even if its client leaves. Each change of a record, and the begin of the work that
-//! follows from it, is made under one lock. So a later verb finds the work that it has to stop.
+//! A verb is carried out to its end, even if its client leaves. The change of a record, and all that begins and ends with
+//! it, is made under a lock of the allocation. So a later verb finds the work that it has to stop.
 
 mod work;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_api::allocations::{Allocation, AllocationRequest, AllocationVerb, TransferCounts};
@@ -18,7 +18,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition, WrongPhase};
 use forebay_engine::{blocking, parse_path};
 use forebay_system::clock::unix_now;
-use parking_lot::Mutex;
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use tokio::sync::watch;
 
 use crate::lifecycle::JobEnd;
@@ -30,8 +30,9 @@ const ACTIVE_MAX: usize = 10_000;
 
 /// The allocations of a mount.
 pub(crate) struct Allocations {
-    /// Held while a record is read, changed and written, and while the work that follows is begun.
-    changing: Mutex<()>,
+    /// A lock for each allocation that is being changed: held while its record is read, changed and written, and while
+    /// what it holds begins or ends.
+    locks: Mutex<HashMap<String, Weak<Mutex<()>>>>,
     /// Those whose job may still run.
     active: Mutex<HashSet<String>>,
     work: Mutex<HashMap<String, WorkInProgress>>,
@@ -42,7 +43,7 @@ pub(crate) struct Allocations {
 impl Default for Allocations {
     fn default() -> Self {
         let (changes, _) = watch::channel(());
-        Self { changing: Mutex::default(), active: Mutex::default(), work: Mutex::default(), changes }
+        Self { locks: Mutex::default(), active: Mutex::default(), work: Mutex::default(), changes }
     }
 }
 
@@ -50,6 +51,20 @@ impl Allocations {
     /// Returns whether the leases in this name belong to an allocation whose job may still run.
     pub fn is_active(&self, id: &str) -> bool {
         self.active.lock().contains(id)
+    }
+
+    fn lock(&self, id: &str) -> Guard {
+        let lock = {
+            let mut locks = self.locks.lock();
+            locks.retain(|_, lock| lock.strong_count() > 0);
+            let known = locks.get(id).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let lock = Arc::new(Mutex::new(()));
+                locks.insert(id.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        Mutex::lock_arc(&lock)
     }
 
     fn note(&self, record: &AllocationRecord) {
@@ -61,6 +76,8 @@ impl Allocations {
     }
 }
 
+/// The lock of an allocation.
+type Guard = ArcMutexGuard<RawMutex, ()>;
 type Allowed = std::result::Result<Transition, WrongPhase>;
 
 impl Jobs {
@@ -70,20 +87,17 @@ impl Jobs {
     /// `InvalidInput` if the name is not allowed, or if the verb needs a new allocation; `Busy` if there are too many.
     pub async fn allocation(&self, id: String, verb: AllocationVerb, uid: u32) -> Result<Option<Allocation>> {
         check_id(&id).map_err(|why| Error::new(ErrorKind::InvalidInput, Side::Application, why))?;
-        let wait = match &verb {
-            AllocationVerb::StageIn { wait_ms } | AllocationVerb::Ready { wait_ms } => {
-                Some((AllocationState::StagingIn, *wait_ms))
-            }
-            AllocationVerb::StageOut { wait_ms } => Some((AllocationState::StagingOut, *wait_ms)),
-            _ => None,
+        let wait_ms = match &verb {
+            AllocationVerb::StageIn { wait_ms }
+            | AllocationVerb::Ready { wait_ms }
+            | AllocationVerb::StageOut { wait_ms } => *wait_ms,
+            _ => 0,
         };
         let (inner, named) = (self.inner.clone(), id.clone());
         let known = blocking(move || inner.carry_out(&named, verb, uid)).await?;
-        match (known, wait) {
-            (Some(record), Some((state, wait_ms))) if record.state == state => {
-                self.wait_while(id, state, wait_ms).await
-            }
-            (known, _) => Ok(known.map(|record| record.shown())),
+        match known {
+            Some(record) if record.is_at_work() && wait_ms > 0 => self.wait(id, wait_ms).await,
+            known => Ok(known.map(|record| record.shown())),
         }
     }
 
@@ -101,8 +115,8 @@ impl Jobs {
         .await
     }
 
-    /// Waits while an allocation is in a state, for this time at most.
-    async fn wait_while(&self, id: String, state: AllocationState, wait_ms: u64) -> Result<Option<Allocation>> {
+    /// Waits until the work on an allocation has ended, for this time at most.
+    async fn wait(&self, id: String, wait_ms: u64) -> Result<Option<Allocation>> {
         let until = Instant::now() + Duration::from_millis(wait_ms);
         let mut changes = self.inner.allocations.changes.subscribe();
         loop {
@@ -110,7 +124,7 @@ impl Jobs {
             let (inner, wanted) = (self.inner.clone(), id.clone());
             let record = blocking(move || inner.engine.catalog().allocation(&wanted)).await?;
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || record.as_ref().is_none_or(|record| record.state != state) {
+            if left.is_zero() || record.as_ref().is_none_or(|record| !record.is_at_work()) {
                 return Ok(record.map(|record| record.shown()));
             }
             // At the end of the time, the state is read once more.
@@ -123,10 +137,21 @@ impl JobsInner {
     fn carry_out(self: &Arc<Self>, id: &str, verb: AllocationVerb, uid: u32) -> Result<Option<AllocationRecord>> {
         // The allocations of an earlier daemon are taken up first.
         self.registry.wait_until_settled();
+        let _lock = self.allocations.lock(id);
+        if let AllocationVerb::Begin(request) = verb {
+            return self.begin_allocation(id, &request, uid).map(Some);
+        }
+        // Without an allocation, a job or leases of this name belong to somebody else.
+        if self.engine.catalog().allocation(id)?.is_none() {
+            return Ok(None);
+        }
         match verb {
-            AllocationVerb::Begin(request) => return self.begin_allocation(id, &request, uid).map(Some),
             AllocationVerb::StageIn { .. } => {
-                self.change_allocation(id, |record| record.state.stage_in())?;
+                self.change_allocation(id, |record| {
+                    let staging = record.state.stage_in()?;
+                    record.is_staging |= staging != Transition::Stays;
+                    Ok(staging)
+                })?;
                 self.begin_work(id, AllocationWork::StageIn)?;
             }
             AllocationVerb::Start { members } => self.start_allocation(id, members)?,
@@ -146,14 +171,13 @@ impl JobsInner {
                 }
                 self.end_holding(id, JobEnd::Orphaned)?;
             }
-            AllocationVerb::Ready { .. } | AllocationVerb::Show => {}
+            AllocationVerb::Begin(_) | AllocationVerb::Ready { .. } | AllocationVerb::Show => {}
         }
         self.engine.catalog().allocation(id)
     }
 
     /// Begins an allocation. One whose job may still run stays as it is, so that a request may be repeated.
     fn begin_allocation(&self, id: &str, request: &AllocationRequest, uid: u32) -> Result<AllocationRecord> {
-        let _changing = self.allocations.changing.lock();
         let known = self.engine.catalog().allocation(id)?;
         let is_requeued = known.as_ref().is_some_and(|known| known.requeues < request.requeues);
         let state = match (AllocationState::begin(known.as_ref().map(|known| &known.state), is_requeued), &known) {
@@ -186,6 +210,7 @@ impl JobsInner {
             stage_out: request.stage_out.clone(),
             invocation: request.invocation.clone(),
             lease_secs: request.lease_secs,
+            is_staging: false,
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         };
@@ -200,13 +225,12 @@ impl JobsInner {
         Ok(())
     }
 
-    /// Applies a verb to an allocation, if there is one. Returns its record.
+    /// Applies a verb to an allocation, if there is one. Returns its record. The caller holds its lock.
     fn change_allocation(
         &self,
         id: &str,
         verb: impl FnOnce(&mut AllocationRecord) -> Allowed,
     ) -> Result<Option<AllocationRecord>> {
-        let _changing = self.allocations.changing.lock();
         let Some(mut record) = self.engine.catalog().allocation(id)? else { return Ok(None) };
         let before = record.clone();
         let wrong = |wrong: WrongPhase| Error::new(ErrorKind::InvalidInput, Side::Application, wrong.to_string());
@@ -230,7 +254,7 @@ impl JobsInner {
             }
             Ok(started)
         })?;
-        let Some(record) = changed.filter(|_| self.registry.number_of(id).is_none()) else { return Ok(()) };
+        let Some(record) = changed.filter(|_| !self.registry.is_held(id)) else { return Ok(()) };
         let request = JobRequest {
             id: id.to_owned(),
             command: record.shown().command,
@@ -239,10 +263,7 @@ impl JobsInner {
             ends_leases: false,
             members,
         };
-        let begun = self.begin_job(request, None, record.uid);
-        // If the job ended meanwhile, its end found nothing to end.
-        self.end_holding(id, JobEnd::Told)?;
-        begun.map(drop)
+        self.begin_job(request, None, record.uid).map(drop)
     }
 
     /// Ends what an allocation holds for a job that is over.
@@ -271,6 +292,7 @@ impl JobsInner {
             Ok(true)
         })?;
         for mut record in all {
+            let _lock = self.allocations.lock(&record.id);
             if record.state == AllocationState::Running && record.is_of_earlier_boot() {
                 let reason = "the machine was restarted while the job ran";
                 let failed = |known: &mut AllocationRecord| Ok(known.state.fail(AllocationWork::Run, reason));
@@ -281,11 +303,8 @@ impl JobsInner {
             if !record.state.may_run() && owners.contains(&record.id) {
                 self.engine.end_leases_of(&record.id)?;
             }
-            match record.state {
-                AllocationState::StagingIn => self.begin_work(&record.id, AllocationWork::StageIn)?,
-                AllocationState::StagingOut => self.begin_work(&record.id, AllocationWork::StageOut)?,
-                _ => {}
-            }
+            self.begin_work(&record.id, AllocationWork::StageIn)?;
+            self.begin_work(&record.id, AllocationWork::StageOut)?;
         }
         Ok(())
     }

@@ -162,6 +162,12 @@ impl Registry {
         table.running.iter().find(|(_, running)| running.head.summary.id == id).map(|(number, _)| *number)
     }
 
+    /// Returns whether a job of this name runs and is held by an allocation.
+    pub fn is_held(&self, id: &str) -> bool {
+        let table = self.table.lock();
+        table.running.values().any(|running| running.head.summary.id == id && running.head.is_held)
+    }
+
     /// Returns whether a job of this name runs.
     pub fn runs(&self, id: &str) -> bool {
         self.number_of(id).is_some()

@@ -276,8 +276,9 @@ impl JobsInner {
         }
         let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
         let id = &ended.head.summary.id;
-        // If another job of the same name runs, the leases belong to that job.
-        if end != JobEnd::Unseen && ended.head.ends_leases && !self.registry.runs(id) {
+        // If another job of the same name runs, or if there is an allocation, the leases belong to that.
+        let is_owner = !self.registry.runs(id) && !self.allocations.is_active(id);
+        if end != JobEnd::Unseen && ended.head.ends_leases && is_owner {
             self.engine.end_leases_of(id)?;
             ended.head.ends_leases = false;
         }
@@ -289,7 +290,8 @@ impl JobsInner {
     pub(super) fn end_leases_left_by(&self, is_over: impl Fn(&JobHead) -> bool) -> Result<()> {
         let mut left = Vec::new();
         self.engine.catalog().jobs(|serial, head| {
-            if head.ends_leases && head.summary.ended_unix.is_some() && is_over(&head) {
+            let is_owner = !self.allocations.is_active(&head.summary.id);
+            if head.ends_leases && head.summary.ended_unix.is_some() && is_owner && is_over(&head) {
                 left.push((serial, head));
             }
             Ok(true)

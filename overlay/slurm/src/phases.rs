@@ -12,7 +12,7 @@ use forebay_api::{Failure, FailureKind};
 
 use crate::SlurmJob;
 
-/// How long one request waits for the end of staging. A client that waits holds a turn of the daemon.
+/// How long one request waits.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Stages what the job will read, until it is resident or the time is up, and starts the job. Returns what was not done
@@ -25,17 +25,10 @@ where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     let mut notes = Vec::new();
-    let request = AllocationRequest {
-        uid: Some(job.uid),
-        invocation: Some(job.invocation()),
-        requeues: job.requeues,
-        ..AllocationRequest::default()
-    };
-    note(send(AllocationVerb::Begin(request)), &mut notes)?;
+    note(send(AllocationVerb::Begin(request(job))), &mut notes)?;
     note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes)?;
-    let ready = |wait_ms| AllocationVerb::Ready { wait_ms };
-    match wait_while(AllocationPhase::StagingIn, until, ready, &send, &mut notes)? {
-        Some(Allocation { phase: AllocationPhase::StagingIn, .. }) => {
+    match wait(until, &send, &mut notes)? {
+        Some(Allocation { is_staging: true, .. }) => {
             notes.push("the time for staging is up: the job starts, and staging goes on".into());
         }
         Some(Allocation { phase: AllocationPhase::Failed, reason, .. }) => notes.extend(reason),
@@ -51,14 +44,19 @@ where
 ///
 /// # Errors
 /// The node is broken.
-pub fn epilog<S>(until: Instant, send: S) -> Result<Vec<String>, Failure>
+pub fn epilog<S>(job: &SlurmJob, until: Instant, send: S) -> Result<Vec<String>, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     let mut notes = Vec::new();
-    note(send(AllocationVerb::End), &mut notes)?;
-    let out = |wait_ms| AllocationVerb::StageOut { wait_ms };
-    match wait_while(AllocationPhase::StagingOut, until, out, &send, &mut notes)? {
+    let known = note(send(AllocationVerb::Show), &mut notes)?;
+    if known.is_some_and(|known| known.requeues < job.requeues) {
+        // slurmd runs no prolog for a job that returns to the node at once.
+        note(send(AllocationVerb::Begin(request(job))), &mut notes)?;
+    }
+    // Ends the job as well: in one request, so that a slow end does not keep the write-back from beginning.
+    note(send(AllocationVerb::StageOut { wait_ms: 0 }), &mut notes)?;
+    match wait(until, &send, &mut notes)? {
         Some(Allocation { phase: AllocationPhase::StagingOut, .. }) => {
             notes.push("the time for the write-back is up: it goes on".into());
         }
@@ -68,21 +66,25 @@ where
     Ok(notes)
 }
 
-/// Repeats a verb that waits, while the allocation is in a phase and the time is not up.
-fn wait_while<S>(
-    phase: AllocationPhase,
-    until: Instant,
-    verb: impl Fn(u64) -> AllocationVerb,
-    send: &S,
-    notes: &mut Vec<String>,
-) -> Result<Option<Allocation>, Failure>
+fn request(job: &SlurmJob) -> AllocationRequest {
+    AllocationRequest {
+        uid: Some(job.uid),
+        invocation: Some(job.invocation()),
+        requeues: job.requeues,
+        ..AllocationRequest::default()
+    }
+}
+
+/// Waits until the work on the allocation has ended, or the time is up.
+fn wait<S>(until: Instant, send: &S, notes: &mut Vec<String>) -> Result<Option<Allocation>, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let known = note(send(verb(left.min(WAIT).as_millis() as u64)), notes)?;
-        if left.is_zero() || known.as_ref().is_none_or(|known| known.phase != phase) {
+        let known = note(send(AllocationVerb::Ready { wait_ms: left.min(WAIT).as_millis() as u64 }), notes)?;
+        let goes_on = |known: &Allocation| known.is_staging || known.phase == AllocationPhase::StagingOut;
+        if left.is_zero() || !known.as_ref().is_some_and(goes_on) {
             return Ok(known);
         }
     }
@@ -123,6 +125,8 @@ mod tests {
             phase,
             reason: reason.map(Into::into),
             attempt: 1,
+            requeues: 0,
+            is_staging: phase == AllocationPhase::StagingIn,
             begun_unix: 1,
             since_unix: 1,
             command: String::new(),
@@ -178,21 +182,33 @@ mod tests {
     fn a_daemon_that_does_not_answer_is_a_broken_node() {
         let (verbs, outcome) = run(|_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
         assert_eq!((verbs.as_slice(), outcome.unwrap_err().what.as_str()), (["begin"].as_slice(), "dead"));
-        let outcome = epilog(Instant::now(), |_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
+        let outcome = epilog(&job(), Instant::now(), |_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
         assert_eq!(outcome.unwrap_err().kind, FailureKind::NoDaemon);
+    }
+
+    #[test]
+    fn a_job_that_returned_without_a_prolog_is_written_back_as_another_attempt() {
+        let verbs = RefCell::new(Vec::new());
+        let job = SlurmJob { requeues: 1, ..job() };
+        let answer = |verb: AllocationVerb| {
+            verbs.borrow_mut().push(name(&verb));
+            Ok(Some(allocation(AllocationPhase::Done, None)))
+        };
+        epilog(&job, Instant::now(), answer).unwrap();
+        assert_eq!(*verbs.borrow(), ["show", "begin", "stage-out", "ready"]);
     }
 
     #[test]
     fn an_epilog_says_what_is_not_in_the_pool() {
         let answer = |phase, reason| move |_| Ok(Some(allocation(phase, reason)));
-        let notes = epilog(Instant::now(), answer(AllocationPhase::Failed, Some("out/a: no space"))).unwrap();
+        let notes = epilog(&job(), Instant::now(), answer(AllocationPhase::Failed, Some("out/a: no space"))).unwrap();
         assert_eq!(notes, ["out/a: no space"]);
-        assert_eq!(epilog(Instant::now(), answer(AllocationPhase::Done, None)).unwrap(), Vec::<String>::new());
-        assert_eq!(epilog(Instant::now(), |_| Ok(None)).unwrap(), Vec::<String>::new(), "it never began here");
+        assert_eq!(epilog(&job(), Instant::now(), answer(AllocationPhase::Done, None)).unwrap(), Vec::<String>::new());
+        assert_eq!(epilog(&job(), Instant::now(), |_| Ok(None)).unwrap(), Vec::<String>::new(), "it never began here");
         let refused = |verb| match verb {
-            AllocationVerb::StageOut { .. } => Err(Failure::new(FailureKind::Other, "cannot look it up")),
+            AllocationVerb::StageOut { .. } => Err(Failure::new(FailureKind::Other, "cannot write it")),
             _ => Ok(None),
         };
-        assert_eq!(epilog(Instant::now(), refused).unwrap(), ["cannot look it up"]);
+        assert_eq!(epilog(&job(), Instant::now(), refused).unwrap(), ["cannot write it"]);
     }
 }

@@ -27,16 +27,15 @@ pub(super) struct WorkInProgress {
 }
 
 impl JobsInner {
-    /// Begins work on an allocation that is in the phase of this work, unless it is in progress.
+    /// Begins work on an allocation if it is due and not in progress. The caller holds the lock of the allocation.
     pub(super) fn begin_work(self: &Arc<Self>, id: &str, work: AllocationWork) -> Result<()> {
-        let _changing = self.allocations.changing.lock();
         let Some(record) = self.engine.catalog().allocation(id)? else { return Ok(()) };
-        let phase = match work {
-            AllocationWork::StageIn => AllocationState::StagingIn,
-            AllocationWork::Run => AllocationState::Running,
-            AllocationWork::StageOut => AllocationState::StagingOut,
+        let is_due = match work {
+            AllocationWork::StageIn => record.state.may_run() && record.is_staging,
+            AllocationWork::Run => false,
+            AllocationWork::StageOut => record.state == AllocationState::StagingOut,
         };
-        if record.state != phase || work == AllocationWork::Run {
+        if !is_due {
             return Ok(());
         }
         let attempt = record.attempt;
@@ -95,6 +94,7 @@ impl JobsInner {
         let id = &of.id;
         let failure =
             outcome.failure(if work == AllocationWork::StageOut { "not in the pool yet" } else { "not staged" });
+        let _lock = self.allocations.lock(id);
         let changed = self.change_allocation(id, |record| {
             // Under the lock: a verb that comes next finds no work, and begins it again if it has to.
             let mut all = self.allocations.work.lock();
@@ -103,7 +103,11 @@ impl JobsInner {
             }
             all.remove(id);
             drop(all);
-            *(if work == AllocationWork::StageOut { &mut record.flushed } else { &mut record.staged }) = outcome.moved;
+            if work == AllocationWork::StageOut {
+                record.flushed = outcome.moved;
+            } else {
+                (record.staged, record.is_staging) = (outcome.moved, false);
+            }
             record.message = failure.clone().or(outcome.message);
             Ok(match (&failure, work) {
                 (Some(reason), work) => record.state.fail(work, reason),
