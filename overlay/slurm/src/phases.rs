@@ -50,8 +50,10 @@ where
 {
     let mut notes = Vec::new();
     let known = note(send(AllocationVerb::Show), &mut notes)?;
-    if known.is_some_and(|known| known.requeues < job.requeues) {
-        // slurmd runs no prolog for a job that returns to the node at once.
+    let over = [AllocationPhase::Done, AllocationPhase::Failed, AllocationPhase::Cancelled];
+    if known.is_some_and(|known| over.contains(&known.phase) && known.requeues < job.requeues) {
+        // slurmd runs no prolog for a job that returns to the node at once. The epilog of the attempt before also knows
+        // of the requeue, but its allocation is not over.
         note(send(AllocationVerb::Begin(request(job))), &mut notes)?;
     }
     // Ends the job as well: in one request, so that a slow end does not keep the write-back from beginning.
@@ -196,6 +198,13 @@ mod tests {
         };
         epilog(&job, Instant::now(), answer).unwrap();
         assert_eq!(*verbs.borrow(), ["show", "begin", "stage-out", "ready"]);
+        verbs.borrow_mut().clear();
+        let answer = |verb: AllocationVerb| {
+            verbs.borrow_mut().push(name(&verb));
+            Ok(Some(allocation(AllocationPhase::Running, None)))
+        };
+        epilog(&job, Instant::now(), answer).unwrap();
+        assert_eq!(*verbs.borrow(), ["show", "stage-out", "ready"], "the epilog of the attempt before");
     }
 
     #[test]
