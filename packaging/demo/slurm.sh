@@ -46,8 +46,10 @@ within() {
 
 say "A pool with files of this machine, slowed down to $pace"
 mkdir -p "$pool/tree" "$mnt" "$fast"
-(cd / && find usr/share usr/include -xdev -type f -size -200k -print0 2>/dev/null | head -z -n "$files" |
-    tar --null -T - -cf - 2>/dev/null) | tar -C "$pool/tree" -xf - --no-same-owner
+# awk reads the whole list: a list that is cut off ends find with an error.
+(cd / && find usr/share usr/include -xdev -type f -readable -size -200k -print0 2>/dev/null |
+    awk -v RS='\0' -v ORS='\0' -v files="$files" 'NR <= files' | tar --null --no-recursion -T - -cf -) |
+    tar -C "$pool/tree" -xf - --no-same-owner
 files=$(find "$pool/tree" -type f | wc -l)
 [ "$files" -gt 100 ] || fail "no files were found on this machine"
 "$forebay" mount "$pool" "$mnt" --fast "$fast" --throttle "$pace" -o allow_other
