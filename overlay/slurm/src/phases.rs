@@ -189,6 +189,39 @@ mod tests {
     }
 
     #[test]
+    fn an_allocation_is_begun_for_the_jobs_user_and_attempt() {
+        let job = SlurmJob { requeues: 3, ..job() };
+        let begun = RefCell::new(None);
+        prolog(&job, Instant::now(), |verb| {
+            if let AllocationVerb::Begin(request) = verb {
+                begun.replace(Some(request));
+            }
+            Ok(None)
+        })
+        .unwrap();
+        let request = begun.into_inner().unwrap();
+        assert_eq!((request.uid, request.requeues, request.invocation), (Some(1), 3, Some(job.invocation())));
+    }
+
+    #[test]
+    fn work_is_waited_for_until_it_has_ended() {
+        let until = Instant::now() + Duration::from_secs(60);
+        for (at_work, ended) in
+            [(AllocationPhase::StagingIn, AllocationPhase::Ready), (AllocationPhase::StagingOut, AllocationPhase::Done)]
+        {
+            let asked = RefCell::new(0);
+            let answer = |_| {
+                *asked.borrow_mut() += 1;
+                Ok(Some(allocation(if *asked.borrow() < 4 { at_work } else { ended }, None)))
+            };
+            let known = wait(until, &answer, &mut Vec::new()).unwrap();
+            assert_eq!((known.unwrap().phase, *asked.borrow()), (ended, 4));
+        }
+        let late = epilog(&job(), Instant::now(), |_| Ok(Some(allocation(AllocationPhase::StagingOut, None))));
+        assert_eq!(late.unwrap(), ["the time for the write-back is up: it goes on"]);
+    }
+
+    #[test]
     fn a_job_that_returned_without_a_prolog_is_written_back_as_another_attempt() {
         let verbs = RefCell::new(Vec::new());
         let job = SlurmJob { requeues: 1, ..job() };
@@ -198,6 +231,9 @@ mod tests {
         };
         epilog(&job, Instant::now(), answer).unwrap();
         assert_eq!(*verbs.borrow(), ["show", "begin", "stage-out", "ready"]);
+        verbs.borrow_mut().clear();
+        epilog(&SlurmJob { requeues: 0, ..job.clone() }, Instant::now(), answer).unwrap();
+        assert_eq!(*verbs.borrow(), ["show", "stage-out", "ready"], "an epilog that is repeated");
         verbs.borrow_mut().clear();
         let answer = |verb: AllocationVerb| {
             verbs.borrow_mut().push(name(&verb));

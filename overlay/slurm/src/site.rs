@@ -103,11 +103,12 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let shown = "Prolog                  = /site/prolog\nEpilog = (null)\nTaskProlog = (null)\n\
+        let shown = "Prolog                  = /site/prolog\nEpilog = (null)\nTaskProlog =\n\
                      PrologFlags = (null)\nPrologEpilogTimeout = 65534\nBatchStartTimeout       = 10 sec\n";
         let found = whats(shown, |_| Some("true".into()));
         assert_eq!(found.len(), 5, "{found:?}");
-        for (found, word) in found.iter().zip(["/site/prolog", "Epilog", "TaskProlog", "Alloc", "BatchStartTimeout=10"])
+        for (found, word) in
+            found.iter().zip(["/site/prolog", "Epilog= is not", "TaskProlog= is not", "Alloc", "StartTimeout=10"])
         {
             assert!(found.contains(word), "{found}");
         }
