@@ -151,7 +151,7 @@ pub fn name(given: Option<String>) -> (String, bool) {
 }
 
 fn slurm_name() -> Option<String> {
-    variable("SLURM_JOB_ID").map(|id| format!("slurm-{id}"))
+    variable("SLURM_JOB_ID").map(|id| forebay_slurm::job_name(&id))
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -173,8 +173,7 @@ fn waited(
     let mut known = send(entry, &args.named.id, verb(0))?;
     loop {
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        let goes_on = |known: &Allocation| known.is_staging || known.phase == AllocationPhase::StagingOut;
-        if left.is_zero() || !known.as_ref().is_some_and(goes_on) {
+        if left.is_zero() || !known.as_ref().is_some_and(Allocation::is_at_work) {
             return Ok(known);
         }
         known = send(entry, &args.named.id, AllocationVerb::Ready { wait_ms: left.min(WAIT).as_millis() as u64 })?;

@@ -41,7 +41,7 @@ pub fn run(args: args::ObserveArgs, output: &Output) -> Result<Exit, Failure> {
         ),
         _ => ("a cgroup".into(), ObservedProcesses::Cgroup(cgroup.unwrap_or_default())),
     };
-    let name = args.job.or_else(|| args.slurm_job.map(|id| format!("slurm-{id}")));
+    let name = args.job.or_else(|| args.slurm_job.map(|id| forebay_slurm::job_name(&id)));
     let (id, ends_leases) = registration::name(name);
     let request = JobRequest {
         id,

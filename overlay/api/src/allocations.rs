@@ -80,6 +80,13 @@ pub struct Allocation {
     pub flushed: TransferCounts,
 }
 
+impl Allocation {
+    /// Returns whether staging or the write-back has begun, or is about to, and has not ended.
+    pub fn is_at_work(&self) -> bool {
+        self.is_staging || self.phase == AllocationPhase::StagingOut
+    }
+}
+
 /// What an allocation is begun with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocationRequest {

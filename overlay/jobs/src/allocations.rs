@@ -141,7 +141,7 @@ impl JobsInner {
         if let AllocationVerb::Begin(request) = verb {
             return self.begin_allocation(id, &request, uid).map(Some);
         }
-        // Without an allocation, a job or leases of this name belong to somebody else.
+        // Without an allocation, a job or leases of this name have another owner.
         if self.engine.catalog().allocation(id)?.is_none() {
             return Ok(None);
         }
@@ -186,7 +186,9 @@ impl JobsInner {
             (Transition::To(state), _) => state,
         };
         if self.allocations.active.lock().len() >= ACTIVE_MAX {
-            let what = format!("{ACTIVE_MAX} allocations are not over yet: end those that nobody needs");
+            let what = format!(
+                "{ACTIVE_MAX} allocations are not over yet: `forebay job list` shows them, `forebay job teardown` ends one"
+            );
             return Err(Error::new(ErrorKind::Busy, Side::Application, what));
         }
         request.stage_in.iter().chain(&request.stage_out).try_for_each(|typed| parse_path(typed).map(drop))?;

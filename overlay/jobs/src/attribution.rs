@@ -55,16 +55,17 @@ impl Attribution {
     }
 }
 
-fn climb(
+/// Returns what is found for the process of a thread, or for its nearest ancestor.
+pub fn climb<T>(
     thread: u32,
-    claims: impl Fn(u32) -> Option<u32>,
+    find: impl Fn(u32) -> Option<T>,
     process_and_parent: impl Fn(u32) -> Option<(u32, u32)>,
-) -> Option<u32> {
+) -> Option<T> {
     let mut at = thread;
     for _ in 0..GENERATIONS_MAX {
         let (process, parent) = process_and_parent(at)?;
-        if let Some(job) = claims(process) {
-            return Some(job);
+        if let Some(found) = find(process) {
+            return Some(found);
         }
         if parent <= 1 {
             return None;
@@ -102,9 +103,9 @@ mod tests {
         let claims = |process| (process == 10).then_some(1).or((process == 30).then_some(3));
         assert_eq!(climb(50, claims, family), Some(3));
         assert_eq!(climb(20, claims, family), Some(1));
-        assert_eq!(climb(50, |_| None, family), None);
+        assert_eq!(climb(50, |_| None::<u32>, family), None);
         assert_eq!(climb(60, claims, family), None, "one that is not there");
-        assert_eq!(climb(50, |_| None, |at| Some((at, at))), None, "damage is no endless loop");
+        assert_eq!(climb(50, |_| None::<u32>, |at| Some((at, at))), None, "damage is no endless loop");
     }
 
     #[test]

@@ -7,29 +7,26 @@ use std::fs;
 
 use forebay_system::process::{name_and_owner, process_and_parent};
 
+use crate::attribution::climb;
+
 /// The name of the program that runs a step.
 const STEP_PROGRAM: &str = "slurmstepd";
-/// Processes that are examined, from the thread's own process upwards.
-const GENERATIONS_MAX: usize = 64;
 
 /// Returns the process of the step that a thread belongs to, and the number of the step's job.
 ///
 /// Only ancestors are examined: the kernel needs locks of a process to read its title, and the process of the thread
 /// may hold them while it waits for an answer.
 pub fn step_of(thread: u32) -> Option<(u32, String)> {
-    let (_, mut at) = process_and_parent(thread)?;
-    for _ in 0..GENERATIONS_MAX {
-        if at <= 1 {
-            return None;
-        }
-        // Any user can give a process this title, but not this owner.
-        if name_and_owner(at).is_some_and(|(name, owner)| name == STEP_PROGRAM && owner == 0) {
-            let title = fs::read(format!("/proc/{at}/cmdline")).ok()?;
-            return Some((at, job_in(&String::from_utf8_lossy(&title))?));
-        }
-        (_, at) = process_and_parent(at)?;
-    }
-    None
+    let (_, parent) = process_and_parent(thread)?;
+    climb(parent, step, process_and_parent)
+}
+
+/// Returns a process and the number of its job, if it runs a step. Any user can give a process this title, but not this
+/// owner.
+fn step(process: u32) -> Option<(u32, String)> {
+    name_and_owner(process).filter(|(name, owner)| name == STEP_PROGRAM && *owner == 0)?;
+    let title = fs::read(format!("/proc/{process}/cmdline")).ok()?;
+    Some((process, job_in(&String::from_utf8_lossy(&title))?))
 }
 
 /// Returns the number of the job in the title of a step.

@@ -3,6 +3,11 @@
 use forebay_api::Failure;
 use forebay_prefetch::signature::Invocation;
 
+/// Returns the name that Forebay gives to a Slurm job.
+pub fn job_name(number: &str) -> String {
+    format!("slurm-{number}")
+}
+
 /// A job, as the environment of a prolog describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlurmJob {
@@ -41,7 +46,7 @@ impl SlurmJob {
 
     /// The name of its allocation: also the name that `forebay run` and `stage` use inside the job.
     pub fn allocation(&self) -> String {
-        format!("slurm-{}", self.id)
+        job_name(&self.id)
     }
 
     /// Returns what makes two jobs the same job again. A prolog knows neither the script nor its arguments. So jobs of

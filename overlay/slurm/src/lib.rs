@@ -9,5 +9,5 @@ mod environment;
 mod phases;
 pub mod site;
 
-pub use environment::SlurmJob;
+pub use environment::{SlurmJob, job_name};
 pub use phases::{epilog, prolog};

@@ -85,8 +85,7 @@ where
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let known = note(send(AllocationVerb::Ready { wait_ms: left.min(WAIT).as_millis() as u64 }), notes)?;
-        let goes_on = |known: &Allocation| known.is_staging || known.phase == AllocationPhase::StagingOut;
-        if left.is_zero() || !known.as_ref().is_some_and(goes_on) {
+        if left.is_zero() || !known.as_ref().is_some_and(Allocation::is_at_work) {
             return Ok(known);
         }
     }

@@ -159,7 +159,7 @@ impl AllocationState {
         }
     }
 
-    /// Returns whether nothing more happens unless somebody asks for it.
+    /// Returns whether nothing more happens without another verb.
     pub fn is_over(&self) -> bool {
         !self.may_run() && *self != StagingOut
     }
